@@ -77,7 +77,7 @@ pub(crate) fn attach(
     let AttachResult { attachment, bridge, routes } = loop {
         let claimed = claim_usable_addresses(&network, &context, &mut kernel, &mut skipped)?;
         match finish(claimed, &context, &mut kernel) {
-            Err(Error::AddressInUse { ip, why }) => skipped.add(ip, why, conf)?,
+            Err(Error::AddressInUse { ip, reason }) => skipped.add(ip, reason, conf)?,
             other => break other?,
         }
         kernel.bridge = find_bridge(kernel.host, conf, caller)?;

@@ -71,7 +71,7 @@ fn clean(
         Scope::Own => OtherNetworks::find(&mut host, &own)?,
         Scope::Everything => OtherNetworks::default(),
     };
-    let mut cleanup = Cleanup { scope, own, other_networks, other_tunnels: 0, host, report };
+    let mut cleanup = CleanupRun { scope, own, other_networks, other_tunnels: 0, host, report };
     cleanup.remove_tunnels()?;
     cleanup.remove_peer_routes()?;
     cleanup.remove_links()?;
@@ -85,7 +85,7 @@ fn clean(
         Some(state) => cleanup.restore_sysctls(&state)?,
         None => cleanup.report_sysctls(),
     }
-    let Cleanup { other_networks, mut report, host, .. } = cleanup;
+    let CleanupRun { other_networks, mut report, host, .. } = cleanup;
     let forgotten = RunDirs::new(host.netns_cookie()?, run_dir).forget();
     forgotten.map_err(|error| {
         Error::NotAvailable(format!("cannot remove {} from {LOCKS}: {error}", run_dir.display()))
@@ -135,14 +135,14 @@ struct OtherNetworks {
 
 impl OtherNetworks {
     fn find(host: &mut RtSocket, own: &OwnObjects) -> Result<Self, Error> {
-        let mut found = Self::default();
+        let mut other = Self::default();
         for link in host.links()? {
             let alias = Alias::of(&link).filter(|alias| !own.networks.contains(alias.network));
             let Some(alias) = alias else { continue };
-            *found.networks.entry(alias.network.to_owned()).or_default() += 1;
-            found.addresses.extend(alias.ips());
+            *other.networks.entry(alias.network.to_owned()).or_default() += 1;
+            other.addresses.extend(alias.ips());
         }
-        Ok(found)
+        Ok(other)
     }
 
     fn is_empty(&self) -> bool {
@@ -249,7 +249,7 @@ fn leases(all: &[ListedRecord]) -> Vec<String> {
 }
 
 /// Removes kernel objects after the attachments were removed.
-struct Cleanup {
+struct CleanupRun {
     scope: Scope,
     own: OwnObjects,
     other_networks: OtherNetworks,
@@ -259,7 +259,7 @@ struct Cleanup {
     report: CleanupReport,
 }
 
-impl Cleanup {
+impl CleanupRun {
     /// Removes links without a record.
     fn remove_links(&mut self) -> Result<(), Error> {
         for link in self.host.links()? {

@@ -24,8 +24,8 @@ impl Error {
     /// The condition of the failed operation. A known cause has its own code and object, independent of the operation.
     pub(crate) fn finding(self, failed: &FailureContext<'_>) -> Finding {
         let (text, advice) = (self.chain(), self.advice());
-        let known = self.cause(failed.run_dir);
-        let finding = known.unwrap_or_else(|| Finding::new(failed.code, failed.object, ""));
+        let cause = self.cause(failed.run_dir);
+        let finding = cause.unwrap_or_else(|| Finding::new(failed.code, failed.object, ""));
         let is_fix = finding.fix.as_deref() == Some(advice);
         let message = if is_fix || advice.is_empty() { text } else { format!("{text}: {advice}") };
         Finding { message, ..finding }

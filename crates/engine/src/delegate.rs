@@ -28,7 +28,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde_json::{Map, Value};
 use types::AttachmentKey;
 
-use exchange::{ChildState, Exchange, ExchangeError, remaining};
+use exchange::{DelegateExchange, DelegateState, ExchangeError, remaining};
 
 use crate::Error;
 
@@ -95,7 +95,6 @@ impl<'a> Delegate<'a> {
         Self { call_timeout, ..self }
     }
 
-    /// The plugin's name.
     pub(crate) fn plugin(&self) -> &str {
         &self.name
     }
@@ -110,7 +109,7 @@ impl<'a> Delegate<'a> {
         allowed: Delegates<'_>,
         purpose: DelegatePurpose,
     ) -> Result<Self, Error> {
-        let failed = |what: String| Error::Delegate { name: name.to_owned(), what };
+        let failed = |reason: String| Error::Delegate { name: name.to_owned(), reason };
         let (directories, setting) = match allowed {
             Delegates::InCniPath => {
                 let path = config.variables.path().unwrap_or_default();
@@ -258,12 +257,12 @@ impl<'a> Delegate<'a> {
     fn exchange(&self, child: &mut Child, is_wanted: &dyn Fn() -> bool) -> Result<Vec<u8>, Error> {
         let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
             .map_err(|e| self.failed(format!("cannot watch the process: {e}")))?;
-        let mut exchange = Exchange {
+        let mut exchange = DelegateExchange {
             stdin: child.stdin.take(),
             unsent: &self.stdin,
             stdout: child.stdout.take(),
             answer: Vec::new(),
-            child: ChildState::Running(pidfd),
+            child: DelegateState::Running(pidfd),
         };
         exchange.run(Instant::now() + self.call_timeout, is_wanted).map_err(|e| match e {
             ExchangeError::Cancelled => self.failed("the request was cancelled".to_owned()),
@@ -298,8 +297,8 @@ impl<'a> Delegate<'a> {
         netconf::is_dhcp(&self.name)
     }
 
-    pub(crate) fn failed(&self, what: String) -> Error {
-        Error::Delegate { name: self.name.clone(), what }
+    pub(crate) fn failed(&self, reason: String) -> Error {
+        Error::Delegate { name: self.name.clone(), reason }
     }
 }
 

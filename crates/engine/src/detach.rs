@@ -37,24 +37,24 @@ impl Detachment<'_> {
             return Ok(None);
         };
         // Another process with an ADD or DEL of this pod may be waiting for the IPAM plugin.
-        let found = match netconf::external_ipam(&self.call.config) {
+        let held = match netconf::external_ipam(&self.call.config) {
             Some(_) => network.find_within(&self.key.file_stem(), delegate::MAX_HOLD_TIME)?,
             None => network.find(&self.key)?,
         };
-        if found.is_none() {
+        if held.is_none() {
             // An earlier DEL may have been killed after it removed the record.
             network.repair_if_marked()?;
         }
-        Ok(found)
+        Ok(held)
     }
 
     /// If the record cannot be locked, an ADD may be about to commit. Then the IPAM plugin is not called.
     fn run(&self, delegate: Result<Option<Delegate<'_>>, Error>) -> Result<Option<Attachment>, Error> {
-        let found = match self.find()? {
+        let held = match self.find()? {
             Some(held) => Some(held),
             None => self.remove_orphans()?,
         };
-        let Some(held) = found else {
+        let Some(held) = held else {
             // The plugin may have a lease for an attachment without a record.
             return delegate?.map_or(Ok(()), |delegate| delegate.del()).map(|()| None);
         };
@@ -80,9 +80,9 @@ impl Detachment<'_> {
         let key = &self.key;
         let mut host = RtSocket::open()?;
         let links = links_of(&mut host, &[key.host_link(0), key.shaper_link()], key)?;
-        let found = if links.is_empty() { None } else { self.find()? };
-        if found.is_some() {
-            return Ok(found);
+        let held = if links.is_empty() { None } else { self.find()? };
+        if held.is_some() {
+            return Ok(held);
         }
         let network = recover::existing(&self.call.config, self.paths, self.caller)?;
         links.iter().try_for_each(|link| remove_orphan_link(&mut host, link, network.as_ref()))?;
@@ -131,9 +131,9 @@ fn warn_about_other_plugin(held: &HeldAttachment, delegate: Option<&Delegate<'_>
         return;
     }
     let ips: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
-    let what = if ips.is_empty() { "addresses".to_owned() } else { ips.join(", ") };
+    let addresses = if ips.is_empty() { "addresses".to_owned() } else { ips.join(", ") };
     warn(&format!(
-        "{} has {what} from IPAM plugin {plugin}, which the config no longer names: release it in that plugin",
+        "{} has {addresses} from IPAM plugin {plugin}, which the config no longer names: release them in that plugin",
         attachment.key
     ));
 }

@@ -29,10 +29,10 @@ pub enum Error {
         record.display()
     )]
     NewerRecord { record: PathBuf, schema: u32 },
-    #[error("{0} was not attached: the caller is gone, or the pod was deleted in the meantime")]
+    #[error("{0} was not attached: the caller disconnected, or the pod was deleted in the meantime")]
     Cancelled(AttachmentKey),
-    #[error("{why}")]
-    AddressInUse { ip: IpAddr, why: String },
+    #[error("{reason}")]
+    AddressInUse { ip: IpAddr, reason: String },
     #[error("{0} is already attached; delete it first (DEL)")]
     AlreadyAttached(AttachmentKey),
     #[error("link {0} exists and is not managed by Podwire; remove it")]
@@ -52,10 +52,10 @@ pub enum Error {
     )]
     ConflictingAddress { bridge: IfName, existing: ipnet::IpNet, gateway: ipnet::IpNet },
     #[error(
-        "bridge {bridge} has {what}, and pods without addresses (layer 2 only) could take over the addresses of other pods and \
+        "bridge {bridge} has {conflict}, and pods without addresses (layer 2 only) could take over the addresses of other pods and \
          of the gateway there: set \"bridge\" to another name"
     )]
-    SharedBridge { bridge: IfName, what: String },
+    SharedBridge { bridge: IfName, conflict: String },
     #[error("cannot set {} to {value}: {source}; set it by hand", path.display())]
     Sysctl { path: PathBuf, value: String, source: std::io::Error },
     #[error("mtu {mtu} is too small for IPv6; the minimum is {}", types::MIN_MTU_V6)]
@@ -74,8 +74,8 @@ pub enum Error {
     /// STATUS: running pods are affected.
     #[error("{}", .0.message)]
     Degraded(Finding),
-    #[error("IPAM plugin {name}: {what}")]
-    Delegate { name: String, what: String },
+    #[error("IPAM plugin {name}: {reason}")]
+    Delegate { name: String, reason: String },
     #[error(
         "ipam.type {name} leads back to Podwire: {} is the plugin itself; name another plugin, or omit ipam.type",
         program.display()

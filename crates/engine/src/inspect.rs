@@ -96,15 +96,15 @@ pub fn startup_findings(run_dir: &Path, name: &NetworkName, conf: &NetConf) -> V
         Ok(bridge) => findings.extend(bridge),
         Err(error) => findings.push(failure(error, run_dir)),
     }
-    findings.retain(|one| one.severity == Severity::NotReady);
+    findings.retain(|finding| finding.severity == Severity::NotReady);
     findings
 }
 
 /// Keeps the most severe finding of each condition and object. Two networks may report the same IPAM plugin.
 fn sorted(mut findings: Vec<Finding>) -> Vec<Finding> {
     let mut reported = BTreeSet::new();
-    findings.sort_by_key(|one| (one.severity, one.code));
-    findings.retain(|one| reported.insert((one.code, one.object.clone())));
+    findings.sort_by_key(|finding| (finding.severity, finding.code));
+    findings.retain(|finding| reported.insert((finding.code, finding.object.clone())));
     findings
 }
 
@@ -191,7 +191,7 @@ impl<'a> Inspection<'a> {
             !parsed[..*index].iter().any(|(earlier, _)| earlier.raw == config.raw)
         };
         let mut subjects: Vec<InspectedNetwork<'c>> =
-            parsed.iter().enumerate().filter(is_first).map(|(_, one)| of_config(one)).collect();
+            parsed.iter().enumerate().filter(is_first).map(|(_, config)| of_config(config)).collect();
         for (network, listed) in &self.records {
             let is_known =
                 |subject: &InspectedNetwork<'_>| AttachmentKey::network_dir(&subject.name) == network.name();
@@ -292,7 +292,10 @@ fn records_of(run_dir: &Path) -> Result<Vec<(NetworkState, Vec<ListedRecord>)>, 
 }
 
 fn ready(listed: &[ListedRecord]) -> impl Iterator<Item = &Attachment> {
-    listed.iter().filter(|one| one.phase == RecordPhase::Ready).filter_map(|one| one.attachment.as_ref())
+    listed
+        .iter()
+        .filter(|record| record.phase == RecordPhase::Ready)
+        .filter_map(|record| record.attachment.as_ref())
 }
 
 #[cfg(test)]
@@ -306,10 +309,10 @@ mod tests {
         let other = Finding::new(Code::NftMissing, "program nft", "missing");
         let all =
             sorted(vec![finding("limited").degraded(), other, finding("missing"), finding("missing too")]);
-        let messages: Vec<&str> = all.iter().map(|one| one.message.as_str()).collect();
+        let messages: Vec<&str> = all.iter().map(|finding| finding.message.as_str()).collect();
         let missing = messages.iter().filter(|message| message.starts_with("missing"));
         assert_eq!(missing.count(), 2, "{messages:?}");
-        let ipam = all.iter().find(|one| one.code == Code::IpamUnavailable).unwrap();
+        let ipam = all.iter().find(|finding| finding.code == Code::IpamUnavailable).unwrap();
         assert_eq!((ipam.severity, ipam.message.as_str()), (Severity::NotReady, "missing"));
     }
 }

@@ -34,8 +34,8 @@ pub struct KernelCache {
     replaced: Mutex<HashMap<u32, Instant>>,
     host_ends: Mutex<HashMap<AttachmentKey, u32>>,
     settings: OnceLock<OwnedFd>,
-    sockets: Pool<RtSocket>,
-    firewalls: Pool<Firewall>,
+    sockets: IdlePool<RtSocket>,
+    firewalls: IdlePool<Firewall>,
 }
 
 /// Minimum time between two replacements of tables of the same revision.
@@ -44,11 +44,11 @@ const REPLACE_PAUSE: Duration = Duration::from_secs(60);
 /// Size of each pool: about the number of concurrent calls.
 const POOL_SIZE: usize = 8;
 
-/// Idle open sockets. Opening and closing one takes about 10 µs each. Closing a netfilter socket also waits for locks of all
+/// Idle open sockets. Opening and closing one takes about 10 µs each. Closing a netfilter socket also waits for all
 /// tables.
-struct Pool<T>(Mutex<Vec<T>>);
+struct IdlePool<T>(Mutex<Vec<T>>);
 
-impl<T> Pool<T> {
+impl<T> IdlePool<T> {
     fn take(&self) -> Option<T> {
         lock(&self.0).pop()
     }
@@ -61,13 +61,13 @@ impl<T> Pool<T> {
     }
 }
 
-impl<T> Default for Pool<T> {
+impl<T> Default for IdlePool<T> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<T> fmt::Debug for Pool<T> {
+impl<T> fmt::Debug for IdlePool<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} idle", lock(&self.0).len())
     }
@@ -189,11 +189,11 @@ pub(crate) fn with_firewall<T>(
 ) -> Result<T, Error> {
     let pooled = kernel_cache.and_then(|r| r.firewalls.take());
     let mut firewall = pooled.map_or_else(Firewall::open, Ok)?;
-    let done = act(&mut firewall)?;
+    let result = act(&mut firewall)?;
     if let Some(kernel_cache) = kernel_cache {
         kernel_cache.firewalls.put(firewall);
     }
-    Ok(done)
+    Ok(result)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

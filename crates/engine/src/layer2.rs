@@ -62,6 +62,6 @@ pub(crate) fn refuse_ports(
     Err(shared(bridge, format!("the port {} of a pod without addresses", port.name)))
 }
 
-fn shared(bridge: &Bridge, what: String) -> Error {
-    Error::SharedBridge { bridge: bridge.name.clone(), what }
+fn shared(bridge: &Bridge, conflict: String) -> Error {
+    Error::SharedBridge { bridge: bridge.name.clone(), conflict }
 }

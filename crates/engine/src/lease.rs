@@ -61,7 +61,7 @@ impl<'a> Lease<'a> {
         })?;
         let result = delegate.read(&answer)?;
         match unusable(&result) {
-            Some(what) => Err(delegate.failed(what)),
+            Some(reason) => Err(delegate.failed(reason)),
             None => Ok(Some(result)),
         }
     }

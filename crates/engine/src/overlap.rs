@@ -261,7 +261,7 @@ pub(crate) struct AddressQuery<'a> {
 /// An address that a pod cannot use.
 pub(crate) struct Unusable {
     pub(crate) ip: IpAddr,
-    pub(crate) why: String,
+    pub(crate) reason: String,
 }
 
 /// Whether a pod can use its addresses.
@@ -297,11 +297,11 @@ pub(crate) fn check(
             continue;
         }
         let link = link.map_or_else(|| "several links".to_owned(), |link| format!("link {}", link.name));
-        let why = format!(
+        let reason = format!(
             "address {ip} is {conflict} ({} on {link}): use another subnet than {subnet}, or exclude it",
             matched.dst
         );
-        return Ok(Usability::Unusable(Unusable { ip, why }));
+        return Ok(Usability::Unusable(Unusable { ip, reason }));
     }
     let has_other_pods = has_other_pods && !routed.is_empty();
     let taken = if has_other_pods { taken_by_another(host, query.key, &routed)? } else { None };
@@ -321,7 +321,7 @@ fn taken_by_another(
 /// the other.
 pub(crate) fn refuse_taken(host: &mut RtSocket, own: &AttachmentKey, ips: &[IpAddr]) -> Result<(), Error> {
     match taken_by_another(host, own, ips)? {
-        Some(Unusable { ip, why }) => Err(Error::AddressInUse { ip, why }),
+        Some(Unusable { ip, reason }) => Err(Error::AddressInUse { ip, reason }),
         None => Ok(()),
     }
 }
@@ -331,11 +331,11 @@ fn of_another_pod(link: &Link, own: &AttachmentKey, ips: &[IpAddr]) -> Option<Un
     let alias = Alias::of(link).filter(|alias| !alias.is_of(own))?;
     let ip = alias.ips().find(|ip| ips.contains(ip))?;
     let Alias { network, id, ifname, .. } = alias;
-    let why = format!(
+    let reason = format!(
         "address {ip} is in use by the pod of link {} ({network}/{id}/{ifname}), which has no record here: use another subnet, or the same runDir",
         link.name
     );
-    Some(Unusable { ip, why })
+    Some(Unusable { ip, reason })
 }
 
 /// The reason why a pod cannot use an address, from the route that the kernel uses for it. Pure.
@@ -370,7 +370,6 @@ fn candidates(subnet: &IpNet) -> impl Iterator<Item = IpNet> {
     let bases: Vec<IpAddr> = match subnet {
         IpNet::V4(_) => {
             let usual = [83, 84, 86, 87, 80, 81, 82, 79, 78].map(|octet| [10, octet, 0, 0]);
-            // For nodes that are connected to 10.0.0.0/8.
             // For nodes that are connected to 10.0.0.0/8.
             let shared = [[100, 83, 0, 0], [100, 84, 0, 0]];
             usual.into_iter().chain(shared).map(IpAddr::from).collect()

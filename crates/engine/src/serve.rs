@@ -77,7 +77,6 @@ pub enum Wait {
     UntilLinkRemoved,
 }
 
-/// Serves one request.
 pub fn serve(request: &Request, caller: &Caller<'_>) -> Result<Done, cni::Error> {
     match request {
         Request::Add(call) => add(call, caller),

@@ -32,7 +32,7 @@ fn wait_for_carrier(socket: &mut RtSocket, links: &[&IfName]) -> Result<(), Erro
     until(|| Ok(socket.links_by_name(links)?.iter().flatten().all(|link| link.running)))
 }
 
-/// Without duplicate address detection too, a kernel worker makes the address usable.
+/// Even without duplicate address detection, a kernel worker makes the address usable.
 pub(crate) fn wait_for_address(socket: &mut RtSocket, address: IpAddr) -> Result<(), Error> {
     until(|| match socket.route_to(address) {
         Ok(route) => Ok(route.local),

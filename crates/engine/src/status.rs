@@ -28,7 +28,9 @@ pub(crate) fn status(
     let tables =
         if caller.kernel_cache.is_some() { TableInspection::LeaveToAgent } else { TableInspection::Inspect };
     let mut findings = inspect::of_network(dir, config, conf, tables);
-    let is_final = |one: &Finding| one.severity == Severity::NotReady && one.code != Code::AddressesExhausted;
+    let is_final = |finding: &Finding| {
+        finding.severity == Severity::NotReady && finding.code != Code::AddressesExhausted
+    };
     if !findings.iter().any(is_final) {
         let object = format!("network {}", config.name);
         let prepared = prepare((config, conf, paths), &findings, caller.warn);
@@ -37,20 +39,21 @@ pub(crate) fn status(
             Prepared::Changed => findings = inspect::of_network(dir, config, conf, tables),
         }
     }
-    let findings = findings.into_iter().map(|one| match (one.code, one.severity) {
+    let findings = findings.into_iter().map(|finding| match (finding.code, finding.severity) {
         (Code::FirewallDrift, _) => {
             let outcome = firewall::repair(&paths.run_dir, Replacing::Refused);
-            after_repair(one, outcome, "; `nft monitor` shows the changes of other programs")
+            after_repair(finding, outcome, "; `nft monitor` shows the changes of other programs")
         }
         (Code::BridgeDown | Code::GatewayMissing, _) => match caller.kernel_cache {
-            Some(_) => one.fix("systemctl restart podwire"),
-            None => after_repair(one, reconcile::restore_bridges(&paths.run_dir, Some(&config.name)), ""),
+            Some(_) => finding.fix("systemctl restart podwire"),
+            None => after_repair(finding, reconcile::restore_bridges(&paths.run_dir, Some(&config.name)), ""),
         },
         // A ready agent reports a new overlap as degraded.
-        (Code::SubnetOverlap, Severity::NotReady) if caller.kernel_cache.is_some() => one.degraded(),
-        (_, _) => one,
+        (Code::SubnetOverlap, Severity::NotReady) if caller.kernel_cache.is_some() => finding.degraded(),
+        (_, _) => finding,
     });
-    let (unready, degraded): (Vec<_>, Vec<_>) = findings.partition(|one| one.severity == Severity::NotReady);
+    let (unready, degraded): (Vec<_>, Vec<_>) =
+        findings.partition(|finding| finding.severity == Severity::NotReady);
     if let Some(first) = unready.into_iter().next() {
         return Err(Error::NotReady(first));
     }
@@ -79,7 +82,7 @@ fn prepare(
     let state = NodeState::open(&paths.run_dir)?;
     let is_new = state.existing_network(&config.name).is_none();
     let network = recover::network(&state, &config.name, Some(conf))?;
-    let is_exhausted = findings.iter().any(|one| one.code == Code::AddressesExhausted);
+    let is_exhausted = findings.iter().any(|finding| finding.code == Code::AddressesExhausted);
     // If dead pods cannot be removed, the network stays exhausted, and this is reported.
     let has_freed = is_exhausted
         && gc::collect_dead(&network, &mut RtSocket::open()?, &Caller::standalone(warn))

@@ -239,7 +239,7 @@ pub(crate) fn allow_loopback_source(link: &IfName, owner: LinkOwner<'_>) -> Resu
 /// covered. Without IPv6 in the kernel there is nothing to set for it.
 pub(crate) fn prepare_tunnel(link: &IfName) -> Result<Vec<String>, Error> {
     let name = link.as_str();
-    let wanted = [
+    let settings = [
         (ipv4(name, "rp_filter"), "2"),
         (ipv4(name, "send_redirects"), "0"),
         (ipv4(name, "accept_redirects"), "0"),
@@ -250,7 +250,7 @@ pub(crate) fn prepare_tunnel(link: &IfName) -> Result<Vec<String>, Error> {
         (ipv6(name, "forwarding"), "1"),
     ];
     let mut changed = Vec::new();
-    for (path, value) in wanted {
+    for (path, value) in settings {
         let is_ipv6 = path.starts_with("/proc/sys/net/ipv6");
         if reads(&path, value) || (is_ipv6 && !path.exists()) {
             continue;

@@ -98,12 +98,12 @@ impl Reconciler {
         let mut repairs = Vec::new();
         for repair in &outcome.repairs {
             if is_fresh && is_of_node(repair.kind) {
-                info!(kind = repair.kind.as_str(), "{}", repair.what);
+                info!(kind = repair.kind.as_str(), "{}", repair.message);
                 continue;
             }
-            info!(kind = repair.kind.as_str(), "repaired: {}", repair.what);
+            info!(kind = repair.kind.as_str(), "repaired: {}", repair.message);
             self.parts.metrics.repaired(repair.kind.as_str(), 1);
-            repairs.push(repair.what.clone());
+            repairs.push(repair.message.clone());
         }
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         self.parts.agent_status.reconciled(took_ms, &repairs);

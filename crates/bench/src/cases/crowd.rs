@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, bail};
 use engine::state::{
     Addressing, Allocation, AllocationRequest, Attachment, Begin, NetworkState, NodeState, PodAddress,
-    StateError, RecoveredLink, Wiring,
+    RecoveredLink, StateError, Wiring,
 };
 use ipam::{Pools, RangeSpec};
 use ipnet::IpNet;

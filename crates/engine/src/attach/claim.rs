@@ -33,10 +33,10 @@ pub(super) struct Skipped(Vec<IpAddr>);
 
 impl Skipped {
     /// Fails if the address was requested, or if too many addresses were skipped.
-    pub(super) fn add(&mut self, ip: IpAddr, why: String, conf: &NetConf) -> Result<(), Error> {
+    pub(super) fn add(&mut self, ip: IpAddr, reason: String, conf: &NetConf) -> Result<(), Error> {
         let is_requested = conf.requested.iter().any(|requested| requested.addr == ip);
         if is_requested || self.0.contains(&ip) || self.0.len() == MAX_SKIPPED {
-            return Err(Error::AddressInUse { ip, why });
+            return Err(Error::AddressInUse { ip, reason });
         }
         self.0.push(ip);
         Ok(())
@@ -71,8 +71,8 @@ pub(super) fn claim_usable_addresses(
         }
         // The kernel has no object of this pod yet. Its flows of these addresses belong to the other owner.
         claimed.held.release(&ips)?;
-        if let Usability::Unusable(Unusable { ip, why }) = checked? {
-            skipped.add(ip, why, context.conf)?;
+        if let Usability::Unusable(Unusable { ip, reason }) = checked? {
+            skipped.add(ip, reason, context.conf)?;
             query.has_other_pods = true;
         }
     }

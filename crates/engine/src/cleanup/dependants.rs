@@ -30,7 +30,7 @@ pub(super) struct Dependants {
 impl Dependants {
     /// Called after all of Podwire's objects were removed.
     pub(super) fn observe(host: &mut RtSocket) -> Result<Self, Error> {
-        let mut found = Self::of_links(&host.links()?, &routed_nets(host)?);
+        let mut dependants = Self::of_links(&host.links()?, &routed_nets(host)?);
         for chain in nft::forwarding_chains()? {
             let description =
                 format!("chain {} of the firewall's table {} {}", chain.chain, chain.family, chain.table);
@@ -40,18 +40,18 @@ impl Dependants {
                 ChainFamily::Inet => (true, true),
             };
             if is_v4 && chain.translates {
-                found.translation4.get_or_insert_with(|| description.clone());
+                dependants.translation4.get_or_insert_with(|| description.clone());
             }
-            found.add(description, is_v4, is_v6);
+            dependants.add(description, is_v4, is_v6);
         }
         // Legacy iptables rules are not visible in nftables and cannot be listed here.
         for (file, is_v4) in [("ip_tables_names", true), ("ip6_tables_names", false)] {
             let tables = fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
             if tables.lines().any(|table| table == "nat") {
-                found.add("table nat of iptables-legacy".to_owned(), is_v4, !is_v4);
+                dependants.add("table nat of iptables-legacy".to_owned(), is_v4, !is_v4);
             }
         }
-        Ok(found)
+        Ok(dependants)
     }
 
     fn add(&mut self, description: String, is_v4: bool, is_v6: bool) {
@@ -68,20 +68,20 @@ impl Dependants {
         // Links with a default route, also if the node is itself a container or a virtual machine on a bridge.
         let uplinks: BTreeSet<u32> =
             nets.iter().filter(|(_, net)| net.prefix_len() == 0).map(|(link, _)| *link).collect();
-        let mut found = Self::default();
+        let mut dependants = Self::default();
         for link in links.iter().filter(|link| LinkMark::of(link).is_none()) {
             let of_link = || nets.iter().filter(|(index, _)| *index == link.index).map(|(_, net)| net);
             if let Some(net) = of_link().find(|net| net.addr().is_ipv6()) {
-                found.addresses6.insert(link.name.clone(), net.to_string());
+                dependants.addresses6.insert(link.name.clone(), net.to_string());
             }
             let kind = link.kind.as_deref().filter(|kind| !NODE_KINDS.contains(kind));
             let Some(kind) = kind.filter(|_| link.up && !uplinks.contains(&link.index)) else { continue };
             for net in of_link() {
                 let is_v4 = net.addr().is_ipv4();
-                found.add(format!("{kind} {} ({net})", link.name), is_v4, !is_v4);
+                dependants.add(format!("{kind} {} ({net})", link.name), is_v4, !is_v4);
             }
         }
-        found
+        dependants
     }
 
     /// The object that needs the current value of the setting.
@@ -235,7 +235,8 @@ mod tests {
         let loopback = setting("ipv4/conf/br7/route_localnet", "1", "0");
         let ipv6 = setting("ipv6/conf/br7/disable_ipv6", "0", "1");
         let all = [&advertisements, &refused, &loopback, &ipv6];
-        let needed = |found: &Dependants| all.map(|(sysctl, change)| found.of(sysctl, change).is_some());
+        let needed =
+            |dependants: &Dependants| all.map(|(sysctl, change)| dependants.of(sysctl, change).is_some());
         assert_eq!(needed(&after(&[])), [false; 4]);
         let bridge =
             "ip link add br7 type bridge && ip link set br7 up && ip -6 addr add fd01::1/64 dev br7 nodad";

@@ -3,12 +3,12 @@
 use netlink::{Op, RouteFilter};
 use types::PEER_PROTOCOL;
 
-use super::{Cleanup, Scope};
+use super::{CleanupRun, Scope};
 use crate::Error;
 use crate::alias::LinkMark;
 use crate::detach::delete_link;
 
-impl Cleanup {
+impl CleanupRun {
     /// Whether the network belongs to the cleaned run directory. If the directory was lost, unknown networks do.
     fn is_own(&self, network: &str) -> bool {
         match self.scope {
@@ -170,10 +170,10 @@ mod tests {
         assert!(routes.contains("10.88.1.0/24") && !routes.contains("10.88.2.0/24"), "{routes}");
         assert!(rules.contains("podwire red") && !rules.contains("podwire blue"), "{rules}");
         assert!(rules.contains("podwire-peers-red") && !rules.contains("podwire-peers-blue"), "{rules}");
-        let left = report.left.join("\n");
+        let remaining = report.left.join("\n");
         assert!(
-            left.contains("tunnel pwvx6 stays") && left.contains("2 routes to other nodes stay"),
-            "{left}"
+            remaining.contains("tunnel pwvx6 stays") && remaining.contains("2 routes to other nodes stay"),
+            "{remaining}"
         );
     }
 }

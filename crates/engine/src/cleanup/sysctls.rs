@@ -6,7 +6,7 @@ use std::path::Path;
 
 use netlink::Link;
 
-use super::Cleanup;
+use super::CleanupRun;
 use super::dependants::Dependants;
 use crate::Error;
 use crate::state::{NodeState, Sysctl, SysctlChange, sysctl_key};
@@ -14,7 +14,7 @@ use crate::state::{NodeState, Sysctl, SysctlChange, sysctl_key};
 /// Host-wide settings that every network needs.
 const FORWARDING: [&str; 2] = ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"];
 
-impl Cleanup {
+impl CleanupRun {
     /// A sysctl that another program changed afterwards is not restored (F7).
     pub(super) fn restore_sysctls(&mut self, state: &NodeState) -> Result<(), Error> {
         let changes = state.sysctls().read()?;

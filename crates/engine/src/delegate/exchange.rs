@@ -31,7 +31,7 @@ impl From<Errno> for ExchangeError {
     }
 }
 
-pub(super) enum ChildState {
+pub(super) enum DelegateState {
     /// The pidfd is readable when the child exits.
     Running(OwnedFd),
     Exited {
@@ -40,17 +40,17 @@ pub(super) enum ChildState {
 }
 
 /// The pipes and the state of a child process. One thread serves them and never blocks on a pipe alone.
-pub(super) struct Exchange<'a> {
+pub(super) struct DelegateExchange<'a> {
     /// None after everything was written, or the child closed it.
     pub(super) stdin: Option<ChildStdin>,
     pub(super) unsent: &'a [u8],
     /// None after the child closed it.
     pub(super) stdout: Option<ChildStdout>,
     pub(super) answer: Vec<u8>,
-    pub(super) child: ChildState,
+    pub(super) child: DelegateState,
 }
 
-impl Exchange<'_> {
+impl DelegateExchange<'_> {
     pub(super) fn run(
         &mut self,
         deadline: Instant,
@@ -64,15 +64,15 @@ impl Exchange<'_> {
         }
         loop {
             let until = match (&self.child, &self.stdout) {
-                (ChildState::Running(_), _) if !is_wanted() => return Err(ExchangeError::Cancelled),
-                (ChildState::Running(_), _) => deadline,
-                (ChildState::Exited { .. }, None) => return Ok(()),
-                (ChildState::Exited { read_until }, Some(_)) => *read_until,
+                (DelegateState::Running(_), _) if !is_wanted() => return Err(ExchangeError::Cancelled),
+                (DelegateState::Running(_), _) => deadline,
+                (DelegateState::Exited { .. }, None) => return Ok(()),
+                (DelegateState::Exited { read_until }, Some(_)) => *read_until,
             };
             let Some(timeout) = remaining(until.min(Instant::now() + POLL)) else {
                 return match self.child {
-                    ChildState::Running(_) => Err(ExchangeError::Timeout),
-                    ChildState::Exited { .. } => Ok(()),
+                    DelegateState::Running(_) => Err(ExchangeError::Timeout),
+                    DelegateState::Exited { .. } => Ok(()),
                 };
             };
             let has_exited = self.wait(&timeout)?;
@@ -81,7 +81,7 @@ impl Exchange<'_> {
             self.read()?;
             if has_exited {
                 self.stdin = None;
-                self.child = ChildState::Exited { read_until: Instant::now() + GRACE };
+                self.child = DelegateState::Exited { read_until: Instant::now() + GRACE };
             }
         }
     }
@@ -90,8 +90,8 @@ impl Exchange<'_> {
     fn wait(&self, timeout: &Timespec) -> Result<bool, ExchangeError> {
         let mut fds = Vec::with_capacity(3);
         let running = match &self.child {
-            ChildState::Running(pidfd) => Some(pidfd.as_fd()),
-            ChildState::Exited { .. } => None,
+            DelegateState::Running(pidfd) => Some(pidfd.as_fd()),
+            DelegateState::Exited { .. } => None,
         };
         fds.extend(running.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         fds.extend(self.stdout.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));

@@ -30,7 +30,8 @@ pub(crate) fn ipam_status(
     run_dir: &Path,
 ) -> Option<IpamFault> {
     let plugin = netconf::external_ipam(config)?;
-    let outcome = Delegate::find(plugin, config, allowed).and_then(|found| found.within(timeout).status());
+    let outcome =
+        Delegate::find(plugin, config, allowed).and_then(|delegate| delegate.within(timeout).status());
     outcome.err().map(|error| {
         let code = match &error {
             Error::Cni(error) => Some(error.code),

@@ -183,7 +183,7 @@ impl UsedBridge {
 
     fn missing(&self, bridge: &IfName) -> Finding {
         let (pods, they_are) = self.pods_have();
-        let message = format!("bridge {bridge} is gone, and {pods} no network until {they_are} restarted");
+        let message = format!("bridge {bridge} is missing, and {pods} no network until {they_are} restarted");
         Finding::new(Code::BridgeMissing, format_args!("bridge {bridge}"), message).degraded()
     }
 

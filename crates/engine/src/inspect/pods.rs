@@ -11,8 +11,9 @@ use crate::state::{Attachment, ListedRecord, NetworkState, RecordPhase};
 impl Inspection<'_> {
     pub(super) fn pods(&mut self) {
         for (network, listed) in std::mem::take(&mut self.records) {
-            for record in
-                listed.iter().filter(|one| one.phase == RecordPhase::Ready && one.attachment.is_none())
+            for record in listed
+                .iter()
+                .filter(|record| record.phase == RecordPhase::Ready && record.attachment.is_none())
             {
                 self.operator.push(self.unreadable(&network, record));
             }

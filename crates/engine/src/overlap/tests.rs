@@ -98,12 +98,13 @@ fn b10_only_relevant_routes_are_kept() {
         sh("for i in $(seq 0 999); do echo route add 172.16.$((i / 4)).$((i % 4 * 64))/26 dev other; \
             echo route add 2001:db8:$i::/48 dev other; done | ip -batch -");
         let observed = ObservedNetworks::of(&mut RtSocket::open().unwrap(), &subnets(SUBNETS)).unwrap();
-        let mut kept: Vec<String> = observed.routes.iter().map(|route| route.dst.to_string()).collect();
-        kept.sort();
-        kept
+        let mut destinations: Vec<String> =
+            observed.routes.iter().map(|route| route.dst.to_string()).collect();
+        destinations.sort();
+        destinations
     };
-    let kept = NetNs::create().unwrap().run(in_a_namespace).unwrap();
-    assert_eq!(kept, ["10.0.0.0/8", "10.83.5.0/24", "10.84.7.0/24", "fd00:88::/80", "fd00:8f::/64"]);
+    let destinations = NetNs::create().unwrap().run(in_a_namespace).unwrap();
+    assert_eq!(destinations, ["10.0.0.0/8", "10.83.5.0/24", "10.84.7.0/24", "fd00:88::/80", "fd00:8f::/64"]);
 }
 
 #[test]

@@ -187,7 +187,7 @@ mod tests {
             };
             let outcome = node.enter(|| reconcile(request).unwrap()).unwrap();
             assert_eq!(outcome.findings, []);
-            outcome.repairs.into_iter().map(|repair| repair.what).collect::<Vec<_>>()
+            outcome.repairs.into_iter().map(|repair| repair.message).collect::<Vec<_>>()
         };
         let sh = |command: &str| node.sh(&["sh", "-c", command]).unwrap();
         let add = |elements: &[&str]| {
@@ -211,9 +211,13 @@ mod tests {
         ];
         add(&local);
         add(&REMOTE);
-        assert_eq!(round().iter().filter(|what| what.starts_with("removed")).count(), 0, "found only once");
+        assert_eq!(
+            round().iter().filter(|message| message.starts_with("removed")).count(),
+            0,
+            "found only once"
+        );
         let removed = round();
-        let removed: Vec<&String> = removed.iter().filter(|what| what.starts_with("removed")).collect();
+        let removed: Vec<&String> = removed.iter().filter(|message| message.starts_with("removed")).collect();
         assert_eq!(removed.len(), REMOTE.len(), "{removed:?}");
         let table = sh("nft list table inet podwire");
         for address in ["10.88.1.99", "fd88:0:0:1::99", "10.77.0.9", "10.66.0.2"] {

@@ -67,11 +67,11 @@ impl ReconcileRound<'_> {
                     other?;
                     // The cached bridge contains the removed gateway.
                     self.request.kernel_cache.inspect(|kernel_cache| kernel_cache.forget_bridges());
-                    let what = format_args!(
+                    let message = format_args!(
                         "removed gateway {addr} from bridge {}: no block or pod needs it",
                         bridge.name
                     );
-                    self.repaired(RepairKind::Address, what);
+                    self.repaired(RepairKind::Address, message);
                 }
             }
         }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! records ───────┐
-//! ObservedHost ──┴► diff (pure) ─► per attachment, with its record locked: repair, or collect if its namespace is gone
+//! ObservedHost ──┴► diff (pure) ─► per attachment, with its record locked: repair, or collect without a namespace
 //! node: bridges with gateways, forwarding     firewall: structure, then pods     orphan links: links without a record
 //! ```
 //!
@@ -130,7 +130,7 @@ impl RepairKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DoneRepair {
     pub kind: RepairKind,
-    pub what: String,
+    pub message: String,
 }
 
 /// Drift of one recorded attachment that could not be repaired.
@@ -252,8 +252,8 @@ pub fn forget_flows(request: &ReconcileRequest<'_>) -> Result<(), Error> {
 }
 
 impl ReconcileRound<'_> {
-    fn repaired(&mut self, kind: RepairKind, what: impl fmt::Display) {
-        self.outcome.repairs.push(DoneRepair { kind, what: what.to_string() });
+    fn repaired(&mut self, kind: RepairKind, message: impl fmt::Display) {
+        self.outcome.repairs.push(DoneRepair { kind, message: message.to_string() });
     }
 
     /// Reports an object that could not be repaired. New pods are not affected.

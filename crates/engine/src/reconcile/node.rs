@@ -78,7 +78,7 @@ impl ReconcileRound<'_> {
         let selected =
             records.iter().filter(|(network, _)| is_selected(network)).flat_map(|(_, listed)| listed);
         let selected: BTreeSet<IfName> =
-            selected.filter_map(|one| one.attachment.as_ref()).map(|pod| pod.bridge.clone()).collect();
+            selected.filter_map(|record| record.attachment.as_ref()).map(|pod| pod.bridge.clone()).collect();
         let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == RecordPhase::Ready);
         self.outcome.attachments = ready.filter_map(|l| l.attachment.clone()).collect();
         let mut failed = Vec::new();

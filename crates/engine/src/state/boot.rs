@@ -75,7 +75,7 @@ fn refuse_unmanaged(dir: &Path) -> Result<(), StateError> {
     if [LOCK, "boot"].iter().any(|name| dir.join(name).symlink_metadata().is_ok()) {
         return Ok(());
     }
-    let unmanaged = |found: &str| StateError::Unmanaged { dir: dir.to_owned(), found: found.to_owned() };
+    let unmanaged = |entry: &str| StateError::Unmanaged { dir: dir.to_owned(), entry: entry.to_owned() };
     let networks = dir.join("networks");
     let meta = optional(fs::symlink_metadata(&networks)).map_err(io("inspect", &networks))?;
     if meta.is_some_and(|meta| !meta.is_dir()) || !contains_only_networks(&networks)? {

@@ -15,8 +15,8 @@ pub enum StateError {
     Exhausted { ranges: String, in_use: u64, capacity: u64 },
     #[error("address {address} is already taken by {holder}")]
     Taken { address: std::net::IpAddr, holder: String },
-    #[error("{} is not a state directory of Podwire: it contains {found}; set runDir (with an agent: run_dir) to another directory", dir.display())]
-    Unmanaged { dir: PathBuf, found: String },
+    #[error("{} is not a state directory of Podwire: it contains {entry}; set runDir (with an agent: run_dir) to another directory", dir.display())]
+    Unmanaged { dir: PathBuf, entry: String },
     #[error("cannot remove connections of former owners of {range} from the kernel: {reason}")]
     Clean { range: String, reason: String },
     #[error("the state directory is not safe: {0}")]

@@ -165,7 +165,6 @@ pub(super) fn is_quarantined(network: &Path, range: &Range, address: IpAddr) -> 
     let Some(offset) = range.offset(address) else { return Ok(true) };
     let path = directory(network).join(range.name() + QUARANTINED);
     // Usually no address is quarantined, and an empty file need not be opened.
-    // Mostly none rests, and a file that is empty need not be opened.
     if fs::symlink_metadata(&path).is_ok_and(|file| file.is_file() && file.len() == 0) {
         return Ok(false);
     }

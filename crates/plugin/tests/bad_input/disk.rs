@@ -46,11 +46,7 @@ fn e7_a_read_only_state_directory() {
         [config.clone(), dual(&host, &json!({"runDir": host.node.dir().join("new"), "name": "other"}))]
     {
         let add = mounts.plugin.add(&pod, &config).unwrap();
-        refused_with(
-            "ADD",
-            &add,
-            (5, &["Read-only file system", "to a writable directory"]),
-        );
+        refused_with("ADD", &add, (5, &["Read-only file system", "to a writable directory"]));
         refused_with(
             "STATUS",
             &mounts.plugin.status(&host.node, &config).unwrap(),

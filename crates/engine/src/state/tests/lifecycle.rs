@@ -195,14 +195,14 @@ fn state_of_another_boot_is_discarded() {
 #[test]
 fn a_lost_network_is_recovered_from_its_links() {
     let dir = tempfile::tempdir().unwrap();
-    let (known, short) = (key("known"), format!("#{}@eth0", "d".repeat(51)));
+    let (complete, digest_stem) = (key("complete"), format!("#{}@eth0", "d".repeat(51)));
     let allocation =
         Allocation { address: ip("10.0.0.2"), prefix_len: 28, gateway: ip("10.0.0.1"), used_before: false };
     let recovered_links = || {
-        let attachment = Some(record(&known, std::slice::from_ref(&allocation)));
-        let stem = short.clone();
+        let attachment = Some(record(&complete, std::slice::from_ref(&allocation)));
+        let stem = digest_stem.clone();
         Ok::<_, StateError>(vec![
-            RecoveredLink { stem: known.file_stem(), addresses: vec![ip("10.0.0.2")], attachment },
+            RecoveredLink { stem: complete.file_stem(), addresses: vec![ip("10.0.0.2")], attachment },
             RecoveredLink { stem, addresses: vec![ip("10.0.0.3"), ip("fd00::3")], attachment: None },
         ])
     };
@@ -220,9 +220,9 @@ fn a_lost_network_is_recovered_from_its_links() {
     state.mark();
     assert_eq!(ips(&state.started(&key("next"))), [ip("10.0.0.4")]);
     state.expect_consistent();
-    assert!(matches!(state.begin(&known).unwrap(), Begin::Exists(RecordPhase::Ready)));
-    assert!(state.network.find(&known).unwrap().unwrap().attachment().is_some());
-    let held = state.network.find_stem(&short).unwrap().unwrap();
+    assert!(matches!(state.begin(&complete).unwrap(), Begin::Exists(RecordPhase::Ready)));
+    assert!(state.network.find(&complete).unwrap().unwrap().attachment().is_some());
+    let held = state.network.find_stem(&digest_stem).unwrap().unwrap();
     assert!(held.attachment().is_none());
     held.release(&[]).unwrap();
     assert_eq!(state.names("addresses"), ["10.0.0.2".to_owned(), "10.0.0.4".to_owned()].into());
