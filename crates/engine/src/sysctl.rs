@@ -1,4 +1,4 @@
-//! Sysctls of the host and of links. A sysctl is written only if its value differs.
+//! Sysctls of the host and of links. Those of the host and of unmanaged links are written only if their value differs.
 
 use std::fs;
 use std::io::ErrorKind;
