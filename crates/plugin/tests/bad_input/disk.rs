@@ -23,7 +23,7 @@ fn e7_something_in_the_way_of_the_state_directory() {
         let (case, config) =
             (state.display().to_string(), dual(&host, &json!({"runDir": state, "name": "other"})));
         let outcome = host.plugin.add(&pod, &config).unwrap();
-        refused_with(&case, &outcome, (5, &[&case, "no directory is in the way", "set runDir"]));
+        refused_with(&case, &outcome, (5, &[&case, "is not a directory", "set runDir"]));
         host.del(&pod, &config);
         host.plugin.gc(&host.node, &config, &[]).unwrap().ok().unwrap();
         refused_with(&case, &host.plugin.status(&host.node, &config).unwrap(), (50, &["set runDir"]));
@@ -46,11 +46,7 @@ fn e7_a_read_only_state_directory() {
         [config.clone(), dual(&host, &json!({"runDir": host.node.dir().join("new"), "name": "other"}))]
     {
         let add = mounts.plugin.add(&pod, &config).unwrap();
-        refused_with(
-            "ADD",
-            &add,
-            (5, &["Read-only file system", "set runDir to a directory that can be written"]),
-        );
+        refused_with("ADD", &add, (5, &["Read-only file system", "to a writable directory"]));
         refused_with(
             "STATUS",
             &mounts.plugin.status(&host.node, &config).unwrap(),

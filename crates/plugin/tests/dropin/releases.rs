@@ -102,7 +102,7 @@ fn b11_a_del_whose_config_names_another_plugin_says_what_was_not_given_back() {
         let config = leased.host.config(&json!({ "mode": mode }));
         let outcome = call(&leased.host, &leased.scribe, Call::pod(Verb::Del, &leased.pod, &config));
         assert!(
-            outcome.stderr.contains("from IPAM plugin scribe, which the config does not name"),
+            outcome.stderr.contains("from IPAM plugin scribe, which the config no longer names"),
             "{outcome:?}"
         );
         outcome.ok().unwrap();

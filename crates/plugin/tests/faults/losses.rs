@@ -130,7 +130,7 @@ fn e7_a_lock_that_nobody_gives_back_is_try_again_later() {
     for outcome in outcomes {
         let error = outcome.error().unwrap();
         assert_eq!(error.code, 11, "{error:?}");
-        assert!(error.msg.contains("stayed locked") && error.details.contains("stopped"), "{error:?}");
+        assert!(error.msg.contains("was locked") && error.details.contains("stopped"), "{error:?}");
     }
 
     drop(held);

@@ -78,7 +78,7 @@ fn e17_status_is_51_when_running_pods_lost_their_bridge() {
     refused_with(
         "bridge gone",
         &host.plugin.status(&host.node, &config).unwrap(),
-        (51, &["BridgeMissing", BRIDGE, "gone", "1 pod has no network until it is restarted"]),
+        (51, &["BridgeMissing", BRIDGE, "missing", "1 pod has no network until it is restarted"]),
     );
     let nobody = with(&config, &json!({"name": "other"}));
     host.plugin.status(&host.node, &nobody).unwrap().ok().unwrap();
