@@ -47,7 +47,8 @@ lint:
 
 bench: build ## beside the reference plugins and plain ip; BENCH=pods,firewall,recovery,routes,scale,joins,traffic for some of it, BASELINE=DIR beside an older build
 	@tools/setup bench
-	$(CARGO) run --release --locked -q -p bench -- $(if $(BENCH),--only $(BENCH)) $(if $(BASELINE),--strict --baseline $(abspath $(BASELINE)))
+	@tools/timed "compile podwire-floor" $(CARGO) rustc --release --locked -p bench --bin podwire-floor -- -C target-feature=+crt-static
+	$(CARGO) run --release --locked -q -p bench --bin podwire-bench -- $(if $(BENCH),--only $(BENCH)) $(if $(BASELINE),--strict --baseline $(abspath $(BASELINE)))
 
 soak: build ## 10 minutes of load, faults and attacks at the same time, an audit, then the long fault tests; SOAK="--minutes 2 --without vxlan"
 	@tools/setup test

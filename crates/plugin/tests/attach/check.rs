@@ -27,18 +27,18 @@ const ANY_MODE: &[Drift] = &[
     (Location::Pod, "ip link set eth0 down name lost0", "interface eth0"),
     (Location::Node, "ip link del {host}", "host end {host}"),
     (Location::Node, "ip link set {host} down", "host end {host} is down"),
-    (Location::Node, "ip link set {host} alias unmanaged", "our mark on {host}"),
+    (Location::Node, "ip link set {host} alias unmanaged", "Podwire's alias on {host}"),
     (Location::Node, "ip link set pw0 down", "bridge pw0 is down"),
     (Location::Node, "ip link del pw0", "bridge pw0"),
     (Location::Node, "ip addr del 10.88.0.1/24 dev pw0", "gateway 10.88.0.1"),
     (Location::Node, "ip addr del fd00:88::1/64 dev pw0", "gateway fd00:88::1"),
-    (Location::Node, "tc qdisc del dev {host} root", "the pod receives"),
-    (Location::Node, "tc qdisc del dev {host} ingress", "the pod sends"),
-    (Location::Node, "tc qdisc del dev {ifb} root", "the pod sends"),
-    (Location::Node, "ip link del {ifb}", "the pod sends"),
+    (Location::Node, "tc qdisc del dev {host} root", "traffic to the pod"),
+    (Location::Node, "tc qdisc del dev {host} ingress", "traffic from the pod"),
+    (Location::Node, "tc qdisc del dev {ifb} root", "traffic from the pod"),
+    (Location::Node, "ip link del {ifb}", "traffic from the pod"),
     (Location::Node, "rm {state}/addresses/10.88.0.2", "reservation of 10.88.0.2"),
     (Location::Node, "rm {state}/addresses/fd00:88::2", "reservation of fd00:88::2"),
-    (Location::Node, "find {state}/attachments -name *.ready -delete", "no attachment"),
+    (Location::Node, "find {state}/attachments -name *.ready -delete", "no record of attachment"),
     (Location::Node, "nft delete element inet podwire pods4 { 10.88.0.2 }", "pods4 { 10.88.0.2 }"),
     (Location::Node, "nft flush set inet podwire {net}-6", "{net}-6 { fd00:88::2"),
     (Location::Node, "nft flush map inet podwire hostport4_any", "hostport4_any { tcp . 8080"),
@@ -257,6 +257,6 @@ fn e15_check_fails_if_prev_result_lacks_an_address() {
         assert!(error.msg.contains(&ip.to_string()), "{}", error.msg);
     }
     let error = host.check(&host.pod("b"), &config, &result).unwrap_err();
-    assert!(error.code == 105 && error.msg.contains("no attachment"), "{error:?}");
+    assert!(error.code == 105 && error.msg.contains("no record of attachment"), "{error:?}");
     assert!(inspect::link(&pod, "eth0").unwrap().is_up());
 }

@@ -23,7 +23,7 @@ fn e7_a_file_at_the_path_of_the_run_directory_is_reported() {
         let (case, config) =
             (run_dir.display().to_string(), dual(&host, &json!({"runDir": run_dir, "name": "other"})));
         let outcome = host.plugin.add(&pod, &config).unwrap();
-        refused_with(&case, &outcome, (5, &[&case, "no directory is in the way", "set runDir"]));
+        refused_with(&case, &outcome, (5, &[&case, "is not a directory", "set runDir"]));
         host.del(&pod, &config);
         host.plugin.gc(&host.node, &config, &[]).unwrap().ok().unwrap();
         refused_with(&case, &host.plugin.status(&host.node, &config).unwrap(), (50, &["set runDir"]));
@@ -46,11 +46,7 @@ fn e7_a_read_only_run_directory_is_reported() {
         [config.clone(), dual(&host, &json!({"runDir": host.node.dir().join("new"), "name": "other"}))]
     {
         let add = mounts.plugin.add(&pod, &config).unwrap();
-        refused_with(
-            "ADD",
-            &add,
-            (5, &["Read-only file system", "set runDir to a directory that can be written"]),
-        );
+        refused_with("ADD", &add, (5, &["Read-only file system", "to a writable directory"]));
         refused_with(
             "STATUS",
             &mounts.plugin.status(&host.node, &config).unwrap(),

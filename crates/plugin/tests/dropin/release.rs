@@ -103,7 +103,7 @@ fn b11_del_warns_if_the_config_has_another_ipam_plugin() {
         let config = leased.host.config(&json!({ "mode": mode }));
         let outcome = call(&leased.host, &leased.recorder, Call::pod(Verb::Del, &leased.pod, &config));
         assert!(
-            outcome.stderr.contains("from IPAM plugin recorder, which the config does not name"),
+            outcome.stderr.contains("from IPAM plugin recorder, which the config no longer names"),
             "{outcome:?}"
         );
         outcome.ok().unwrap();

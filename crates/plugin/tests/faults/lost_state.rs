@@ -132,7 +132,7 @@ fn e7_a_lock_that_is_not_released_is_reported_with_code_11() {
     for outcome in outcomes {
         let error = outcome.error().unwrap();
         assert_eq!(error.code, 11, "{error:?}");
-        assert!(error.msg.contains("stayed locked") && error.details.contains("stopped"), "{error:?}");
+        assert!(error.msg.contains("was locked") && error.details.contains("stopped"), "{error:?}");
     }
 
     drop(locks);

@@ -78,7 +78,7 @@ fn e17_status_is_51_if_the_pods_bridge_is_down_or_missing() {
     refused_with(
         "bridge missing",
         &host.plugin.status(&host.node, &config).unwrap(),
-        (51, &["BridgeMissing", BRIDGE, "gone", "1 pod has no network until it is restarted"]),
+        (51, &["BridgeMissing", BRIDGE, "missing", "1 pod has no network until it is restarted"]),
     );
     let without_pods = with(&config, &json!({"name": "other"}));
     host.plugin.status(&host.node, &without_pods).unwrap().ok().unwrap();
