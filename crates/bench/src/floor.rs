@@ -59,13 +59,13 @@ impl Floor {
     /// As `add`, by a process that is started for it.
     pub(crate) fn add_spawned(&mut self, seat: &Seat, number: usize) -> Result<Duration> {
         let pod = &mut self.pods[number];
-        let call = spawned::Call {
+        let add = spawned::SpawnedAdd {
             key: pod.key.clone(),
             netns: seat.pods[number].netns_path().to_owned(),
             addresses: pod.addresses.clone(),
             bridge: self.bridge,
         };
-        let took = seat.node.enter(|| call.run())??;
+        let took = seat.node.enter(|| add.run())??;
         let link = pod.socket.link(&pod.key.ifname)?.context("the new link is missing")?;
         pod.attached = link.peer;
         Ok(took)

@@ -12,14 +12,14 @@ use types::AttachmentKey;
 
 use crate::runner;
 
-pub(super) struct Call {
+pub(super) struct SpawnedAdd {
     pub(super) key: AttachmentKey,
     pub(super) netns: PathBuf,
     pub(super) addresses: Vec<(IpNet, IpAddr)>,
     pub(super) bridge: u32,
 }
 
-impl Call {
+impl SpawnedAdd {
     /// Starts the process in the namespace of the calling thread, and returns the time from the start to its exit.
     pub(super) fn run(&self) -> Result<Duration> {
         let addresses: Vec<Value> =
