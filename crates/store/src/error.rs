@@ -57,14 +57,14 @@ pub enum Error {
     #[error("cannot {operation}: cannot {verb} {}: {source}", path.display())]
     Io { operation: Operation, verb: &'static str, path: PathBuf, source: io::Error },
     #[error(
-    "{} is corrupt at byte {offset} ({problem}); nothing was changed: stop the agent, move the file away or restore \
-     a backup, and start the agent again",
+        "{} is corrupt at byte {offset} ({problem}); nothing was changed: stop the agent, move the file away or restore \
+         a backup, and start the agent again",
         path.display()
     )]
     Corrupt { path: PathBuf, offset: u64, problem: String },
     #[error(
-    "the store in {} is in use by {holder}: stop it, or configure a different directory for this agent (--store-dir); \
-     agents share a store through etcd",
+        "the store in {} is in use by {holder}: stop it, or configure a different directory for this agent (--store-dir); \
+         agents share a store through etcd",
         dir.display()
     )]
     Held { dir: PathBuf, holder: String },

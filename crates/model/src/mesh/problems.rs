@@ -56,7 +56,7 @@ impl Mesh {
     fn duplicates(&self) -> impl Iterator<Item = Finding> {
         let macs = self.macs.disputed().into_iter().map(|(mac, names)| {
             let message = format!(
-    "nodes {} have the same tunnel MAC {mac}: restart podwire with an empty state directory on one of them",
+                "nodes {} have the same tunnel MAC {mac}: restart podwire with an empty state directory on one of them",
                 list(&names)
             );
             Finding::new(Code::PeerConflict, format_args!("MAC {mac}"), message)

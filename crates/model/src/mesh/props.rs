@@ -182,7 +182,7 @@ fn accepted_sources(mesh: &Mesh) -> BTreeSet<PeerSource> {
 }
 
 proptest! {
-    /// Applying differences only leads to the accepted_sources sources of the records.
+    /// Applying differences only leads to the accepted sources of the records.
     #[test]
     fn any_history_of_sources_ends_in_the_accepted_ones(steps in prop::collection::vec(step(), 0..30)) {
         let mut mesh = Mesh::new(local_node());
@@ -205,7 +205,7 @@ proptest! {
         planned_from_scratch(&mesh);
     }
 
-    /// This node's addresses and pod addresses are never accepted_sources as outer addresses. Inner addresses belong to the sender.
+    /// This node's addresses and pod addresses are never accepted as outer addresses. Inner addresses belong to the sender.
     #[test]
     fn accepted_sources_are_sound(
         records in prop::collection::vec(stored(), 0..8), local_node in a_local_node(), owners in owners(),
@@ -214,10 +214,10 @@ proptest! {
         mesh.set_all(records, owners);
         let is_pod_net = |net: &IpNet| local_node.subnets.iter().any(|subnet| subnet.contains(net));
         for PeerSource { outer, inner } in mesh.sources() {
-    prop_assert!(!local_node.is_own_address(outer) && !is_pod_net(&outer.into()));
+            prop_assert!(!local_node.is_own_address(outer) && !is_pod_net(&outer.into()));
             let senders: Vec<&NodeRecord> = mesh.peers().filter(|peer| peer.addresses.contains(&outer)).collect();
-    if is_pod_net(&inner) {
-        prop_assert!(!local_node.blocks.iter().any(|own| own.contains(&inner) || inner.contains(own)));
+            if is_pod_net(&inner) {
+                prop_assert!(!local_node.blocks.iter().any(|own| own.contains(&inner) || inner.contains(own)));
                 prop_assert!(senders.iter().any(|peer| peer.blocks.iter().any(|block| block.trunc() == inner)));
             } else {
                 let is_own = |peer: &&NodeRecord| peer.addresses.contains(&inner.addr());
@@ -280,13 +280,13 @@ proptest! {
         for (name, block) in &routed {
             prop_assert_eq!(owners.get(block), Some(name));
             prop_assert!(local_node.subnets.iter().any(|subnet| subnet.contains(block)));
-    prop_assert!(!local_node.blocks.iter().any(|own| own.contains(block) || block.contains(own)));
-    let overlapping: BTreeSet<_> = routed
-        .iter()
-        .filter(|(_, other)| other.contains(block) || block.contains(other))
-        .map(|(other, _)| other)
-        .collect();
-    prop_assert_eq!(overlapping, BTreeSet::from([name]));
+            prop_assert!(!local_node.blocks.iter().any(|own| own.contains(block) || block.contains(own)));
+            let overlapping: BTreeSet<_> = routed
+                .iter()
+                .filter(|(_, other)| other.contains(block) || block.contains(other))
+                .map(|(other, _)| other)
+                .collect();
+            prop_assert_eq!(overlapping, BTreeSet::from([name]));
         }
         for route in model.routes.values().filter(|route| route.link != 2) {
             let mac = model.neighbours.get(&(route.link, route.gateway));

@@ -28,7 +28,7 @@ fn monitor(ns: &NetNs) -> Monitor {
     ns.run(Monitor::open).unwrap().unwrap()
 }
 
-/// Reads until the expected event arrives: the kernel sends some event from work queues.
+/// Reads until the expected event arrives: the kernel sends some events from work queues.
 fn until(monitor: &mut Monitor, expected: &LinkEvent) -> Vec<LinkEvent> {
     let mut received = Vec::new();
     while !received.contains(expected) {
@@ -230,7 +230,7 @@ fn a_burst_of_events_fits_into_the_buffer() {
         let is_host = |event: &LinkEvent| matches!(event, LinkEvent::Link { name: Some(name), .. } if *name == host.to_string());
         assert!(reported.iter().any(is_host), "{host} is missing");
     }
-    // The kernel's work queues may send more event later, such as carrier changes.
+    // The kernel's work queues may send more events later, such as carrier changes.
     assert!(!reported.contains(&LinkEvent::Lost) && !monitor.read().unwrap().contains(&LinkEvent::Lost));
 }
 

@@ -200,7 +200,7 @@ fn changes_unrelated_to_peers_are_not_reported() {
     json(&w.host, &format!("bridge fdb add {} dev br0 self", mac(42)));
     w.p.run(&address(inside, "10.2.0.5/32")).unwrap();
     json(&w.pod, "ip route add 10.9.0.0/16 dev eth0 proto 113");
-    // Marks the end: all earlier event were received when this one arrives.
+    // Marks the end: all earlier events were received when this one arrives.
     json(&w.host, "ip link set br0 alias end");
     let reported = until(
         &mut monitor,

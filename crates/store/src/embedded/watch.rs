@@ -142,9 +142,9 @@ impl EmbeddedWatch {
             }
         };
         tokio::select! {
-                // Cannot fail: the store, which the watch refers to, owns the sender.
-                _ = self.revisions.changed() => {}
-        () = lease_expires => {}
-            }
+            // Cannot fail: the store, which the watch refers to, owns the sender.
+            _ = self.revisions.changed() => {}
+            () = lease_expires => {}
+        }
     }
 }
