@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::{Config, DEFAULT_FILE, DefaultValue, KEYS, Key, ValueKind};
 
-/// The only key that is not commented out in the sample: a node that copies it wants the CNI config installed.
+/// The only key that is not commented out in the sample: an operator who copies the file wants the CNI config to be installed.
 const UNCOMMENTED: (&str, &str) = ("install.enabled", "true");
 
 /// All keys as a Markdown table.

@@ -172,7 +172,7 @@ pub const KEYS: &[Key] = &[
             "etcd.endpoints",
             List,
             Described("none"),
-            "etcd hosts, optionally with a port (default 2379) and a scheme; without a scheme: https if `etcd.ca` or `etcd.cert` is set, otherwise http",
+            "etcd endpoints: host names or addresses, optionally with a scheme and a port (default 2379); without a scheme: https if `etcd.ca` or `etcd.cert` is set, otherwise http",
         )
     },
     Key {
@@ -199,7 +199,7 @@ pub const KEYS: &[Key] = &[
             "etcd.counter_key",
             Text,
             Described("`counter` under `etcd.prefix`"),
-            "key of the counter that tells a new node where to start its search for a free block",
+            "key of the counter at which a new node starts its search for a free block",
         )
     },
     Key {
@@ -272,7 +272,7 @@ pub const KEYS: &[Key] = &[
             "etcd.insecure",
             Bool,
             Value("false"),
-            "send `etcd.user` and its password over http in clear text; false: they require https",
+            "allow `etcd.user` and its password over http, in clear text; false: https is required",
         )
     },
     Key {
@@ -302,7 +302,7 @@ pub const KEYS: &[Key] = &[
             "network.bridge",
             Text,
             Value("podwire0"),
-            "bridge that carries the gateway addresses; in mode `routed` it has no ports",
+            "bridge that carries the gateway addresses, created if missing; in mode `routed` it has no ports",
         )
     },
     Key {
@@ -314,7 +314,7 @@ pub const KEYS: &[Key] = &[
             "network.subnets",
             List,
             Value(types::DEFAULT_SUBNETS),
-            "pod subnets of the cluster: one, or one IPv4 and one IPv6 subnet",
+            "pod subnets of the network: one, or one IPv4 and one IPv6 subnet; must be the same on all nodes",
         )
     },
     Key {
@@ -327,7 +327,7 @@ pub const KEYS: &[Key] = &[
             "network.mtu",
             Number,
             Described("none"),
-            "MTU of pod interfaces in bytes, 68 to 65535, at least 1280 with IPv6; none: the MTU of an existing bridge, otherwise 1500",
+            "MTU of pod interfaces in bytes, 68 to 65535, at least 1280 with IPv6; none: with etcd the MTU of `node_interface`, less the tunnel header unless the transport is direct; otherwise the MTU of an existing bridge, or 1500",
         )
     },
     Key {
@@ -340,7 +340,7 @@ pub const KEYS: &[Key] = &[
             "network.connections_per_pod",
             Number,
             Described("none"),
-            "maximum number of concurrent connections per pod on this node, from 1; none: no limit",
+            "maximum number of concurrent connections that a pod may open on this node, from 1; none: no limit",
         )
     },
     Key {
@@ -358,7 +358,7 @@ pub const KEYS: &[Key] = &[
             "network.margin",
             Number,
             Described("8 with etcd, 0 with the embedded store"),
-            "size of a node's block: number of bits by which its prefix is longer than the subnet's, 0 to 32; 8 divides a /16 into 256 blocks of /24",
+            "size of a node's block: number of bits by which its prefix is longer than the subnet's, 0 to 32; 8 divides a /16 into 256 blocks of /24; must be the same on all nodes",
         )
     },
     Key {

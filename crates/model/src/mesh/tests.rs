@@ -541,11 +541,11 @@ fn a_peer_may_send_from_its_blocks_and_addresses() {
     let near = peer("a", &["192.0.2.5", "2001:db8::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
     let mesh = mesh(local_node(), &[near]);
     let inner = ["10.2.5.0/24", "192.0.2.5/32", "2001:db8::5/128", "fd00:2:0:0:500::/72"];
-    let want: Vec<PeerSource> = ["192.0.2.5", "2001:db8::5"]
+    let expected: Vec<PeerSource> = ["192.0.2.5", "2001:db8::5"]
         .iter()
         .flat_map(|outer| inner.map(|inner| source(outer, inner)))
         .collect();
-    assert_eq!(mesh.sources().collect::<Vec<_>>(), want);
+    assert_eq!(mesh.sources().collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -572,12 +572,12 @@ fn a_changed_address_of_a_peer_replaces_its_sources() {
     set(&mut mesh, peer("a", &["192.0.2.6"], &["10.2.5.0/24"]));
     let both =
         |address: &str| vec![source(address, "10.2.5.0/24"), source(address, &format!("{address}/32"))];
-    let want = SourceChanges { add: both("192.0.2.6"), remove: both("192.0.2.5") };
-    assert_eq!(mesh.take_source_changes(), want);
+    let expected = SourceChanges { add: both("192.0.2.6"), remove: both("192.0.2.5") };
+    assert_eq!(mesh.take_source_changes(), expected);
     // A node with the same address keeps it if the other node is removed.
     set(&mut mesh, peer("b", &["192.0.2.6"], &["10.2.6.0/24"]));
     mesh.take_source_changes();
     mesh.remove_peer(&"a".try_into().unwrap());
-    let want = SourceChanges { add: Vec::new(), remove: vec![source("192.0.2.6", "10.2.5.0/24")] };
-    assert_eq!(mesh.take_source_changes(), want);
+    let expected = SourceChanges { add: Vec::new(), remove: vec![source("192.0.2.6", "10.2.5.0/24")] };
+    assert_eq!(mesh.take_source_changes(), expected);
 }
