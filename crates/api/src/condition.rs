@@ -34,7 +34,7 @@ impl Condition {
         Self { code: ConditionCode::Known(code), severity, object, since, message, fix }
     }
 
-    pub fn keeps_from_ready(&self) -> bool {
+    pub fn prevents_ready(&self) -> bool {
         self.severity == Severity::NotReady
     }
 

@@ -83,7 +83,7 @@ impl Tombstones {
     }
 
     /// Writes a tombstone for this DEL. It replaces an earlier one with the same key.
-    pub fn leave(&self, call: &CniCall, key: &AttachmentKey) -> Result<(), TombstoneError> {
+    pub fn write(&self, call: &CniCall, key: &AttachmentKey) -> Result<(), TombstoneError> {
         let (dir, path) = (&self.dir, self.path_of(key));
         let content = TombstoneContent { key: key.clone(), call };
         let text = serde_json::to_vec(&content)

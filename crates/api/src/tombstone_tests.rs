@@ -39,9 +39,9 @@ fn there_is_one_tombstone_per_key() {
             && tombstones.list().unwrap().is_empty()
             && !tombstones.exists(&key("a")).unwrap()
     );
-    tombstones.leave(&call(1), &key("a")).unwrap();
-    tombstones.leave(&call(2), &key("b")).unwrap();
-    tombstones.leave(&call(3), &key("a")).unwrap();
+    tombstones.write(&call(1), &key("a")).unwrap();
+    tombstones.write(&call(2), &key("b")).unwrap();
+    tombstones.write(&call(3), &key("a")).unwrap();
     assert!(
         !tombstones.is_empty().unwrap()
             && tombstones.exists(&key("a")).unwrap()
@@ -67,9 +67,9 @@ fn there_is_one_tombstone_per_key() {
 #[test]
 fn a_replaced_tombstone_is_not_removed() {
     let (_dir, tombstones) = directory();
-    tombstones.leave(&call(1), &key("a")).unwrap();
+    tombstones.write(&call(1), &key("a")).unwrap();
     let old = tombstones.list().unwrap().remove(0);
-    tombstones.leave(&call(2), &key("a")).unwrap();
+    tombstones.write(&call(2), &key("a")).unwrap();
     tombstones.remove(&old).unwrap();
     assert_eq!(tombstones.put_aside(&old).unwrap(), None);
     assert!(tombstones.exists(&key("a")).unwrap());
@@ -83,7 +83,7 @@ fn a_replaced_tombstone_is_not_removed() {
 #[test]
 fn an_interrupted_removal_loses_no_tombstone() {
     let (_dir, tombstones) = directory();
-    tombstones.leave(&call(1), &key("a")).unwrap();
+    tombstones.write(&call(1), &key("a")).unwrap();
     let tombstone = tombstones.list().unwrap().remove(0);
     tombstones.rename_if_same(&tombstone, |name| format!("{name}-served")).unwrap().unwrap();
     assert!(!tombstones.is_empty().unwrap());
@@ -96,7 +96,7 @@ fn an_interrupted_removal_loses_no_tombstone() {
 #[test]
 fn an_unreadable_tombstone_is_listed_and_put_aside() {
     let (_dir, tombstones) = directory();
-    tombstones.leave(&call(1), &key("a")).unwrap();
+    tombstones.write(&call(1), &key("a")).unwrap();
     let path = tombstones.list().unwrap().remove(0).path;
     fs::create_dir(tombstones.dir().join("directory")).unwrap();
     for (name, text) in [("x", &b""[..]), ("y", b"{\"key\":1}"), ("z", &vec![b' '; MAX_SIZE + 1])] {
@@ -131,6 +131,6 @@ fn a_directory_that_cannot_be_created_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
-    let message = Tombstones::new(&file).leave(&call(1), &key("a")).unwrap_err().to_string();
+    let message = Tombstones::new(&file).write(&call(1), &key("a")).unwrap_err().to_string();
     assert!(message.contains("create") && message.contains(file.to_str().unwrap()), "{message}");
 }

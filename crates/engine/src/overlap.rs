@@ -313,7 +313,7 @@ fn taken_by_another(
     own: &AttachmentKey,
     ips: &[IpAddr],
 ) -> Result<Option<Unusable>, Error> {
-    Ok(host.links_if_busy()?.iter().find_map(|link| of_another_pod(link, own, ips)))
+    Ok(host.links_best_effort()?.iter().find_map(|link| of_another_pod(link, own, ips)))
 }
 
 /// Called when the pod's link exists. Each of two ADDs at the same time checks when its own link has an alias, so that at least

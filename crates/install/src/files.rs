@@ -163,13 +163,13 @@ pub(super) fn remove_leftovers(path: &Path, age: Duration) -> io::Result<()> {
 fn create_directory(directory: &Path) -> Result<(), InstallError> {
     let missing: Vec<&Path> = directory.ancestors().take_while(|directory| !directory.is_dir()).collect();
     for directory in missing.into_iter().rev() {
-        let created = fs::create_dir(directory)
+        let result = fs::create_dir(directory)
             .and_then(|()| fs::set_permissions(directory, Permissions::from_mode(0o755)));
-        match created {
+        match result {
             // Another process created it at the same time.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => {}
-            created => {
-                created.map_err(|source| InstallError::Directory { path: directory.to_owned(), source })?
+            result => {
+                result.map_err(|source| InstallError::Directory { path: directory.to_owned(), source })?;
             }
         }
     }

@@ -84,7 +84,7 @@ pub struct Installer {
     /// The network with the first blocks. A template is checked with it before the node owns a block.
     sample_network: Arc<Network>,
     /// The network changed after files were last written.
-    has_events: AtomicBool,
+    has_changes: AtomicBool,
     /// Kept open: an upgrade of the plugin takes effect when the agent restarts, and a deleted plugin can still be restored.
     source: File,
 }
@@ -100,7 +100,7 @@ struct WantedFile<'a> {
 /// A file, and its actual state.
 type CheckedFile<'a> = (WantedFile<'a>, Result<FileState, InstallError>);
 
-/// The actions of [`Installer::keep`], and the resulting state of the files.
+/// The actions of [`Installer::reconcile`], and the resulting state of the files.
 pub struct InstallOutcome {
     pub done: Vec<String>,
     pub files: Vec<InstalledFile>,
@@ -135,7 +135,7 @@ impl Installer {
             installed_by: InstalledBy::Agent,
             network: RwLock::new(is_single_node.then(|| Arc::new(whole))),
             sample_network: sample_network(&config.network, config.cluster.margin)?,
-            has_events: AtomicBool::new(false),
+            has_changes: AtomicBool::new(false),
             settings: config.network.clone(),
             source: open_source(&install, &config.plugin)?,
             plugin: config.plugin.clone(),
@@ -155,7 +155,7 @@ impl Installer {
             installed_by: InstalledBy::Standalone,
             network: RwLock::new(Some(Arc::clone(&whole))),
             sample_network: whole,
-            has_events: AtomicBool::new(false),
+            has_changes: AtomicBool::new(false),
             settings: settings.network,
             source: open_source(&settings.install, &plugin)?,
             plugin,
@@ -175,13 +175,13 @@ impl Installer {
             return false;
         }
         *current = Some(network);
-        self.has_events.store(true, Ordering::Release);
+        self.has_changes.store(true, Ordering::Release);
         true
     }
 
     /// Whether the network changed after files were last written.
-    pub fn has_events(&self) -> bool {
-        self.has_events.load(Ordering::Acquire)
+    pub fn has_changes(&self) -> bool {
+        self.has_changes.load(Ordering::Acquire)
     }
 
     fn network(&self) -> Option<Arc<Network>> {
@@ -200,22 +200,22 @@ impl Installer {
 
     /// Writes all missing or wrong files, and returns the actions. Call it when the node is ready: the config makes the runtime
     /// start pods.
-    pub fn put(&self) -> Result<Vec<String>, InstallError> {
-        self.keep().map(|outcome| outcome.done)
+    pub fn install(&self) -> Result<Vec<String>, InstallError> {
+        self.reconcile().map(|outcome| outcome.done)
     }
 
-    /// Like `put`, and also returns the state of the files. Each file is checked once.
-    pub fn keep(&self) -> Result<InstallOutcome, InstallError> {
+    /// Like `install`, and also returns the state of the files. Each file is checked once.
+    pub fn reconcile(&self) -> Result<InstallOutcome, InstallError> {
         // Before the work: later changes must set the flag again.
-        let had_events = self.has_events.swap(false, Ordering::AcqRel);
-        let outcome = self.keep_all();
+        let had_changes = self.has_changes.swap(false, Ordering::AcqRel);
+        let outcome = self.reconcile_all();
         if outcome.is_err() {
-            self.has_events.fetch_or(had_events, Ordering::AcqRel);
+            self.has_changes.fetch_or(had_changes, Ordering::AcqRel);
         }
         outcome
     }
 
-    fn keep_all(&self) -> Result<InstallOutcome, InstallError> {
+    fn reconcile_all(&self) -> Result<InstallOutcome, InstallError> {
         let config = self.render()?;
         let (mut record, corruption) = InstallRecord::read(&self.state_dir)?;
         let mut done: Vec<String> = corruption.into_iter().collect();

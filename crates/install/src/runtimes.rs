@@ -3,7 +3,7 @@
 
 mod plugins;
 
-pub use plugins::gone_plugin;
+pub use plugins::removed_plugin;
 
 use std::fmt;
 use std::fs;

@@ -153,7 +153,7 @@ impl GraceWaiter {
 }
 
 /// Whether this process recently deleted a link with this index, in any namespace. Events of such a link can be ignored.
-pub fn was_deleted_here(index: u32) -> bool {
+pub fn was_deleted_by_this_process(index: u32) -> bool {
     RECENTLY_DELETED.lock().unwrap_or_else(PoisonError::into_inner).contains(&index)
 }
 
@@ -174,7 +174,7 @@ fn forget(index: u32) {
 }
 
 /// The number of threads that wait for the end of a deletion after their caller has returned.
-pub fn deletions_under_way() -> usize {
+pub fn pending_deletions() -> usize {
     PENDING.load(Ordering::Acquire)
 }
 
@@ -392,7 +392,7 @@ mod tests {
         let missing = ns.run(|| delete_link_early(4242)).unwrap();
         assert!(missing.unwrap_err().is_missing());
         let deadline = Instant::now() + IDLE_TIMEOUT * 20;
-        while deletions_under_way() > 0 || !GraceWaiter::idle().is_empty() {
+        while pending_deletions() > 0 || !GraceWaiter::idle().is_empty() {
             assert!(Instant::now() < deadline, "{} idle threads did not end", GraceWaiter::idle().len());
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -405,29 +405,32 @@ mod tests {
         const LOOPBACK: u32 = 1;
         let ns = NetNs::create().unwrap();
         let refused = ns.run(|| delete_link_early(LOOPBACK)).unwrap().unwrap_err();
-        assert!(matches!(refused, Error::Refused { .. }) && !was_deleted_here(LOOPBACK), "{refused}");
+        assert!(
+            matches!(refused, Error::Refused { .. }) && !was_deleted_by_this_process(LOOPBACK),
+            "{refused}"
+        );
         // A deleted link stays remembered if another attempt to delete it is refused.
         remember(LOOPBACK);
         ns.run(|| delete_link_early(LOOPBACK)).unwrap().unwrap_err();
-        assert!(was_deleted_here(LOOPBACK));
+        assert!(was_deleted_by_this_process(LOOPBACK));
         forget(LOOPBACK);
         let mut socket = RtSocket::open_in(&ns).unwrap();
         let index = create_link(&mut socket);
         ns.run(|| delete_link_early(index)).unwrap().unwrap();
-        assert!(was_deleted_here(index));
+        assert!(was_deleted_by_this_process(index));
     }
 
     #[test]
     fn the_caller_waits_if_too_many_threads_wait() {
         let _serial = SERIAL.lock().unwrap();
         let permits: Vec<_> = std::iter::from_fn(WaiterPermit::take).collect();
-        assert_eq!((permits.len(), deletions_under_way()), (MAX_WAITERS, MAX_WAITERS));
+        assert_eq!((permits.len(), pending_deletions()), (MAX_WAITERS, MAX_WAITERS));
         let ns = NetNs::create().unwrap();
         let mut socket = RtSocket::open_in(&ns).unwrap();
         let index = create_link(&mut socket);
         ns.run(|| delete_link_early(index)).unwrap().unwrap();
         assert!(socket.link_at(index).unwrap().is_none());
         drop(permits);
-        assert_eq!(deletions_under_way(), 0);
+        assert_eq!(pending_deletions(), 0);
     }
 }

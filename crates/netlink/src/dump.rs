@@ -54,7 +54,7 @@ impl RtSocket {
     }
 
     /// Like [`RtSocket::links`]. If links change all the time, returns the last list, in which a link may be missing.
-    pub fn links_if_busy(&mut self) -> Result<Vec<Link>, Error> {
+    pub fn links_best_effort(&mut self) -> Result<Vec<Link>, Error> {
         Ok(self.dump_tries((FEW_TRIES, LINKS), encode_links, Link::parse)?.0)
     }
 

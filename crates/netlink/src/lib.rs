@@ -34,12 +34,12 @@ mod view;
 mod vxlan;
 pub mod wire;
 
-pub use deletion::{delete_link_early, deletions_under_way, was_deleted_here};
+pub use deletion::{delete_link_early, pending_deletions, was_deleted_by_this_process};
 pub use dump::RouteFilter;
 pub use error::Error;
 pub use ethtool::Ethtool;
 pub use exchange::Dump;
-pub use monitor::{LinkEvent, Monitor, Where};
+pub use monitor::{EventNamespace, LinkEvent, Monitor};
 pub use netns::{NetNs, NetNsError};
 pub use op::{
     AddAddress, AddBridge, AddNeighbour, AddTbf, AddVxlan, Fdb, LinkRef, Mode, Op, QdiscAt, Route, RouteKind,

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::error::Error;
-use crate::monitor::Where;
+use crate::monitor::EventNamespace;
 use crate::socket::{Received, Reply, Socket};
 
 /// Datagrams per `read`, so that a constant stream of changes cannot block the reader.
@@ -30,7 +30,10 @@ impl Listener {
     }
 
     /// Reads all pending events without waiting.
-    pub(crate) fn read(&mut self, mut each: impl FnMut(&Reply<'_>, Where)) -> Result<EventsRead, Error> {
+    pub(crate) fn read(
+        &mut self,
+        mut each: impl FnMut(&Reply<'_>, EventNamespace),
+    ) -> Result<EventsRead, Error> {
         let mut events_read = if self.has_lost_events { EventsRead::Overrun } else { EventsRead::All };
         for _ in 0..MAX_DATAGRAMS {
             match self.socket.try_receive() {
@@ -42,7 +45,7 @@ impl Listener {
                     self.has_lost_events = true;
                     events_read = EventsRead::Overrun;
                 }
-                Ok(Received::Events(replies, place)) => replies.for_each(|reply| each(&reply, place)),
+                Ok(Received::Events(replies, namespace)) => replies.for_each(|reply| each(&reply, namespace)),
                 Err(error) => {
                     // The caller drops the events that were read before the error.
                     self.has_lost_events = true;

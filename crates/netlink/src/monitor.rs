@@ -29,11 +29,11 @@ const GROUPS: [u32; 8] = [
 
 /// The namespace of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Where {
+pub enum EventNamespace {
     /// The namespace of the socket.
-    Here,
+    Own,
     /// Another namespace that has, or had, a link into the socket's namespace: a pod.
-    Elsewhere,
+    Pod,
 }
 
 /// A change. Removals are reported in all observed namespaces, for all processes. Additions are reported for links, and for
@@ -45,18 +45,18 @@ pub enum LinkEvent {
         index: u32,
         name: Option<String>,
         up: bool,
-        gone: bool,
-        place: Where,
+        removed: bool,
+        namespace: EventNamespace,
     },
     /// A link was removed from its bridge.
     PortLeft {
         index: u32,
-        place: Where,
+        namespace: EventNamespace,
     },
-    AddressGone {
+    AddressRemoved {
         link: u32,
         addr: IpNet,
-        place: Where,
+        namespace: EventNamespace,
     },
     /// In the socket's namespace. The kernel reports the protocol since Linux 5.18.
     AddressAdded {
@@ -69,23 +69,23 @@ pub enum LinkEvent {
         protocol: u8,
     },
     /// A unicast or unreachable route. The kernel does not report IPv4 routes that it drops because their link is removed, goes
-    /// down, or loses its last IPv4 address. List the routes after `Link` and `AddressGone`.
-    RouteGone {
+    /// down, or loses its last IPv4 address. List the routes after `Link` and `AddressRemoved`.
+    RouteRemoved {
         dst: IpNet,
         link: Option<u32>,
         protocol: u8,
-        place: Where,
+        namespace: EventNamespace,
     },
     /// A neighbour with a protocol number. Entries that the kernel learns have none and are not reported.
-    NeighbourGone {
+    NeighbourRemoved {
         link: u32,
         addr: IpAddr,
         protocol: u8,
-        place: Where,
+        namespace: EventNamespace,
     },
     /// Global forwarding was disabled in the namespace, for one family.
     ForwardingOff {
-        place: Where,
+        namespace: EventNamespace,
     },
     /// The receive buffer overran. Full reconciliation is needed.
     Lost,
@@ -110,7 +110,8 @@ impl Monitor {
     /// the caller has to reconcile everything.
     pub fn read(&mut self) -> Result<Vec<LinkEvent>, Error> {
         let mut events = Vec::new();
-        let events_read = self.listener.read(|reply, place| events.extend(parse_event(reply, place)))?;
+        let events_read =
+            self.listener.read(|reply, namespace| events.extend(parse_event(reply, namespace)))?;
         Ok(match events_read {
             EventsRead::All => events,
             EventsRead::Overrun => vec![LinkEvent::Lost],
@@ -130,32 +131,32 @@ impl fmt::Debug for Monitor {
     }
 }
 
-fn parse_event(reply: &Reply<'_>, place: Where) -> Option<LinkEvent> {
+fn parse_event(reply: &Reply<'_>, namespace: EventNamespace) -> Option<LinkEvent> {
     let Content::Data(body) = reply.content else { return None };
     let family = i32::from(*body.first()?);
     match reply.kind {
-        libc::RTM_NEWLINK | libc::RTM_DELLINK => parse_link(body, reply.kind, place),
+        libc::RTM_NEWLINK | libc::RTM_DELLINK => parse_link(body, reply.kind, namespace),
         libc::RTM_DELADDR => {
-            Address::parse(body).map(|a| LinkEvent::AddressGone { link: a.link, addr: a.addr, place })
+            Address::parse(body).map(|a| LinkEvent::AddressRemoved { link: a.link, addr: a.addr, namespace })
         }
-        libc::RTM_NEWADDR if place == Where::Here => {
+        libc::RTM_NEWADDR if namespace == EventNamespace::Own => {
             Address::parse(body).map(|a| LinkEvent::AddressAdded { addr: a.addr, protocol: a.protocol })
         }
-        libc::RTM_NEWROUTE if place == Where::Here => Route::parse_any(body)
+        libc::RTM_NEWROUTE if namespace == EventNamespace::Own => Route::parse_any(body)
             .filter(|r| r.table == Some(u32::from(libc::RT_TABLE_MAIN)))
             .map(|r| LinkEvent::RouteAdded { dst: r.dst, protocol: r.protocol }),
-        libc::RTM_DELROUTE => Route::parse_any(body).map(|r| LinkEvent::RouteGone {
+        libc::RTM_DELROUTE => Route::parse_any(body).map(|r| LinkEvent::RouteRemoved {
             dst: r.dst,
             link: r.link,
             protocol: r.protocol,
-            place,
+            namespace,
         }),
-        RTM_NEWNETCONF => is_forwarding_off(body).then_some(LinkEvent::ForwardingOff { place }),
+        RTM_NEWNETCONF => is_forwarding_off(body).then_some(LinkEvent::ForwardingOff { namespace }),
         // FDB entries of bridges use the same messages.
         libc::RTM_DELNEIGH if family != libc::AF_BRIDGE => {
             let Neighbour { link, addr, protocol, .. } = Neighbour::parse(body)?;
             // A permanent entry is reported with state "failed" when it is removed, so only the protocol identifies it.
-            (protocol != 0).then_some(LinkEvent::NeighbourGone { link, addr, protocol, place })
+            (protocol != 0).then_some(LinkEvent::NeighbourRemoved { link, addr, protocol, namespace })
         }
         _ => None,
     }
@@ -167,15 +168,15 @@ fn is_forwarding_off(body: &[u8]) -> bool {
     value(NETCONFA_IFINDEX) == Some(u32::MAX) && value(NETCONFA_FORWARDING) == Some(0)
 }
 
-fn parse_link(body: &[u8], kind: u16, place: Where) -> Option<LinkEvent> {
-    let gone = kind == libc::RTM_DELLINK;
+fn parse_link(body: &[u8], kind: u16, namespace: EventNamespace) -> Option<LinkEvent> {
+    let removed = kind == libc::RTM_DELLINK;
     let link = Link::parse(body)?;
     match i32::from(*body.first()?) {
         libc::AF_UNSPEC => {
             let name = Some(link.name).filter(|name| !name.is_empty());
-            Some(LinkEvent::Link { index: link.index, name, up: link.up, gone, place })
+            Some(LinkEvent::Link { index: link.index, name, up: link.up, removed, namespace })
         }
-        libc::AF_BRIDGE if gone => Some(LinkEvent::PortLeft { index: link.index, place }),
+        libc::AF_BRIDGE if removed => Some(LinkEvent::PortLeft { index: link.index, namespace }),
         _ => None,
     }
 }

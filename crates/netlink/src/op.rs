@@ -112,7 +112,7 @@ pub struct AddBridge<'a> {
 
 /// A tunnel device that sends to its FDB entries only: it learns nothing and has no multicast group. Its outer family is
 /// the family of `local`. Over IPv6 outer packets have checksums, as RFC 2460 requires. It is created down, because the
-/// kernel accepts the link-local mode only later and adds the address when the link goes up: `make_vxlan` does all steps.
+/// kernel accepts the link-local mode only later and adds the address when the link goes up: `create_vxlan` does all steps.
 #[derive(Debug, Clone, Copy)]
 pub struct AddVxlan<'a> {
     pub name: &'a IfName,

@@ -33,36 +33,36 @@ pub enum PeerEvent {
     /// A managed route was added or changed.
     RouteSet(Route),
     /// A managed route was removed. The kernel does not report IPv4 routes that it drops because their link is removed, goes
-    /// down, or loses its last IPv4 address. List the routes after `Link`, `LinkGone` and `AddressGone`.
-    RouteGone(Route),
+    /// down, or loses its last IPv4 address. List the routes after `Link`, `LinkRemoved` and `AddressRemoved`.
+    RouteRemoved(Route),
     /// An unmanaged route replaced another route to the same destination. The kernel does not report the replaced route,
     /// which may be a managed one.
-    RouteTaken(IpNet),
+    RouteReplaced(IpNet),
     /// A default route was added, changed or removed.
     DefaultRoute,
     /// A link was added or changed.
     Link(Link),
-    LinkGone {
+    LinkRemoved {
         index: u32,
         name: String,
     },
     AddressSet(Address),
-    AddressGone(Address),
+    AddressRemoved(Address),
     /// A managed neighbour was added or changed.
     NeighbourSet {
         link: u32,
         addr: IpAddr,
         mac: Option<Mac>,
     },
-    NeighbourGone {
+    NeighbourRemoved {
         link: u32,
         addr: IpAddr,
     },
     /// An FDB entry of any tunnel device: entries have no protocol.
     FdbSet(Fdb),
-    FdbGone(Fdb),
+    FdbRemoved(Fdb),
     /// The receive buffer overran. Full reconciliation is needed.
-    Missed,
+    Lost,
 }
 
 /// A socket that reports changes of the paths to other nodes. It needs `CAP_NET_ADMIN`.
@@ -83,14 +83,14 @@ impl PeerMonitor {
         netns.run(Self::open)?
     }
 
-    /// Reads all pending events without waiting. After an overrun the result is only `Missed`, because the caller has to
+    /// Reads all pending events without waiting. After an overrun the result is only `Lost`, because the caller has to
     /// reconcile everything.
     pub fn read(&mut self) -> Result<Vec<PeerEvent>, Error> {
         let mut events = Vec::new();
         let events_read = self.listener.read(|reply, _| parse_events(reply, &mut events))?;
         Ok(match events_read {
             EventsRead::All => events,
-            EventsRead::Overrun => vec![PeerEvent::Missed],
+            EventsRead::Overrun => vec![PeerEvent::Lost],
         })
     }
 }
@@ -113,21 +113,21 @@ fn parse_events(reply: &Reply<'_>, events: &mut Vec<PeerEvent>) {
     match reply.kind {
         libc::RTM_NEWROUTE | libc::RTM_DELROUTE => parse_route(reply, body, events),
         libc::RTM_NEWADDR => events.extend(Address::parse(body).map(PeerEvent::AddressSet)),
-        libc::RTM_DELADDR => events.extend(Address::parse(body).map(PeerEvent::AddressGone)),
+        libc::RTM_DELADDR => events.extend(Address::parse(body).map(PeerEvent::AddressRemoved)),
         // Bridges report their ports in the same messages.
         libc::RTM_NEWLINK if family == libc::AF_UNSPEC => {
             events.extend(Link::parse(body).map(PeerEvent::Link));
         }
         libc::RTM_DELLINK if family == libc::AF_UNSPEC => {
             events.extend(
-                Link::parse(body).map(|link| PeerEvent::LinkGone { index: link.index, name: link.name }),
+                Link::parse(body).map(|link| PeerEvent::LinkRemoved { index: link.index, name: link.name }),
             );
         }
         libc::RTM_NEWNEIGH if family == libc::AF_BRIDGE => {
             events.extend(Fdb::parse(body).map(PeerEvent::FdbSet));
         }
         libc::RTM_DELNEIGH if family == libc::AF_BRIDGE => {
-            events.extend(Fdb::parse(body).map(PeerEvent::FdbGone));
+            events.extend(Fdb::parse(body).map(PeerEvent::FdbRemoved));
         }
         libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => events.extend(parse_neighbour(reply.kind, body)),
         _ => {}
@@ -141,11 +141,11 @@ fn parse_route(reply: &Reply<'_>, body: &[u8], events: &mut Vec<PeerEvent>) {
     }
     let is_managed = route.protocol == PEER_PROTOCOL;
     if reply.kind == libc::RTM_DELROUTE {
-        events.extend(is_managed.then_some(PeerEvent::RouteGone(route)));
+        events.extend(is_managed.then_some(PeerEvent::RouteRemoved(route)));
     } else if is_managed {
         events.push(PeerEvent::RouteSet(route));
     } else if reply.flags & NLM_F_REPLACE != 0 {
-        events.push(PeerEvent::RouteTaken(route.dst));
+        events.push(PeerEvent::RouteReplaced(route.dst));
     }
 }
 
@@ -157,6 +157,6 @@ fn parse_neighbour(kind: u16, body: &[u8]) -> Option<PeerEvent> {
     Some(if kind == libc::RTM_NEWNEIGH {
         PeerEvent::NeighbourSet { link, addr, mac }
     } else {
-        PeerEvent::NeighbourGone { link, addr }
+        PeerEvent::NeighbourRemoved { link, addr }
     })
 }

@@ -17,7 +17,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags};
 
 use crate::error::Error;
 use crate::kernel::NLMSGERR_ATTR_MSG;
-use crate::monitor::Where;
+use crate::monitor::EventNamespace;
 use crate::wire::{attribute, read_text, read_u32};
 
 /// The timeout for an answer. Several seconds are possible, because all requests wait for the rtnl lock.
@@ -99,7 +99,7 @@ impl Socket {
 
     /// Enlarges the buffers for this number of requests in one send: the kernel queues all answers before the first can be
     /// read. Needs `CAP_NET_ADMIN` for more than a few requests.
-    pub fn make_room(&mut self, requests: usize) -> Result<(), Error> {
+    pub fn reserve_buffers(&mut self, requests: usize) -> Result<(), Error> {
         if requests > MAX_DEFAULT_REQUESTS && !self.has_large_buffers {
             let failed = |errno| socket_error("enlarge a netlink socket", errno);
             self.grow_event_buffer()?;
@@ -166,9 +166,13 @@ impl Socket {
         if received.flags.contains(ReturnFlags::TRUNC) {
             return Ok(Received::Overrun);
         }
-        let place = if received.flags.contains(ReturnFlags::CTRUNC) { Where::Elsewhere } else { Where::Here };
+        let namespace = if received.flags.contains(ReturnFlags::CTRUNC) {
+            EventNamespace::Pod
+        } else {
+            EventNamespace::Own
+        };
         let replies = Replies { remaining: self.buffer.get(..received.bytes).unwrap_or_default() };
-        Ok(Received::Events(replies, place))
+        Ok(Received::Events(replies, namespace))
     }
 }
 
@@ -199,7 +203,7 @@ pub(crate) enum Received<'a> {
     Nothing,
     /// The receive buffer overran.
     Overrun,
-    Events(Replies<'a>, Where),
+    Events(Replies<'a>, EventNamespace),
 }
 
 impl AsFd for Socket {

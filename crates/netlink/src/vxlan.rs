@@ -11,7 +11,7 @@ impl RtSocket {
     /// the VNI and port, are in use, the call fails (`Error::is_exists`) and changes nothing. A partly created device is removed.
     ///
     /// Device and alias are sent together, so a process that is killed leaves no device without an alias.
-    pub fn make_vxlan(&mut self, add: &AddVxlan<'_>, alias: Option<&str>) -> Result<u32, Error> {
+    pub fn create_vxlan(&mut self, add: &AddVxlan<'_>, alias: Option<&str>) -> Result<u32, Error> {
         self.add_with_alias(add, alias)?;
         let link = self.index_of(add.name)?.ok_or_else(|| removed(add.name))?;
         let no_link_local = SetLink { no_link_local: true, alias, ..SetLink::of(LinkRef::Index(link)) };

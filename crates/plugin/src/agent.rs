@@ -247,7 +247,7 @@ impl Asking<'_> {
     fn bury(&self, call: &AttachmentRequest, cause: &Error) -> (Result<Done, Error>, ExchangeEnd) {
         let key = call.key();
         let tombstones = Tombstones::new(self.place.run_dir);
-        match tombstones.leave(&self.call, &key) {
+        match tombstones.write(&self.call, &key) {
             Ok(()) => {
                 let dir = tombstones.dir().display();
                 let message =

@@ -30,7 +30,7 @@ impl Runtimes {
 }
 
 /// The condition for an installed plugin that was removed. `other` is a possible copy of it.
-pub fn gone_plugin(installed: &Path, other: &Path) -> Finding {
+pub fn removed_plugin(installed: &Path, other: &Path) -> Finding {
     let path = installed.display();
     let message = format!("the installed plugin {path} was removed, so that all pods fail");
     let finding = Finding::new(Code::InstallIncomplete, format_args!("file {path}"), message);

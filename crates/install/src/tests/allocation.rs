@@ -40,15 +40,15 @@ fn a7_the_config_contains_the_nodes_blocks() {
     let mut site = cluster_node();
     site.template(BLOCKS);
     let installer = site.installer();
-    let error = installer.put().unwrap_err().to_string();
+    let error = installer.install().unwrap_err().to_string();
     assert!(error.contains("{{ BLOCK }} is unknown before this node has a block"), "{error}");
     assert_eq!(site.everything(), ["./template.json"], "nothing is installed yet");
-    assert!(!installer.has_events());
+    assert!(!installer.has_changes());
 
     assert!(installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
-    assert!(installer.has_events());
-    assert_eq!(installer.put().unwrap().len(), 3);
-    assert!(!installer.has_events());
+    assert!(installer.has_changes());
+    assert_eq!(installer.install().unwrap().len(), 3);
+    assert!(!installer.has_changes());
     let plugin = plugin_of(&text(&site.conflist()));
     assert_eq!(plugin["subnet"], "10.2.3.0/24,fd00:2:0:0:300::/72");
     assert_eq!(plugin["network"], "10.2.0.0/16,fd00:2::/64");
@@ -57,13 +57,13 @@ fn a7_the_config_contains_the_nodes_blocks() {
 
     // The same network is no change. Another block is.
     assert!(!installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
-    assert!(!installer.has_events());
+    assert!(!installer.has_changes());
     assert!(installer.set_network(network(
         &site,
         &["10.2.3.0/24", "10.2.9.0/24", "fd00:2:0:0:300::/72"],
         1450
     )));
-    let done = installer.put().unwrap();
+    let done = installer.install().unwrap();
     assert!(done.len() == 1 && done[0].starts_with("config "), "{done:?}");
     assert_eq!(plugin_of(&text(&site.conflist()))["subnet"], "10.2.3.0/24,10.2.9.0/24,fd00:2:0:0:300::/72");
     assert!(all_ok(&installer));
@@ -76,20 +76,20 @@ fn a_change_that_could_not_be_written_is_retried() {
     let installer = site.installer();
     installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450));
     fs::remove_file(site.at("template.json")).unwrap();
-    assert!(installer.put().is_err());
-    assert!(installer.has_events());
+    assert!(installer.install().is_err());
+    assert!(installer.has_changes());
     site.template(BLOCKS);
-    installer.put().unwrap();
-    assert!(!installer.has_events());
+    installer.install().unwrap();
+    assert!(!installer.has_changes());
 }
 
 #[test]
 fn the_built_in_template_of_an_agent_needs_no_block() {
     let site = cluster_node();
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     assert!(installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
-    assert_eq!(installer.put().unwrap(), Vec::<String>::new());
+    assert_eq!(installer.install().unwrap(), Vec::<String>::new());
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a1_type_and_version_are_configurable() {
     let mut site = Site::new();
     site.config.plugin = PluginConfig { name: "blue-cni".to_owned(), version: cni::Version::V0_4_0 };
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     let list: Value = serde_json::from_str(&text(&site.conflist())).unwrap();
     assert_eq!((&list["cniVersion"], &list["plugins"][0]["type"]), (&json!("0.4.0"), &json!("blue-cni")));
     let plugin = site.at("opt/cni/bin/blue-cni");
@@ -124,7 +124,7 @@ fn a1_type_and_version_are_configurable() {
     let mut watch = FileWatch::new(&installer).unwrap();
     fs::remove_file(&plugin).unwrap();
     assert!(watch.changed().unwrap());
-    assert_eq!(installer.put().unwrap().len(), 1);
+    assert_eq!(installer.install().unwrap().len(), 1);
     // An edited config is removed with it.
     fs::write(site.conflist(), r#"{"name":"x","plugins":[{"type":"blue-cni"}]}"#).unwrap();
     let removal = installer.remove().unwrap();
@@ -134,9 +134,9 @@ fn a1_type_and_version_are_configurable() {
 #[test]
 fn a1_a_changed_type_removes_the_earlier_plugin() {
     let mut site = Site::new();
-    site.installer().put().unwrap();
+    site.installer().install().unwrap();
     site.config.plugin.name = "blue-cni".to_owned();
-    site.installer().put().unwrap();
+    site.installer().install().unwrap();
     assert!(site.at("opt/cni/bin/blue-cni").exists() && !site.plugin().exists());
 }
 
@@ -145,7 +145,7 @@ fn c1_a_conf_file_holds_a_single_plugin() {
     let mut site = Site::new();
     site.install().config_name = "10-podwire.conf".to_owned();
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     let path = site.at("etc/cni/net.d/10-podwire.conf");
     let raw = text(&path);
     let conf: Value = serde_json::from_str(&raw).unwrap();

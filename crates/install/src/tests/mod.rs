@@ -115,7 +115,7 @@ fn a7_plugin_and_config_are_installed_with_their_modes_and_not_rewritten() {
     let installer = site.installer();
     assert_eq!(installer.check().len(), 3);
     assert!(installer.check().iter().all(|file| !file.ok), "{:?}", installer.check());
-    let done = installer.put().unwrap();
+    let done = installer.install().unwrap();
     assert_eq!(done.len(), 3, "{done:?}");
     assert!(
         done[0].starts_with("plugin ") && done[2].starts_with("config "),
@@ -130,8 +130,8 @@ fn a7_plugin_and_config_are_installed_with_their_modes_and_not_rewritten() {
             .map(|path| fs::metadata(path).unwrap().ino())
     };
     let before = inodes();
-    assert_eq!(installer.put().unwrap(), Vec::<String>::new());
-    assert_eq!(site.installer().put().unwrap(), Vec::<String>::new());
+    assert_eq!(installer.install().unwrap(), Vec::<String>::new());
+    assert_eq!(site.installer().install().unwrap(), Vec::<String>::new());
     assert_eq!(inodes(), before);
     assert!(!site.everything().iter().any(|name| name.contains("tmp")), "{:?}", site.everything());
 }
@@ -169,14 +169,14 @@ fn a_standalone_config_describes_the_network() {
         (&plugin["mode"], &plugin["mtu"], &plugin["ipMasq"]),
         (&json!("bridge"), &json!(1400), &json!(true))
     );
-    installer.put().unwrap();
+    installer.install().unwrap();
     assert!(all_ok(&installer));
 }
 
 #[test]
 fn the_plugin_must_exist_and_must_not_be_the_installed_file() {
     let mut site = Site::new();
-    site.installer().put().unwrap();
+    site.installer().install().unwrap();
     site.install().plugin = site.plugin();
     let error = Installer::new(&site.config).unwrap_err().to_string();
     assert!(error.contains("the installed file itself"), "{error}");
@@ -191,7 +191,7 @@ fn the_plugin_must_exist_and_must_not_be_the_installed_file() {
 fn pain_21_every_change_of_an_installed_file_is_repaired() {
     let site = Site::new();
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     for path in [site.plugin(), site.conflist()] {
         let expected = (text(&path), mode(&path));
         let changes: [&dyn Fn(); 6] = [
@@ -210,7 +210,7 @@ fn pain_21_every_change_of_an_installed_file_is_repaired() {
             let bad: Vec<_> = installer.check().into_iter().filter(|file| !file.ok).collect();
             assert_eq!(bad.len(), 1, "{which}: {bad:?}");
             assert_eq!(bad[0].path, path);
-            let done = installer.put().unwrap();
+            let done = installer.install().unwrap();
             assert_eq!(done.len(), 1, "{which}: {done:?}");
             assert_eq!((text(&path), mode(&path)), expected, "{which}");
             assert_eq!(fs::metadata(&path).unwrap().uid(), rustix::process::geteuid().as_raw());
@@ -218,7 +218,7 @@ fn pain_21_every_change_of_an_installed_file_is_repaired() {
     }
     fs::remove_dir_all(site.at("etc")).unwrap();
     fs::remove_dir_all(site.at("opt")).unwrap();
-    assert_eq!(installer.put().unwrap().len(), 3);
+    assert_eq!(installer.install().unwrap().len(), 3);
     assert!(all_ok(&installer));
 }
 
@@ -238,11 +238,11 @@ fn run(program: &Path) -> Child {
 fn pain_21_a_running_plugin_is_replaced() {
     let site = Site::new();
     fs::copy("/bin/sleep", site.at("programs/podwire-cni")).unwrap();
-    site.installer().put().unwrap();
+    site.installer().install().unwrap();
     let mut running = run(&site.plugin());
     assert!(fs::write(site.plugin(), "x").is_err(), "the file must be busy");
     site.upgrade("version 2");
-    let done = site.installer().put();
+    let done = site.installer().install();
     running.kill().unwrap();
     running.wait().unwrap();
     assert_eq!(done.unwrap().len(), 2, "the plugin and loopback");
@@ -256,12 +256,12 @@ fn pain_21_a_running_plugin_is_replaced() {
 fn an_upgrade_takes_effect_at_the_next_start() {
     let site = Site::new();
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     site.upgrade("version 2");
     assert!(all_ok(&installer));
     fs::remove_file(site.at("programs/podwire-cni")).unwrap();
     fs::remove_file(site.plugin()).unwrap();
-    installer.put().unwrap();
+    installer.install().unwrap();
     assert_eq!(text(&site.plugin()), "version 1");
 }
 
@@ -275,7 +275,7 @@ fn an_unmanaged_loopback_plugin_is_not_replaced() {
             _ => symlink("/nonexistent", site.loopback()).unwrap(),
         }
         let installer = site.installer();
-        assert_eq!(installer.put().unwrap().len(), 2);
+        assert_eq!(installer.install().unwrap().len(), 2);
         assert_eq!(installer.check().len(), 2);
         let removal = installer.remove().unwrap();
         assert_eq!(removal.left, Vec::<String>::new());
@@ -287,11 +287,11 @@ fn an_unmanaged_loopback_plugin_is_not_replaced() {
 fn a_loopback_plugin_replaced_by_another_package_is_not_restored() {
     let site = Site::new();
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     fs::write(site.loopback(), "reference plugin").unwrap();
-    let done = installer.put().unwrap();
+    let done = installer.install().unwrap();
     assert!(done.len() == 1 && done[0].contains("loopback plugin") && done[0].contains("stays"), "{done:?}");
-    assert_eq!(installer.put().unwrap(), Vec::<String>::new());
+    assert_eq!(installer.install().unwrap(), Vec::<String>::new());
     assert!(installer.remove().unwrap().left.is_empty());
     assert_eq!(text(&site.loopback()), "reference plugin");
 }
@@ -299,19 +299,19 @@ fn a_loopback_plugin_replaced_by_another_package_is_not_restored() {
 #[test]
 fn a_config_with_a_new_name_replaces_the_old_one() {
     let mut site = Site::new();
-    site.installer().put().unwrap();
+    site.installer().install().unwrap();
     site.install().config_name = "05-podwire.conflist".to_owned();
-    let done = site.installer().put().unwrap();
+    let done = site.installer().install().unwrap();
     assert_eq!(done.len(), 2, "{done:?}");
     assert!(site.at("etc/cni/net.d/05-podwire.conflist").exists() && !site.conflist().exists());
-    assert_eq!(site.installer().put().unwrap(), Vec::<String>::new());
+    assert_eq!(site.installer().install().unwrap(), Vec::<String>::new());
 }
 
 #[test]
 fn pain_22_a_reader_never_reads_an_incomplete_config() {
     let site = Site::new();
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     let expected = text(&site.conflist());
     let path = site.conflist();
     std::thread::scope(|scope| {
@@ -319,7 +319,7 @@ fn pain_22_a_reader_never_reads_an_incomplete_config() {
             scope.spawn(|| (0..20_000).all(|_| fs::read_to_string(&path).is_ok_and(|text| text == expected)));
         for _ in 0..20 {
             fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-            assert_eq!(installer.put().unwrap().len(), 1);
+            assert_eq!(installer.install().unwrap().len(), 1);
         }
         assert!(reader.join().unwrap());
     });
@@ -329,7 +329,7 @@ fn pain_22_a_reader_never_reads_an_incomplete_config() {
 fn only_old_temporary_files_are_removed() {
     let site = Site::new();
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     let temp = |name: &str| site.at(&format!("etc/cni/net.d/.10-podwire.conflist.{name}.podwire-tmp"));
     for name in ["old", "new"] {
         fs::write(temp(name), "{").unwrap();
@@ -337,6 +337,6 @@ fn only_old_temporary_files_are_removed() {
     let long_ago = std::time::SystemTime::now() - Duration::from_secs(61);
     File::open(temp("old")).unwrap().set_modified(long_ago).unwrap();
     fs::remove_file(site.conflist()).unwrap();
-    installer.put().unwrap();
+    installer.install().unwrap();
     assert!(!temp("old").exists() && temp("new").exists());
 }

@@ -64,10 +64,10 @@ fn a_template_that_becomes_invalid_is_reported_and_the_config_stays() {
     let mut site = Site::new();
     site.template(r#"{"cniVersion":"1.1.0","name":"podwire","plugins":[{"type":"podwire-cni"}]}"#);
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     let before = text(&site.conflist());
     fs::write(site.at("template.json"), "{{ X }}").unwrap();
-    assert!(installer.put().is_err());
+    assert!(installer.install().is_err());
     assert!(installer.check()[0].message.as_ref().unwrap().contains("\"X\""));
     assert_eq!(text(&site.conflist()), before);
 }

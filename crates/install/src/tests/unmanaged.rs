@@ -19,7 +19,7 @@ fn site_with_type(name: &str) -> Site {
 fn assert_refused(site: &Site, path: &Path, key: &str) {
     let before = (site.everything(), fs::read(path).ok());
     let installer = site.installer();
-    for error in [installer.put().unwrap_err().to_string(), {
+    for error in [installer.install().unwrap_err().to_string(), {
         let bad = installer.check().into_iter().find(|file| file.path == path).unwrap();
         bad.message.unwrap()
     }] {
@@ -55,23 +55,23 @@ fn a_link_to_the_plugin_and_an_empty_file_are_replaced() {
     let site = site_with_type("podwire-cni");
     let plugin = site.at("opt/cni/bin/podwire-cni");
     fs::write(&plugin, "").unwrap();
-    assert_eq!(site.installer().put().unwrap().len(), 3);
+    assert_eq!(site.installer().install().unwrap().len(), 3);
     let target = site.at("podwire-cni");
     fs::write(&target, b"\x7fELF of another version, with /run/podwire").unwrap();
     fs::remove_file(&plugin).unwrap();
     symlink(&target, &plugin).unwrap();
     fs::remove_dir_all(&site.config.state_dir).unwrap();
-    site.installer().put().unwrap();
+    site.installer().install().unwrap();
     assert!(!plugin.is_symlink() && all_ok(&site.installer()), "{:?}", site.installer().check());
 }
 
 /// Runs the fix of the condition, after which the installation succeeds.
 fn fix(site: &Site) {
     let installer = site.installer();
-    let finding = installer.incomplete(&installer.put().unwrap_err());
+    let finding = installer.incomplete(&installer.install().unwrap_err());
     let command = finding.fix.unwrap();
     assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success(), "{command}");
-    assert_eq!(installer.put().unwrap().len(), 3);
+    assert_eq!(installer.install().unwrap().len(), 3);
 }
 
 #[test]
@@ -91,18 +91,18 @@ fn files_of_podwire_are_recognised_without_a_record() {
         let site = site_with_type(name);
         let old = [b"\x7fELF ", netconf::DEFAULT_RUN_DIR.as_bytes(), b" version 0"].concat();
         fs::write(site.at("programs/podwire-cni"), &old).unwrap();
-        site.installer().put().unwrap();
+        site.installer().install().unwrap();
         site.upgrade("version 2");
         // A different network name gives a different config.
         let text = text(&site.conflist()).replace("\"podwire\"", "\"earlier\"");
         fs::write(site.conflist(), text).unwrap();
         fs::remove_dir_all(site.at("var")).unwrap();
-        let done = site.installer().put().unwrap();
+        let done = site.installer().install().unwrap();
         // The origin of the loopback plugin is unknown without a record.
         assert_eq!(done.len(), 2, "{done:?}");
         assert!(all_ok(&site.installer()));
     }
     let site = site_with_type("podwire-cni");
     fs::write(site.conflist(), r#"{"name":"x","type":"podwire-cni"}"#).unwrap();
-    assert_eq!(site.installer().put().unwrap().len(), 3);
+    assert_eq!(site.installer().install().unwrap().len(), 3);
 }

@@ -27,7 +27,7 @@ fn is_quiet(watch: &mut FileWatch) -> bool {
 fn the_watch_reports_changes_of_installed_files_only() {
     let site = Site::new();
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     let mut watch = FileWatch::new(&installer).unwrap();
     assert!(is_quiet(&mut watch));
     fs::write(site.at("etc/cni/net.d/99-other.conf"), "{}").unwrap();
@@ -47,11 +47,11 @@ fn the_watch_reports_changes_of_installed_files_only() {
         for change in changes {
             change();
             assert!(wakes(&mut watch));
-            installer.put().unwrap();
+            installer.install().unwrap();
             // The repair is reported as well, and then nothing more.
             assert!(wakes(&mut watch));
             assert!(is_quiet(&mut watch));
-            assert_eq!(installer.put().unwrap(), Vec::<String>::new());
+            assert_eq!(installer.install().unwrap(), Vec::<String>::new());
         }
     }
 }
@@ -62,14 +62,14 @@ fn the_watch_survives_removed_and_recreated_directories() {
     let installer = site.installer();
     // The directories do not exist yet.
     let mut watch = FileWatch::new(&installer).unwrap();
-    installer.put().unwrap();
+    installer.install().unwrap();
     assert!(wakes(&mut watch));
     for removed in ["etc/cni/net.d", "etc/cni", "etc", "opt/cni/bin", "opt"] {
         while watch.changed().unwrap() {}
         fs::remove_dir_all(site.at(removed)).unwrap();
         assert!(wakes(&mut watch), "{removed} removed");
         while watch.changed().unwrap() {}
-        installer.put().unwrap();
+        installer.install().unwrap();
         assert!(wakes(&mut watch), "{removed} created again");
         while watch.changed().unwrap() {}
         fs::remove_file(site.conflist()).unwrap();
@@ -77,7 +77,7 @@ fn the_watch_survives_removed_and_recreated_directories() {
         while watch.changed().unwrap() {}
         fs::remove_file(site.plugin()).unwrap();
         assert!(wakes(&mut watch), "plugin after {removed}");
-        installer.put().unwrap();
+        installer.install().unwrap();
     }
     while watch.changed().unwrap() {}
     fs::rename(site.at("etc"), site.at("etc.old")).unwrap();
@@ -85,7 +85,7 @@ fn the_watch_survives_removed_and_recreated_directories() {
     while watch.changed().unwrap() {}
     fs::write(site.at("etc.old/cni/net.d/10-podwire.conflist"), "x").unwrap();
     assert!(is_quiet(&mut watch), "the directory is not watched any more");
-    installer.put().unwrap();
+    installer.install().unwrap();
     assert!(wakes(&mut watch));
     while watch.changed().unwrap() {}
     fs::remove_file(site.conflist()).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 
 use netlink::{
     AddNeighbour, LinkRef, Mode, NetNs, Op, Route, RouteFilter, RtSocket, SetLink, delete_link_early,
-    deletions_under_way,
+    pending_deletions,
 };
 use types::{IfName, ROUTE_PROTOCOL};
 
@@ -64,7 +64,7 @@ fn an_early_deletion_returns_after_removal_and_before_the_grace_period() {
     let mut waiting = 0;
     for (host, index) in routed(&mut w, 8) {
         w.host.run(|| delete_link_early(index)).unwrap().unwrap();
-        waiting += usize::from(deletions_under_way() > 0);
+        waiting += usize::from(pending_deletions() > 0);
         assert!(w.h.link_at(index).unwrap().is_none() && w.h.link(&host).unwrap().is_none());
         let routes = w.h.routes(RouteFilter::default()).unwrap();
         assert!(routes.iter().all(|route| route.link != Some(index)), "{routes:?}");
@@ -73,7 +73,7 @@ fn an_early_deletion_returns_after_removal_and_before_the_grace_period() {
     }
     assert!(waiting > 0, "every caller waited for the grace period");
     assert!(w.p.links().unwrap().iter().all(|link| !link.name.starts_with("eth")));
-    eventually("the end of all deletions", || deletions_under_way() == 0);
+    eventually("the end of all deletions", || pending_deletions() == 0);
 }
 
 #[test]

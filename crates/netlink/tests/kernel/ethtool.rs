@@ -11,7 +11,7 @@ fn checksum_offload_of_a_tunnel_can_be_read_and_changed() {
         let pwvx = name("pwvx");
         let local = local.parse().unwrap();
         let add = AddVxlan { name: &pwvx, mac: mac(9), mtu: 1400, vni: 7, port: 4789, local, link: None };
-        let link = w.h.make_vxlan(&add, None).unwrap();
+        let link = w.h.create_vxlan(&add, None).unwrap();
         let mut ethtool = Ethtool::open_in(&w.host).unwrap();
         assert!(ethtool.tx_checksum(link).unwrap());
         for on in [false, false, true, true, false] {

@@ -5,7 +5,8 @@ use std::os::fd::AsRawFd as _;
 
 use ipnet::IpNet;
 use netlink::{
-    AddAddress, AddNeighbour, LinkEvent, LinkRef, Mode, Monitor, NetNs, Op, Route, RtSocket, SetLink, Where,
+    AddAddress, AddNeighbour, EventNamespace, LinkEvent, LinkRef, Mode, Monitor, NetNs, Op, Route, RtSocket,
+    SetLink,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use types::{IfName, ROUTE_PROTOCOL};
@@ -63,16 +64,16 @@ fn configure(socket: &mut RtSocket, link: u32) {
 }
 
 /// Removes the objects of `configure` one by one, and expects an event for each.
-fn remove_all(monitor: &mut Monitor, ns: &NetNs, dev: &str, place: Where) {
+fn remove_all(monitor: &mut Monitor, ns: &NetNs, dev: &str, namespace: EventNamespace) {
     let link = link_index(ns, dev);
     let protocol = ROUTE_PROTOCOL;
     for (addr, gateway, dst) in FAMILIES {
         json(ns, &format!("ip neigh del {gateway} dev {dev}"));
-        until(monitor, &LinkEvent::NeighbourGone { link, addr: ip(gateway), protocol, place });
+        until(monitor, &LinkEvent::NeighbourRemoved { link, addr: ip(gateway), protocol, namespace });
         json(ns, &format!("ip route del {dst}"));
-        until(monitor, &LinkEvent::RouteGone { dst: net(dst), link: Some(link), protocol, place });
+        until(monitor, &LinkEvent::RouteRemoved { dst: net(dst), link: Some(link), protocol, namespace });
         json(ns, &format!("ip addr del {addr} dev {dev}"));
-        until(monitor, &LinkEvent::AddressGone { link, addr: net(addr), place });
+        until(monitor, &LinkEvent::AddressRemoved { link, addr: net(addr), namespace });
     }
 }
 
@@ -86,7 +87,7 @@ fn removals_on_the_node_are_reported() {
     let (link, _) = w.veth("pwabc", "eth0");
     configure(&mut w.h, link);
     let mut monitor = monitor(&w.host);
-    remove_all(&mut monitor, &w.host, "pwabc", Where::Here);
+    remove_all(&mut monitor, &w.host, "pwabc", EventNamespace::Own);
 }
 
 #[test]
@@ -97,10 +98,10 @@ fn removals_in_a_pod_are_reported_by_the_same_socket() {
     // A restarted agent monitors existing pods: this monitor received no event about the link.
     let mut after = monitor(&w.host);
     configure(&mut w.p, link);
-    remove_all(&mut before, &w.pod, "eth0", Where::Elsewhere);
+    remove_all(&mut before, &w.pod, "eth0", EventNamespace::Pod);
     configure(&mut w.p, link);
     after.read().unwrap();
-    remove_all(&mut after, &w.pod, "eth0", Where::Elsewhere);
+    remove_all(&mut after, &w.pod, "eth0", EventNamespace::Pod);
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn a_pod_with_a_moved_link_is_observed() {
     let link = link_index(&w.pod, "eth0");
     json(&w.pod, "ip link set eth0 up");
     configure(&mut w.p, link);
-    remove_all(&mut monitor, &w.pod, "eth0", Where::Elsewhere);
+    remove_all(&mut monitor, &w.pod, "eth0", EventNamespace::Pod);
 }
 
 #[test]
@@ -131,7 +132,7 @@ fn namespaces_without_a_link_are_not_observed() {
     assert!(!reported.is_empty());
     for event in reported {
         assert!(
-            matches!(event, LinkEvent::Link { index, place: Where::Here, .. } if index == bridge),
+            matches!(event, LinkEvent::Link { index, namespace: EventNamespace::Own, .. } if index == bridge),
             "{event:?}"
         );
     }
@@ -145,20 +146,20 @@ fn link_changes_and_leaving_ports_are_reported() {
     let port = SetLink { master: Some(bridge), ..SetLink::of(LinkRef::Index(index)) };
     w.h.run(&Op::SetLink(port)).unwrap();
     let mut monitor = monitor(&w.host);
-    let (place, name) = (Where::Here, Some("pwabc".to_owned()));
+    let (namespace, name) = (EventNamespace::Own, Some("pwabc".to_owned()));
 
     w.h.run(&Op::SetLink(SetLink { master: Some(0), ..port })).unwrap();
-    let reported = until(&mut monitor, &LinkEvent::PortLeft { index, place });
+    let reported = until(&mut monitor, &LinkEvent::PortLeft { index, namespace });
     assert!(
-        !reported.iter().any(|event| matches!(event, LinkEvent::Link { gone: true, .. })),
+        !reported.iter().any(|event| matches!(event, LinkEvent::Link { removed: true, .. })),
         "{reported:?}"
     );
     w.h.run(&Op::SetLink(SetLink { up: Some(false), master: None, ..port })).unwrap();
-    until(&mut monitor, &LinkEvent::Link { index, name: name.clone(), up: false, gone: false, place });
+    until(&mut monitor, &LinkEvent::Link { index, name: name.clone(), up: false, removed: false, namespace });
     w.h.run(&Op::SetLink(SetLink { up: Some(true), master: None, ..port })).unwrap();
-    until(&mut monitor, &LinkEvent::Link { index, name: name.clone(), up: true, gone: false, place });
+    until(&mut monitor, &LinkEvent::Link { index, name: name.clone(), up: true, removed: false, namespace });
     w.h.run(&Op::DelLink(index)).unwrap();
-    until(&mut monitor, &LinkEvent::Link { index, name, up: false, gone: true, place });
+    until(&mut monitor, &LinkEvent::Link { index, name, up: false, removed: true, namespace });
 }
 
 /// The kernel drops IPv4 routes without an event when their link goes down, so readers depend on the link event.
@@ -169,25 +170,25 @@ fn a_link_that_goes_down_is_reported() {
     configure(&mut w.h, index);
     let mut monitor = monitor(&w.host);
     json(&w.host, "ip link set pwabc down");
-    let (place, protocol) = (Where::Here, ROUTE_PROTOCOL);
+    let (namespace, protocol) = (EventNamespace::Own, ROUTE_PROTOCOL);
     let mut reported = until(
         &mut monitor,
-        &LinkEvent::RouteGone { dst: net("fd00:9::/48"), link: Some(index), protocol, place },
+        &LinkEvent::RouteRemoved { dst: net("fd00:9::/48"), link: Some(index), protocol, namespace },
     );
     reported.extend(monitor.read().unwrap());
     assert!(reported.contains(&LinkEvent::Link {
         index,
         name: Some("pwabc".to_owned()),
         up: false,
-        gone: false,
-        place
+        removed: false,
+        namespace
     }));
     for (_, gateway, dst) in FAMILIES {
-        assert!(reported.contains(&LinkEvent::NeighbourGone {
+        assert!(reported.contains(&LinkEvent::NeighbourRemoved {
             link: index,
             addr: ip(gateway),
             protocol,
-            place
+            namespace
         }));
         let routes = w.h.routes(netlink::RouteFilter::default()).unwrap();
         assert!(routes.iter().all(|route| route.dst != net(dst)), "{routes:?}");
@@ -203,9 +204,11 @@ fn learned_neighbours_are_not_reported() {
     let mut monitor = monitor(&w.host);
     json(&w.host, "ip neigh del 10.1.2.9 dev pwabc");
     json(&w.host, "ip addr del 10.1.2.3/24 dev pwabc");
-    let reported =
-        until(&mut monitor, &LinkEvent::AddressGone { link, addr: net("10.1.2.3/24"), place: Where::Here });
-    let is_learned = |event: &&LinkEvent| matches!(event, LinkEvent::NeighbourGone { addr, .. } if *addr == ip("10.1.2.9"));
+    let reported = until(
+        &mut monitor,
+        &LinkEvent::AddressRemoved { link, addr: net("10.1.2.3/24"), namespace: EventNamespace::Own },
+    );
+    let is_learned = |event: &&LinkEvent| matches!(event, LinkEvent::NeighbourRemoved { addr, .. } if *addr == ip("10.1.2.9"));
     assert_eq!(reported.iter().find(is_learned), None);
 }
 
@@ -246,7 +249,10 @@ fn an_overrun_is_reported_once_and_monitoring_continues() {
     monitor.read().unwrap();
     w.h.run(&Op::SetLink(down)).unwrap();
     let name = Some("pw3".to_owned());
-    until(&mut monitor, &LinkEvent::Link { index, name, up: false, gone: false, place: Where::Here });
+    until(
+        &mut monitor,
+        &LinkEvent::Link { index, name, up: false, removed: false, namespace: EventNamespace::Own },
+    );
 }
 
 #[test]
@@ -277,6 +283,6 @@ fn disabled_forwarding_is_reported() {
         set("1");
         let mut monitor = monitor(&w.host);
         set("0");
-        until(&mut monitor, &LinkEvent::ForwardingOff { place: Where::Here });
+        until(&mut monitor, &LinkEvent::ForwardingOff { namespace: EventNamespace::Own });
     }
 }

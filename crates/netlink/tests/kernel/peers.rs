@@ -73,7 +73,7 @@ fn added_changed_and_removed_peer_routes_are_reported() {
         );
         // The operator's route replaces the managed one, which is then restored and deleted.
         json(&w.host, &format!("ip route replace {block} via {gateway} proto static"));
-        until(&mut monitor, "a replaced route", |event| *event == PeerEvent::RouteTaken(net(block)));
+        until(&mut monitor, "a replaced route", |event| *event == PeerEvent::RouteReplaced(net(block)));
         w.h.run(&Op::AddRoute { route, mode: Mode::Replace }).unwrap();
         until(
             &mut monitor,
@@ -84,7 +84,7 @@ fn added_changed_and_removed_peer_routes_are_reported() {
         until(
             &mut monitor,
             "a deleted route",
-            |event| matches!(event, PeerEvent::RouteGone(reported) if is_route(reported)),
+            |event| matches!(event, PeerEvent::RouteRemoved(reported) if is_route(reported)),
         );
     }
 }
@@ -111,7 +111,7 @@ fn addresses_and_default_routes_are_reported() {
         until(
             &mut monitor,
             "a removed address",
-            |event| matches!(event, PeerEvent::AddressGone(reported) if is_added(reported)),
+            |event| matches!(event, PeerEvent::AddressRemoved(reported) if is_added(reported)),
         );
     }
 }
@@ -133,7 +133,7 @@ fn changes_of_the_tunnel_and_its_entries_are_reported() {
             local: ip(local),
             link: None,
         };
-        let link = w.h.make_vxlan(&add, None).unwrap();
+        let link = w.h.create_vxlan(&add, None).unwrap();
         until(
             &mut monitor,
             "the tunnel",
@@ -149,9 +149,11 @@ fn changes_of_the_tunnel_and_its_entries_are_reported() {
         json(&w.host, &format!("ip neigh replace {gateway} lladdr {} dev pwvx nud permanent", mac(31)));
         until(&mut monitor, "the changed MAC", |event| *event == set(mac(31)));
         json(&w.host, &format!("ip neigh del {gateway} dev pwvx"));
-        until(&mut monitor, "a removed neighbour", |event| *event == PeerEvent::NeighbourGone { link, addr });
+        until(&mut monitor, "a removed neighbour", |event| {
+            *event == PeerEvent::NeighbourRemoved { link, addr }
+        });
         json(&w.host, &format!("bridge fdb del {} dev pwvx dst {dst} self", mac(30)));
-        until(&mut monitor, "a removed entry", |event| *event == PeerEvent::FdbGone(entry));
+        until(&mut monitor, "a removed entry", |event| *event == PeerEvent::FdbRemoved(entry));
 
         json(&w.host, "ip link set pwvx mtu 1300");
         until(
@@ -166,7 +168,7 @@ fn changes_of_the_tunnel_and_its_entries_are_reported() {
             |event| matches!(event, PeerEvent::Link(reported) if reported.index == link && !reported.up),
         );
         w.h.run(&Op::DelLink(link)).unwrap();
-        let gone = PeerEvent::LinkGone { index: link, name: "pwvx".to_owned() };
+        let gone = PeerEvent::LinkRemoved { index: link, name: "pwvx".to_owned() };
         until(&mut monitor, "the removed tunnel", |event| *event == gone);
     }
 }
@@ -222,7 +224,7 @@ fn an_overrun_is_reported_once_and_monitoring_continues() {
         let (host, peer) = (name(&format!("pw{n}")), name(&format!("eth{n}")));
         w.h.run(&Op::AddVeth(pair(&w.pod, &host, &peer))).unwrap();
     }
-    assert_eq!(monitor.read().unwrap(), [PeerEvent::Missed]);
+    assert_eq!(monitor.read().unwrap(), [PeerEvent::Lost]);
     // The kernel reports carrier changes later from a work queue. They must not overrun the buffer again.
     rustix::net::sockopt::set_socket_recv_buffer_size(&monitor, 1 << 20).unwrap();
     monitor.read().unwrap();

@@ -45,7 +45,7 @@ fn a_created_tunnel_has_the_requested_settings() {
         let (lower, _) = w.veth("eth0", "eth0");
         let pwvx = name("pwvx4");
         let add = AddVxlan { link: Some(lower), ..tunnel(&pwvx, local, 20) };
-        let index = w.h.make_vxlan(&add, Some("podwire:tunnel")).unwrap();
+        let index = w.h.create_vxlan(&add, Some("podwire:tunnel")).unwrap();
 
         let link = w.h.link_at(index).unwrap().unwrap();
         assert_eq!((link.name.as_str(), link.mac, link.mtu, link.up), ("pwvx4", Some(mac(20)), 1400, true));
@@ -68,13 +68,13 @@ fn a_created_tunnel_has_the_requested_settings() {
         assert_eq!(w.h.addresses(Some(index)).unwrap(), []);
 
         // The same name fails, and so do the same VNI and port under another name.
-        let error = w.h.make_vxlan(&add, Some("other")).unwrap_err();
+        let error = w.h.create_vxlan(&add, Some("other")).unwrap_err();
         assert!(error.is_exists() && error.to_string().contains("create vxlan pwvx4 from"), "{error}");
         let twin = name("twin");
-        assert!(w.h.make_vxlan(&AddVxlan { name: &twin, ..add }, None).unwrap_err().is_exists());
+        assert!(w.h.create_vxlan(&AddVxlan { name: &twin, ..add }, None).unwrap_err().is_exists());
         assert_eq!(w.h.link_at(index).unwrap().unwrap(), link);
         let bad = AddVxlan { name: &twin, vni: 1 << 24, local: ip(other), ..add };
-        assert_eq!(w.h.make_vxlan(&bad, None).unwrap_err().errno(), Some(rustix::io::Errno::RANGE));
+        assert_eq!(w.h.create_vxlan(&bad, None).unwrap_err().errno(), Some(rustix::io::Errno::RANGE));
         assert_eq!(w.h.link(&twin).unwrap(), None);
     }
 }
@@ -83,7 +83,7 @@ fn a_created_tunnel_has_the_requested_settings() {
 fn a_partly_created_tunnel_is_removed() {
     let mut w = World::new();
     let pwvx = name("pwvx4");
-    let error = w.h.make_vxlan(&tunnel(&pwvx, "192.0.2.1", 20), Some(&"x".repeat(300))).unwrap_err();
+    let error = w.h.create_vxlan(&tunnel(&pwvx, "192.0.2.1", 20), Some(&"x".repeat(300))).unwrap_err();
     assert!(error.to_string().contains("set up vxlan pwvx4"), "{error}");
     assert_eq!(w.h.link(&pwvx).unwrap(), None);
 }
@@ -92,8 +92,8 @@ fn a_partly_created_tunnel_is_removed() {
 fn both_families_can_have_a_tunnel_with_the_same_vni_and_port() {
     let mut w = World::new();
     let (four, six) = (name("pwvx4"), name("pwvx6"));
-    w.h.make_vxlan(&tunnel(&four, OUTER[0].0, 20), None).unwrap();
-    w.h.make_vxlan(&tunnel(&six, OUTER[1].0, 20), None).unwrap();
+    w.h.create_vxlan(&tunnel(&four, OUTER[0].0, 20), None).unwrap();
+    w.h.create_vxlan(&tunnel(&six, OUTER[1].0, 20), None).unwrap();
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn an_fdb_entry_replaces_the_one_of_the_same_mac() {
     for (local, other, _) in OUTER {
         let mut w = World::new();
         let pwvx = name("pwvx4");
-        let link = w.h.make_vxlan(&tunnel(&pwvx, local, 20), None).unwrap();
+        let link = w.h.create_vxlan(&tunnel(&pwvx, local, 20), None).unwrap();
         assert_eq!(w.h.fdb(link).unwrap(), []);
         let entry = Fdb { link, mac: mac(30), dst: ip(other) };
         let moved = Fdb { dst: ip(local), ..entry };
@@ -138,8 +138,8 @@ fn an_fdb_entry_replaces_the_one_of_the_same_mac() {
 fn fdb_entries_of_other_devices_are_not_listed() {
     let mut w = World::new();
     let (one, two) = (name("pwvx4"), name("other"));
-    let first = w.h.make_vxlan(&tunnel(&one, "192.0.2.1", 20), None).unwrap();
-    let second = w.h.make_vxlan(&AddVxlan { vni: 78, ..tunnel(&two, "192.0.2.1", 21) }, None).unwrap();
+    let first = w.h.create_vxlan(&tunnel(&one, "192.0.2.1", 20), None).unwrap();
+    let second = w.h.create_vxlan(&AddVxlan { vni: 78, ..tunnel(&two, "192.0.2.1", 21) }, None).unwrap();
     let entry = |link| Fdb { link, mac: mac(30), dst: ip("192.0.2.2") };
     w.h.run_every(&[Op::AddFdb(entry(first)), Op::AddFdb(entry(second))]).unwrap();
     w.bridge("br0");
@@ -156,7 +156,7 @@ fn configure(
 ) {
     let pwvx = name("pwvx");
     socket.run(&address(lower, net(&format!("{local}{len}")))).unwrap();
-    let link = socket.make_vxlan(&tunnel(&pwvx, local, own), None).unwrap();
+    let link = socket.create_vxlan(&tunnel(&pwvx, local, own), None).unwrap();
     let lo = socket.link(&name("lo")).unwrap().unwrap().index;
     let mut ops = vec![Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Index(lo)) })];
     ops.push(Op::AddFdb(Fdb { link, mac: mac(far), dst: ip(remote) }));
@@ -223,7 +223,7 @@ fn a_route_is_replaced_between_tunnel_and_link() {
         w.p.run(&address(pod, net(&format!("{far}{len}")))).unwrap();
     }
     let pwvx = name("pwvx");
-    let link = w.h.make_vxlan(&tunnel(&pwvx, OUTER[0].0, 21), None).unwrap();
+    let link = w.h.create_vxlan(&tunnel(&pwvx, OUTER[0].0, 21), None).unwrap();
     let of_peers = RouteFilter { protocol: Some(PEER_PROTOCOL), ..RouteFilter::default() };
     for (dst, tunnelled, direct) in
         [("10.2.22.0/24", "10.2.22.0", OUTER[0].1), ("fd00:2:0:22::/64", "fe80::ff:fe00:16", OUTER[1].1)]
@@ -314,7 +314,7 @@ fn five_thousand_peers_are_added_and_listed_by_protocol() {
     let pwvx = name("pwvx");
     // In a namespace without addresses the kernel accepts no gateway, because it has no local table.
     json(&w.host, "ip link set lo up");
-    let link = w.h.make_vxlan(&tunnel(&pwvx, "192.0.2.1", 21), None).unwrap();
+    let link = w.h.create_vxlan(&tunnel(&pwvx, "192.0.2.1", 21), None).unwrap();
     let route = |i: u32| {
         let dst = IpNet::new(std::net::Ipv4Addr::from(0x0a00_0000 | i << 8).into(), 24).unwrap();
         let route = Route {
