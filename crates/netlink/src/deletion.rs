@@ -350,8 +350,15 @@ mod tests {
     use super::*;
     use crate::netns::NetNs;
 
-    /// Tests that count threads must not run in parallel.
-    static SERIAL: Mutex<()> = Mutex::new(());
+    /// Tests that count threads must not run in parallel, or while a deletion of an earlier test is pending.
+    fn serial() -> MutexGuard<'static, ()> {
+        static SERIAL: Mutex<()> = Mutex::new(());
+        let guard = SERIAL.lock().unwrap();
+        while pending_deletions() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        guard
+    }
 
     fn create_link(socket: &mut RtSocket) -> u32 {
         let name = IfName::try_from("ifb9").unwrap();
@@ -381,7 +388,7 @@ mod tests {
 
     #[test]
     fn waiting_threads_are_reused_and_end_when_idle() {
-        let _serial = SERIAL.lock().unwrap();
+        let _serial = serial();
         let ns = NetNs::create().unwrap();
         let mut socket = RtSocket::open_in(&ns).unwrap();
         for _ in 0..20 {
@@ -400,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_link_that_could_not_be_deleted_is_not_remembered() {
-        let _serial = SERIAL.lock().unwrap();
+        let _serial = serial();
         // The kernel does not allow its deletion.
         const LOOPBACK: u32 = 1;
         let ns = NetNs::create().unwrap();
@@ -422,7 +429,7 @@ mod tests {
 
     #[test]
     fn the_caller_waits_if_too_many_threads_wait() {
-        let _serial = SERIAL.lock().unwrap();
+        let _serial = serial();
         let permits: Vec<_> = std::iter::from_fn(WaiterPermit::take).collect();
         assert_eq!((permits.len(), pending_deletions()), (MAX_WAITERS, MAX_WAITERS));
         let ns = NetNs::create().unwrap();
