@@ -31,7 +31,7 @@ pub fn reference() -> String {
 pub fn sample() -> String {
     let mut text = format!(
         "# Configuration of the Podwire agent. Copy it to {DEFAULT_FILE}. All keys are optional; defaults are shown.\n\
-     # Flags override environment variables, and variables override this file.\n"
+         # Flags override environment variables, and variables override this file.\n"
     );
     write_keys(&mut text, |key| {
         let (suffix, comment, value) = match key.default {
