@@ -178,7 +178,7 @@ impl AgentStatus {
 
     pub(crate) fn readiness(&self) -> Readiness {
         let mut conditions = self.conditions();
-        conditions.retain(Condition::keeps_from_ready);
+        conditions.retain(Condition::prevents_ready);
         Readiness { ready: conditions.is_empty(), conditions }
     }
 

@@ -238,7 +238,7 @@ impl ReconcilerThread {
         self.requests.stop();
         let ended = self.thread.join();
         let end = Instant::now() + GRACE;
-        while netlink::deletions_under_way() > 0 && Instant::now() < end {
+        while netlink::pending_deletions() > 0 && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
         info!("the agent ends");

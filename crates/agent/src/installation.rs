@@ -149,7 +149,7 @@ impl Installation {
         if let Ok(network) = self.parts.allocations.default_network() {
             self.parts.installer.set_network(network);
         }
-        let is_stale = self.parts.installer.has_events();
+        let is_stale = self.parts.installer.has_changes();
         if is_time || has_other_runtimes || is_touched || is_stale || !self.parts.state.was_tried() {
             self.install(attachments);
         } else if is_polled && self.lacks_plugins {
@@ -168,7 +168,7 @@ impl Installation {
 
     fn install(&mut self, attachments: usize) {
         let InstallationParts { installer, agent_status, .. } = &self.parts;
-        match installer.keep() {
+        match installer.reconcile() {
             Ok(kept) => {
                 kept.done.iter().for_each(|what| info!("{what}"));
                 agent_status.set_installed(kept.files);

@@ -223,7 +223,7 @@ impl Metrics {
 
     pub(crate) fn render(&self, observed: &MetricsSnapshot) -> Result<String, fmt::Error> {
         let _rendering = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
-        self.ready.set(i64::from(!observed.conditions.iter().any(Condition::keeps_from_ready)));
+        self.ready.set(i64::from(!observed.conditions.iter().any(Condition::prevents_ready)));
         for &code in Code::ALL.iter().filter(|code| code.is_observed_by_agent()) {
             for severity in [Severity::NotReady, Severity::Degraded] {
                 let is_it = |found: &&Condition| found.code == code && found.severity == severity;

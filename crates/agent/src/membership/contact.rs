@@ -378,7 +378,7 @@ mod tests {
 
     fn broken() -> store::Error {
         let source = std::io::Error::other("connection refused").into();
-        store::Error::WatchBroke { prefix: "/podwire/".to_owned(), source }
+        store::Error::WatchFailed { prefix: "/podwire/".to_owned(), source }
     }
 
     fn refusal() -> store::Error {

@@ -250,7 +250,8 @@ impl Reconciler {
         match self.netlink.read(now, netlink::Monitor::read) {
             Read::Events(events) => {
                 let bridges = self.bridges();
-                let known = HintContext { bridges: &bridges, deleted_here: &netlink::was_deleted_here };
+                let known =
+                    HintContext { bridges: &bridges, deleted_here: &netlink::was_deleted_by_this_process };
                 for depth in hints::depths(&events, &known) {
                     self.parts.work.kernel_cache().forget_bridges();
                     self.soon(depth, false);

@@ -124,7 +124,7 @@ pub(super) fn status(service: &ApiService) -> Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         started_at: agent_status.started(),
-        ready: !conditions.iter().any(Condition::keeps_from_ready),
+        ready: !conditions.iter().any(Condition::prevents_ready),
         store: description.store.clone(),
         run_dir: description.run_dir.clone(),
         socket: description.socket.clone(),

@@ -181,7 +181,7 @@ impl Site {
     }
 
     fn leave(&self, container: &str) {
-        self.tombstone_files().leave(&call("DEL", container), &key(container)).unwrap();
+        self.tombstone_files().write(&call("DEL", container), &key(container)).unwrap();
     }
 
     fn accept(&self, verb: &str, container: &str) -> Task {
@@ -432,7 +432,7 @@ fn a_tombstone_that_its_own_del_leaves_is_put_aside() {
     // As an IPAM plugin that asks for the same DEL and cannot wait for it.
     site.serve_by(Box::new(move |request, caller| {
         if let Request::Del(asked) = request {
-            tombstone_files.leave(&call("DEL", asked.container.as_str()), &asked.key()).unwrap();
+            tombstone_files.write(&call("DEL", asked.container.as_str()), &asked.key()).unwrap();
         }
         engine.serve(request, caller)
     }));
@@ -456,7 +456,7 @@ fn a_tombstone_with_the_mark_of_delegates_is_put_aside() {
     marked.env.insert("CNI_PODWIRE_DELEGATED".to_owned(), "1".to_owned());
     let Err(Answer::Failed(failure)) = site.work.accept(marked.clone()) else { panic!() };
     assert_eq!(failure.error.code, ErrorCode::InvalidConfig);
-    site.tombstone_files().leave(&marked, &key("a")).unwrap();
+    site.tombstone_files().write(&marked, &key("a")).unwrap();
     assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
     assert!(site.tombstone_files().is_empty().unwrap());
     assert!(

@@ -35,7 +35,7 @@ fn a_delegate_that_hangs_holds_no_other_request_and_is_ended_by_a_tombstone() {
     host.plugin.gc(&host.node, &host.config(&json!({})), &valid).unwrap().ok().unwrap();
     // This one is for the reconciler.
     let others_key = key("podwire", &other);
-    stones.leave(&about(&host, Verb::Del, (&other, "eth0")), &others_key).unwrap();
+    stones.write(&about(&host, Verb::Del, (&other, "eth0")), &others_key).unwrap();
     wait_until("another tombstone to be served", DEADLINE, || Ok(!stones.exists(&others_key)?)).unwrap();
     // All of it happened while the delegate still hangs.
     assert!(!add.is_over());
@@ -43,7 +43,7 @@ fn a_delegate_that_hangs_holds_no_other_request_and_is_ended_by_a_tombstone() {
     let status = host.agent.get("/v1/status").unwrap();
     assert_eq!(status["conditions"], json!([]), "it only waits");
     let its_key = key("gated", &hanging);
-    stones.leave(&passed_on(&gate.of(Verb::Del, &hanging)), &its_key).unwrap();
+    stones.write(&passed_on(&gate.of(Verb::Del, &hanging)), &its_key).unwrap();
     assert_eq!(add.outcome().error().unwrap().code, 11);
     wait_until("its own tombstone to be served", DEADLINE, || Ok(!stones.exists(&its_key)?)).unwrap();
     wait_until("nothing to be left of it", DEADLINE, || {
@@ -144,7 +144,7 @@ fn the_agent_runs_no_program_that_a_client_chooses() {
         // The same in a tombstone: its own part is done, and the rest is reported.
         let call = Call::pod(Verb::Del, &pod, &config);
         let call = Call { env: vec![("CNI_PATH".to_owned(), volume.display().to_string())], ..call };
-        Tombstones::new(host.agent.run_dir()).leave(&passed_on(&call), &key("theirs", &pod)).unwrap();
+        Tombstones::new(host.agent.run_dir()).write(&passed_on(&call), &key("theirs", &pod)).unwrap();
         wait_until("the tombstone to be reported", DEADLINE, || {
             Ok(host.agent.get("/v1/status")?["conditions"].to_string().contains(name))
         })

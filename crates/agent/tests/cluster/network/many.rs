@@ -116,10 +116,10 @@ fn many_peers_come_and_go_and_a_change_of_one_touches_no_other() {
 
 fn destination(events: &PeerEvent) -> Option<IpNet> {
     match events {
-        PeerEvent::RouteSet(route) | PeerEvent::RouteGone(route) => Some(route.dst),
-        PeerEvent::RouteTaken(net) => Some(*net),
+        PeerEvent::RouteSet(route) | PeerEvent::RouteRemoved(route) => Some(route.dst),
+        PeerEvent::RouteReplaced(net) => Some(*net),
         // Then nobody knows: every net there is.
-        PeerEvent::Missed => Some(IpNet::default()),
+        PeerEvent::Lost => Some(IpNet::default()),
         _ => None,
     }
 }

@@ -26,12 +26,12 @@ impl Quiet {
             matches!(
                 events,
                 PeerEvent::RouteSet(_)
-                    | PeerEvent::RouteGone(_)
-                    | PeerEvent::RouteTaken(_)
-                    | PeerEvent::NeighbourGone { .. }
-                    | PeerEvent::FdbGone(_)
-                    | PeerEvent::LinkGone { .. }
-                    | PeerEvent::Missed
+                    | PeerEvent::RouteRemoved(_)
+                    | PeerEvent::RouteReplaced(_)
+                    | PeerEvent::NeighbourRemoved { .. }
+                    | PeerEvent::FdbRemoved(_)
+                    | PeerEvent::LinkRemoved { .. }
+                    | PeerEvent::Lost
             )
         };
         let events: Vec<PeerEvent> = self.0.read().unwrap().into_iter().filter(told).collect();

@@ -84,7 +84,7 @@ fn wait_for(monitor: &mut PeerMonitor, record: &NodeRecord, is_wanted: bool) {
                         |block: &ipnet::IpNet| *block == route.dst && record.address(block) == route.gateway;
                     open.retain(|block| !is_it(block));
                 }
-                PeerEvent::RouteGone(route) if !is_wanted => open.retain(|block| *block != route.dst),
+                PeerEvent::RouteRemoved(route) if !is_wanted => open.retain(|block| *block != route.dst),
                 _ => {}
             }
         }

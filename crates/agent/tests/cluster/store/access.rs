@@ -192,9 +192,9 @@ fn a8_check_config_logs_in_to_etcd_and_changes_nothing() {
     let (code, text) = check(GOOD, &[]);
     assert_eq!(code, 0, "{text}");
     assert!(guarded.desk().all().is_empty(), "nothing is written");
-    refused(Papers { cert: "other", ..GOOD }, &[], &["does not accept our certificate"]);
-    refused(Papers { ca: "other-ca", ..GOOD }, &[], &["not signed by our CA"]);
-    refused(Papers { password: "wr0ng", ..GOOD }, &[], &["does not let us in", "password"]);
+    refused(Papers { cert: "other", ..GOOD }, &[], &["does not accept the client certificate"]);
+    refused(Papers { ca: "other-ca", ..GOOD }, &[], &["not signed by the configured CA"]);
+    refused(Papers { password: "wr0ng", ..GOOD }, &[], &["denied access", "password"]);
     refused(Papers { ca: "missing", ..GOOD }, &[], &["missing.pem", "No such file"]);
     let other_key = guarded.certs.path("other.key");
     refused(GOOD, &["--etcd-key", &other_key], &["key"]);
@@ -202,7 +202,7 @@ fn a8_check_config_logs_in_to_etcd_and_changes_nothing() {
     let broken = guarded.certs.path("broken.pem");
     refused(GOOD, &["--etcd-cert", &broken], &["certificate"]);
     // The role allows its own prefix only.
-    refused(GOOD, &["--etcd-prefix", "/elsewhere"], &["/elsewhere", "does not let us in"]);
+    refused(GOOD, &["--etcd-prefix", "/elsewhere"], &["/elsewhere", "denied access"]);
 
     // A network of another shape, and a name that is taken.
     let mut first = guarded.agent("n2", GOOD);
@@ -218,9 +218,9 @@ fn etcd_wrong_certificate_and_wrong_password_are_told_and_right_ones_join() {
     let mut first = guarded.agent("n1", GOOD);
     first.wait_ready().unwrap();
     guarded.agents.push(first);
-    guarded.expect_refused(Papers { cert: "other", ..GOOD }, &["does not accept our certificate"]);
-    guarded.expect_refused(Papers { ca: "other-ca", ..GOOD }, &["not signed by our CA"]);
-    guarded.expect_refused(Papers { password: "wr0ng", ..GOOD }, &["does not let us in", "password"]);
+    guarded.expect_refused(Papers { cert: "other", ..GOOD }, &["does not accept the client certificate"]);
+    guarded.expect_refused(Papers { ca: "other-ca", ..GOOD }, &["not signed by the configured CA"]);
+    guarded.expect_refused(Papers { password: "wr0ng", ..GOOD }, &["denied access", "password"]);
     let mut second = guarded.agent("n2", GOOD);
     second.wait_ready().unwrap();
     guarded.agents.push(second);
@@ -232,7 +232,7 @@ fn etcd_wrong_certificate_and_wrong_password_are_told_and_right_ones_join() {
     // F9: the role loses its rights while the watches run.
     guarded.etcdctl("role revoke-permission podwire --prefix=true /podwire/");
     for agent in &guarded.agents {
-        await_problem(agent, &["does not let us in", "permission denied"]);
+        await_problem(agent, &["denied access", "permission denied"]);
     }
     guarded.etcdctl("role grant-permission podwire --prefix=true readwrite /podwire/");
     for agent in &guarded.agents {
@@ -245,9 +245,9 @@ fn etcd_wrong_certificate_and_wrong_password_are_told_and_right_ones_join() {
     guarded.etcdctl("user passwd podwire --interactive=false < 0ther");
     guarded.cluster.etcd.members[0].kill().unwrap();
     guarded.cluster.start_etcd().unwrap();
-    await_problem(&guarded.agents[0], &["does not let us in", "password"]);
+    await_problem(&guarded.agents[0], &["denied access", "password"]);
     guarded.agents[1].restart().unwrap();
-    await_problem(&guarded.agents[1], &["does not let us in", "password"]);
+    await_problem(&guarded.agents[1], &["denied access", "password"]);
     for node in ["n1", "n2"] {
         guarded.cluster.pod(node, &format!("late-{node}")).unwrap();
     }
