@@ -37,7 +37,7 @@ use crate::allocation::NodeAllocations;
 use crate::conditions::Source;
 use crate::membership::MembershipHandle;
 use crate::metrics::Metrics;
-use crate::queue::{Leftover, Queue};
+use crate::queue::{UnfinishedRequests, Queue};
 use crate::reconciler::ReconcileRequests;
 use crate::work::Work;
 use accept::{Acceptors, CurrentListener};
@@ -114,7 +114,7 @@ pub(crate) async fn run(
     endpoints: Endpoints,
     service: Arc<ApiService>,
     stop: impl Future<Output = Duration>,
-) -> Leftover {
+) -> UnfinishedRequests {
     let (stopping, stopped) = watch::channel(false);
     let most = connections();
     let permits = Arc::new(Semaphore::new(most));
@@ -128,7 +128,7 @@ pub(crate) async fn run(
     let acceptors = Acceptors::new(Arc::clone(&listener), endpoints.users, server);
     if let Err(error) = acceptors.start() {
         tracing::error!("cannot start an acceptor thread: {error}");
-        return Leftover::default();
+        return UnfinishedRequests::default();
     }
     tokio::spawn(keep_name(watch, acceptors));
     let deadline = Instant::now() + stop.await;

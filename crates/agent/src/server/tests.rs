@@ -342,7 +342,7 @@ fn stopping_lets_what_is_under_way_end() {
     client.write_all(post("/v1/cni", &call("ADD", "a")).as_bytes()).unwrap();
     observed.recv_timeout(SOON).unwrap();
     let start = Instant::now();
-    assert_eq!(site.stop(SOON), Leftover::default());
+    assert_eq!(site.stop(SOON), UnfinishedRequests::default());
     assert!(start.elapsed() < SOON, "an idle connection held up the end");
     assert_eq!(answer(&mut client).0, 200);
     assert!(Client::connect(&site.socket).is_err());
@@ -363,7 +363,7 @@ fn stopping_has_an_end() {
     let mut client = site.connect();
     client.write_all(post("/v1/cni", &call("ADD", "a")).as_bytes()).unwrap();
     observed.recv_timeout(SOON).unwrap();
-    assert_eq!(site.stop(Duration::from_millis(50)), Leftover { waiting: 0, running: 1 });
+    assert_eq!(site.stop(Duration::from_millis(50)), UnfinishedRequests { waiting: 0, running: 1 });
     go.send(()).unwrap();
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Site {
     pub(super) watch: Arc<SocketWatch>,
     pub(super) queue: Arc<Queue>,
     pub(super) stop: Option<oneshot::Sender<Duration>>,
-    pub(super) thread: Option<JoinHandle<Leftover>>,
+    pub(super) thread: Option<JoinHandle<UnfinishedRequests>>,
 }
 
 pub(super) struct Options {
@@ -182,7 +182,7 @@ impl Site {
         self.ask(&post(path, body))
     }
 
-    pub(super) fn stop(&mut self, time: Duration) -> Leftover {
+    pub(super) fn stop(&mut self, time: Duration) -> UnfinishedRequests {
         self.stop.take().unwrap().send(time).unwrap();
         self.thread.take().unwrap().join().unwrap()
     }
