@@ -201,7 +201,7 @@ impl Asking<'_> {
         };
         match answer.status {
             200 => self.result_of(answer),
-            403 => odd("access denied", "403: only root may ask the agent"),
+            403 => odd("access denied", "403: only root may use the agent's API"),
             404 => odd("page not found", "404: it is no agent, or one of another version than this plugin"),
             500 => AttemptOutcome::Refused(error_of(answer).unwrap_or_else(|| {
                 let msg = "the agent failed, and its error cannot be read";

@@ -59,12 +59,12 @@ impl Streaming {
         let parts = Arc::<AtomicUsize>::default();
         let produced = Arc::clone(&parts);
         let hour = Duration::from_secs(3600);
-        let bounds = Bounds { head: hour, body: hour, answer: hour };
+        let timeouts = ClientTimeouts { head: hour, body: hour, answer: hour };
         let answer = move |_: Request<_>| {
             let (parts, _alive) = (Arc::clone(&produced), alive.clone());
             async move { HttpReply::from(Response::new(Endless { parts, limit, _alive }.boxed_unsync())) }
         };
-        let rules = ConnectionRules { bounds, keep_alive: true, stopped };
+        let rules = ConnectionRules { timeouts, keep_alive: true, stopped };
         let io = ClientIo::new(ClientSocket::new(server));
         (Self { client, parts, dropped, stop }, http::serve(io, rules, answer))
     }

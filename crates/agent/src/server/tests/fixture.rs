@@ -20,7 +20,7 @@ use crate::waker::Waker;
 use crate::work::{RequestSettings, Serve, WorkParts};
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
-pub(super) const SHORT: Bounds = Bounds {
+pub(super) const SHORT: ClientTimeouts = ClientTimeouts {
     head: Duration::from_millis(150),
     body: Duration::from_millis(150),
     answer: Duration::from_millis(150),
@@ -40,7 +40,7 @@ pub(super) struct Site {
 
 pub(super) struct Options {
     pub(super) users: AllowedUsers,
-    pub(super) bounds: Bounds,
+    pub(super) timeouts: ClientTimeouts,
     pub(super) queue: Queue,
     pub(super) serve: Box<Serve>,
     /// Where metrics are served, if that is not any free port.
@@ -52,7 +52,7 @@ impl Default for Options {
         let serve = Box::new(|request: &Request, _: &Caller<'_>| done(request));
         Self {
             users: AllowedUsers::root_and_self(),
-            bounds: Bounds::default(),
+            timeouts: ClientTimeouts::default(),
             queue: Queue::start(8).unwrap(),
             serve,
             tcp: None,
@@ -145,12 +145,12 @@ impl Site {
         };
         let (stop, stopped) = oneshot::channel();
         let (ready, bound) = mpsc::channel();
-        let (path, users, bounds, at) = (socket.clone(), options.users, options.bounds, options.tcp);
+        let (path, users, timeouts, at) = (socket.clone(), options.users, options.timeouts, options.tcp);
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let mut socket = bind(&path).unwrap();
-                socket.bounds = bounds;
+                socket.timeouts = timeouts;
                 let tcp = bind_tcp(at.unwrap_or(([127, 0, 0, 1], 0).into())).await;
                 let address = tcp.as_ref().ok().map(|tcp| tcp.local_addr().unwrap()).or(at).unwrap();
                 ready.send((socket.watch(), address)).unwrap();
