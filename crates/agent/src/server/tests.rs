@@ -243,7 +243,7 @@ fn a_client_that_hangs_up_cancels_its_add() {
     let (reported, cancelled) = mpsc::channel();
     let serve = move |request: &Request, caller: &Caller<'_>| {
         started.send(()).unwrap();
-        reported.send(hung_up_in_time(caller)).unwrap();
+        reported.send(wait_for_cancel(caller)).unwrap();
         done(request)
     };
     let fixture = Fixture::new(Options { serve: Box::new(serve), ..Options::default() });
