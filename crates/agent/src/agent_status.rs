@@ -377,7 +377,8 @@ mod tests {
     #[test]
     fn a1_severity_changes_are_logged_and_surplus_conditions_counted() {
         let agent_status = AgentStatus::new();
-        let finding = |number: usize| Finding::new(Code::RepairFailed, format_args!("link pw{number}"), "EIO");
+        let finding =
+            |number: usize| Finding::new(Code::RepairFailed, format_args!("link pw{number}"), "EIO");
         let name_taken = Finding::new(Code::BridgeNameTaken, "link podwire0", "the link is a veth");
         let text = logged(Format::Text, || {
             agent_status.set(Source::Round, vec![name_taken.clone().degraded()]);
@@ -412,7 +413,8 @@ mod tests {
         assert!(message_after(61).unwrap().contains("has run for more than 60 s"));
         agent_status.check_hangs(Instant::now() + Duration::from_secs(61));
         assert!(agent_status.conditions().iter().any(|condition| condition.code == Code::ReconcileStuck));
-        let is_reported = || agent_status.conditions().iter().any(|condition| condition.code == Code::ReconcileStuck);
+        let is_reported =
+            || agent_status.conditions().iter().any(|condition| condition.code == Code::ReconcileStuck);
         assert!(is_reported(), "the condition must last until a check or the end of a round");
         agent_status.round_begins();
         agent_status.round_ends(Duration::from_secs(10));

@@ -105,9 +105,8 @@ impl Conditions {
 
     /// All conditions, those that make the node not ready first.
     pub(crate) fn all(&self, now: &Now) -> Vec<Condition> {
-        let since = |finding: &Finding| {
-            self.active.get(&identity(finding)).map(|active| now.wall_time(active.since))
-        };
+        let since =
+            |finding: &Finding| self.active.get(&identity(finding)).map(|active| now.wall_time(active.since));
         self.merged().into_iter().map(|finding| Condition::new(finding.clone(), since(finding))).collect()
     }
 
@@ -220,7 +219,11 @@ mod tests {
         );
         let eased = vec![missing().degraded()];
         let change = all.set(Source::Reconcile, vec![], clock.at(3));
-        assert_eq!(change, ConditionChanges { eased, ..ConditionChanges::default() }, "the condition must last");
+        assert_eq!(
+            change,
+            ConditionChanges { eased, ..ConditionChanges::default() },
+            "the condition must last"
+        );
         assert_eq!(all.all(&clock.now()).len(), 1);
         assert_eq!(all.set(Source::Elements, vec![], clock.at(4)).ended.len(), 1);
     }

@@ -54,7 +54,10 @@ impl ContivPod {
         for (field, value) in [("K8S_POD_NAME", &pod.name), ("K8S_POD_NAMESPACE", &pod.namespace)] {
             // Both become part of CNI_ARGS, where ';' and '=' are separators.
             if value.contains([';', '=']) {
-                return Err(Box::new(PodAnswer::failed(&format!("{field} must not contain ';' or '='"), value)));
+                return Err(Box::new(PodAnswer::failed(
+                    &format!("{field} must not contain ';' or '='"),
+                    value,
+                )));
             }
         }
         Ok(pod)

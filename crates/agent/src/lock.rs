@@ -47,7 +47,10 @@ pub(crate) fn take_both(network: &NetworkName, run_dir: &Path) -> Result<(Networ
 }
 
 /// The lock that another agent holds, if any. Creates no file.
-pub(crate) fn conflicting_lock(network: &NetworkName, run_dir: &Path) -> Result<Option<LockError>, LockError> {
+pub(crate) fn conflicting_lock(
+    network: &NetworkName,
+    run_dir: &Path,
+) -> Result<Option<LockError>, LockError> {
     if let Some(holder) = Lock::holder(run_dir) {
         return Ok(Some(LockError::Taken { dir: run_dir.to_owned(), holder }));
     }
@@ -260,8 +263,14 @@ mod tests {
             };
             fs::set_permissions(locks.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
             assert!(unprivileged("true"));
-            assert!(!unprivileged(&format!("exec 3<{}", file.display())), "an unprivileged process opened the lock file");
-            assert!(!unprivileged(&format!(": >{}/1-two", locks.display())), "an unprivileged process created a lock file");
+            assert!(
+                !unprivileged(&format!("exec 3<{}", file.display())),
+                "an unprivileged process opened the lock file"
+            );
+            assert!(
+                !unprivileged(&format!(": >{}/1-two", locks.display())),
+                "an unprivileged process created a lock file"
+            );
             let unprivileged_dir = locks.with_file_name("unprivileged");
             fs::create_dir(&unprivileged_dir).unwrap();
             std::os::unix::fs::chown(&unprivileged_dir, Some(65534), Some(65534)).unwrap();

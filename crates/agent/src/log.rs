@@ -196,7 +196,12 @@ pub(crate) fn request(subject: &RequestSubject, outcome: &RequestOutcome<'_>, to
     request_as(*FORMAT.get().unwrap_or(&Format::Text), subject, outcome, took);
 }
 
-fn request_as(format: Format, subject: &RequestSubject, request_outcome: &RequestOutcome<'_>, took: Duration) {
+fn request_as(
+    format: Format,
+    subject: &RequestSubject,
+    request_outcome: &RequestOutcome<'_>,
+    took: Duration,
+) {
     let (ip, collected, error) = match request_outcome {
         RequestOutcome::Ok { addresses, collected } => (joined(addresses), *collected, None),
         RequestOutcome::Failed(error) | RequestOutcome::Cancelled(error) | RequestOutcome::Refused(error) => {

@@ -163,12 +163,12 @@ impl Metrics {
                 "Attachment records by phase; an unreadable record keeps its addresses",
                 Family::default(),
             ),
-            rounds: all.add(
-                "podwire_reconcile_rounds",
-                "Reconcile rounds",
-                Counter::default(),
+            rounds: all.add("podwire_reconcile_rounds", "Reconcile rounds", Counter::default()),
+            repairs: all.add(
+                "podwire_reconcile_repairs",
+                "Objects repaired by reconcile rounds",
+                Family::default(),
             ),
-            repairs: all.add("podwire_reconcile_repairs", "Objects repaired by reconcile rounds", Family::default()),
             round_seconds: all.add(
                 "podwire_reconcile_duration_seconds",
                 "Duration of a reconcile round with its repairs",
@@ -226,7 +226,8 @@ impl Metrics {
         self.ready.set(i64::from(!observed.conditions.iter().any(Condition::keeps_from_ready)));
         for &code in Code::ALL.iter().filter(|code| code.is_observed_by_agent()) {
             for severity in [Severity::NotReady, Severity::Degraded] {
-                let matches = |condition: &&Condition| condition.code == code && condition.severity == severity;
+                let matches =
+                    |condition: &&Condition| condition.code == code && condition.severity == severity;
                 let objects = observed.conditions.iter().filter(matches).count();
                 let labels = ConditionLabels { code: code.as_str(), severity: severity.as_str() };
                 self.conditions.get_or_create(&labels).set(count(objects as u64));
@@ -294,7 +295,11 @@ impl ClusterMetrics {
 impl ProcessMetrics {
     fn new(all: &mut Register) -> Self {
         Self {
-            resident_memory: all.add("process_resident_memory_bytes", "Resident memory size", Gauge::default()),
+            resident_memory: all.add(
+                "process_resident_memory_bytes",
+                "Resident memory size",
+                Gauge::default(),
+            ),
             open_files: all.add("process_open_fds", "Open file descriptors", Gauge::default()),
             started: all.add("process_start_time_seconds", "Start in seconds since 1970", Gauge::default()),
             cpu: all.add("process_cpu_seconds", "User and system time", Counter::default()),

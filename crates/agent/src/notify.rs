@@ -46,7 +46,8 @@ impl Watchdog {
     /// Half of the watchdog's interval, as sd_watchdog_enabled(3) recommends. The variables may be meant for a parent process.
     fn of(usec: Option<&str>, pid: Option<&str>) -> Self {
         let is_for_this_process = pid.is_none_or(|pid| pid == std::process::id().to_string());
-        let usec = usec.filter(|_| is_for_this_process).and_then(|usec| usec.parse().ok()).filter(|usec| *usec > 0);
+        let usec =
+            usec.filter(|_| is_for_this_process).and_then(|usec| usec.parse().ok()).filter(|usec| *usec > 0);
         Self { every: usec.map(|usec: u64| Duration::from_micros(usec) / 2), next: Instant::now() }
     }
 

@@ -76,7 +76,10 @@ impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AgentRuns { process } => {
-                write!(f, "note: an agent (process {process}) is running; restart it to use this configuration")
+                write!(
+                    f,
+                    "note: an agent (process {process}) is running; restart it to use this configuration"
+                )
             }
             Self::MetricsTaken(address) => {
                 write!(

@@ -122,8 +122,11 @@ impl Queue {
             bound,
             closed: false,
         };
-        let shared =
-            Arc::new(QueueShared { state: Mutex::new(state), job_available: Condvar::new(), idle: Condvar::new() });
+        let shared = Arc::new(QueueShared {
+            state: Mutex::new(state),
+            job_available: Condvar::new(),
+            idle: Condvar::new(),
+        });
         // Created before the threads: if one cannot be started, dropping the queue ends the other ones.
         let queue = Self { shared };
         for number in 0..workers {
@@ -184,7 +187,8 @@ impl Queue {
         self.shared.close();
         let mut state = self.shared.lock();
         loop {
-            let unfinished = UnfinishedRequests { waiting: state.waiting(), running: state.running.iter().sum() };
+            let unfinished =
+                UnfinishedRequests { waiting: state.waiting(), running: state.running.iter().sum() };
             let remaining = deadline.saturating_duration_since(Instant::now());
             if unfinished == UnfinishedRequests::default() || remaining == Duration::ZERO {
                 return unfinished;
@@ -298,7 +302,8 @@ impl QueueState {
         let free = self.workers - self.running.iter().sum::<usize>();
         let other_classes = RequestClass::ALL.into_iter().filter(|other| !class.may_use_reserved_of(*other));
         let running = |class: RequestClass| self.running[class as usize];
-        let reserved: usize = other_classes.map(|other| other.reserved(self.workers).saturating_sub(running(other))).sum();
+        let reserved: usize =
+            other_classes.map(|other| other.reserved(self.workers).saturating_sub(running(other))).sum();
         free > reserved && running(class) < class.max_workers(self.workers)
     }
 }

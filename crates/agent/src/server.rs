@@ -37,7 +37,7 @@ use crate::allocation::NodeAllocations;
 use crate::conditions::Source;
 use crate::membership::MembershipHandle;
 use crate::metrics::Metrics;
-use crate::queue::{UnfinishedRequests, Queue};
+use crate::queue::{Queue, UnfinishedRequests};
 use crate::reconciler::ReconcileRequests;
 use crate::work::Work;
 use accept::{Acceptors, CurrentListener};
@@ -119,7 +119,8 @@ pub(crate) async fn run(
     let max_connections = connection_limit();
     let permits = Arc::new(Semaphore::new(max_connections));
     let timeouts = endpoints.socket.timeouts;
-    let server = HttpServer { service: Arc::clone(&service), timeouts, stopped, permits: Arc::clone(&permits) };
+    let server =
+        HttpServer { service: Arc::clone(&service), timeouts, stopped, permits: Arc::clone(&permits) };
     if let Some(tcp) = endpoints.tcp {
         tokio::spawn(tcp::serve(tcp, server.clone()));
     }
@@ -153,7 +154,9 @@ fn connection_limit() -> usize {
         let raised = wanted.min(maximum.unwrap_or(wanted));
         match setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum }) {
             Ok(()) => current = raised,
-            Err(error) => tracing::warn!(%error, current, wanted = raised, "cannot raise the limit of open files"),
+            Err(error) => {
+                tracing::warn!(%error, current, wanted = raised, "cannot raise the limit of open files")
+            }
         }
     }
     usize::try_from(current.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX).clamp(64, MAX_CONNECTIONS)

@@ -141,7 +141,9 @@ impl Drain {
         };
         let rounds = self.lock();
         Some(match rounds.failed.get(&tombstone.path) {
-            Some(failed) => format!("an earlier DEL of this attachment cannot be served yet: {}", failed.cause),
+            Some(failed) => {
+                format!("an earlier DEL of this attachment cannot be served yet: {}", failed.cause)
+            }
             None => "a newer DEL of this attachment has not been served yet".to_owned(),
         })
     }
@@ -181,8 +183,7 @@ impl Drain {
         let report = match self.tombstone_files.list() {
             Ok(tombstone_files) => {
                 let mut rounds = self.lock();
-                let exists =
-                    |path: &PathBuf| tombstone_files.iter().any(|tombstone| tombstone.path == *path);
+                let exists = |path: &PathBuf| tombstone_files.iter().any(|tombstone| tombstone.path == *path);
                 rounds.failed.retain(|path, _| exists(path));
                 rounds.reappeared.retain(|path, _| exists(path));
                 drop(rounds);
@@ -197,7 +198,12 @@ impl Drain {
         self.lock().report = report;
     }
 
-    fn serve_all(&self, tombstone_files: &[Tombstone], scope: DrainScope, serve: &ServeTombstone<'_>) -> DrainReport {
+    fn serve_all(
+        &self,
+        tombstone_files: &[Tombstone],
+        scope: DrainScope,
+        serve: &ServeTombstone<'_>,
+    ) -> DrainReport {
         let mut report = DrainReport::default();
         for tombstone in tombstone_files
             .iter()
@@ -219,9 +225,13 @@ impl Drain {
                 TombstoneOutcome::Pending => report.pending += 1,
                 TombstoneOutcome::Invalid(cause) => match self.put_aside(tombstone, &cause) {
                     Ok(new_path) => report.put_aside.extend(new_path),
-                    Err(error) => report.failed.push(self.record_failure(&tombstone.path, &error.to_string())),
+                    Err(error) => {
+                        report.failed.push(self.record_failure(&tombstone.path, &error.to_string()))
+                    }
                 },
-                TombstoneOutcome::Failed(cause) => report.failed.push(self.record_failure(&tombstone.path, &cause)),
+                TombstoneOutcome::Failed(cause) => {
+                    report.failed.push(self.record_failure(&tombstone.path, &cause))
+                }
             }
         }
         report

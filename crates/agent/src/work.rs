@@ -300,7 +300,8 @@ impl Task {
         let is_cancelled = self.cancel.get().is_some();
         (answer, move || {
             self.report_outcome(&outcome, is_cancelled, took);
-            let detects_faults = matches!(self.request, Request::Add(_) | Request::Status(_)) && !is_cancelled;
+            let detects_faults =
+                matches!(self.request, Request::Add(_) | Request::Status(_)) && !is_cancelled;
             let is_fault = outcome.is_err() && detects_faults;
             if is_fault || self.may_end_condition(&outcome) {
                 self.work.reconciler.report_fault();
@@ -368,7 +369,9 @@ impl Task {
         if let Some(slot) = &self.slot {
             slot.wait(TIMEOUT).map_err(|e| match e {
                 SlotError::Cancelled(reason) => cancelled_error(reason),
-                SlotError::Busy => try_again(format!("another request of the same attachment takes longer than {TIMEOUT:?}")),
+                SlotError::Busy => {
+                    try_again(format!("another request of the same attachment takes longer than {TIMEOUT:?}"))
+                }
             })?;
         }
         // The client may have hung up while the request waited. A DEL is served nevertheless.

@@ -195,7 +195,11 @@ impl BlockRequests {
     pub(crate) fn want_more(&self, full_block: IpNet) {
         let Ok(network) = self.allocations.default_network() else { return };
         if !self.is_alone {
-            self.pending_request.request(BlockNeed { full_block, observed: network.blocks(), commands: &self.commands });
+            self.pending_request.request(BlockNeed {
+                full_block,
+                observed: network.blocks(),
+                commands: &self.commands,
+            });
         }
     }
 
@@ -253,7 +257,10 @@ impl Member {
             return Ok(Next::Continue(joined));
         }
         let Some(block_layout) = self.block_layout_of(&request.full_block) else {
-            request.answer(Err(GrowError::Refused(format!("{} is not a block of this network", request.full_block))));
+            request.answer(Err(GrowError::Refused(format!(
+                "{} is not a block of this network",
+                request.full_block
+            ))));
             return Ok(Next::Continue(joined));
         };
         match self.registry.grow(joined.clone(), &block_layout, &self.shared.peers_blocks()).await {
@@ -281,7 +288,8 @@ impl Member {
             self.shared.contact.call_failed(error);
         }
         if error.finding().code == Code::BlocksExhausted {
-            let finding = Finding::new(Code::BlocksExhausted, format_args!("block {}", request.full_block), message);
+            let finding =
+                Finding::new(Code::BlocksExhausted, format_args!("block {}", request.full_block), message);
             self.shared.set_block_shortage(Some((finding, Arc::clone(request))));
         }
     }
@@ -313,7 +321,9 @@ mod tests {
     fn a_failed_request_is_not_repeated_immediately() {
         let (commands, mut received) = mpsc::channel(16);
         let pending_request = PendingBlockRequest::default();
-        let request_block = || pending_request.request(BlockNeed { full_block: net(), observed: &[net()], commands: &commands });
+        let request_block = || {
+            pending_request.request(BlockNeed { full_block: net(), observed: &[net()], commands: &commands })
+        };
         request_block();
         let request = next(&mut received).unwrap();
         request.answer(Err(GrowError::Refused("all are taken".to_owned())));
@@ -332,7 +342,8 @@ mod tests {
     fn waiting_pods_share_an_answer_and_later_pods_send_a_new_request() {
         let (commands, mut received) = mpsc::channel(16);
         let pending_request = PendingBlockRequest::default();
-        let wait = || pending_request.wait(BlockNeed { full_block: net(), observed: &[net()], commands: &commands });
+        let wait =
+            || pending_request.wait(BlockNeed { full_block: net(), observed: &[net()], commands: &commands });
         thread::scope(|scope| {
             let waiting: Vec<_> = (0..8).map(|_| scope.spawn(wait)).collect();
             let end = Instant::now() + TIMEOUT;
@@ -357,7 +368,9 @@ mod tests {
     #[test]
     fn a_request_that_no_pod_waits_for_is_not_wanted() {
         let (commands, _received) = mpsc::channel(16);
-        let send = |state| BlockNeed { full_block: net(), observed: &[net()], commands: &commands }.send(state).unwrap();
+        let send = |state| {
+            BlockNeed { full_block: net(), observed: &[net()], commands: &commands }.send(state).unwrap()
+        };
         let abandoned = send(RequestState::default());
         assert!(!abandoned.is_wanted());
         assert!(!abandoned.join(), "an ended request must not be joined");

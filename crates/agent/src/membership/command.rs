@@ -10,8 +10,8 @@ use tokio::sync::oneshot;
 use types::NodeName;
 
 use super::ask_error::AskError;
-use super::contact::Contact;
 use super::block_requests::{BlockRequest, GrowError};
+use super::contact::Contact;
 use super::join::Registry;
 
 /// How often a read is repeated if the object changed meanwhile. Also the limit of transactions for the claims of a removed node.

@@ -251,7 +251,8 @@ impl Contact {
     /// Whether the modification time of the copy on disk has to be set again.
     fn is_save_due(&self, now: Instant) -> bool {
         let mut inner = self.lock();
-        let is_due = inner.time_saved.is_none_or(|saved| now.saturating_duration_since(saved) >= SAVE_TIME_INTERVAL);
+        let is_due =
+            inner.time_saved.is_none_or(|saved| now.saturating_duration_since(saved) >= SAVE_TIME_INTERVAL);
         if is_due {
             inner.time_saved = Some(now);
         }
@@ -367,7 +368,8 @@ impl Member {
     /// Nodes with an unreadable record, and the reason.
     pub(crate) fn unread_nodes(&self) -> BTreeMap<NodeName, String> {
         let layout = &self.registry.layout;
-        let nodes = self.unread.iter().filter_map(|(key, reason)| Some((layout.node_of(key)?, reason.clone())));
+        let nodes =
+            self.unread.iter().filter_map(|(key, reason)| Some((layout.node_of(key)?, reason.clone())));
         nodes.collect()
     }
 }

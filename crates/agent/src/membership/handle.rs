@@ -19,7 +19,7 @@ use super::command::{MembershipCommand, StoreContents, StoreQuery};
 use super::contact::{Age, Contact};
 use super::node_state::NodeStateDir;
 use super::shared::SharedMembership;
-use super::{ClusterError, MembershipParts, ClusterThread, ThreadExitGuard, store_config};
+use super::{ClusterError, ClusterThread, MembershipParts, ThreadExitGuard, store_config};
 use crate::clock::unix_time;
 use crate::peers::inputs::PeerContents;
 use crate::peers::{KnownPeers, PeerInputs, PeerReportReceivers, Question};

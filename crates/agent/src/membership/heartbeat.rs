@@ -84,7 +84,13 @@ impl Registry {
             let put = Change::Put { key: key.clone(), value, lease: Some(lease) };
             match self.store.commit(&[compare], &[put]).await? {
                 CommitOutcome::Done { revision } => {
-                    return Ok(NameLease { store: self.store.clone(), key, revision, uid: uid.clone(), lease });
+                    return Ok(NameLease {
+                        store: self.store.clone(),
+                        key,
+                        revision,
+                        uid: uid.clone(),
+                        lease,
+                    });
                 }
                 CommitOutcome::Refused => self.store.revoke(lease).await?,
             }

@@ -161,7 +161,8 @@ impl Registry {
                 Some(stored) if self.has_peers(name).await? => return Err(refuse(&stored.object)),
                 Some(stored) => Compare::Revision(key.clone(), stored.revision),
             };
-            let CommitOutcome::Done { revision } = self.store.commit(&[compare], &put(configured)).await? else {
+            let CommitOutcome::Done { revision } = self.store.commit(&[compare], &put(configured)).await?
+            else {
                 continue;
             };
             let Some(stored) = stored.map(|stored| stored.object) else { return Ok(revision) };

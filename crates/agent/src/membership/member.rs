@@ -22,10 +22,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info};
 use types::{Digest, NodeName, NodeUid};
 
-use super::heartbeat::NameLease;
 use super::ask_error::AskError;
 use super::command::{MembershipCommand, StoreQuery, alive_at};
 use super::contact::ListedNodes;
+use super::heartbeat::NameLease;
 use super::join::{Candidate, JoinError, Joined, Registry};
 use super::shared::SharedMembership;
 use crate::peers::PeerInputs;
@@ -165,7 +165,9 @@ impl Member {
         self.was_wiped = false;
         let layout = &self.registry.layout;
         let agents = listing.entries.iter().filter_map(|entry| alive_at(layout, &entry.key, &entry.value));
-        self.shared.contact.watch_started(ListedNodes { alive: agents.collect(), unread: self.unread_nodes() });
+        self.shared
+            .contact
+            .watch_started(ListedNodes { alive: agents.collect(), unread: self.unread_nodes() });
         self.list_leases(&listing);
         self.shared.store_works();
         *pause = RETRY.0;

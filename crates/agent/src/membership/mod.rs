@@ -48,10 +48,10 @@ use crate::conditions::Source;
 use crate::peers::routes::StartError;
 use crate::peers::{PeerInputs, PeerReportReceivers};
 pub(crate) use ask_error::AskError;
+pub(crate) use block_requests::{BlockRequests, GrowError};
 use command::MembershipCommand;
 use config::Config;
 pub(crate) use contact::Contact;
-pub(crate) use block_requests::{BlockRequests, GrowError};
 pub(crate) use handle::{Membership, MembershipHandle};
 use join::{Candidate, Registry};
 pub use node_state::{Forgotten, forget};
@@ -124,7 +124,8 @@ impl Drop for ThreadExitGuard {
         let message = "the agent no longer follows the store; its routes to peers and this node's record do not change; the \
                        agent's log has the cause";
         self.contact.stopped("the agent no longer follows the store");
-        let finding = Finding::new(Code::StoreWatchStopped, "store", message).fix("systemctl restart podwire");
+        let finding =
+            Finding::new(Code::StoreWatchStopped, "store", message).fix("systemctl restart podwire");
         self.agent_status.set(Source::Cluster, vec![finding]);
     }
 }
@@ -141,7 +142,11 @@ impl ClusterThread {
         let since = unix_time();
         let candidate = Candidate { spec: spec(&config), record, saved_blocks, former, since };
         let contact = Arc::clone(&shared.contact);
-        let heartbeat = heartbeat::Heartbeat { name_lease: current_lease.clone(), name_lost: Arc::clone(&name_lost), contact };
+        let heartbeat = heartbeat::Heartbeat {
+            name_lease: current_lease.clone(),
+            name_lost: Arc::clone(&name_lost),
+            contact,
+        };
         let shared_state = Arc::clone(&shared);
         let member = member::Member {
             registry,

@@ -83,7 +83,9 @@ impl NodeStateDir {
     /// The saved record. An unreadable one is ignored, because the store has it, too.
     pub(crate) fn record(&self) -> Option<NodeRecord> {
         let bytes = self.read_optional("node.json")?;
-        NodeRecord::decode(&bytes).inspect_err(|error| tracing::warn!(dir = %self.dir.display(), %error, "cannot read node.json")).ok()
+        NodeRecord::decode(&bytes)
+            .inspect_err(|error| tracing::warn!(dir = %self.dir.display(), %error, "cannot read node.json"))
+            .ok()
     }
 
     pub(crate) fn save_record(&self, record: &NodeRecord) -> Result<(), NodeStateDirError> {
@@ -132,7 +134,9 @@ impl NodeStateDir {
     fn read_optional(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.dir.join(name);
         let read = optional(files::read(&path));
-        read.inspect_err(|error| tracing::warn!(path = %path.display(), %error, "cannot read saved state")).ok().flatten()
+        read.inspect_err(|error| tracing::warn!(path = %path.display(), %error, "cannot read saved state"))
+            .ok()
+            .flatten()
     }
 
     pub(crate) fn save_mtu(&self, mtu: u32) -> Result<(), NodeStateDirError> {
@@ -191,7 +195,8 @@ impl NodeStateDir {
             return Err("it is a symlink".to_owned());
         }
         files::check_dir(&self.dir).map_err(|error| error.to_string())?;
-        let text = files::read_text(&self.dir.join("uid")).map_err(|error| format!("cannot read its uid: {error}"))?;
+        let text = files::read_text(&self.dir.join("uid"))
+            .map_err(|error| format!("cannot read its uid: {error}"))?;
         NodeUid::try_from(text.trim()).map(drop).map_err(|error| error.to_string())
     }
 
@@ -203,7 +208,8 @@ impl NodeStateDir {
             remove_files(&store, &STORE_FILES)?;
             remove_dir(&store)?;
         }
-        let (uid, other_files) = FILES.split_last().map_or(("", FILES.as_slice()), |(uid, files)| (*uid, files));
+        let (uid, other_files) =
+            FILES.split_last().map_or(("", FILES.as_slice()), |(uid, files)| (*uid, files));
         remove_files(&self.dir, other_files)?;
         // Temporary files of earlier versions.
         let old_temp_files: Vec<String> = FILES.iter().map(|name| format!(".{name}.new")).collect();

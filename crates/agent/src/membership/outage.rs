@@ -8,7 +8,8 @@ pub(crate) fn finding(store: &StoreChoice, reason: &str) -> Finding {
     match store {
         StoreChoice::Embedded => Finding::new(Code::StoreFailed, "store", reason),
         StoreChoice::Etcd(etcd) => {
-            let message = format!("{reason}; start etcd, or correct etcd.endpoints (the command checks them)");
+            let message =
+                format!("{reason}; start etcd, or correct etcd.endpoints (the command checks them)");
             Finding::new(Code::StoreUnreachable, "store", message).fix(check(etcd))
         }
     }

@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep};
 use tracing::{error, warn};
 use types::{Code, Finding, Fix, NodeName};
 
-use super::contact::Contact;
 use super::block_requests::BlockRequest;
+use super::contact::Contact;
 use super::join::{JoinError, Joined};
 use super::leases::{LeaseEvent, Leases};
 use super::node_state::{NodeStateDir, NodeStateDirError};
@@ -248,9 +248,9 @@ impl SharedMembership {
             let node_state = self.node_state.clone();
             let saved = failure(spawn_blocking(move || node_state.save_peers(records.iter())).await);
             is_saved = saved.is_none();
-            self.set_unsaved_peers(saved.map(|error| {
-                format!("cannot save the peers for a boot without the store: {error}")
-            }));
+            self.set_unsaved_peers(
+                saved.map(|error| format!("cannot save the peers for a boot without the store: {error}")),
+            );
         }
     }
 
@@ -274,7 +274,11 @@ impl SharedMembership {
             return self.withdraw(&format!("this node no longer has a block of {subnet}"));
         }
         let mtu = network.mtu.or(mtu).or_else(|| self.fallback_mtu());
-        if self.allocations.default_network().is_ok_and(|current| current.blocks() == blocks && current.mtu() == mtu) {
+        if self
+            .allocations
+            .default_network()
+            .is_ok_and(|current| current.blocks() == blocks && current.mtu() == mtu)
+        {
             return;
         }
         match Network::new(network, blocks, mtu) {
@@ -397,7 +401,10 @@ impl SharedMembership {
             let state = &mut *self.lock();
             let lapses = state.leases.findings(&self.config.node, &state.unread_nodes, &Now::read());
             // While this node cannot join, the leases of other nodes are unknown.
-            (state.findings(&self.node_state), if state.store_problem.is_none() { lapses } else { Vec::new() })
+            (
+                state.findings(&self.node_state),
+                if state.store_problem.is_none() { lapses } else { Vec::new() },
+            )
         };
         match outage {
             Some(outage) => findings.push(outage),
@@ -452,13 +459,14 @@ impl MembershipState {
     fn findings(&self, node_state: &NodeStateDir) -> Vec<Finding> {
         let mut all: Vec<Finding> = self.store_problem.iter().cloned().collect();
         let unread = self.unread.iter();
-        all.extend(
-            unread.map(|(key, reason)| Finding::new(Code::StoreValueUnreadable, format_args!("key {key}"), reason)),
-        );
+        all.extend(unread.map(|(key, reason)| {
+            Finding::new(Code::StoreValueUnreadable, format_args!("key {key}"), reason)
+        }));
         let directory = node_state.dir().to_string_lossy();
         let unsaved = self.unsaved.iter().chain(&self.unsaved_peers);
         all.extend(unsaved.map(|reason| {
-            let finding = Finding::new(Code::StateDirUnwritable, format_args!("directory {directory}"), reason);
+            let finding =
+                Finding::new(Code::StateDirUnwritable, format_args!("directory {directory}"), reason);
             finding.fix(Fix::words(["df", "-h", &directory]))
         }));
         all.extend(self.block_shortage.iter().map(|(finding, _)| finding.clone()));

@@ -370,10 +370,7 @@ mod position {
     fn pain18_a_configured_address_without_link_is_reported() {
         for interface in [None, Some("eth0")] {
             let position = chosen(&config(interface, &["10.0.0.77", "2001:db8::5"]), &surroundings());
-            assert!(
-                addresses(&position).contains(&"10.0.0.77".to_owned()),
-                "NAT may translate the address"
-            );
+            assert!(addresses(&position).contains(&"10.0.0.77".to_owned()), "NAT may translate the address");
             let [finding] = &position.problems[..] else { panic!("{:?}", position.problems) };
             assert!(finding.message.contains("node_addresses says 10.0.0.77, but no link"), "{finding:?}");
         }

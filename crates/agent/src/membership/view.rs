@@ -111,7 +111,11 @@ pub(crate) fn blocks(
         blocks.push(view(*block, owner, message));
     }
     for (block, name) in named.iter().filter(|(block, _)| !claimed.contains_key(block)) {
-        blocks.push(view(*block, name, Some("not claimed: its agent claims it at its next start".to_owned())));
+        blocks.push(view(
+            *block,
+            name,
+            Some("not claimed: its agent claims it at its next start".to_owned()),
+        ));
     }
     blocks.sort_by_key(|view| view.block);
     let subnet = |block_layout: &BlockLayout| SubnetView {

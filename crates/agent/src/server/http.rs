@@ -14,8 +14,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
 use super::listen::ClientTimeouts;
-use super::stop_requested;
 use super::reply::{BodyError, HttpReply, ReplyBody};
+use super::stop_requested;
 use super::write_timeout::WriteTimeout;
 
 /// Limits of a connection.
@@ -40,7 +40,11 @@ pub(super) async fn serve<F: Future<Output = HttpReply>>(
         async move { Ok::<_, Infallible>(reply.await.map(|body| until_stopped(body, until))) }
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(timeouts.head).max_headers(32).max_buf_size(64 << 10);
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(timeouts.head)
+        .max_headers(32)
+        .max_buf_size(64 << 10);
     builder.keep_alive(keep_alive);
     let mut served =
         pin!(builder.serve_connection(TokioIo::new(WriteTimeout::new(stream, timeouts.answer)), service));

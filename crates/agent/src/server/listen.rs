@@ -123,7 +123,9 @@ pub(crate) fn bind(path: &Path) -> Result<SocketListener, ServerError> {
     let temp = directory.join(format!("{TEMP_PREFIX}{}", std::process::id()));
     let address = SocketAddrUnix::new(&temp).map_err(|_| ServerError::TooLong(path.to_owned()))?;
     match fs::remove_file(&temp) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed("remove the old temporary file of")(e)),
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            return Err(failed("remove the old temporary file of")(e));
+        }
         Ok(()) | Err(_) => {}
     }
     let flags = SocketFlags::CLOEXEC;

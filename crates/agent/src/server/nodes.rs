@@ -32,7 +32,11 @@ impl ClusterQuery {
 }
 
 /// `query` is the query string of the URL.
-pub(super) async fn answer(service: &Arc<ApiService>, cluster_query: ClusterQuery, query: Option<&str>) -> HttpReply {
+pub(super) async fn answer(
+    service: &Arc<ApiService>,
+    cluster_query: ClusterQuery,
+    query: Option<&str>,
+) -> HttpReply {
     let Some(cluster) = &service.cluster else {
         let message = "the store of this node cannot be used: see `podwire status`";
         return reply::error(StatusCode::SERVICE_UNAVAILABLE, message);

@@ -179,7 +179,10 @@ fn cni_calls_return_results_and_errors() {
     let (status, readiness) = fixture.get("/v1/ready");
     let conditions = &readiness["conditions"];
     assert_eq!((status, &readiness["ready"], &conditions[1]), (503, &json!(false), &json!(null)));
-    assert_eq!((&conditions[0]["code"], &conditions[0]["fix"]), (&json!("BridgeMissing"), &json!("ip link add")));
+    assert_eq!(
+        (&conditions[0]["code"], &conditions[0]["fix"]),
+        (&json!("BridgeMissing"), &json!("ip link add"))
+    );
     let (_, status) = fixture.get("/v1/status");
     assert_eq!((&status["ready"], &status["conditions"]), (&json!(false), conditions));
 }

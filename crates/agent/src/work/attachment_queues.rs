@@ -157,7 +157,8 @@ impl QueueSlot {
 
     /// ADDs that were cancelled before they started are skipped.
     fn is_first(&self, queue: &AttachmentQueue) -> bool {
-        queue.waiting
+        queue
+            .waiting
             .iter()
             .find(|request| !request.is_cancelled_add())
             .is_some_and(|first| Arc::ptr_eq(first, &self.request))

@@ -359,7 +359,9 @@ fn a_hanging_request_blocks_only_its_attachment() {
     assert!(matches!(fixture.run("ADD", "b"), Answer::Done(_)));
     assert!(matches!(fixture.run("GC", "b"), Answer::Done(_)));
     assert_eq!(fixture.engine.log(), ["ADD b", "GC -"]);
-    assert!(fixture.tombstone_files().exists(&key("a")).unwrap() && fixture.agent_status.conditions().is_empty());
+    assert!(
+        fixture.tombstone_files().exists(&key("a")).unwrap() && fixture.agent_status.conditions().is_empty()
+    );
     // The next ADD of the attachment waits, and finds no state of the first one.
     let next = fixture.accept("ADD", "a");
     let waiting = thread::spawn(move || next.answer());
@@ -446,7 +448,10 @@ fn a_tombstone_written_by_its_own_del_is_put_aside() {
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(problems[0].message.contains("does its ipam.type run Podwire"), "{problems:?}");
     assert!(problems[0].fix.as_deref().is_some_and(|c| c.starts_with("rm ")), "{problems:?}");
-    assert!(matches!(fixture.run("ADD", "a"), Answer::Done(_)), "a tombstone that was put aside must not block an ADD");
+    assert!(
+        matches!(fixture.run("ADD", "a"), Answer::Done(_)),
+        "a tombstone that was put aside must not block an ADD"
+    );
 }
 
 #[test]
@@ -493,7 +498,9 @@ fn a_node_that_is_not_ready_serves_only_del_and_gc() {
     let finding = Finding::new(types::Code::BridgeNameTaken, "link podwire0", "the link is a dummy");
     fixture.agent_status.set(Source::Reconcile, vec![finding.fix("ip link del podwire0")]);
     for (verb, code) in [("ADD", ErrorCode::TryAgainLater), ("STATUS", ErrorCode::NotAvailable)] {
-        let Err(Answer::Unavailable(failure)) = fixture.work.accept(call(verb, "a")) else { panic!("{verb}") };
+        let Err(Answer::Unavailable(failure)) = fixture.work.accept(call(verb, "a")) else {
+            panic!("{verb}")
+        };
         assert_eq!(failure.error.code, code, "{verb}");
         assert_eq!(failure.error.msg, "the agent is not ready: the link is a dummy");
         assert_eq!(failure.error.details, "BridgeNameTaken: ip link del podwire0");

@@ -59,10 +59,7 @@ fn nodes_missing_in_a_wiped_store_are_kept_until_their_block_is_claimed() {
     known.give_up();
     assert_eq!(names(&known), ["n2", "n3"]);
     let until = known.awaited[&"n2".try_into().unwrap()];
-    assert!(
-        until > Instant::now() + Duration::from_secs(1800),
-        "the node must be kept for about an hour"
-    );
+    assert!(until > Instant::now() + Duration::from_secs(1800), "the node must be kept for about an hour");
     // A record without a claim takes neither the block nor the waiting time.
     known.set_peer(stored(record("n4", 4, "10.2.1.0/24")));
     assert_eq!(routed(&known), ["n2", "n3"]);

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::super::command::MembershipCommand;
 use super::super::block_requests::{BlockNeed, PendingBlockRequest};
+use super::super::command::MembershipCommand;
 use super::super::member::{Member, with_jitter};
 use super::super::node_state::NodeStateDir;
 use super::super::shared::SharedMembership;
@@ -136,7 +136,11 @@ const OWN_BLOCKS: [&str; 2] = ["10.2.0.0/24", "fd00:2::/68"];
 fn a_node_that_lost_its_name_allocates_no_addresses() {
     run(async {
         let mut fixture = Fixture::new(&OWN_BLOCKS);
-        assert_eq!(fixture.blocks().unwrap(), nets(&OWN_BLOCKS), "saved blocks must be in force before the store answers");
+        assert_eq!(
+            fixture.blocks().unwrap(),
+            nets(&OWN_BLOCKS),
+            "saved blocks must be in force before the store answers"
+        );
         fixture.agent_status.set_started();
         let other = join(&fixture.registry, &candidate("n1", 2)).await.unwrap();
         assert_eq!(other.record.blocks, nets(&OWN_BLOCKS), "the other host must have the same blocks");
@@ -164,8 +168,9 @@ fn a_lost_block_is_withdrawn_even_if_no_block_is_free() {
         }
         let task = fixture.start();
         fixture.until(|fixture| fixture.blocks().is_err()).await;
-        let lost =
-            |fixture: &Fixture| fixture.agent_status.conditions().iter().any(|condition| condition.code == types::Code::BlockLost);
+        let lost = |fixture: &Fixture| {
+            fixture.agent_status.conditions().iter().any(|condition| condition.code == types::Code::BlockLost)
+        };
         fixture.until(lost).await;
         fixture.until(|fixture| fixture.blocks().is_err_and(|reason| reason.contains("all 16 blocks"))).await;
         // Another node is removed.
@@ -212,7 +217,9 @@ fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
             join(&fixture.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
         }
         let task = fixture.start();
-        let has = |fixture: &Fixture, code| fixture.agent_status.conditions().iter().any(|condition| condition.code == code);
+        let has = |fixture: &Fixture, code| {
+            fixture.agent_status.conditions().iter().any(|condition| condition.code == code)
+        };
         fixture.until(|fixture| has(fixture, types::Code::BlocksExhausted)).await;
         assert!(fixture.shared.contact.is_reachable() && fixture.shared.contact.failure().is_none());
         let (done, answer) = tokio::sync::oneshot::channel();
@@ -222,7 +229,9 @@ fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
         let query = StoreQuery::Remove { name: "n5".try_into().unwrap(), force: true, done };
         fixture.commands.send(MembershipCommand::Ask(query)).await.unwrap();
         assert_eq!(answer.await.unwrap().unwrap().len(), 2);
-        fixture.until(|fixture| fixture.blocks().is_ok() && !has(fixture, types::Code::BlocksExhausted)).await;
+        fixture
+            .until(|fixture| fixture.blocks().is_ok() && !has(fixture, types::Code::BlocksExhausted))
+            .await;
         task.abort();
     });
 }
@@ -239,7 +248,8 @@ fn a1_a_corrupt_record_is_reported_with_a_removal_command() {
         let task = fixture.start();
         let message = |fixture: &Fixture, key: &str| {
             let object = format!("key {key}");
-            let condition = fixture.agent_status.conditions().into_iter().find(|condition| condition.object == object);
+            let condition =
+                fixture.agent_status.conditions().into_iter().find(|condition| condition.object == object);
             condition.map(|condition| condition.message)
         };
         fixture.until(|fixture| message(fixture, &bad).is_some() && message(fixture, &newer).is_some()).await;
@@ -259,10 +269,15 @@ fn a4_a_store_with_another_network_is_reachable() {
         other.spec.vni += 1;
         join(&fixture.registry, &other).await.unwrap();
         let task = fixture.start();
-        fixture.until(|fixture| {
-            fixture.agent_status.conditions().iter().any(|condition| condition.code == types::Code::NetworkMismatch)
-        })
-        .await;
+        fixture
+            .until(|fixture| {
+                fixture
+                    .agent_status
+                    .conditions()
+                    .iter()
+                    .any(|condition| condition.code == types::Code::NetworkMismatch)
+            })
+            .await;
         assert!(fixture.shared.contact.is_reachable() && fixture.shared.contact.failure().is_none());
         task.abort();
     });
@@ -276,7 +291,11 @@ fn two_concurrent_requests_get_one_block() {
         fixture.until(|fixture| fixture.blocks().is_ok()).await;
         let before = fixture.blocks().unwrap();
         for pending_request in [PendingBlockRequest::default(), PendingBlockRequest::default()] {
-            pending_request.request(BlockNeed { full_block: before[0], observed: &before, commands: &fixture.commands });
+            pending_request.request(BlockNeed {
+                full_block: before[0],
+                observed: &before,
+                commands: &fixture.commands,
+            });
         }
         fixture.until(|fixture| fixture.blocks().is_ok_and(|blocks| blocks != before)).await;
         let (done, answer) = tokio::sync::oneshot::channel();
@@ -298,9 +317,17 @@ fn a1_a_block_shortage_ends_when_no_block_is_needed() {
         fixture.until(|fixture| fixture.blocks().is_ok()).await;
         let before = fixture.blocks().unwrap();
         let pending_request = PendingBlockRequest::default();
-        pending_request.request(BlockNeed { full_block: before[0], observed: &before, commands: &fixture.commands });
+        pending_request.request(BlockNeed {
+            full_block: before[0],
+            observed: &before,
+            commands: &fixture.commands,
+        });
         let has_shortage = |fixture: &Fixture| {
-            fixture.agent_status.conditions().iter().any(|condition| condition.code == types::Code::BlocksExhausted)
+            fixture
+                .agent_status
+                .conditions()
+                .iter()
+                .any(|condition| condition.code == types::Code::BlocksExhausted)
         };
         fixture.until(has_shortage).await;
         // No reconcile round repeats the request, because pods were removed.
@@ -368,9 +395,13 @@ fn peers_that_could_not_be_saved_are_reported_and_saved_later() {
         };
         let awaited = vec!["n3".try_into().unwrap()];
         reports.records.send_replace(PeerRecords { records: Arc::new(vec![peer.clone()]), awaited });
-        let has = |fixture: &Fixture, code| fixture.agent_status.conditions().iter().any(|condition| condition.code == code);
+        let has = |fixture: &Fixture, code| {
+            fixture.agent_status.conditions().iter().any(|condition| condition.code == code)
+        };
         fixture.until(|fixture| has(fixture, types::Code::StateDirUnwritable)).await;
-        assert!(has(&fixture, types::Code::PeerNotRegistered) && fixture.shared.peers_blocks() == peer.blocks);
+        assert!(
+            has(&fixture, types::Code::PeerNotRegistered) && fixture.shared.peers_blocks() == peer.blocks
+        );
         std::fs::remove_file(&state).unwrap();
         fixture.until(|fixture| !has(fixture, types::Code::StateDirUnwritable)).await;
         assert_eq!(fixture.shared.node_state.peers(), [peer]);
@@ -387,14 +418,17 @@ fn the_mtu_and_lost_addresses_of_this_node_are_followed() {
         let task = tokio::spawn(async move { shared.follow_position(received.position).await });
         reports.position.send_replace(NodePosition { mtu: Some(1380), ..NodePosition::default() });
         let mtu = |fixture: &Fixture| fixture.allocations.default_network().unwrap().mtu();
-        fixture.until(|fixture| mtu(fixture) == Some(1380) && fixture.shared.node_state.mtu() == Some(1380)).await;
+        fixture
+            .until(|fixture| mtu(fixture) == Some(1380) && fixture.shared.node_state.mtu() == Some(1380))
+            .await;
         // A link that is down briefly does not change the MTU.
         let lost = vec!["2001:db8::5".parse().unwrap()];
         reports.position.send_replace(NodePosition { mtu: None, lost });
         fixture.shared.contact.stopped("no answer");
         let is_reported = |fixture: &Fixture| {
             fixture.shared.report();
-            fixture.agent_status
+            fixture
+                .agent_status
                 .conditions()
                 .iter()
                 .any(|condition| condition.message.contains("lost its address 2001:db8::5"))

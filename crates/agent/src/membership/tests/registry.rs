@@ -2,8 +2,8 @@
 
 use model::BlockClaim;
 
-use super::super::heartbeat::Heartbeat;
 use super::super::contact::Contact;
+use super::super::heartbeat::Heartbeat;
 use super::super::join::MAX_BLOCKS;
 use super::*;
 

@@ -145,7 +145,8 @@ impl Fixture {
         };
         let (stop, stop_receiver) = oneshot::channel();
         let (ready, bound) = mpsc::channel();
-        let (path, users, timeouts, tcp_address) = (socket.clone(), options.users, options.timeouts, options.tcp);
+        let (path, users, timeouts, tcp_address) =
+            (socket.clone(), options.users, options.timeouts, options.tcp);
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
