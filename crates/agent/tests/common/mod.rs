@@ -15,7 +15,7 @@ pub(crate) const MODES: [&str; 2] = ["bridge", "routed"];
 
 /// The subdirectory of a lab in which its agent finds IPAM plugins. The plugins that it may run follow.
 pub(crate) const DELEGATES: &str = "delegates";
-const DELEGATE_PLUGINS: &str = "gate-ipam,host-local,copy,through";
+const DELEGATE_PLUGINS: &str = "blocking-ipam,host-local,copy,through";
 
 /// A lab with one node and its agent. The agent is stopped before its node is removed.
 pub(crate) struct Host {

@@ -73,7 +73,7 @@ fn a_node_rewrites_its_corrupt_record_and_claim() {
         put_alive(&registry, &first).await;
         let repaired = join(&registry, &restarted).await.unwrap();
         assert_eq!((repaired.record, repaired.was_forgotten), (first.record.clone(), false));
-        // The owner in a corrupt record is unknown. The running agent with this name name_lease it.
+        // The owner in a corrupt record is unknown. The running agent with this name holds it.
         put(&registry, &registry.layout.node(&first.record.name), b"junk").await;
         let error = join(&registry, &candidate("n1", 2)).await.unwrap_err();
         assert!(matches!(error, JoinError::Held { .. }), "{error}");
