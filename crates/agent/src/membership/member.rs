@@ -55,7 +55,7 @@ pub(crate) struct Member {
     /// The lease of this node's name.
     pub(crate) name_lease: watch::Sender<Option<NameLease>>,
     /// Notified when another host holds the name, or none does.
-    pub(crate) lost: Arc<Notify>,
+    pub(crate) name_lost: Arc<Notify>,
     /// Receives updates about peers.
     pub(crate) peers: PeerInputs,
     pub(crate) commands: mpsc::Receiver<MembershipCommand>,
@@ -66,9 +66,9 @@ pub(crate) struct Member {
     /// The store lost its data, and the peers thread has not been notified yet.
     pub(crate) was_wiped: bool,
     /// Queries in progress. They end with the member.
-    pub(crate) asked: JoinSet<()>,
+    pub(crate) queries: JoinSet<()>,
     /// When maintenance is due.
-    pub(crate) aftercare_at: Instant,
+    pub(crate) maintenance_at: Instant,
     /// When the watch is asked to confirm that it is complete.
     pub(crate) progress_at: Instant,
 }

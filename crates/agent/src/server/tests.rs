@@ -210,7 +210,7 @@ fn a_too_large_body_is_refused() {
     let fixture = Fixture::new(Options::default());
     let length = api::MAX_BODY + 1;
     let (status, _) =
-        fixture.ask(&format!("POST /v1/cni HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n"));
+        fixture.request(&format!("POST /v1/cni HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n"));
     assert_eq!(status, 413);
     // Without a length, the server counts the bytes.
     let mut client = fixture.connect();
