@@ -155,7 +155,7 @@ fn connection_limit() -> usize {
         match setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum }) {
             Ok(()) => current = raised,
             Err(error) => {
-                tracing::warn!(%error, current, wanted = raised, "cannot raise the limit of open files")
+                tracing::warn!(%error, current, wanted = raised, "cannot raise the limit of open files");
             }
         }
     }

@@ -226,11 +226,11 @@ impl Drain {
                 TombstoneOutcome::Invalid(cause) => match self.put_aside(tombstone, &cause) {
                     Ok(new_path) => report.put_aside.extend(new_path),
                     Err(error) => {
-                        report.failed.push(self.record_failure(&tombstone.path, &error.to_string()))
+                        report.failed.push(self.record_failure(&tombstone.path, &error.to_string()));
                     }
                 },
                 TombstoneOutcome::Failed(cause) => {
-                    report.failed.push(self.record_failure(&tombstone.path, &cause))
+                    report.failed.push(self.record_failure(&tombstone.path, &cause));
                 }
             }
         }

@@ -322,7 +322,7 @@ mod tests {
         let (commands, mut received) = mpsc::channel(16);
         let pending_request = PendingBlockRequest::default();
         let request_block = || {
-            pending_request.request(BlockNeed { full_block: net(), observed: &[net()], commands: &commands })
+            pending_request.request(BlockNeed { full_block: net(), observed: &[net()], commands: &commands });
         };
         request_block();
         let request = next(&mut received).unwrap();

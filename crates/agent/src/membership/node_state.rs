@@ -181,7 +181,7 @@ pub fn forget(state_dir: &Path) -> Forgotten {
         match node_state.remove() {
             Ok(()) => forgotten.done.push(format!("directory {} removed", node_state.dir.display())),
             Err(reason) => {
-                forgotten.left.push(format!("directory {} kept: {reason}", node_state.dir.display()))
+                forgotten.left.push(format!("directory {} kept: {reason}", node_state.dir.display()));
             }
         }
     }

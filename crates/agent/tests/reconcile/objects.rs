@@ -34,7 +34,7 @@ fn f4_many_host_ends_deleted_at_once_are_created_again() {
             assert!(deleted.success(), "{deleted:?}");
         });
         pods.windows(2).for_each(|pair| {
-            scene.host.expect_connectivity((&pair[0].0, &pair[0].1), (&pair[1].0, &pair[1].1))
+            scene.host.expect_connectivity((&pair[0].0, &pair[0].1), (&pair[1].0, &pair[1].1));
         });
     });
 }
@@ -47,7 +47,7 @@ fn a_host_end_is_set_up_and_added_to_its_bridge() {
         scene.repairs_after("host end down", || scene.run(&format!("ip link set {end} down")));
         if mode == "bridge" {
             scene.repairs_after("host end removed from the bridge", || {
-                scene.run(&format!("ip link set {end} nomaster"))
+                scene.run(&format!("ip link set {end} nomaster"));
             });
         }
     });
@@ -62,7 +62,7 @@ fn the_bridge_and_its_addresses_are_restored() {
         scene.repairs_after("gateway v4", || scene.run(&format!("ip addr del 10.83.0.1/16 dev {BRIDGE}")));
         scene.repairs_after("gateway v6", || scene.run(&format!("ip addr del fd00:88::1/64 dev {BRIDGE}")));
         scene.repairs_after("all addresses of the bridge", || {
-            scene.run(&format!("ip addr flush dev {BRIDGE}"))
+            scene.run(&format!("ip addr flush dev {BRIDGE}"));
         });
         // The kernel creates the link-local address only once, and solicits neighbours from no other one.
         scene.run(&format!("ip -6 neigh flush dev {BRIDGE}"));
@@ -281,7 +281,7 @@ fn changes_without_a_specific_event_are_repaired_by_the_timer() {
             let (current, changed) = if port[0]["hairpin"] == true { ("on", "off") } else { ("off", "on") };
             println!("hairpin is {current}");
             scene.repairs_after("hairpin", || {
-                scene.run(&format!("bridge link set dev {end} hairpin {changed}"))
+                scene.run(&format!("bridge link set dev {end} hairpin {changed}"));
             });
         }
     });
