@@ -103,7 +103,7 @@ pub(crate) struct NodeAllocations {
     current: RwLock<Current>,
     /// Threads that are woken when the allocation changes.
     readers: Vec<Waker>,
-    /// The largest MTU that the firewall's rules cover.
+    /// The largest pod MTU that needs no clamping by the firewall.
     largest_mtu: AtomicU32,
     /// Held while addresses are counted and reported, so that an earlier count cannot replace a later one.
     reporting: Mutex<()>,
@@ -219,7 +219,7 @@ impl NodeAllocations {
         });
     }
 
-    /// Whether the reconciler has to adapt the firewall to a pod link of this MTU.
+    /// Whether a pod link of this MTU needs clamping, so that the reconciler has to update the firewall.
     pub(crate) fn is_too_large(&self, mtu: u32) -> bool {
         mtu > self.largest_mtu.load(Ordering::SeqCst)
     }

@@ -81,7 +81,7 @@ pub(crate) struct Installation {
     /// Modification times of the runtimes' configuration at the last poll.
     runtimes: Option<Vec<(PathBuf, SystemTime)>>,
     was_installed: bool,
-    /// A runtime that uses the installed config does not find its plugins.
+    /// No runtime that uses the installed config finds its plugins.
     lacks_plugins: bool,
 }
 

@@ -37,7 +37,7 @@ pub enum LockError {
     Namespace(#[from] netlink::Error),
 }
 
-/// Takes the network's lock first: an agent that is refused must not even briefly hold the other agent's run directory lock.
+/// Takes the network's lock first: an agent that is refused must not hold a run directory's lock, not even briefly.
 pub(crate) fn take_both(network: &NetworkName, run_dir: &Path) -> Result<(NetworkLock, Lock), LockError> {
     let lock = NetworkLock::renew(network, run_dir).map_err(|error| match Lock::holder(run_dir) {
         Some(holder) => LockError::Taken { dir: run_dir.to_owned(), holder },
@@ -102,8 +102,8 @@ impl Drop for NetworkLock {
         if self.is_lost() {
             return;
         }
-        // A leftover file is not locked, and the next agent removes it. The directory is not removed, because containers may have
-        // it mounted.
+        // A leftover file is not locked, and the next agent removes it. The directory is not removed, because containers may
+        // have it mounted.
         let _ = fs::remove_file(self.file.path());
     }
 }

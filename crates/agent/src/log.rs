@@ -295,8 +295,8 @@ pub(crate) mod tests {
 
     /// The log output of `act` in this format.
     pub(crate) fn logged(format: Format, act: impl FnOnce()) -> String {
-        // For each call site, tracing caches for all threads whether a subscriber wants its events. Without a global subscriber, a
-        // test on another thread could cache that none does.
+        // For each call site, tracing caches for all threads whether a subscriber wants its events. Without a global
+        // subscriber, a test on another thread could cache that none does.
         static GLOBAL: Once = Once::new();
         GLOBAL.call_once(|| set_global_default(subscriber(format, LevelFilter::INFO, io::sink)).unwrap());
         let sink = Sink::default();

@@ -279,8 +279,8 @@ impl QueueState {
         None
     }
 
-    /// Both classes of ADDs use the same workers. If both ADDs are about one attachment, the younger one waits for the older one.
-    /// It must not take the last worker from it.
+    /// Both classes of ADDs use the same workers. If both ADDs are about one attachment, the younger one waits for the older
+    /// one. It must not take the last worker from it.
     fn first_of_adds(&self, class: RequestClass) -> RequestClass {
         if !matches!(class, RequestClass::Add | RequestClass::DelegatedAdd) {
             return class;

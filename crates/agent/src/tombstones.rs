@@ -41,7 +41,7 @@ pub(crate) struct DrainReport {
     pub(crate) pending: usize,
     /// Tombstones that were not served, each with its cause.
     pub(crate) failed: Vec<String>,
-    /// The new paths of unreadable tombstones.
+    /// The new paths of tombstones that were put aside.
     pub(crate) put_aside: Vec<PathBuf>,
 }
 

@@ -113,7 +113,8 @@ impl Registry {
 impl Search<'_> {
     /// Blocks that may be claimed, at least one.
     fn free(&self, taken: &BTreeSet<IpNet>) -> Result<Vec<IpNet>, JoinError> {
-        // Only claims of the right size count. Peers do not route other ones, and a claim for all addresses would leave no block free.
+        // Only claims of the right size count. Peers do not route other ones, and a claim for all addresses would leave no
+        // block free.
         let known: BTreeSet<&IpNet> = self.known.iter().collect();
         let is_taken = |block: &IpNet| taken.contains(block) || known.contains(block);
         let offered: Vec<IpNet> = self.block_layout.offer(self.start, is_taken).take(CLAIMS).collect();

@@ -14,7 +14,8 @@ use super::block_requests::{BlockRequest, GrowError};
 use super::contact::Contact;
 use super::join::Registry;
 
-/// How often a read is repeated if the object changed meanwhile. Also the limit of transactions for the claims of a removed node.
+/// How often a read is repeated if the object changed meanwhile. Also the limit of transactions for the claims of a removed
+/// node.
 pub(crate) const TRIES: u32 = 20;
 /// Claims that are deleted in one transaction.
 const CLAIMS_PER_COMMIT: usize = 100;

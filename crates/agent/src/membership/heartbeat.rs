@@ -1,5 +1,5 @@
-//! `alive/NAME`: a key with a lease that shows that the agent of this node is running. The agent that set it holds the name. Nothing
-//! is written under a name without this key, so two hosts with the same name cannot both join. Status shows it, too. No
+//! `alive/NAME`: a key with a lease that shows that the agent of this node is running. The agent that set it holds the name.
+//! Nothing is written under a name without this key, so two hosts with the same name cannot both join. Status shows it, too. No
 //! route depends on it, so its loss does not affect traffic.
 
 use std::sync::Arc;

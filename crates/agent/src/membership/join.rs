@@ -1,7 +1,7 @@
 //! How a node joins the cluster and keeps its identity.
 //!
-//! Transactions decide all conflicts. A node's name belongs to the uid in its record. A block belongs to the node in its claim. A
-//! record never names a block without a claim, because both are written in one transaction.
+//! Transactions decide all conflicts. A node's name belongs to the uid in its record. A block belongs to the node in its claim.
+//! A record never names a block without a claim, because both are written in one transaction.
 
 use std::collections::BTreeSet;
 
@@ -289,7 +289,8 @@ impl Registry {
                     continue;
                 }
                 StoredObject::Absent if !is_in_network => continue,
-                // `podwire node rm` removes claims together with the record. Without a record, only the claim's revision shows a removal.
+                // `podwire node rm` removes claims together with the record. Without a record, only the claim's revision shows
+                // a removal.
                 StoredObject::Found(claim) if found.is_none() => {
                     claims.compares.push(Compare::Revision(key, claim.revision));
                 }

@@ -1,5 +1,5 @@
-//! The session with the store: joins the cluster, publishes this node's record and receives those of peers. It waits for the store
-//! without a limit. No other component waits for it.
+//! The session with the store: joins the cluster, publishes this node's record and receives those of peers. It waits for the
+//! store without a limit. No other component waits for it.
 //!
 //! ```text
 //! join ─► list all ─► watch from there ─► Update … ─► routes
@@ -95,7 +95,8 @@ impl Member {
             match ended {
                 Ok(SessionEnd::Stopped) => return,
                 Ok(SessionEnd::Rejoin) if started.elapsed() > SHORT_SESSION => {}
-                // Another host may change the record each time, for example a clone with the same uid. The delay prevents a busy loop.
+                // Another host may change the record each time, for example a clone with the same uid. The delay prevents a
+                // busy loop.
                 Ok(SessionEnd::Rejoin) => {
                     tries += 1;
                     // The store works, so queries wait meanwhile and are not refused.

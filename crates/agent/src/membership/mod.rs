@@ -7,8 +7,8 @@
 //! heartbeat (store: alive/NAME)        ◄─ addresses, MTU, peers to save ──┘
 //! ```
 //!
-//! Pods do not wait for membership: requests use the node's [`netconf::NodeAllocation`], which is saved on disk. While the store is
-//! unreachable, the allocation and all routes stay in force.
+//! Pods do not wait for membership: requests use the node's [`netconf::NodeAllocation`], which is saved on disk. While the
+//! store is unreachable, the allocation and all routes stay in force.
 
 pub(crate) mod ask_error;
 mod block_requests;

@@ -172,7 +172,7 @@ pub fn forget(state_dir: &Path) -> Forgotten {
         }
         let node_state = NodeStateDir { dir };
         if let Err(reason) = node_state.verify() {
-            forgotten.left.push(format!("directory {} kept: {reason}", node_state.dir.display()));
+            forgotten.left.push(format!("directory {} stays: {reason}", node_state.dir.display()));
             continue;
         }
         // The embedded store is removed with the directory, so that no other node knows this one.
@@ -181,7 +181,7 @@ pub fn forget(state_dir: &Path) -> Forgotten {
         match node_state.remove() {
             Ok(()) => forgotten.done.push(format!("directory {} removed", node_state.dir.display())),
             Err(reason) => {
-                forgotten.left.push(format!("directory {} kept: {reason}", node_state.dir.display()));
+                forgotten.left.push(format!("directory {} stays: {reason}", node_state.dir.display()));
             }
         }
     }
@@ -217,7 +217,7 @@ impl NodeStateDir {
         remove_leftovers(&self.dir)?;
         let unmanaged: Vec<String> = names(&self.dir, |name| name != uid)?;
         if !unmanaged.is_empty() {
-            return Err(format!("it contains files of other programs ({})", unmanaged.join(", ")));
+            return Err(format!("it contains files that Podwire did not write ({})", unmanaged.join(", ")));
         }
         remove_files(&self.dir, &[uid])?;
         remove_dir(&self.dir)
@@ -247,7 +247,7 @@ fn remove_dir(dir: &Path) -> Result<(), String> {
     match fs::remove_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
             let unmanaged = names(dir, |_| true)?.join(", ");
-            Err(format!("{} contains files of other programs ({unmanaged})", dir.display()))
+            Err(format!("{} contains files that Podwire did not write ({unmanaged})", dir.display()))
         }
         removed => removed.map_err(|error| format!("cannot remove {}: {error}", dir.display())),
     }

@@ -254,8 +254,8 @@ impl SharedMembership {
         }
     }
 
-    /// An MTU that fits on most links with either tunnel, for a boot before the node's link has an address. Pods keep the MTU that
-    /// they were created with. A small MTU only costs throughput, but one that is too large loses packets.
+    /// An MTU that fits on most links with either tunnel, for a boot before the node's link has an address. Pods keep the MTU
+    /// that they were created with. A small MTU only costs throughput, but one that is too large loses packets.
     fn fallback_mtu(&self) -> Option<u32> {
         let has_tunnel = !self.is_alone && self.config.cluster.transport != model::Transport::Direct;
         has_tunnel.then_some(1500 - OVERHEAD_V6)
@@ -287,8 +287,8 @@ impl SharedMembership {
         }
     }
 
-    /// Withdraws the allocation. Waiting requests get no addresses that now belong to another host. Running pods keep their addresses,
-    /// and so do requests that are being served.
+    /// Withdraws the allocation. Waiting requests get no addresses that now belong to another host. Running pods keep their
+    /// addresses, and so do requests that are being served.
     fn withdraw(&self, reason: &str) {
         if self.allocations.withdraw(reason) {
             error!(reason, "block withdrawn; new pods get no addresses");

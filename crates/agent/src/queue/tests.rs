@@ -227,7 +227,8 @@ fn no_job_is_lost_under_load() {
     assert_eq!(done.load(Ordering::Relaxed), 4000);
 }
 
-/// With three workers the ADDs have one. The younger ADD of an attachment would hold it for 30 s while it waits for the older one.
+/// With three workers the ADDs have one. The younger ADD of an attachment would hold it for 30 s while it waits for the older
+/// one.
 #[test]
 fn an_older_add_runs_before_a_younger_add_of_another_class() {
     for [first, older, younger] in [

@@ -33,8 +33,8 @@ impl ClientSocket {
         Arc::new(Self { stream: Mutex::new(Some(stream)), is_with_acceptor, after_answer })
     }
 
-    /// Polls the connection once on the calling thread, which may block. This poll registers no waker, so the runtime has to poll
-    /// an incomplete connection.
+    /// Polls the connection once on the calling thread, which may block. This poll registers no waker, so the runtime has to
+    /// poll an incomplete connection.
     pub(super) fn poll_connection(&self, connection: Pin<&mut impl Future<Output = ()>>) -> Poll<()> {
         self.is_with_acceptor.store(true, Ordering::Relaxed);
         let polled = connection.poll(&mut Context::from_waker(Waker::noop()));
@@ -47,8 +47,8 @@ impl ClientSocket {
         self.is_with_acceptor.load(Ordering::Relaxed)
     }
 
-    /// Sets the function that the acceptor runs after the answer was written. Runs the function of an earlier request on the same
-    /// connection.
+    /// Sets the function that the acceptor runs after the answer was written. Runs the function of an earlier request on the
+    /// same connection.
     pub(super) fn set_after_answer(&self, work: impl FnOnce() + Send + 'static) {
         let previous = lock(&self.after_answer).replace(Box::new(work));
         if let Some(previous) = previous {

@@ -73,8 +73,9 @@ impl Work {
         }
     }
 
-    /// Serves a tombstone's DEL. Keeps the attachment's slot until the tombstone is removed. Otherwise an ADD that still finds the
-    /// tombstone would take it for a newer DEL. A running ADD of the attachment is cancelled, and awaited for up to `timeout`.
+    /// Serves a tombstone's DEL. Keeps the attachment's slot until the tombstone is removed. Otherwise an ADD that still finds
+    /// the tombstone would take it for a newer DEL. A running ADD of the attachment is cancelled, and awaited for up to
+    /// `timeout`.
     fn serve_tombstone(&self, tombstone: &Tombstone, timeout: Duration) -> TombstoneOutcome {
         let call = match &tombstone.call {
             Ok(call) => call,

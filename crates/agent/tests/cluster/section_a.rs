@@ -1,5 +1,5 @@
-//! Requirements A1 to A9 of a node agent with etcd. Each test has the number of its requirement. Real agents, a real etcd and the
-//! real plugin. Results are checked with `etcdctl`, `ip`, `nft` and packets.
+//! Requirements A1 to A9 of a node agent with etcd. Each test has the number of its requirement. Real agents, a real etcd and
+//! the real plugin. Results are checked with `etcdctl`, `ip`, `nft` and packets.
 
 mod blocks;
 mod bridge;

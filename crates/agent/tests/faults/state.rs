@@ -264,7 +264,8 @@ impl SmallDisk {
         self.agent.config(&json!({}))
     }
 
-    /// While the disk is broken, ADDs fail with a clear error and leave nothing, and the agent runs on. After the repair, all works.
+    /// While the disk is broken, ADDs fail with a clear error and leave nothing, and the agent runs on. After the repair, all
+    /// works.
     fn expect(&mut self, break_disk: &dyn Fn(&Self), repair_disk: &dyn Fn(&Self), words: &[&str]) {
         let config = self.config();
         let (old, older, new) =

@@ -1,5 +1,5 @@
-//! Repairs by the real agent: removed objects are restored, orphaned ones are collected, unmanaged ones are kept, and all of it is
-//! reported. The agents have a reconcile interval of one hour, so that only an event can cause a round, unless a test sets
+//! Repairs by the real agent: removed objects are restored, orphaned ones are collected, unmanaged ones are kept, and all of it
+//! is reported. The agents have a reconcile interval of one hour, so that only an event can cause a round, unless a test sets
 //! another interval.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]

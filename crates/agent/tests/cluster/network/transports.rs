@@ -169,8 +169,8 @@ fn offloads(cluster: &Cluster, (node, tunnel): (&str, &str)) -> bool {
 /// A trial with a node that does not answer yet takes five seconds, and the next one starts five seconds later.
 const TRIAL: Duration = DEADLINE;
 
-/// A NIC that computes wrong checksums for tunnelled packets, so that offloaded packets do not arrive. On the underlay such a packet
-/// has only the sum of the pseudo header as checksum.
+/// A NIC that computes wrong checksums for tunnelled packets, so that offloaded packets do not arrive. On the underlay such a
+/// packet has only the sum of the pseudo header as checksum.
 fn wrong_checksums(label: &str, underlay: Families) {
     let mut cluster = up(label, &Plan { nodes: 2, subnets: 2, underlay, ..Plan::default() });
     let (tunnel, family) = if underlay == Families::V6 { ("pwvx6", "ip6") } else { (TUNNEL, "ip") };

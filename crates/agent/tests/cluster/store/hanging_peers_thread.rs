@@ -45,8 +45,8 @@ impl HangingNft {
         Some(Path::new("/proc").join(pid.trim())).filter(|process| process.exists())
     }
 
-    /// Waits until an operation that started during a run has an effect before that run ends. The agent ends each run after 10 s,
-    /// so several runs may be necessary.
+    /// Waits until an operation that started during a run has an effect before that run ends. The agent ends each run after 10
+    /// s, so several runs may be necessary.
     #[track_caller]
     fn expect_during_hang(
         &self,

@@ -1,5 +1,5 @@
-//! Another host takes the name and blocks of a node, for example while the node is disconnected. The node must not allocate their
-//! addresses.
+//! Another host takes the name and blocks of a node, for example while the node is disconnected. The node must not allocate
+//! their addresses.
 
 use model::{AliveRecord, NodeRecord, Object as _};
 use testkit::Plan;

@@ -210,8 +210,8 @@ fn pods_are_served_while_packets_to_etcd_are_dropped() {
     streams.expect_no_loss();
 }
 
-/// A process that is stopped for longer than its lease behaves like one whose clock jumps. A jump of the system clock itself cannot
-/// be tested here and would have no effect: it is only used for times in output. Deadlines and delays use `tokio::time`
+/// A process that is stopped for longer than its lease behaves like one whose clock jumps. A jump of the system clock itself
+/// cannot be tested here and would have no effect: it is only used for times in output. Deadlines and delays use `tokio::time`
 /// (CLOCK_MONOTONIC), and leases use etcd's monotonic clock.
 #[test]
 fn an_agent_stopped_longer_than_its_lease_loses_only_its_alive_key() {

@@ -20,8 +20,8 @@ fn refused(agent: &Agent, name: &str) -> Vec<String> {
     nodes.into_iter().find(|node| node.name == name).map(|node| node.refused).unwrap_or_default()
 }
 
-/// Records that sort first and have no claims. The first one has the blocks, MAC and addresses of n2, which is behind the tunnel,
-/// and of n3, which is on-link.
+/// Records that sort first and have no claims. The first one has the blocks, MAC and addresses of n2, which is behind the
+/// tunnel, and of n3, which is on-link.
 fn hostile(cluster: &Cluster, store_client: &StoreClient<'_>) -> [NodeRecord; 2] {
     let record = |name: &str| NodeRecord::decode(store_client.all()[&node_key(name)].as_bytes()).unwrap();
     let [n2, n3] = ["n2", "n3"].map(record);

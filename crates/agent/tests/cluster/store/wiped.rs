@@ -1,5 +1,5 @@
-//! The store loses its data: nodes register again with the same blocks, and nothing changes. This includes nodes without a running
-//! agent.
+//! The store loses its data: nodes register again with the same blocks, and nothing changes. This includes nodes without a
+//! running agent.
 
 use std::collections::BTreeMap;
 
