@@ -281,14 +281,14 @@ impl Reconciled {
 
 impl ReconcilerState {
     fn stuck(&self, now: Instant) -> Option<Finding> {
-        let (what, since, limit) = match self {
+        let (problem, since, limit) = match self {
             Self::NotStarted => return None,
             Self::Round { since } => ("a reconcile round has been running", since, &LONG_ROUND),
             Self::Idle { since, limit } => ("no reconcile round has run", since, limit),
         };
         let message = || {
             let seconds = limit.as_secs();
-            format!("{what} for more than {seconds} s: pods are served, but drift is not repaired")
+            format!("{problem} for more than {seconds} s: pods are served, but drift is not repaired")
         };
         let finding = || Finding::new(Code::ReconcileStuck, "reconcile", message());
         (now.saturating_duration_since(*since) > *limit).then(|| finding().fix("systemctl restart podwire"))
@@ -311,22 +311,22 @@ fn log(change: &ConditionChanges) {
         info!(%code, object, "condition ended");
     }
     if let Some(number) = unlogged(ended.len()) {
-        info!(number, "more conditions ended");
+        info!(number, "more conditions: condition ended");
     }
 }
 
 /// The most severe ones are first in the list.
-fn log_findings(findings: &[Finding], what: &'static str) {
+fn log_findings(findings: &[Finding], event: &'static str) {
     for Finding { code, severity, object, message, fix } in findings.iter().take(LOGGED) {
         // Display format, without quotes: operators paste the fix into a shell.
         let (object, fix) = (object.as_str(), fix.as_deref().map(tracing::field::display));
         match severity {
-            Severity::NotReady => error!(%code, object, reason = %message, fix, "{what}"),
-            Severity::Degraded => warn!(%code, object, reason = %message, fix, "{what}"),
+            Severity::NotReady => error!(%code, object, reason = %message, fix, "{event}"),
+            Severity::Degraded => warn!(%code, object, reason = %message, fix, "{event}"),
         }
     }
     if let Some(number) = unlogged(findings.len()) {
-        warn!(number, "more conditions: {what}");
+        warn!(number, "more conditions: {event}");
     }
 }
 

@@ -72,7 +72,7 @@ fn cannot(operation: &'static str) -> impl Fn(io::Error) -> AppError {
 
 /// Runs until SIGTERM or SIGINT. Fails if another agent takes over the run directory.
 pub fn run(config: Config) -> Result<(), AppError> {
-    let begun = Instant::now();
+    let started = Instant::now();
     memory::limit_arenas();
     // Blocking tasks read files, for example for a status. They start on demand and need small stacks.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -143,7 +143,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
             agent_status: Arc::clone(&agent_status),
             reconciler: requests.clone(),
             waker: install_waker,
-            begun,
+            started,
         })
     });
     let installing = installing.transpose()?;
@@ -185,7 +185,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
             lock,
             network_lock,
             socket: socket.watch(),
-            begun,
+            begun: started,
         })?;
         let (reconciler_thread, reconciler_exit) = start_reconciler(reconciler, requests)?;
         let endpoints = Endpoints { socket, tcp, users: AllowedUsers::root_and_self() };

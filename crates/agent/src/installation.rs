@@ -69,7 +69,7 @@ pub(crate) struct InstallationParts {
     pub(crate) reconciler: ReconcileRequests,
     pub(crate) waker: Waker,
     /// When the agent started.
-    pub(crate) begun: Instant,
+    pub(crate) started: Instant,
 }
 
 pub(crate) struct Installation {
@@ -173,7 +173,7 @@ impl Installation {
                 installed.done.iter().for_each(|change| info!("{change}"));
                 agent_status.set_installed(installed.files);
                 if !std::mem::replace(&mut self.was_installed, true) {
-                    announce(self.parts.begun, attachments);
+                    announce(self.parts.started, attachments);
                 }
                 agent_status.set(Source::Install, Vec::new());
                 self.check_plugins();
@@ -202,6 +202,6 @@ impl Installation {
 }
 
 /// Called before the agent is reported as ready, so that a client that finds it ready finds this line in the log.
-pub(crate) fn announce(begun: Instant, attachments: usize) {
-    info!("ready after {} ms with {attachments} attachments", begun.elapsed().as_millis());
+pub(crate) fn announce(started: Instant, attachments: usize) {
+    info!("ready after {} ms with {attachments} attachments", started.elapsed().as_millis());
 }

@@ -76,7 +76,7 @@ pub(crate) struct Drain {
 
 #[derive(Default)]
 struct Rounds {
-    begun: u64,
+    started: u64,
     ended: u64,
     /// When the round started with its current tombstone.
     current_since: Option<Instant>,
@@ -152,10 +152,10 @@ impl Drain {
     pub(crate) fn round(&self, start: &dyn Fn()) -> Result<DrainReport, DrainTimeout> {
         let deadline = Instant::now() + TIMEOUT;
         let mut rounds = self.lock();
-        let needed = rounds.begun + 1;
+        let needed = rounds.started + 1;
         while rounds.ended < needed {
-            if rounds.ended == rounds.begun {
-                rounds.begun += 1;
+            if rounds.ended == rounds.started {
+                rounds.started += 1;
                 rounds.current_since = Some(Instant::now());
                 rounds.report = DrainReport::default();
                 drop(rounds);
@@ -309,7 +309,7 @@ struct DrainRound<'a>(&'a Drain);
 impl Drop for DrainRound<'_> {
     fn drop(&mut self) {
         let mut rounds = self.0.lock();
-        rounds.ended = rounds.begun;
+        rounds.ended = rounds.started;
         drop(rounds);
         self.0.ended.notify_all();
     }

@@ -80,15 +80,15 @@ impl Registry {
                 let key = self.layout.node(&joined.record.name);
                 if self.revision_of(&key).await? != Some(joined.revision) {
                     return Err(JoinError::Contended {
-                        what: format!("the record of {}", joined.record.name),
+                        object: format!("the record of {}", joined.record.name),
                     });
                 }
                 if self.revision_of(&self.layout.network()).await? != Some(joined.network) {
-                    return Err(JoinError::Contended { what: "the network".to_owned() });
+                    return Err(JoinError::Contended { object: "the network".to_owned() });
                 }
             }
         }
-        Err(JoinError::Contended { what: format!("the list of blocks of {}", block_layout.subnet()) })
+        Err(JoinError::Contended { object: format!("the list of blocks of {}", block_layout.subnet()) })
     }
 
     /// None if another node was faster, or if the record or the network changed.

@@ -95,7 +95,7 @@ impl Registry {
                 CommitOutcome::Refused => self.store.revoke(lease).await?,
             }
         }
-        Err(JoinError::Contended { what: key })
+        Err(JoinError::Contended { object: key })
     }
 
     pub(crate) async fn name_held(&self, name: &NodeName, uid: &NodeUid) -> Result<JoinError, JoinError> {

@@ -51,8 +51,8 @@ pub enum JoinError {
          blocks are larger"
     )]
     TooMany,
-    #[error("{what} changed {TRIES} times while it was read")]
-    Contended { what: String },
+    #[error("{object} changed {TRIES} times while it was read")]
+    Contended { object: String },
 }
 
 impl JoinError {
@@ -129,7 +129,7 @@ pub(crate) struct RevisionedObject<T> {
 /// The value of a key.
 enum StoredObject<T> {
     Absent,
-    Found(RevisionedObject<T>),
+    Present(RevisionedObject<T>),
     /// Corrupt, but not written by a newer version. It may be overwritten.
     Unreadable {
         revision: u64,
@@ -175,7 +175,7 @@ impl Registry {
             info!(from = describe(&stored), to = describe(configured), "network changed");
             return Ok(revision);
         }
-        Err(JoinError::Contended { what: "the network".to_owned() })
+        Err(JoinError::Contended { object: "the network".to_owned() })
     }
 
     pub(crate) async fn has_peers(&self, name: &NodeName) -> Result<bool, JoinError> {
@@ -199,13 +199,14 @@ impl Registry {
                 Compare::Revision(self.layout.network(), network),
                 Compare::Revision(lease.key.clone(), lease.revision),
             ];
-            let found = match &current {
-                StoredObject::Found(found) => Some(found),
+            let stored = match &current {
+                StoredObject::Present(stored) => Some(stored),
                 StoredObject::Absent | StoredObject::Unreadable { .. } => None,
             };
             // Another host had the new name: this node takes over that host's blocks. Its own blocks stay with the old name.
-            let former = if found.is_some() { None } else { self.former_record(candidate).await? };
-            let claims = self.claims(candidate, found.map(|found| &found.object), former.is_some()).await?;
+            let former = if stored.is_some() { None } else { self.former_record(candidate).await? };
+            let claims =
+                self.claims(candidate, stored.map(|stored| &stored.object), former.is_some()).await?;
             let record = NodeRecord { blocks: claims.owned, ..candidate.record.clone() };
             let joined = |revision, was_forgotten| Joined {
                 record: record.clone(),
@@ -214,8 +215,9 @@ impl Registry {
                 lost: claims.lost.clone(),
                 was_forgotten,
             };
-            if let Some(found) = found.filter(|found| found.object == record && claims.changes.is_empty()) {
-                return Ok(joined(found.revision, false));
+            if let Some(stored) = stored.filter(|stored| stored.object == record && claims.changes.is_empty())
+            {
+                return Ok(joined(stored.revision, false));
             }
             let was_forgotten = matches!(current, StoredObject::Absent)
                 && !candidate.saved_blocks.is_empty()
@@ -228,19 +230,21 @@ impl Registry {
             }
             changes.push(Change::Put { key: key.clone(), value: record.encode(), lease: None });
             if let CommitOutcome::Done { revision } = self.store.commit(&compares, &changes).await? {
-                if let Some(before) = found.map(|found| &found.object.uid).filter(|uid| **uid != record.uid) {
+                if let Some(before) =
+                    stored.map(|stored| &stored.object.uid).filter(|uid| **uid != record.uid)
+                {
                     info!(%name, former_uid = %before, "took over the name and the blocks of a host whose agent no longer runs");
                 }
                 return Ok(joined(revision, was_forgotten));
             }
             if self.revision_of(&self.layout.network()).await? != Some(network) {
-                return Err(JoinError::Contended { what: "the network".to_owned() });
+                return Err(JoinError::Contended { object: "the network".to_owned() });
             }
             if self.revision_of(&lease.key).await? != Some(lease.revision) {
-                return Err(JoinError::Contended { what: lease.key.clone() });
+                return Err(JoinError::Contended { object: lease.key.clone() });
             }
         }
-        Err(JoinError::Contended { what: format!("the record of {name}") })
+        Err(JoinError::Contended { object: format!("the record of {name}") })
     }
 
     /// The record of this host under its former name. It is removed, and its blocks are taken over.
@@ -248,10 +252,10 @@ impl Registry {
         let Some(former) = &candidate.former else { return Ok(None) };
         let key = self.layout.node(former);
         Ok(match self.read_object::<NodeRecord>(&key).await? {
-            StoredObject::Found(found) if found.object.uid == candidate.record.uid => {
-                Some((key, found.revision))
+            StoredObject::Present(stored) if stored.object.uid == candidate.record.uid => {
+                Some((key, stored.revision))
             }
-            StoredObject::Found(_) | StoredObject::Absent | StoredObject::Unreadable { .. } => None,
+            StoredObject::Present(_) | StoredObject::Absent | StoredObject::Unreadable { .. } => None,
         })
     }
 
@@ -259,7 +263,7 @@ impl Registry {
     async fn claims(
         &self,
         candidate: &Candidate,
-        found: Option<&NodeRecord>,
+        stored: Option<&NodeRecord>,
         was_renamed: bool,
     ) -> Result<ReclaimedBlocks, JoinError> {
         let (block_layouts, name) = (block_layouts(&candidate.spec)?, &candidate.record.name);
@@ -267,16 +271,16 @@ impl Registry {
         let mut claims = ReclaimedBlocks::default();
         // A record of another program may name a block twice, or more blocks than fit into one transaction.
         let mut unique = BTreeSet::new();
-        let blocks = found.map_or(&candidate.saved_blocks, |found| &found.blocks);
+        let blocks = stored.map_or(&candidate.saved_blocks, |stored| &stored.blocks);
         for block in blocks.iter().filter(|block| unique.insert(block.trunc())).take(MAX_BLOCKS) {
             let key = self.layout.block(block);
             let is_in_network = block_layouts.iter().any(|block_layout| block_layout.owns(block));
             match self.read_object::<BlockClaim>(&key).await? {
-                StoredObject::Found(claim) if is_in_network && is_former(&claim.object.node) => {
+                StoredObject::Present(claim) if is_in_network && is_former(&claim.object.node) => {
                     claims.changes.push(self.put_claim(block, name));
                     claims.compares.push(Compare::Revision(key, claim.revision));
                 }
-                StoredObject::Found(claim) if claim.object.node != *name => {
+                StoredObject::Present(claim) if claim.object.node != *name => {
                     if is_in_network {
                         warn!(%block, node = %claim.object.node, "block lost to another node");
                         claims.lost.push((*block, claim.object.node));
@@ -284,22 +288,22 @@ impl Registry {
                     continue;
                 }
                 // The network changed, so the block is released.
-                StoredObject::Found(_) if !is_in_network => {
+                StoredObject::Present(_) if !is_in_network => {
                     claims.changes.push(Change::Delete(key));
                     continue;
                 }
                 StoredObject::Absent if !is_in_network => continue,
                 // `podwire node rm` removes claims together with the record. Without a record, only the claim's revision shows
                 // a removal.
-                StoredObject::Found(claim) if found.is_none() => {
+                StoredObject::Present(claim) if stored.is_none() => {
                     claims.compares.push(Compare::Revision(key, claim.revision));
                 }
-                StoredObject::Found(_) => {}
+                StoredObject::Present(_) => {}
                 StoredObject::Absent => {
                     claims.changes.push(self.put_claim(block, name));
                     claims.compares.push(Compare::Absent(key));
                 }
-                StoredObject::Unreadable { revision, cause } if is_in_network && found.is_some() => {
+                StoredObject::Unreadable { revision, cause } if is_in_network && stored.is_some() => {
                     warn!(key, %cause, "overwriting a corrupt claim of this node's record");
                     claims.changes.push(self.put_claim(block, name));
                     claims.compares.push(Compare::Revision(key, revision));
@@ -326,7 +330,7 @@ impl Registry {
     pub(crate) async fn get<T: Object>(&self, key: &str) -> Result<Option<RevisionedObject<T>>, JoinError> {
         match self.read_object(key).await? {
             StoredObject::Absent => Ok(None),
-            StoredObject::Found(found) => Ok(Some(found)),
+            StoredObject::Present(stored) => Ok(Some(stored)),
             StoredObject::Unreadable { cause, .. } => {
                 Err(JoinError::Decode { key: key.to_owned(), source: cause })
             }
@@ -339,7 +343,7 @@ impl Registry {
             return Ok(StoredObject::Absent);
         };
         match T::decode(&value) {
-            Ok(object) => Ok(StoredObject::Found(RevisionedObject { object, revision })),
+            Ok(object) => Ok(StoredObject::Present(RevisionedObject { object, revision })),
             Err(source) if source.is_newer() => Err(JoinError::Decode { key, source }),
             Err(cause) => Ok(StoredObject::Unreadable { revision, cause }),
         }
@@ -350,7 +354,7 @@ impl Registry {
 fn record_precondition(key: &str, current: &StoredObject<NodeRecord>) -> Compare {
     match current {
         StoredObject::Absent => Compare::Absent(key.to_owned()),
-        StoredObject::Found(found) => Compare::Revision(key.to_owned(), found.revision),
+        StoredObject::Present(stored) => Compare::Revision(key.to_owned(), stored.revision),
         StoredObject::Unreadable { revision, cause } => {
             warn!(key, %cause, "overwriting a corrupt record");
             Compare::Revision(key.to_owned(), *revision)

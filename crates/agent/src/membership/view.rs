@@ -36,14 +36,14 @@ fn record_problems<'a>(
 pub(crate) fn nodes(
     contents: &StoreContents,
     block_layouts: &[BlockLayout],
-    here: &NodeName,
+    local_name: &NodeName,
 ) -> Vec<NodeView> {
     let mut problems = record_problems(contents, block_layouts);
     let alive_since = |name: &NodeName| contents.alive.as_ref()?.get(name).copied().map(Timestamp);
     let agent = |name: &NodeName| match &contents.alive {
         Some(alive) if alive.contains_key(name) => AgentState::Alive,
         // This agent is running, even if its lease has expired.
-        _ if name == here => AgentState::Alive,
+        _ if name == local_name => AgentState::Alive,
         Some(_) => AgentState::Away,
         None => AgentState::Unknown,
     };
@@ -58,7 +58,7 @@ pub(crate) fn nodes(
         alive_since: alive_since(&record.name),
         message: None,
         refused: problems.remove(&record.name).unwrap_or_default(),
-        local: record.name == *here,
+        local: record.name == *local_name,
     });
     let unread = contents.unread.iter().map(|(name, reason)| NodeView {
         name: name.to_string(),
@@ -71,7 +71,7 @@ pub(crate) fn nodes(
         alive_since: alive_since(name),
         message: Some(reason.clone()),
         refused: Vec::new(),
-        local: name == here,
+        local: name == local_name,
     });
     let mut nodes: Vec<NodeView> = known.chain(unread).collect();
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
@@ -82,7 +82,7 @@ pub(crate) fn nodes(
 pub(crate) fn blocks(
     (contents, freshness): (&StoreContents, Freshness),
     block_layouts: &[BlockLayout],
-    here: &NodeName,
+    local_name: &NodeName,
 ) -> BlocksView {
     let mut named: BTreeMap<IpNet, &NodeName> = BTreeMap::new();
     for StoredNode { record, .. } in &contents.nodes {
@@ -96,7 +96,7 @@ pub(crate) fn blocks(
         message,
         used: None,
         free: None,
-        local: node == here,
+        local: node == local_name,
     };
     let mut blocks: Vec<BlockView> = Vec::new();
     for (block, owner) in &claimed {

@@ -92,8 +92,8 @@ fn await_unreachable(cluster: &Cluster, node: &str) {
     await_that("StoreUnreachable", TIMEOUT, || {
         let status = cluster.agent(node).unwrap().get(api::STATUS).unwrap();
         let status: api::Status = serde_json::from_value(status).unwrap();
-        let mut found = status.conditions.iter().filter(|condition| condition.code == ETCD_UNREACHABLE);
-        found.any(|condition| condition.object == "store" && condition.since.is_some())
+        let mut matching = status.conditions.iter().filter(|condition| condition.code == ETCD_UNREACHABLE);
+        matching.any(|condition| condition.object == "store" && condition.since.is_some())
     });
 }
 
