@@ -82,11 +82,11 @@ fn pain15_a_dropping_unmanaged_chain_is_reported_with_a_working_fix() {
             clear(scene.node());
         }
         let log = scene.host.agent.log().unwrap();
-        let told =
+        let lines =
             log.lines().filter(|line| line.contains("WARN") && line.contains("drops the traffic of pods"));
-        assert!(told.clone().count() >= 3, "{log}");
+        assert!(lines.clone().count() >= 3, "{log}");
         assert!(
-            told.clone().all(|line| line.contains("code=PodTrafficDropped") && line.contains("fix=nft")),
+            lines.clone().all(|line| line.contains("code=PodTrafficDropped") && line.contains("fix=nft")),
             "{log}"
         );
     });

@@ -310,9 +310,9 @@ fn attributes_of_a_managed_bridge_are_restored() {
         });
         let log = scene.host.agent.log().unwrap();
         for kind in ["bridge", "sysctl"] {
-            let told =
+            let is_repair =
                 |line: &&str| line.contains("repaired: ") && line.contains(&format!("kind=\"{kind}\""));
-            assert!(log.lines().any(|line| told(&line)), "{mode}, {kind}: {log}");
+            assert!(log.lines().any(|line| is_repair(&line)), "{mode}, {kind}: {log}");
         }
         // Cleanup recognizes the bridge by its restored mark.
         scene.host.agent.stop().unwrap();

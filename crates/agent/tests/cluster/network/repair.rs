@@ -241,7 +241,7 @@ fn an_unmanaged_link_with_the_tunnels_name_is_never_used() {
     cluster.pods_everywhere(1).unwrap();
     let n1 = cluster.node("n1").unwrap();
     let unmanaged = inspect::link(n1, TUNNEL).unwrap();
-    await_that("the problem to be told", TIMEOUT, || {
+    await_that("the condition", TIMEOUT, || {
         problems(cluster.agent("n1").unwrap())
             .iter()
             .any(|what| what.contains("link pwvx4 that is not ours") && what.contains("rename or remove it"))
