@@ -234,7 +234,7 @@ fn an_add_is_undone_if_its_client_hangs_up_before_the_commit() {
 
 /// The answer is lost after the commit. A retry with the same request ID gets the same result.
 #[test]
-fn b8_the_same_request_gets_the_same_result_and_another_one_102() {
+fn b8_a_repeated_request_gets_the_same_result_and_a_new_one_102() {
     let host = Host::new("sameid");
     let pod = host.pod("a");
     let add = interface_call(&host, Verb::Add, (&pod, "eth0"));

@@ -163,7 +163,7 @@ fn a2_a_node_without_free_addresses_is_not_ready_in_all_reports() {
 }
 
 #[test]
-fn a4_readiness_follows_addresses_without_a_round() {
+fn a4_readiness_follows_free_addresses_without_a_round() {
     in_both_modes(|mode| {
         for subnets in ["10.9.0.0/29,fd00:9::/64", "10.9.0.0/24,fd00:9::/125"] {
             let flags = [&BY_EVENTS[..], &["--network-mode", mode, "--network-subnet", subnets]].concat();

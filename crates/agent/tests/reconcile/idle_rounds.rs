@@ -22,7 +22,7 @@ fn ticks(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_round_with_nothing_to_do_changes_nothing() {
+fn a_round_without_drift_changes_nothing() {
     in_both_modes(|mode| {
         let scene = Scene::with_flags("quiet", mode, &["--reconcile-seconds", "1"]);
         let status =

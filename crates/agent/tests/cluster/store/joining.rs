@@ -12,7 +12,7 @@ use crate::common::{Streams, TIMEOUT, await_that, expect_reach};
 const JOINING: u64 = 150;
 
 #[test]
-fn an_agent_killed_while_it_joins_leaves_no_claim_behind() {
+fn an_agent_killed_while_joining_leaves_no_claim() {
     let plan = Plan { nodes: 3, ..Plan::default() };
     let mut cluster = up_with("joining", &plan, &["n1", "n2"]);
     let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p1")]);

@@ -103,7 +103,7 @@ fn agents(view: &NodesView) -> Vec<AgentState> {
 }
 
 #[test]
-fn a4_without_etcd_nodes_and_blocks_show_the_last_known_state_and_its_age() {
+fn a4_without_etcd_nodes_and_blocks_show_the_last_known_state() {
     let mut cluster = up_with("stale", &mixed(), &["n1", "n2", "n3"]);
     await_saved_peers(&cluster, "n2", 2);
     // Without its agent, n3 is offline. That is the last known state.
