@@ -39,7 +39,7 @@ pub(crate) enum GrowError {
     Late,
     #[error("no pod waits for the block any more")]
     Abandoned,
-    #[error("the store gave no other block")]
+    #[error("the store assigned no other block")]
     NoOther,
     /// The reason that the membership thread reported.
     #[error("{0}")]
@@ -95,7 +95,7 @@ impl BlockRequest {
         is_wanted
     }
 
-    fn still_needed(&self) {
+    fn mark_needed(&self) {
         self.lock().needed_at = Some(Instant::now());
     }
 
@@ -143,7 +143,7 @@ impl PendingBlockRequest {
     pub(crate) fn request(&self, need: BlockNeed<'_>) {
         let mut last = self.lock();
         if let Some(request) = last.as_ref().filter(|request| !request.may_repeat()) {
-            return request.still_needed();
+            return request.mark_needed();
         }
         info!(block = %need.full_block, "few free addresses; requesting another block");
         let first = RequestState { is_proactive: true, ..RequestState::default() };

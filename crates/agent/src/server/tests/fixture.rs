@@ -111,7 +111,7 @@ impl Fixture {
             subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
             blocks: Vec::new(),
         };
-        let settings_of_network = NetworkSettings {
+        let network_settings = NetworkSettings {
             name: "podwire".try_into().unwrap(),
             mode: AttachMode::Routed,
             bridge: "pw0".try_into().unwrap(),
@@ -123,7 +123,7 @@ impl Fixture {
         let allocations = Arc::new(NodeAllocations::none("", Vec::new()));
         let work =
             Work::new(WorkParts::alone(settings, &agent_status, &allocations)).with_engine(options.serve);
-        allocations.set(NodeAllocation::of_default(Arc::new(Network::whole(&settings_of_network).unwrap())));
+        allocations.set(NodeAllocation::of_default(Arc::new(Network::whole(&network_settings).unwrap())));
         let queue = Arc::new(options.queue);
         let service = ApiService {
             agent_status: Arc::clone(&agent_status),

@@ -69,7 +69,7 @@ fn several_calls_on_one_connection_are_served() {
 
 #[test]
 fn a_complete_call_is_served_by_its_acceptor() {
-    let (sender, received_values) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let serve = move |request: &Request, _: &Caller<'_>| {
         sender.send(thread::current().name().unwrap().to_owned()).unwrap();
         done(request)
@@ -78,7 +78,7 @@ fn a_complete_call_is_served_by_its_acceptor() {
     // On a busy host, a worker serves a call that arrives slowly.
     wait_until("a call that an acceptor serves", || {
         assert_eq!(fixture.post("/v1/cni", &call("ADD", "a")).0, 200);
-        received_values.recv_timeout(SOON).unwrap().starts_with("podwire-accept")
+        receiver.recv_timeout(SOON).unwrap().starts_with("podwire-accept")
     });
 }
 
@@ -117,7 +117,7 @@ fn a_large_answer_blocks_no_acceptor() {
 /// Hyper's first read requests 8 KiB. The runtime reads the remainder of a larger call.
 #[test]
 fn a_call_larger_than_the_first_read_is_served() {
-    let (sender, received_values) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let serve = move |request: &Request, _: &Caller<'_>| {
         let Request::Add(call) = request else { panic!("{request:?}") };
         sender.send(call.config.raw.len()).unwrap();
@@ -130,7 +130,7 @@ fn a_call_larger_than_the_first_read_is_served() {
         config["padding"] = json!("x".repeat(size));
         large["config"] = json!(config.to_string());
         assert_eq!(fixture.post("/v1/cni", &large).0, 200, "{size}");
-        assert!(received_values.recv_timeout(SOON).unwrap() > size);
+        assert!(receiver.recv_timeout(SOON).unwrap() > size);
         // Two calls on one connection, written without a pause.
         let first = post("/v1/cni", &large).replace("Connection: close\r\n", "");
         let mut client = fixture.connect();
@@ -141,6 +141,6 @@ fn a_call_larger_than_the_first_read_is_served() {
         client.read_to_string(&mut text).unwrap();
         writing.join().unwrap();
         assert_eq!(text.matches("HTTP/1.1 200").count(), 2, "{size}: {text}");
-        (0..2).for_each(|_| assert!(received_values.recv_timeout(SOON).unwrap() > size));
+        (0..2).for_each(|_| assert!(receiver.recv_timeout(SOON).unwrap() > size));
     }
 }
