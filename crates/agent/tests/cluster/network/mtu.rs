@@ -7,7 +7,7 @@ use testkit::{AttachedPod, Cluster, Extra, Plan};
 use super::{TUNNEL, mtu_of, transfer};
 use crate::common::{SOON, Streams, await_that, expect_reach, pod, up};
 
-const DROP_PMTU: &[u8] = b"table inet drop-pmtu {
+const DROP_PMTU: &[u8] = b"table inet pmtu_blackhole {
     chain in {
         type filter hook input priority 0
         icmp type destination-unreachable drop
