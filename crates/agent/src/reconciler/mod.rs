@@ -189,7 +189,7 @@ impl Reconciler {
                 if due.timer {
                     // A directory that could not be watched tells nothing.
                     self.keep_locks()?;
-                    self.parts.socket.look();
+                    self.parts.socket.check();
                 }
                 self.round(due);
             }
@@ -335,7 +335,7 @@ impl Reconciler {
     fn look_at_run_directory(&mut self) -> Result<(), LockError> {
         self.keep_locks()?;
         // It is made anew by the server, which says so.
-        self.parts.socket.look();
+        self.parts.socket.check();
         if !self.parts.config.run_dir.join("networks").exists() {
             self.soon(Depth::Node, false);
         }

@@ -9,7 +9,7 @@ use etcd_client::{
 use super::EtcdBackend;
 use super::connect::Connection;
 use super::failure::EtcdFailure;
-use super::request::Retry;
+use super::request::RetryPolicy;
 use crate::Result;
 use crate::store::StoreCall;
 use crate::types::{Change, CommitOutcome, Compare, Entry, LeaseId, LeaseState, Listing};
@@ -77,7 +77,7 @@ impl EtcdBackend {
     pub(crate) async fn get(&self, call: &StoreCall, key: &str) -> Result<Option<Entry>> {
         let send = |mut connection: Connection| async move { connection.client.get(key, None).await };
         let answer =
-            self.request(call, Retry::Safe, send).await.map_err(|failure| self.error(call, failure))?;
+            self.request(call, RetryPolicy::Safe, send).await.map_err(|failure| self.error(call, failure))?;
         Ok(answer.kvs().first().map(entry))
     }
 
@@ -125,7 +125,7 @@ impl EtcdBackend {
                 let (start, options) = (start.clone(), options.clone());
                 async move { kv.get(start, Some(options)).await }
             };
-            let page = match self.request(call, Retry::Safe, send).await {
+            let page = match self.request(call, RetryPolicy::Safe, send).await {
                 Err(EtcdFailure::TooLarge(_)) if limit > 1 => {
                     limit = (limit / 4).max(1);
                     continue;
@@ -159,7 +159,7 @@ impl EtcdBackend {
             let txn = txn.clone();
             async move { connection.client.txn(txn).await }
         };
-        match self.request(call, Retry::Unsafe, send).await {
+        match self.request(call, RetryPolicy::Unsafe, send).await {
             Ok(answer) if answer.succeeded() => {
                 Ok(CommitOutcome::Done { revision: revision(answer.header()) })
             }
@@ -175,7 +175,7 @@ impl EtcdBackend {
             connection.client.put(key, "", Some(PutOptions::new().with_prev_key())).await
         };
         let answer =
-            self.request(call, Retry::Safe, send).await.map_err(|failure| self.error(call, failure))?;
+            self.request(call, RetryPolicy::Safe, send).await.map_err(|failure| self.error(call, failure))?;
         Ok(answer.prev_key().map_or(0, |before| before.version().unsigned_abs()))
     }
 
@@ -185,14 +185,14 @@ impl EtcdBackend {
         let send =
             |mut connection: Connection| async move { connection.client.lease_grant(seconds, None).await };
         let answer =
-            self.request(call, Retry::Safe, send).await.map_err(|failure| self.error(call, failure))?;
+            self.request(call, RetryPolicy::Safe, send).await.map_err(|failure| self.error(call, failure))?;
         Ok(LeaseId(answer.id()))
     }
 
     pub(crate) async fn keep_alive(&self, call: &StoreCall, lease: LeaseId) -> Result<LeaseState> {
         let send =
             |mut connection: Connection| async move { connection.client.lease_keep_alive(lease.0).await };
-        match self.request(call, Retry::Safe, send).await {
+        match self.request(call, RetryPolicy::Safe, send).await {
             Ok(_) => Ok(LeaseState::Alive),
             Err(EtcdFailure::LeaseExpired) => Ok(LeaseState::Gone),
             Err(failure) => Err(self.error(call, failure)),
@@ -201,7 +201,7 @@ impl EtcdBackend {
 
     pub(crate) async fn revoke(&self, call: &StoreCall, lease: LeaseId) -> Result<()> {
         let send = |mut connection: Connection| async move { connection.client.lease_revoke(lease.0).await };
-        match self.request(call, Retry::Safe, send).await {
+        match self.request(call, RetryPolicy::Safe, send).await {
             Ok(_) | Err(EtcdFailure::LeaseExpired) => Ok(()),
             Err(failure) => Err(self.error(call, failure)),
         }

@@ -16,7 +16,7 @@ use crate::store::StoreCall;
 
 /// Whether a request may be sent again if it is unknown whether it was executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Retry {
+pub(super) enum RetryPolicy {
     Safe,
     /// Executing the request twice differs from executing it once.
     Unsafe,
@@ -32,7 +32,7 @@ impl EtcdBackend {
     pub(super) async fn request<T, F>(
         &self,
         call: &StoreCall,
-        retry: Retry,
+        retry: RetryPolicy,
         send: impl Fn(Connection) -> F,
     ) -> Result<T, EtcdFailure>
     where
@@ -48,7 +48,7 @@ impl EtcdBackend {
             };
             let can_retry = match failure {
                 EtcdFailure::NotExecuted(_) => true,
-                EtcdFailure::Unknown(_) | EtcdFailure::Timeout => retry == Retry::Safe,
+                EtcdFailure::Unknown(_) | EtcdFailure::Timeout => retry == RetryPolicy::Safe,
                 _ => false,
             };
             let next = Instant::now() + backoff.pause();
@@ -62,7 +62,7 @@ impl EtcdBackend {
     async fn try_once<T, F>(
         &self,
         call: &StoreCall,
-        retry: Retry,
+        retry: RetryPolicy,
         send: &impl Fn(Connection) -> F,
     ) -> Result<T, EtcdFailure>
     where
@@ -72,7 +72,7 @@ impl EtcdBackend {
         let now = Instant::now();
         let remaining = call.deadline.saturating_duration_since(now);
         // Leaves time to try another member if this one does not answer.
-        let timeout = if retry == Retry::Safe && self.connector.has_several_targets() {
+        let timeout = if retry == RetryPolicy::Safe && self.connector.has_several_targets() {
             remaining / 2
         } else {
             remaining

@@ -11,7 +11,7 @@ use super::EtcdBackend;
 use super::calls::entry;
 use super::connect::Connection;
 use super::failure::{EtcdFailure, Reason};
-use super::request::Retry;
+use super::request::RetryPolicy;
 use crate::Result;
 use crate::error::Error;
 use crate::store::StoreCall;
@@ -48,7 +48,7 @@ impl EtcdBackend {
             }
         };
         let (stream, first, number) =
-            self.request(call, Retry::Safe, send).await.map_err(|failure| self.error(call, failure))?;
+            self.request(call, RetryPolicy::Safe, send).await.map_err(|failure| self.error(call, failure))?;
         let watch = EtcdWatch {
             etcd: Arc::clone(self),
             prefix: prefix.to_owned(),
