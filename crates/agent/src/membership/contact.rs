@@ -27,11 +27,11 @@ const SAVE_TIME_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Contact {
     inner: Mutex<ContactInner>,
-    reachability: watch::Sender<Reachability>,
+    reachability: watch::Sender<StoreReachability>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Reachability {
+pub(crate) enum StoreReachability {
     Untried,
     Reachable,
     /// The store does not answer. Has the cause.
@@ -92,7 +92,7 @@ impl Contact {
             saved,
             listed: None,
         };
-        Self { inner: Mutex::new(inner), reachability: watch::Sender::new(Reachability::Untried) }
+        Self { inner: Mutex::new(inner), reachability: watch::Sender::new(StoreReachability::Untried) }
     }
 
     /// The store was listed, and a watch runs from that revision.
@@ -103,7 +103,7 @@ impl Contact {
             // This node has written its own keys before.
             inner.denied_write = None;
         }
-        self.set_reachability(Reachability::Reachable);
+        self.set_reachability(StoreReachability::Reachable);
         self.watch_confirmed();
     }
 
@@ -126,8 +126,10 @@ impl Contact {
             }
             (inner.is_watching, inner.denied_write.clone())
         };
-        if is_watching || *self.reachability.borrow() == Reachability::Untried {
-            self.set_reachability(denied_write.map_or(Reachability::Reachable, Reachability::Denied));
+        if is_watching || *self.reachability.borrow() == StoreReachability::Untried {
+            self.set_reachability(
+                denied_write.map_or(StoreReachability::Reachable, StoreReachability::Denied),
+            );
         }
     }
 
@@ -164,7 +166,7 @@ impl Contact {
         }
         self.answered();
         if matches!(error, store::Error::Denied { .. }) && self.is_reachable() {
-            self.set_reachability(Reachability::Denied(error.to_string()));
+            self.set_reachability(StoreReachability::Denied(error.to_string()));
         }
     }
 
@@ -190,7 +192,7 @@ impl Contact {
             self.count_failures(error.to_string(), 1).then(|| error.to_string())
         } else {
             self.lock().failures_in_a_row = 0;
-            self.set_reachability(Reachability::Reachable);
+            self.set_reachability(StoreReachability::Reachable);
             refused
         };
         self.lock().failure = failure;
@@ -202,7 +204,7 @@ impl Contact {
             let mut inner = self.lock();
             (inner.is_watching, inner.failure) = (false, Some(reason.to_owned()));
         }
-        self.set_reachability(Reachability::Unreachable(reason.to_owned()));
+        self.set_reachability(StoreReachability::Unreachable(reason.to_owned()));
     }
 
     /// Why the copy may be outdated. None while the watch keeps it up to date.
@@ -228,12 +230,12 @@ impl Contact {
         };
         let is_outage = failures >= OUTAGE_FAILURES || !self.is_reachable();
         if is_outage {
-            self.set_reachability(Reachability::Unreachable(reason));
+            self.set_reachability(StoreReachability::Unreachable(reason));
         }
         is_outage
     }
 
-    fn set_reachability(&self, reachability: Reachability) {
+    fn set_reachability(&self, reachability: StoreReachability) {
         self.reachability.send_if_modified(|before| {
             let is_changed = *before != reachability;
             *before = reachability;
@@ -286,22 +288,24 @@ impl Contact {
     }
 
     pub(crate) fn is_reachable(&self) -> bool {
-        matches!(*self.reachability.borrow(), Reachability::Reachable | Reachability::Denied(_))
+        matches!(*self.reachability.borrow(), StoreReachability::Reachable | StoreReachability::Denied(_))
     }
 
     /// Why the store denies calls of this node.
     pub(crate) fn denial(&self) -> Option<String> {
         match &*self.reachability.borrow() {
-            Reachability::Denied(reason) => Some(reason.clone()),
-            Reachability::Untried | Reachability::Reachable | Reachability::Unreachable(_) => None,
+            StoreReachability::Denied(reason) => Some(reason.clone()),
+            StoreReachability::Untried | StoreReachability::Reachable | StoreReachability::Unreachable(_) => {
+                None
+            }
         }
     }
 
     /// Why the store counts as unreachable.
     pub(crate) fn outage(&self) -> Option<String> {
         match &*self.reachability.borrow() {
-            Reachability::Unreachable(reason) => Some(reason.clone()),
-            Reachability::Untried | Reachability::Reachable | Reachability::Denied(_) => None,
+            StoreReachability::Unreachable(reason) => Some(reason.clone()),
+            StoreReachability::Untried | StoreReachability::Reachable | StoreReachability::Denied(_) => None,
         }
     }
 
