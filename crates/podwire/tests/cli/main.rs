@@ -17,4 +17,6 @@ mod pods;
 mod readme;
 mod schemas;
 mod status;
+mod terminal;
+mod version;
 mod width;
