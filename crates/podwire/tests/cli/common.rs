@@ -58,7 +58,7 @@ impl Host {
     pub(crate) fn on_terminal(&self, columns: usize, variable: &str, args: &[&str]) -> String {
         let run_dir = self.node.run_dir();
         let argv = self.argv(&[args, &["--run-dir", run_dir.to_str().unwrap()]].concat());
-        let command = format!("stty cols {columns}; {variable} {}", argv.join(" "));
+        let command = format!("stty rows 24 cols {columns}; {variable} {}", argv.join(" "));
         let outcome = self.node.run(&["script", "-qc", &command, "/dev/null"], b"").unwrap();
         let shown = outcome.stdout.replace("\r\n", "\n");
         expect_width(args, &without_colours(&shown), columns);

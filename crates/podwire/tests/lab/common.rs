@@ -75,7 +75,7 @@ impl Lab {
     /// stdout of a command on a terminal of 60 columns.
     pub(crate) fn on_terminal(&self, args: &str) -> String {
         let program = env!("CARGO_BIN_EXE_podwire");
-        let line = format!("stty cols 60; {program} lab --name {} {args}", self.name());
+        let line = format!("stty rows 24 cols 60; {program} lab --name {} {args}", self.name());
         let output = Command::new("script").args(["-qc", &line, "/dev/null"]).stdin(Stdio::null()).output();
         texts(&output.unwrap()).0.replace("\r\n", "\n")
     }
