@@ -60,12 +60,12 @@ pub(crate) enum CliCommand {
     ///
     /// Exit codes: 0 if no problem was found, 1 if there is a problem.
     #[command(after_long_help = examples::DOCTOR)]
-    Doctor(Doctor),
+    Doctor(DoctorArgs),
     /// List the pods on this node and their addresses
     ///
     /// Exit codes: 0, or 1 if a record cannot be read.
     #[command(after_long_help = examples::PODS)]
-    Pods(Pods),
+    Pods(PodsArgs),
     /// List the nodes of the cluster
     ///
     /// Exit codes: 0, or 1 if a record is refused or in conflict, or if the data is stale.
@@ -100,7 +100,7 @@ pub(crate) enum CliCommand {
     ///
     /// Exit codes: 0, or 1 if an object could not be removed.
     #[command(after_long_help = examples::CLEANUP)]
-    Cleanup(Cleanup),
+    Cleanup(CleanupArgs),
     /// Show the versions of podwire, its API and CNI
     #[command(after_long_help = examples::VERSION)]
     Version(VersionArgs),
@@ -182,7 +182,7 @@ pub(crate) struct AgentArgs {
 
 /// Selects an agent. Without arguments, the agent's configuration decides.
 #[derive(Debug, Args)]
-pub(crate) struct Which {
+pub(crate) struct AgentSelector {
     /// Run directory of the agent: node state, socket and lock
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
@@ -197,7 +197,7 @@ pub(crate) struct StatusArgs {
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) agent: AgentSelector,
 }
 
 /// A query about the cluster. The agent of this node answers it.
@@ -207,7 +207,7 @@ pub(crate) struct ClusterArgs {
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) agent: AgentSelector,
 }
 
 #[derive(Debug, Subcommand)]
@@ -216,11 +216,11 @@ pub(crate) enum NodeCommand {
     ///
     /// Other nodes remove their routes to it.
     #[command(after_long_help = examples::NODE_RM)]
-    Rm(RemoveNode),
+    Rm(RemoveNodeArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct RemoveNode {
+pub(crate) struct RemoveNodeArgs {
     /// Name of the node, as listed by `podwire nodes`
     #[arg(value_parser = name::<NodeName>)]
     pub(crate) name: NodeName,
@@ -233,11 +233,11 @@ pub(crate) struct RemoveNode {
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) agent: AgentSelector,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Doctor {
+pub(crate) struct DoctorArgs {
     /// Repair bridges and firewall tables first
     ///
     /// Pods are not interrupted. Only for nodes without an agent: an agent repairs its node itself.
@@ -247,14 +247,14 @@ pub(crate) struct Doctor {
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) agent: AgentSelector,
     /// State directory of the agent
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Pods {
+pub(crate) struct PodsArgs {
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
@@ -276,7 +276,7 @@ pub(crate) enum AttachmentCommand {
 pub(crate) struct ShowAttachmentArgs {
     /// Container ID or its first characters, and an interface
     #[arg(value_name = "CONTAINER[/IFNAME]")]
-    pub(crate) what: String,
+    pub(crate) attachment: String,
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
@@ -294,16 +294,16 @@ pub(crate) struct InstallArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "standalone")]
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) agent: AgentSelector,
     #[command(flatten)]
-    pub(crate) places: Places,
+    pub(crate) paths: InstallPaths,
     #[command(flatten)]
-    pub(crate) network: Standalone,
+    pub(crate) network: StandaloneNetwork,
 }
 
 /// Paths of installed files. With an agent, the agent's configuration has the defaults.
 #[derive(Debug, Args)]
-pub(crate) struct Places {
+pub(crate) struct InstallPaths {
     /// Program file of the plugin [default: podwire-cni beside podwire]
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
@@ -326,7 +326,7 @@ pub(crate) struct Places {
 
 /// Settings of a network without an agent.
 #[derive(Debug, Args)]
-pub(crate) struct Standalone {
+pub(crate) struct StandaloneNetwork {
     /// Install a network without an agent
     #[arg(long)]
     pub(crate) standalone: bool,
@@ -367,9 +367,9 @@ impl From<ModeArg> for AttachMode {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Cleanup {
+pub(crate) struct CleanupArgs {
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) agent: AgentSelector,
     /// Directory with the list of installed files
     ///
     /// Needed to remove installed files if --run-dir is not the configured run directory.

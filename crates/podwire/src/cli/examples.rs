@@ -184,7 +184,7 @@ Examples:
   podwire lab down
   podwire lab down --all";
 
-/// Of `lab kill agent` and `lab start agent`, which undoes it.
+/// For `lab kill agent` and `lab start agent`.
 pub(crate) const LAB_AGENT: &str = "\
 Examples:
   podwire lab kill agent n1

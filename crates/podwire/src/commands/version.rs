@@ -14,8 +14,8 @@ pub(crate) fn run(args: &VersionArgs) -> Result<()> {
         cni_versions: Version::ALL.map(|version| version.as_str().to_owned()).to_vec(),
     };
     match args.output {
-        Output::Json => print::say_json(&answer),
-        Output::Table | Output::Wide => print::say(print::key_values([
+        Output::Json => print::json(&answer),
+        Output::Table | Output::Wide => print::line(print::key_values([
             ("podwire", answer.version),
             ("API", format!("v{}", answer.api)),
             ("CNI", answer.cni_versions.join(", ")),

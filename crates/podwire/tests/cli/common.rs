@@ -1,4 +1,4 @@
-//! A node with the tool and the plugin on it, and an agent where a test wants one.
+//! A node with the tool and the plugin, and an agent for tests that need one.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,12 +11,12 @@ pub(crate) struct Host {
     pub(crate) node: Node,
     pub(crate) tool: PathBuf,
     pub(crate) plugin: Plugin,
-    /// Last: it takes all of the above with it.
+    /// Last, because its destructor removes the node.
     _lab: Lab,
 }
 
 impl Host {
-    /// The tool, with the plugin beside it as `make build` leaves them.
+    /// The plugin is beside the tool, as after `make build`.
     pub(crate) fn new(label: &str) -> Self {
         let lab = Lab::new(label).unwrap();
         let node = lab.node("n").unwrap();
@@ -54,7 +54,7 @@ impl Host {
         argv
     }
 
-    /// `args` with the node's run directory, on a terminal of so many columns.
+    /// The same on a terminal of this width.
     pub(crate) fn on_terminal(&self, columns: usize, variable: &str, args: &[&str]) -> String {
         let run_dir = self.node.run_dir();
         let argv = self.argv(&[args, &["--run-dir", run_dir.to_str().unwrap()]].concat());
@@ -65,19 +65,19 @@ impl Host {
         shown
     }
 
-    /// `podwire install`, into the node's own directories in every mode.
+    /// `podwire install` into the directories of the node.
     pub(crate) fn install(&self, args: &[&str]) -> Outcome {
         let runtime = self.runtime();
         self.ask(&[&["install"], args, &runtime.install_flags()[..]].concat())
     }
 
-    /// `args` with the node's run directory.
+    /// `args` with the run directory of the node.
     pub(crate) fn ask(&self, args: &[&str]) -> Outcome {
         let run_dir = self.node.run_dir();
         self.run(&[args, &["--run-dir", run_dir.to_str().unwrap()]].concat())
     }
 
-    /// An agent that does not run yet; its program is the tool that is tested.
+    /// An agent that is not started yet. Its program is the tested tool.
     pub(crate) fn idle_agent(&self, flags: &[&str]) -> Agent {
         let mut agent = Agent::new(&self.node, flags).unwrap();
         agent.set_program(&self.tool);
@@ -104,7 +104,7 @@ impl Host {
         self.node.dir().join("lib")
     }
 
-    /// Where a runtime would look on this node.
+    /// The directories of a runtime on this node.
     pub(crate) fn runtime(&self) -> Runtime {
         let dir = self.node.dir();
         Runtime { bin: dir.join("opt/cni/bin"), conf: dir.join("etc/cni/net.d"), state: self.state_dir() }
@@ -124,7 +124,7 @@ impl Runtime {
         self.flags(["--plugin-dir", "--config-dir"], &["--state-dir", self.state.to_str().unwrap()])
     }
 
-    /// The flags of `podwire agent`, which knows its state directory already.
+    /// The flags of `podwire agent`. Its state directory is set in `Agent::new`.
     pub(crate) fn agent_flags(&self) -> Vec<&str> {
         self.flags(["--install-plugin-dir", "--install-config-dir"], &["--install"])
     }
@@ -139,7 +139,7 @@ impl Runtime {
     }
 }
 
-/// What a runtime hands to the plugin of a list with one.
+/// The config that a runtime passes to the only plugin of a list.
 pub(crate) fn plugin_config(list: &Value, node: &Node) -> Value {
     let mut config = list["plugins"][0].clone();
     for key in ["cniVersion", "name"] {
@@ -161,7 +161,7 @@ pub(crate) fn without_colours(text: &str) -> String {
     })
 }
 
-/// Tables and sentences fit; commands and paths to paste stay on one line.
+/// Tables and sentences fit the width. Commands and paths are not wrapped, because they are pasted.
 #[track_caller]
 pub(crate) fn expect_width(args: &[&str], stdout: &str, columns: usize) {
     const PROGRAMS: [&str; 14] = [
@@ -172,7 +172,7 @@ pub(crate) fn expect_width(args: &[&str], stdout: &str, columns: usize) {
     let is_command = |line: &str| {
         line.starts_with("  ") && PROGRAMS.contains(&line.split_whitespace().next().unwrap_or_default())
     };
-    // A path that is longer than the line is its last word, and nothing else makes the line longer.
+    // A line may be too long only because of a path at its end.
     let without_path = |line: &'_ str| match line.rsplit_once(' ') {
         Some((before, last)) if last.trim_start_matches(['`', '\'', '"', '(']).starts_with('/') => {
             before.trim_end().to_owned()
@@ -186,12 +186,12 @@ pub(crate) fn expect_width(args: &[&str], stdout: &str, columns: usize) {
     }
 }
 
-/// Every word is in the text, which may be wrapped anywhere.
+/// Every phrase is in the text, which may be wrapped anywhere.
 #[track_caller]
 pub(crate) fn has(text: &str, words: &[&str]) {
     let unwrapped = |text: &str| text.split_whitespace().collect::<String>();
     for word in words {
-        let is_there = text.contains(word) || unwrapped(text).contains(&unwrapped(word));
-        assert!(is_there, "{word:?} in:\n{text}");
+        let is_contained = text.contains(word) || unwrapped(text).contains(&unwrapped(word));
+        assert!(is_contained, "{word:?} in:\n{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! Output on a terminal: colours of states, and tables that fit. `Host::on_terminal` measures every line.
+//! Output on a terminal: colours of states, and width. `Host::on_terminal` measures every line.
 
 use serde_json::Value;
 

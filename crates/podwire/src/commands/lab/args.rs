@@ -14,7 +14,7 @@ pub(crate) struct LabArgs {
     #[arg(long, global = true, default_value = DEFAULT_NAME)]
     pub(crate) name: String,
     #[command(subcommand)]
-    pub(crate) action: LabCommand,
+    pub(crate) command: LabCommand,
 }
 
 #[derive(Debug, Subcommand)]
@@ -23,21 +23,21 @@ pub(crate) enum LabCommand {
     ///
     /// Every node is a network namespace with its own agent, connected to the other nodes by a virtual network.
     #[command(after_long_help = examples::LAB_UP)]
-    Up(Up),
+    Up(LabUpArgs),
     /// List the labs of this host
     ///
     /// States: up, unfinished (`lab up` is running or was killed), stale (from before the last boot), orphaned (namespaces
     /// without a directory), unreadable (damaged state file).
     #[command(after_long_help = examples::LAB_LS)]
-    Ls(Shown),
+    Ls(LabOutputArgs),
     /// Show the nodes, agents, etcd members and pods of a lab
     ///
     /// Exit codes: 0 if everything runs, otherwise 1.
     #[command(after_long_help = examples::LAB_STATUS)]
-    Status(Shown),
+    Status(LabOutputArgs),
     /// Add and remove pods, as a container runtime does
     #[command(subcommand, after_long_help = examples::LAB_POD)]
-    Pod(PodAction),
+    Pod(LabPodCommand),
     /// Run a command in a node, a pod or an etcd member
     ///
     /// The arguments after NODE are the command, with its own flags. `podwire` uses the agent of the node, and `etcdctl`
@@ -46,7 +46,7 @@ pub(crate) enum LabCommand {
     ///
     /// Exit codes: those of the command, 126 if it is not executable, 127 if it does not exist.
     #[command(after_long_help = examples::LAB_EXEC)]
-    Exec(Exec),
+    Exec(LabExecArgs),
     /// Test all paths between pods, with IPv4 and IPv6
     ///
     /// Exit codes: 0 if all pods reach each other, otherwise 1.
@@ -54,27 +54,27 @@ pub(crate) enum LabCommand {
     Test(LabTestArgs),
     /// Disconnect a node from all other nodes and from etcd
     #[command(after_long_help = examples::LAB_CUT)]
-    Cut(OneNode),
+    Cut(LabNodeArgs),
     /// Connect a node again
     #[command(after_long_help = examples::LAB_HEAL)]
-    Heal(OneNode),
+    Heal(LabNodeArgs),
     /// Kill an agent, an etcd member or a node
     #[command(subcommand, after_long_help = examples::LAB_KILL)]
-    Kill(Victim),
+    Kill(LabTarget),
     /// Start a killed agent, etcd member or node
     #[command(subcommand, after_long_help = examples::LAB_START)]
-    Start(Victim),
+    Start(LabTarget),
     /// Kill an agent, also one that hangs, and start it
     #[command(subcommand, after_long_help = examples::LAB_RESTART)]
-    Restart(Restartable),
+    Restart(LabRestartTarget),
     /// Print the log of an agent or of an etcd member
     #[command(after_long_help = examples::LAB_LOGS)]
-    Logs(Logs),
+    Logs(LabLogsArgs),
     /// Remove a lab
     ///
     /// Also removes a lab that is incomplete or damaged.
     #[command(after_long_help = examples::LAB_DOWN)]
-    Down(Down),
+    Down(LabDownArgs),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -96,7 +96,7 @@ pub(crate) enum TransportArg {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Up {
+pub(crate) struct LabUpArgs {
     /// Number of nodes: n1, n2, …
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) nodes: usize,
@@ -121,7 +121,7 @@ pub(crate) struct Up {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Shown {
+pub(crate) struct LabOutputArgs {
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
@@ -138,7 +138,7 @@ pub(crate) struct LabTestArgs {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum PodAction {
+pub(crate) enum LabPodCommand {
     /// Add a pod to a node
     #[command(after_long_help = examples::LAB_POD_ADD)]
     Add {
@@ -157,23 +157,23 @@ pub(crate) enum PodAction {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Exec {
+pub(crate) struct LabExecArgs {
     /// Node (n1), pod (p1), etcd member (etcd1) or `underlay`
     #[arg(value_name = "NODE|POD")]
-    pub(crate) place: String,
+    pub(crate) target: String,
     /// Command with its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct OneNode {
+pub(crate) struct LabNodeArgs {
     /// Name of the node
     pub(crate) node: String,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Victim {
+pub(crate) enum LabTarget {
     /// The agent of a node; its pods keep their network
     #[command(after_long_help = examples::LAB_AGENT)]
     Agent {
@@ -195,7 +195,7 @@ pub(crate) enum Victim {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Restartable {
+pub(crate) enum LabRestartTarget {
     /// The agent of a node; its pods keep their network
     #[command(after_long_help = examples::LAB_RESTART)]
     Agent {
@@ -205,33 +205,35 @@ pub(crate) enum Restartable {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Logs {
+pub(crate) struct LabLogsArgs {
     /// Node (n1) or etcd member (etcd1)
     #[arg(value_name = "NODE|MEMBER")]
-    pub(crate) place: String,
+    pub(crate) target: String,
     /// Print only the last lines
     #[arg(short = 'n', long, value_name = "LINES")]
     pub(crate) lines: Option<usize>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Down {
+pub(crate) struct LabDownArgs {
     /// Remove all labs of this host
     #[arg(long, conflicts_with = "name")]
     pub(crate) all: bool,
 }
 
-/// As in Kubernetes: a part of a host's name.
+/// A DNS label, as Kubernetes requires for pod names.
 fn pod_name(text: &str) -> Result<String, String> {
-    let is_tame = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
-    let is_good = (1..=LONGEST_POD_NAME).contains(&text.len())
-        && text.bytes().all(is_tame)
+    let is_allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
+    let is_valid = (1..=LONGEST_POD_NAME).contains(&text.len())
+        && text.bytes().all(is_allowed)
         && !text.starts_with('-')
         && !text.ends_with('-');
-    if is_good {
+    if is_valid {
         return Ok(text.to_owned());
     }
-    Err(format!("use up to {LONGEST_POD_NAME} of a-z, 0-9 and '-', with a letter or digit at both ends"))
+    Err(format!(
+        "use up to {LONGEST_POD_NAME} characters of a-z, 0-9 and '-'; the first and last must be a letter or digit"
+    ))
 }
 
 #[cfg(test)]
@@ -245,8 +247,8 @@ mod tests {
         let words = ["podwire", "lab"].into_iter().chain(words.split(' '));
         let cli = Cli::try_parse_from(words).unwrap();
         let CliCommand::Lab(lab) = cli.command else { panic!("{cli:?}") };
-        let LabCommand::Exec(Exec { place, command }) = lab.action else { panic!("{lab:?}") };
-        (lab.name, place, command)
+        let LabCommand::Exec(LabExecArgs { target, command }) = lab.command else { panic!("{lab:?}") };
+        (lab.name, target, command)
     }
 
     #[test]
@@ -260,8 +262,8 @@ mod tests {
             ("--name two exec n1 podwire status -o json", "two", "podwire status -o json"),
             ("exec --name two n1 podwire --version", "two", "podwire --version"),
         ] {
-            let (lab, place, parsed) = exec(words);
-            assert_eq!((lab.as_str(), place.as_str()), (name, "n1"), "{words}");
+            let (lab, target, parsed) = exec(words);
+            assert_eq!((lab.as_str(), target.as_str()), (name, "n1"), "{words}");
             assert_eq!(parsed.join(" "), command, "{words}");
         }
         for words in ["exec", "exec n1", "exec n1 --"] {
@@ -271,12 +273,12 @@ mod tests {
     }
 
     #[test]
-    fn names_of_pods_are_tame() {
-        for good in ["p1", "web", "a-b", "7", &"x".repeat(LONGEST_POD_NAME)] {
-            assert_eq!(pod_name(good).as_deref(), Ok(good));
+    fn pod_names_are_dns_labels() {
+        for valid in ["p1", "web", "a-b", "7", &"x".repeat(LONGEST_POD_NAME)] {
+            assert_eq!(pod_name(valid).as_deref(), Ok(valid));
         }
-        for bad in ["", "a b", "A", "-a", "a-", "a/b", "..", "ä", &"x".repeat(LONGEST_POD_NAME + 1)] {
-            assert!(pod_name(bad).is_err(), "{bad:?}");
+        for invalid in ["", "a b", "A", "-a", "a-", "a/b", "..", "ä", &"x".repeat(LONGEST_POD_NAME + 1)] {
+            assert!(pod_name(invalid).is_err(), "{invalid:?}");
         }
     }
 }

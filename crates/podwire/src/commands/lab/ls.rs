@@ -4,25 +4,25 @@ use anyhow::Result;
 use api::{LabEntry, LabEntryState, LabList};
 use lab::{LabState, SavedLab};
 
-use super::args::Shown;
-use super::place;
+use super::args::LabOutputArgs;
+use super::directory;
 use crate::cli::Output;
 use crate::print;
 
-pub(super) fn run(args: &Shown) -> Result<()> {
-    let labs: Vec<LabEntry> = place::all()?.into_iter().map(entry).collect();
+pub(super) fn run(args: &LabOutputArgs) -> Result<()> {
+    let labs: Vec<LabEntry> = directory::lab_names()?.into_iter().map(entry).collect();
     match args.output {
-        Output::Json => print::say_json(&LabList { labs }),
-        Output::Table | Output::Wide if labs.is_empty() => print::say("no labs"),
-        Output::Table => print::say(table(&labs, print::table)),
-        Output::Wide => print::say(table(&labs, print::unlimited)),
+        Output::Json => print::json(&LabList { labs }),
+        Output::Table | Output::Wide if labs.is_empty() => print::line("no labs"),
+        Output::Table => print::line(table(&labs, print::table)),
+        Output::Wide => print::line(table(&labs, print::wide_table)),
     }
 }
 
 /// Read without the lock of the lab: another command may change the state at the same time.
 fn entry(name: String) -> LabEntry {
-    // A file or directory with another kind of name was not created by a lab.
-    let Ok(saved) = place::kept(&name) else {
+    // A directory with an invalid name was not created by `podwire lab`.
+    let Ok(saved) = directory::saved_lab(&name) else {
         return LabEntry { name, nodes: None, state: LabEntryState::Unreadable };
     };
     LabEntry { name, nodes: saved.node_count().ok(), state: state(&saved) }
@@ -38,12 +38,12 @@ fn state(saved: &SavedLab) -> LabEntryState {
     }
 }
 
-fn table(labs: &[LabEntry], lay_out: print::LayOut) -> String {
+fn table(labs: &[LabEntry], layout: print::TableLayout) -> String {
     let row = |lab: &LabEntry| {
         let nodes = lab.nodes.map_or_else(|| "-".to_owned(), |nodes| nodes.to_string());
-        vec![print::value(&lab.name), nodes, word(lab.state)]
+        vec![print::one_line(&lab.name), nodes, word(lab.state)]
     };
-    lay_out(&["LAB", "NODES", "STATE"], labs.iter().map(row).collect())
+    layout(&["LAB", "NODES", "STATE"], labs.iter().map(row).collect())
 }
 
 fn word(state: LabEntryState) -> String {
