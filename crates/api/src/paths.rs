@@ -25,6 +25,9 @@ pub const BLOCKS: &str = "/v1/blocks";
 /// GET: metrics in the Prometheus format.
 pub const METRICS: &str = "/metrics";
 
+/// The `v1` of all paths.
+pub const API_VERSION: u32 = 1;
+
 /// The error for an unknown path. The status is 404, as for objects that do not exist.
 pub const PAGE_NOT_FOUND: &str = "page not found";
 

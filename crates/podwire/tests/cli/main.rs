@@ -1,5 +1,5 @@
-//! The command-line tool as a person runs it, on a node of the lab.
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+//! The command-line tool, run on a node of the lab.
+#![expect(clippy::unwrap_used, reason = "test helpers panic like tests")]
 
 mod agreement;
 mod attachment;
@@ -17,4 +17,6 @@ mod pods;
 mod readme;
 mod schemas;
 mod status;
+mod terminal;
+mod version;
 mod width;

@@ -8,7 +8,7 @@ const README: &str = include_str!("../../../../README.md");
 const DEPLOY: &str = include_str!("../../../../deploy/README.md");
 
 #[test]
-fn the_readmes_table_of_the_agents_keys_is_the_generated_one() {
+fn the_readme_has_the_generated_table_of_keys() {
     let part =
         README.split("\n## The agent's configuration\n").nth(1).unwrap().split("\n## ").next().unwrap();
     let table: String =
@@ -25,28 +25,27 @@ fn the_agent_prints_its_configuration_reference_and_sample() {
     let outcome = host.run(&["agent", "--config", config, "--workers", "3", "--print-config"]);
     assert!(outcome.success(), "{}", outcome.stderr);
     has(&outcome.stdout, &["node = \"seven\"", "workers = 3", "mode = \"bridge\"", "bridge = \"podwire0\""]);
-    // What is printed gives the same again.
-    let again = host.node.dir().join("b.toml");
-    std::fs::write(&again, &outcome.stdout).unwrap();
-    let second = host.run(&["agent", "--config", again.to_str().unwrap(), "--print-config"]);
+    // The printed configuration is valid and complete.
+    let printed = host.node.dir().join("b.toml");
+    std::fs::write(&printed, &outcome.stdout).unwrap();
+    let second = host.run(&["agent", "--config", printed.to_str().unwrap(), "--print-config"]);
     assert_eq!(second.stdout, outcome.stdout, "{}", second.stderr);
     assert_eq!(host.run(&["agent", "--print-config-reference"]).stdout, config::reference());
     assert_eq!(host.run(&["agent", "--print-config-sample"]).stdout, config::sample());
-    // A wrong one is told, and nothing starts.
-    let wrong = host.run(&["agent", "--workers", "0", "--print-config"]);
-    assert!(!wrong.success());
-    has(&wrong.stderr, &["workers", "256"]);
+    // An invalid configuration is refused.
+    let invalid = host.run(&["agent", "--workers", "0", "--print-config"]);
+    assert!(!invalid.success());
+    has(&invalid.stderr, &["workers", "256"]);
 }
 
 /// The fix of an overlap proposes 10.84.0.0/16 first.
 #[test]
-fn the_readmes_examples_leave_the_subnet_that_fixes_propose() {
+fn examples_in_the_readme_do_not_use_the_subnet_of_fixes() {
     assert!(README.contains(r#""subnet": "10."#) && !README.contains(r#""subnet": "10.84."#));
 }
 
-/// Every path of the API that the README lists is one that the agent knows.
 #[test]
-fn the_readmes_api_is_the_agents() {
+fn the_readme_lists_all_paths_of_the_api() {
     let known = [
         api::CNI,
         api::HEALTH,
@@ -67,16 +66,15 @@ fn the_readmes_api_is_the_agents() {
     assert!(README.contains(&removal), "{removal} is not in the README");
 }
 
-/// Every metric that the README names is one that an agent shows.
 #[test]
-fn the_readmes_metrics_are_the_agents() {
+fn metrics_in_the_readme_exist() {
     let host = Host::new("metrics");
     let agent = host.agent(&["--no-install"]);
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &agent.config(&serde_json::json!({}))).unwrap().ok().unwrap();
-    // Something to repair: what was never counted is not shown.
+    // A repair, because metrics without a value are not exported.
     host.node.sh(&["nft", "delete", "table", "inet", "podwire"]).unwrap();
-    // A request is counted after it was answered.
+    // A request is counted after its answer was sent.
     let mut page = String::new();
     wait_until("request and repair to be counted", DEADLINE, || {
         page = agent.metrics()?;
@@ -94,7 +92,7 @@ fn the_readmes_metrics_are_the_agents() {
     }
 }
 
-/// A text in Markdown: its code blocks, and what stands between backticks elsewhere.
+/// Code blocks and inline code of a Markdown text.
 fn code(text: &str) -> (Vec<&str>, Vec<String>) {
     let (mut blocks, mut inline) = (Vec::new(), Vec::new());
     for (n, part) in text.split("```").enumerate() {
@@ -107,15 +105,15 @@ fn code(text: &str) -> (Vec<&str>, Vec<String>) {
     (blocks, inline)
 }
 
-/// A command that somebody is told to type.
+/// A command in the documentation.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Typed {
+struct DocumentedCommand {
     subcommands: Vec<String>,
     flags: Vec<String>,
 }
 
-impl Typed {
-    /// What is indented, or goes on with a number, is what a command printed.
+impl DocumentedCommand {
+    /// Indented lines, and lines with a version after `podwire`, are output of commands.
     fn find(line: &str) -> Option<Self> {
         let line = line.strip_prefix("# ").unwrap_or(line).split(" #").next()?;
         let line = line.strip_prefix("sudo ").unwrap_or(line);
@@ -141,28 +139,30 @@ impl Typed {
 
 #[test]
 fn commands_are_found_in_markdown() {
-    let typed =
-        |line: &str| Typed::find(line).map(|typed| (typed.subcommands.join(" "), typed.flags.join(" ")));
+    let find = |line: &str| {
+        let command = DocumentedCommand::find(line)?;
+        Some((command.subcommands.join(" "), command.flags.join(" ")))
+    };
     let some = |words: &str, flags: &str| Some((words.to_owned(), flags.to_owned()));
-    assert_eq!(typed("podwire node rm NAME"), some("node rm", ""));
-    assert_eq!(typed("sudo target/release/podwire install --standalone"), some("install", "--standalone"));
-    assert_eq!(typed("podwire lab up --nodes 3   # --not-a-flag"), some("lab up", "--nodes"));
-    assert_eq!(typed("podwire 0.1.0 on worker-1: ready"), None);
-    assert_eq!(typed("  podwire agent, again"), None);
-    let all = Typed::all(
+    assert_eq!(find("podwire node rm NAME"), some("node rm", ""));
+    assert_eq!(find("sudo target/release/podwire install --standalone"), some("install", "--standalone"));
+    assert_eq!(find("podwire lab up --nodes 3   # --not-a-flag"), some("lab up", "--nodes"));
+    assert_eq!(find("podwire 0.1.0 on worker-1: ready"), None);
+    assert_eq!(find("  podwire agent, again"), None);
+    let all = DocumentedCommand::all(
         "x `podwire a\nb` y\n```\npodwire c && podwire lab exec n1 -- podwire d\n```\n`podwire e`",
     );
-    let all: Vec<String> = all.iter().map(|typed| typed.subcommands.join(" ")).collect();
+    let all: Vec<String> = all.iter().map(|command| command.subcommands.join(" ")).collect();
     assert_eq!(all, ["a b", "c", "d", "e", "lab exec"]);
 }
 
-/// Every command that the READMEs name exists, with the flags that they name.
 #[test]
-fn the_readmes_commands_are_the_tools() {
+fn commands_and_flags_in_the_readmes_exist() {
     let host = Host::new("commands");
-    let typed: BTreeSet<Typed> = [README, DEPLOY].into_iter().flat_map(Typed::all).collect();
-    assert!(typed.len() >= 20, "{typed:#?}");
-    for Typed { subcommands, flags } in &typed {
+    let commands: BTreeSet<DocumentedCommand> =
+        [README, DEPLOY].into_iter().flat_map(DocumentedCommand::all).collect();
+    assert!(commands.len() >= 20, "{commands:#?}");
+    for DocumentedCommand { subcommands, flags } in &commands {
         let mut args: Vec<&str> = subcommands.iter().map(String::as_str).collect();
         args.push("--help");
         let help = host.run(&args);
@@ -179,9 +179,9 @@ fn the_readmes_commands_are_the_tools() {
     }
 }
 
-/// The eleven variables that the README names are those that the agent knows, and with these values it would start.
+/// The example is a valid configuration.
 #[test]
-fn the_readmes_variables_are_the_agents() {
+fn the_readme_lists_all_alias_variables() {
     let (blocks, _) = code(README);
     let block = blocks.iter().find(|block| block.starts_with("ETCD_HOST=")).unwrap();
     let named: BTreeSet<&str> = block.lines().map(|line| line.split_once('=').unwrap().0).collect();
@@ -199,9 +199,9 @@ fn the_readmes_variables_are_the_agents() {
     has(&printed.stdout, &["store = \"etcd\"", endpoints, "margin = 8", "enabled = true"]);
 }
 
-/// What the READMEs say to write into agent.toml is a configuration for many nodes.
+/// The examples of agent.toml configure a cluster.
 #[test]
-fn the_readmes_files_are_configurations() {
+fn config_files_in_the_readmes_are_valid() {
     let host = Host::new("files");
     for text in [README, DEPLOY] {
         let (blocks, _) = code(text);

@@ -34,7 +34,7 @@ fn twenty_pods_at_once_come_and_go_and_cleanup_leaves_nothing() {
         Ok(format!("{error:#}").contains("NetworkReady does not hold"))
     })
     .unwrap();
-    assert!(site.podwire(&["cleanup"]).contains("nothing of Podwire is here"));
+    assert!(site.podwire(&["cleanup"]).contains("nothing to remove"));
 }
 
 fn come_and_go(site: &Site) {

@@ -1,4 +1,4 @@
-//! Times as people read them.
+//! Times and ages in the output.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,8 +9,8 @@ pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
-/// How long ago: `42s`, `17m`, `5h`, `12d`.
-pub(crate) fn since(time: u64, now: u64) -> String {
+/// The age in one unit: `42s`, `17m`, `5h`, `12d`.
+pub(crate) fn age(time: u64, now: u64) -> String {
     match now.saturating_sub(time) {
         seconds @ 0..120 => format!("{seconds}s"),
         seconds @ 120..7200 => format!("{}m", seconds / 60),
@@ -24,11 +24,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_grow_in_units_and_a_clock_that_went_back_is_no_trouble() {
+    fn ages_have_one_unit_and_are_never_negative() {
         let ages = [(100, "0s"), (219, "119s"), (220, "2m"), (7299, "119m"), (7300, "2h"), (180_000, "2d")];
         for (now, text) in ages {
-            assert_eq!(since(100, now), text);
+            assert_eq!(age(100, now), text);
         }
-        assert_eq!(since(100, 50), "0s");
+        assert_eq!(age(100, 50), "0s");
     }
 }

@@ -1,4 +1,4 @@
-//! What the agent is asked about the cluster, and its refusals as it words them.
+//! Queries to the agent. Its error messages are shown unchanged.
 
 use std::time::Duration;
 
@@ -6,21 +6,20 @@ use anyhow::{Context, Result, bail};
 use api::{Client, ErrorAnswer, HttpAnswer, PAGE_NOT_FOUND};
 use serde::de::DeserializeOwned;
 
-use crate::cli::Which;
+use crate::cli::AgentSelector;
 use crate::directories::AgentDirectories;
 
-/// Longer than the agent waits for its store: it knows better why there is no answer.
+/// Longer than the agent's own timeout for the store, so that the agent's error message arrives.
 pub(in crate::commands) const TIMEOUT: Duration = Duration::from_secs(12);
 
-/// The agent that runs is not the one that is installed with this program.
-const OTHER_VERSION: &str = "the agent is of another version; restart it with 'systemctl restart podwire'";
+/// The running agent was started before this program was installed.
+const OTHER_VERSION: &str = "the agent has another version; restart it with 'systemctl restart podwire'";
 
-/// The agent that is asked.
 pub(crate) struct AgentClient(Client);
 
 impl AgentClient {
-    pub(crate) fn find(which: &Which) -> Self {
-        Self(Client::new(&AgentDirectories::find(which, None).socket))
+    pub(crate) fn find(selector: &AgentSelector) -> Self {
+        Self(Client::new(&AgentDirectories::find(selector, None).socket))
     }
 
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
@@ -32,15 +31,15 @@ impl AgentClient {
     }
 }
 
-/// The answer, or its refusal as an error.
+/// Parses the answer. An error answer becomes an error.
 pub(in crate::commands) fn read<T: DeserializeOwned>(answer: &HttpAnswer) -> Result<T> {
     if answer.status == 200 {
         return serde_json::from_slice(&answer.body).context(OTHER_VERSION);
     }
     match serde_json::from_slice(&answer.body) {
-        // An agent that does not know the path has no sentence for it.
+        // An older agent does not know the path.
         Ok(ErrorAnswer { error }) if answer.status == 404 && error == PAGE_NOT_FOUND => {
-            bail!("{OTHER_VERSION} (it does not know the question)")
+            bail!("{OTHER_VERSION} (unknown request path)")
         }
         Ok(ErrorAnswer { error }) => bail!(error),
         Err(_) => {
@@ -54,19 +53,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_are_told_in_the_agents_words() {
-        let said = |status, body: &str| {
+    fn error_messages_of_the_agent_are_shown_unchanged() {
+        let result = |status, body: &str| {
             read::<Vec<u32>>(&HttpAnswer { status, body: body.as_bytes().to_vec() })
                 .map_err(|e| e.to_string())
         };
-        assert_eq!(said(200, "[1]"), Ok(vec![1]));
-        assert_eq!(said(409, r#"{"error": "it is alive"}"#), Err("it is alive".to_owned()));
-        assert_eq!(said(404, r#"{"error": "no node n9"}"#), Err("no node n9".to_owned()));
-        assert_eq!(said(500, "oops"), Err("the agent answers 500: oops".to_owned()));
+        assert_eq!(result(200, "[1]"), Ok(vec![1]));
+        assert_eq!(result(409, r#"{"error": "it is alive"}"#), Err("it is alive".to_owned()));
+        assert_eq!(result(404, r#"{"error": "no node n9"}"#), Err("no node n9".to_owned()));
+        assert_eq!(result(500, "oops"), Err("the agent answers 500: oops".to_owned()));
         for (status, body) in [(404, r#"{"error": "page not found"}"#), (200, "{}")] {
-            let error = said(status, body).unwrap_err();
+            let error = result(status, body).unwrap_err();
             assert!(
-                error.starts_with("the agent is of another version; restart it with 'systemctl"),
+                error.starts_with("the agent has another version; restart it with 'systemctl"),
                 "{error}"
             );
         }

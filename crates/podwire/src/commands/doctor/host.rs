@@ -1,4 +1,4 @@
-//! The machine's own settings: who we are, forwarding, reverse paths, br_netfilter, and room on the disks.
+//! Settings of the host: privileges, forwarding, reverse path filter, br_netfilter and free disk space.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use agent::{Capability, missing_capabilities};
 use engine::Space;
 use types::{AttachMode, Code, Finding, Fix};
 
-use super::finding::Check;
+use super::check::Check;
 use super::node::CheckedNode;
 
 pub(super) const PRIVILEGES: &str = "privileges";
@@ -19,10 +19,10 @@ pub(super) fn privileges() -> Vec<Check> {
     if missing.is_empty() {
         return vec![Check::ok(CHECK, "root, with CAP_NET_ADMIN and CAP_SYS_ADMIN")];
     }
-    // The command itself refuses other users. A process of root without capabilities is mostly in a container.
-    let is = if missing.len() == 1 { "is" } else { "are" };
+    // The command refuses other users before. Root without capabilities is usually in a container.
+    let verb = if missing.len() == 1 { "is" } else { "are" };
     let message = format!(
-        "{} {is} missing, without which most checks fail: {}",
+        "{} {verb} missing, and most checks need them: {}",
         missing.join(" and "),
         Code::PermissionDenied.advice()
     );
@@ -36,23 +36,23 @@ pub(super) fn forwarding(node: &CheckedNode) -> Vec<Check> {
         ("IPv4", addresses.iter().any(|net| net.addr().is_ipv4()), "net/ipv4/ip_forward"),
         ("IPv6", addresses.iter().any(|net| net.addr().is_ipv6()), "net/ipv6/conf/all/forwarding"),
     ];
-    // Without pods nothing is lost meanwhile.
+    // No pod traffic is lost before the first pod.
     let is_pending = node.attachments.is_empty() && node.status().is_some_and(|status| !status.ready);
-    let looked = families.iter().filter(|(_, needed, _)| *needed);
-    let mut findings: Vec<Check> = looked
+    let needed = families.iter().filter(|(_, needed, _)| *needed);
+    let mut findings: Vec<Check> = needed
         .map(|(family, _, key)| match sysctl(key).as_deref() {
-            Some("0") if is_pending => Check::ok(
-                CHECK,
-                format!("{family} is not forwarded yet: the agent enables it when it is ready"),
-            ),
-            Some("0") => {
-                let message = format!("{family} is not forwarded: pods reach this node only");
-                let found = Finding::new(Code::ForwardingDisabled, format_args!("family {family}"), message);
-                Check::problem(CHECK, found.fix(switch_on(key)))
+            Some("0") if is_pending => {
+                Check::ok(CHECK, format!("{family} forwarding is off; the agent enables it when it is ready"))
             }
-            Some(_) => Check::ok(CHECK, format!("{family} is forwarded")),
+            Some("0") => {
+                let message = format!("{family} forwarding is off: pods reach only this node");
+                let found = Finding::new(Code::ForwardingDisabled, format_args!("family {family}"), message);
+                Check::problem(CHECK, found.fix(enable(key)))
+            }
+            Some(_) => Check::ok(CHECK, format!("{family} forwarding is on")),
             None => {
-                let message = format!("this kernel has no {family}, and pods have such addresses");
+                let message =
+                    format!("the kernel does not support {family}, and pods have {family} addresses");
                 Check::problem(
                     CHECK,
                     Finding::new(Code::KernelFeatureMissing, format_args!("family {family}"), message),
@@ -61,13 +61,13 @@ pub(super) fn forwarding(node: &CheckedNode) -> Vec<Check> {
         })
         .collect();
     if findings.is_empty() {
-        findings.push(Check::ok(CHECK, "no pods, and no network that needs it"));
+        findings.push(Check::ok(CHECK, "not needed: no pods and no network"));
     }
     findings
 }
 
-/// Strict is right for pods' links. On a tunnel it drops what comes while transports change (F6); the larger of the
-/// machine's value and the device's counts, and 2 is loose.
+/// Strict mode (1) is correct for pod links. On a tunnel it drops packets while the transport of a peer changes (F6). The kernel
+/// uses the larger of the values for all links and for the device. Loose mode is 2.
 pub(super) fn reverse_paths(node: &CheckedNode) -> Vec<Check> {
     const CHECK: &str = "reverse paths";
     let mut findings = Vec::new();
@@ -77,17 +77,16 @@ pub(super) fn reverse_paths(node: &CheckedNode) -> Vec<Check> {
         };
         let name = &tunnel.name;
         if value("all").max(value(name)) == Some(1) {
-            let what = format!(
-                "tunnel {name} drops packets whose answer would take another way (rp_filter is strict)"
-            );
-            let found = Finding::new(Code::ReversePathStrict, format_args!("link {name}"), what);
-            // With slashes: the name of a link may have dots.
+            let message =
+                format!("rp_filter of tunnel {name} is strict: packets with an asymmetric path are dropped");
+            let found = Finding::new(Code::ReversePathStrict, format_args!("link {name}"), message);
+            // With slashes, because the name of a link may contain dots.
             let fix = Fix::words(["sysctl", "-w", &format!("net/ipv4/conf/{name}/rp_filter=2")]);
             findings.push(Check::problem(CHECK, found.fix(fix)));
         }
     }
     if findings.is_empty() {
-        findings.push(Check::ok(CHECK, "rp_filter is right on all links of ours"));
+        findings.push(Check::ok(CHECK, "rp_filter is correct on all tunnels"));
     }
     findings
 }
@@ -95,21 +94,22 @@ pub(super) fn reverse_paths(node: &CheckedNode) -> Vec<Check> {
 pub(super) fn bridge_netfilter(node: &CheckedNode) -> Vec<Check> {
     const CHECK: &str = "br_netfilter";
     if !node.has_mode(AttachMode::Bridge) {
-        return vec![Check::ok(CHECK, "not needed: no pod is on a bridge")];
+        return vec![Check::ok(CHECK, "not needed: no pods in mode bridge")];
     }
     let keys = ["net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"];
     let [v4, v6] = keys.map(|key| sysctl(key).is_some_and(|value| value != "0"));
     vec![match (v4, v6) {
-        (true, true) => Check::ok(CHECK, "what pods on a bridge send each other passes the host's firewall"),
-        (false, false) => Check::ok(
-            CHECK,
-            "off: pods on a bridge reach each other directly; kube-proxy with iptables needs it (modprobe br_netfilter)",
-        ),
+        (true, true) => {
+            Check::ok(CHECK, "on: traffic between pods of a bridge passes the firewall of the host")
+        }
+        (false, false) => {
+            Check::ok(CHECK, "off: only kube-proxy with iptables needs it (modprobe br_netfilter)")
+        }
         (true, false) | (false, true) => {
             let (on, off, key) = if v4 { ("IPv4", "IPv6", keys[1]) } else { ("IPv6", "IPv4", keys[0]) };
             let message = format!("on for {on} and off for {off}: services work in one family only");
             let found = Finding::new(Code::BridgeNetfilterPartial, format_args!("family {off}"), message);
-            Check::problem(CHECK, found.fix(switch_on(key)))
+            Check::problem(CHECK, found.fix(enable(key)))
         }
     }]
 }
@@ -132,25 +132,21 @@ fn disk(check: &'static str, code: Code, directory: &Path) -> Check {
     };
     let space = match Space::of(directory) {
         Ok(space) => space,
-        Err(error) => return Check::unknown(check, format!("{name} cannot be examined: {error}")),
+        Err(error) => return Check::unknown(check, format!("cannot read the free space of {name}: {error}")),
     };
     match engine::run_dir_space(directory) {
         Some(found) if code == Code::RunDirFull => Check::problem(check, found),
         _ if space.is_short() => {
             let free = space.bytes >> 20;
-            problem(
-                code,
-                format!("{name} is nearly full: {free} MiB are free"),
-                engine::show_space(directory),
-            )
+            problem(code, format!("{name} is nearly full: {free} MiB free"), engine::show_space(directory))
         }
         _ if space.is_read_only => {
             let code = if code == Code::RunDirFull { Code::RunDirUnusable } else { code };
-            let message = format!("{name} is on a file system that cannot be written");
+            let message = format!("{name} is on a read-only file system");
             let path = directory.to_string_lossy();
             problem(code, message, Fix::words(["findmnt", "--target", &path]))
         }
-        _ => Check::ok(check, format!("{name}: {} MiB are free", space.bytes >> 20)),
+        _ => Check::ok(check, format!("{name}: {} MiB free", space.bytes >> 20)),
     }
 }
 
@@ -158,24 +154,24 @@ pub(super) fn sysctl(key: &str) -> Option<String> {
     fs::read_to_string(Path::new("/proc/sys").join(key)).ok().map(|text| text.trim().to_owned())
 }
 
-fn switch_on(key: &str) -> Fix {
+fn enable(key: &str) -> Fix {
     Fix::words(["sysctl", "-w", &format!("{}=1", key.replace('/', "."))])
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Verdict;
+    use super::super::check::Verdict;
     use super::*;
 
     #[test]
-    fn a_full_disk_and_one_that_is_not_there_yet() {
-        // A file system without any room.
+    fn a_full_disk_is_a_problem_and_a_missing_directory_is_not() {
+        // A file system without free space.
         let full = disk("run directory", Code::RunDirFull, Path::new("/proc/podwire"));
         assert!(full.verdict == Verdict::Problem && full.has(Code::RunDirFull), "{full:?}");
         assert_eq!(full.fix.as_deref(), Some("df -h /proc/podwire; df -i /proc/podwire"));
         let full = disk("run directory", Code::RunDirFull, Path::new("/proc/pod wire"));
         assert_eq!(full.fix.as_deref(), Some("df -h '/proc/pod wire'; df -i '/proc/pod wire'"));
-        let fine = disk("run directory", Code::RunDirFull, Path::new("/tmp/podwire/not/there/yet"));
-        assert_eq!(fine.verdict, Verdict::Ok, "{fine:?}");
+        let ok = disk("run directory", Code::RunDirFull, Path::new("/tmp/podwire/not/there/yet"));
+        assert_eq!(ok.verdict, Verdict::Ok, "{ok:?}");
     }
 }

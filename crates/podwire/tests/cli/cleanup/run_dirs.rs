@@ -1,4 +1,4 @@
-//! Two run directories on one node: cleanup of one leaves the other's pods as they are.
+//! Two run directories on one node: cleanup of one does not affect pods of the other.
 
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
@@ -15,7 +15,7 @@ const MODES: [&str; 2] = ["bridge", "routed"];
 const NODE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 pub(super) const OUT: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
 
-/// A run directory with a network of its own and two pods.
+/// A run directory with its own network and two pods.
 struct Directory {
     run_dir: PathBuf,
     config: Value,
@@ -66,7 +66,7 @@ fn ips(result: &Value) -> Vec<IpAddr> {
     all.map(|ip| ip["address"].as_str().unwrap().split('/').next().unwrap().parse().unwrap()).collect()
 }
 
-/// A host outside, wired to the node, without any route to pods.
+/// An external host, connected to the node, without routes to pods.
 pub(super) fn outside(host: &Host) -> Pod {
     let out = host.node.pod("out").unwrap();
     let pair = ["ip", "link", "add", "up0", "type", "veth", "peer", "name", "up0", "netns", out.name()];
@@ -77,9 +77,9 @@ pub(super) fn outside(host: &Host) -> Pod {
         end.sh(&["ip", "addr", "add", &format!("{v6}/64"), "dev", "up0", "nodad"]).unwrap();
         end.sh(&["ip", "link", "set", "up0", "up"]).unwrap();
     }
-    // Its link-local address and routes come a little later, and belong to the picture before.
+    // Wait for link-local addresses and routes, because they are part of the first snapshot.
     for to in OUT {
-        wait_until("the outside", DEADLINE, || Ok(ping(&host.node, to.parse()?, 1)?.all())).unwrap();
+        wait_until("the external host", DEADLINE, || Ok(ping(&host.node, to.parse()?, 1)?.all())).unwrap();
     }
     wait_until("the link-local address", DEADLINE, || {
         let shown = host.node.sh(&["ip", "-6", "addr", "show", "dev", "up0", "scope", "link"])?;
@@ -89,11 +89,11 @@ pub(super) fn outside(host: &Host) -> Pod {
     out
 }
 
-/// What the second pod hears of a word that the first says under an address that is not its own, and of an honest one.
-fn heard(directory: &Directory, family: usize) -> Vec<String> {
+/// Messages that the second pod receives from a spoofed and from the real address of the first pod.
+fn received_messages(directory: &Directory, family: usize) -> Vec<String> {
     let [(from, own), (to, target)] = &directory.pods[..] else { panic!("two pods") };
     let (own, target) = (ips(own)[family], ips(target)[family]);
-    let foreign = match own {
+    let spoofed = match own {
         IpAddr::V4(ip) => IpAddr::from([ip.octets()[0], ip.octets()[1], ip.octets()[2], 200]),
         IpAddr::V6(ip) => {
             let mut parts = ip.segments();
@@ -101,32 +101,32 @@ fn heard(directory: &Directory, family: usize) -> Vec<String> {
             IpAddr::from(parts)
         }
     };
-    let given = format!("{foreign}/{}", if foreign.is_ipv4() { 32 } else { 128 });
-    from.sh(&["ip", "addr", "replace", &given, "dev", "eth0", "nodad"]).unwrap();
+    let address = format!("{spoofed}/{}", if spoofed.is_ipv4() { 32 } else { 128 });
+    from.sh(&["ip", "addr", "replace", &address, "dev", "eth0", "nodad"]).unwrap();
     let listener = to.enter(|| UdpSocket::bind((target, 0)).unwrap()).unwrap();
     listener.set_read_timeout(Some(DEADLINE)).unwrap();
-    for (source, word) in [(foreign, "foreign"), (own, "own")] {
+    for (source, message) in [(spoofed, "spoofed"), (own, "own")] {
         let socket = from.enter(|| UdpSocket::bind((source, 0)).unwrap()).unwrap();
-        socket.send_to(word.as_bytes(), listener.local_addr().unwrap()).unwrap();
+        socket.send_to(message.as_bytes(), listener.local_addr().unwrap()).unwrap();
     }
-    let (mut words, mut buffer) = (Vec::new(), [0; 16]);
-    while words.last().is_none_or(|word| word != "own") {
+    let (mut messages, mut buffer) = (Vec::new(), [0; 16]);
+    while messages.last().is_none_or(|message| message != "own") {
         let count = uninterrupted(|| listener.recv(&mut buffer)).unwrap();
-        words.push(String::from_utf8_lossy(&buffer[..count]).into_owned());
+        messages.push(String::from_utf8_lossy(&buffer[..count]).into_owned());
     }
-    from.sh(&["ip", "addr", "del", &given, "dev", "eth0"]).unwrap();
-    words
+    from.sh(&["ip", "addr", "del", &address, "dev", "eth0"]).unwrap();
+    messages
 }
 
-/// Its pods reach each other, the outside under the node's address, and are guarded.
-fn expect_alive(host: &Host, directory: &Directory, out: &Ns, case: &str) {
+/// The pods reach each other and the external host (masqueraded), and cannot spoof addresses.
+fn expect_working(host: &Host, directory: &Directory, out: &Ns, case: &str) {
     let [(a, _), (_, b)] = &directory.pods[..] else { panic!("two pods") };
     for (family, to) in ips(b).into_iter().enumerate() {
         assert!(ping(a, to, 2).unwrap().all(), "{case}: pod to pod {to}");
         let echo = tcp_echo(out, (OUT[family].parse::<IpAddr>().unwrap(), 0).into()).unwrap();
-        let seen = tcp_connects(a, echo.address(), DEADLINE).unwrap().map(|peer| peer.ip().to_string());
-        assert_eq!(seen.as_deref(), Some(NODE[family]), "{case}: masquerade");
-        assert_eq!(heard(directory, family), ["own"], "{case}: guard");
+        let source = tcp_connects(a, echo.address(), DEADLINE).unwrap().map(|peer| peer.ip().to_string());
+        assert_eq!(source.as_deref(), Some(NODE[family]), "{case}: masquerade");
+        assert_eq!(received_messages(directory, family), ["own"], "{case}: spoof check");
     }
     for (pod, result) in &directory.pods {
         let checked = host.plugin.check(pod, &directory.config, result).unwrap();
@@ -135,7 +135,7 @@ fn expect_alive(host: &Host, directory: &Directory, out: &Ns, case: &str) {
 }
 
 #[test]
-fn f7_cleanup_of_one_run_directory_leaves_the_pods_of_another() {
+fn f7_cleanup_of_a_run_directory_keeps_pods_of_another() {
     for (blue_mode, red_mode) in
         [("bridge", "bridge"), ("routed", "routed"), ("bridge", "routed"), ("routed", "bridge")]
     {
@@ -143,9 +143,9 @@ fn f7_cleanup_of_one_run_directory_leaves_the_pods_of_another() {
         let host = Host::new("two");
         let out = outside(&host);
         let before = Snapshot::of(&host.node).unwrap();
-        // The first one switches forwarding on, and the second relies on it.
+        // The first network enables forwarding, and the second needs it.
         let (blue, red) = (blue(&host, blue_mode), red(&host, red_mode));
-        expect_alive(&host, &red, &out, &case);
+        expect_working(&host, &red, &out, &case);
         let outcome = blue.cleanup(&host);
         assert_eq!(outcome.status.code(), Some(1), "{case}: {}{}", outcome.stdout, outcome.stderr);
         has(
@@ -164,8 +164,8 @@ fn f7_cleanup_of_one_run_directory_leaves_the_pods_of_another() {
         for word in ["blue", "10.60.0.", "fd00:60:"] {
             assert!(!now.iter().any(|line| line.contains(word)), "{case}: {word} in {now:#?}");
         }
-        expect_alive(&host, &red, &out, &case);
-        // The last one goes with everything but forwarding, which the first had switched on.
+        expect_working(&host, &red, &out, &case);
+        // The record that forwarding was off was in the first run directory, so forwarding stays on.
         let outcome = red.cleanup(&host);
         assert!(outcome.success(), "{case}: {}{}", outcome.stdout, outcome.stderr);
         for sysctl in ["net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0"] {
@@ -175,23 +175,23 @@ fn f7_cleanup_of_one_run_directory_leaves_the_pods_of_another() {
     }
 }
 
-/// The probe of the guard can fail: without our tables the foreign word is heard.
+/// Shows that the test of the spoof check can fail.
 #[test]
-fn without_our_tables_a_foreign_address_is_heard() {
+fn without_podwires_tables_a_spoofed_packet_arrives() {
     for mode in MODES {
-        let host = Host::new("noguard");
+        let host = Host::new("nocheck");
         let red = red(&host, mode);
         let to = ips(&red.pods[1].1);
         host.node.sh(&["nft", "flush", "ruleset"]).unwrap();
         for (family, to) in to.into_iter().enumerate() {
             assert!(ping(&red.pods[0].0, to, 1).unwrap().all(), "{mode}");
-            assert_eq!(heard(&red, family), ["foreign", "own"], "{mode}");
+            assert_eq!(received_messages(&red, family), ["spoofed", "own"], "{mode}");
         }
     }
 }
 
 #[test]
-fn f7_a_bridge_that_both_directories_use_stays_with_the_others_gateways() {
+fn f7_a_shared_bridge_keeps_gateways_of_the_other_network() {
     for mode in MODES {
         let host = Host::new("shared");
         let out = outside(&host);
@@ -209,13 +209,13 @@ fn f7_a_bridge_that_both_directories_use_stays_with_the_others_gateways() {
                 "address fd00:60::1/64 of bridge pw-both removed",
             ],
         );
-        expect_alive(&host, &red, &out, mode);
+        expect_working(&host, &red, &out, mode);
     }
 }
 
-/// The network of the directory is then known from the agent's configuration.
+/// The agent's configuration has the network of the lost run directory.
 #[test]
-fn f7_pods_of_a_directory_that_was_lost_go_too() {
+fn f7_pods_of_a_lost_run_directory_are_removed() {
     for mode in MODES {
         let host = Host::new("lost");
         let mut agent = host.agent(&["--no-install", "--network-mode", mode]);
@@ -229,13 +229,13 @@ fn f7_pods_of_a_directory_that_was_lost_go_too() {
         for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
             has(&outcome.stdout, &[&format!("kept: {key} is 1; its value before Podwire is not known\n")]);
         }
-        // Forwarding alone shows nothing of Podwire.
-        assert_eq!(host.ask(&["cleanup"]).stdout, "nothing of Podwire is here\n");
+        // Forwarding alone is no trace of Podwire.
+        assert_eq!(host.ask(&["cleanup"]).stdout, "nothing to remove\n");
     }
 }
 
 #[test]
-fn f7_cleanup_of_all_takes_the_pods_of_other_directories_too() {
+fn f7_cleanup_all_removes_pods_of_other_run_directories() {
     for mode in MODES {
         let host = Host::new("all");
         let before = Snapshot::of(&host.node).unwrap();

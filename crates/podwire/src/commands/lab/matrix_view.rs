@@ -1,65 +1,58 @@
-//! Who reaches whom, drawn.
+//! The reachability matrix of `podwire lab test` as text.
 
 use std::collections::BTreeMap;
 
 use lab::{Cell, Matrix, PodPath, Reachability, Spot};
 
-use crate::print::{self, WIDTH};
+use crate::print;
 
-/// More complaints than this do not help anybody.
-const MOST_COMPLAINTS: usize = 20;
+/// The number of problems that are listed.
+const MAX_PROBLEMS: usize = 20;
 
-/// Whether the picture may have colours.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Paint {
-    Colours,
-    Plain,
-}
-
-/// What a place of the picture says, worst last.
+/// The symbol of a path, in order of severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Sign {
+enum PathSymbol {
     SameNode,
     Direct,
     Vxlan,
-    /// Answered, though no route of ours leads there.
-    Strange,
+    /// Reached without a route of Podwire.
+    OtherRoute,
     OnlyV4,
     OnlyV6,
     Rewritten,
     Unreached,
 }
 
-/// By the names of who asks and who is asked.
-type Signs<'a> = BTreeMap<(&'a str, &'a str), Sign>;
+/// By the names of source and destination.
+type Symbols<'a> = BTreeMap<(&'a str, &'a str), PathSymbol>;
 
-impl Sign {
+impl PathSymbol {
     fn of(cell: &Cell) -> Self {
         let rewritten =
             [&cell.v4, &cell.v6].iter().any(|r| matches!(r, Some(Reachability::Rewritten { .. })));
-        let ok = |reach: &Option<Reachability>| reach.as_ref().is_some_and(Reachability::is_ok);
+        let is_ok = |reach: &Option<Reachability>| reach.as_ref().is_some_and(Reachability::is_ok);
         match (cell.is_ok(), cell.way) {
             (true, PodPath::Local) => Self::SameNode,
             (true, PodPath::Direct) => Self::Direct,
             (true, PodPath::Vxlan) => Self::Vxlan,
-            (true, PodPath::None) => Self::Strange,
+            (true, PodPath::None) => Self::OtherRoute,
             (false, _) if rewritten => Self::Rewritten,
-            (false, _) if ok(&cell.v4) => Self::OnlyV4,
-            (false, _) if ok(&cell.v6) => Self::OnlyV6,
+            (false, _) if is_ok(&cell.v4) => Self::OnlyV4,
+            (false, _) if is_ok(&cell.v6) => Self::OnlyV6,
             (false, _) => Self::Unreached,
         }
     }
 
     fn is_good(self) -> bool {
-        matches!(self, Self::SameNode | Self::Direct | Self::Vxlan | Self::Strange)
+        matches!(self, Self::SameNode | Self::Direct | Self::Vxlan | Self::OtherRoute)
     }
 
-    fn mark(self) -> char {
+    fn symbol(self) -> char {
         match self {
             Self::SameNode => '○',
             Self::Direct => '●',
             Self::Vxlan => '◆',
-            Self::Strange => '?',
+            Self::OtherRoute => '?',
             Self::OnlyV4 => '4',
             Self::OnlyV6 => '6',
             Self::Rewritten => '!',
@@ -69,49 +62,52 @@ impl Sign {
 
     fn meaning(self) -> &'static str {
         match self {
-            Self::SameNode => "on the same node",
+            Self::SameNode => "same node",
             Self::Direct => "direct route",
             Self::Vxlan => "VXLAN",
-            Self::Strange => "by a way that is not ours",
-            Self::OnlyV4 => "only IPv4",
-            Self::OnlyV6 => "only IPv6",
-            Self::Rewritten => "from another address than the pod's",
-            Self::Unreached => "not reached",
+            Self::OtherRoute => "route not of Podwire",
+            Self::OnlyV4 => "IPv4 only",
+            Self::OnlyV6 => "IPv6 only",
+            Self::Rewritten => "source address changed",
+            Self::Unreached => "not reachable",
         }
     }
 }
 
-pub(super) fn draw(matrix: &Matrix, paint: Paint) -> String {
-    let signs: Signs<'_> =
-        matrix.cells.iter().map(|cell| ((cell.from.as_str(), cell.to.as_str()), Sign::of(cell))).collect();
-    let mut lines = grid(matrix, &signs, paint).unwrap_or_else(|| by_node(matrix, &signs));
-    let mut counts: BTreeMap<Sign, u64> = BTreeMap::new();
-    for sign in signs.values() {
-        *counts.entry(*sign).or_default() += 1;
+pub(super) fn draw(matrix: &Matrix) -> String {
+    let symbols: Symbols<'_> = matrix
+        .cells
+        .iter()
+        .map(|cell| ((cell.from.as_str(), cell.to.as_str()), PathSymbol::of(cell)))
+        .collect();
+    let mut lines = grid(matrix, &symbols).unwrap_or_else(|| by_node(matrix, &symbols));
+    let mut counts: BTreeMap<PathSymbol, u64> = BTreeMap::new();
+    for symbol in symbols.values() {
+        *counts.entry(*symbol).or_default() += 1;
     }
     lines.push(String::new());
     let legend = counts
         .iter()
-        .map(|(sign, count)| format!("  {} {:<24}{count:>6}", painted(*sign, paint), sign.meaning()));
+        .map(|(symbol, count)| format!("  {} {:<24}{count:>6}", painted(*symbol), symbol.meaning()));
     lines.extend(legend);
     lines.push(String::new());
-    lines.push(verdict(matrix));
-    let complaints = matrix.complaints();
+    lines.push(summary(matrix));
+    let problems = matrix.complaints();
     lines.extend(
-        complaints
+        problems
             .iter()
-            .take(MOST_COMPLAINTS)
-            .map(|complaint| format!("  {}", print::hang(&print::wrap(complaint, WIDTH - 2), 2))),
+            .take(MAX_PROBLEMS)
+            .map(|problem| format!("  {}", print::hanging(&print::wrap(problem, print::width() - 2), 2))),
     );
-    if complaints.len() > MOST_COMPLAINTS {
-        lines.push(format!("  … and {} more; all of them: -o json", complaints.len() - MOST_COMPLAINTS));
+    if problems.len() > MAX_PROBLEMS {
+        lines.push(format!("  … and {} more; -o json lists all", problems.len() - MAX_PROBLEMS));
     }
     lines.join("\n")
 }
 
-/// A row for each pod that asks, a column for each that is asked. Columns are named where that fits, else numbered; none if
-/// that is too wide, too.
-fn grid(matrix: &Matrix, signs: &Signs<'_>, paint: Paint) -> Option<Vec<String>> {
+/// One row for each source pod, one column for each destination pod. Columns have names, or numbers if names are too wide.
+/// None if numbers are too wide, too.
+fn grid(matrix: &Matrix, symbols: &Symbols<'_>) -> Option<Vec<String>> {
     let longest =
         |texts: &mut dyn Iterator<Item = &String>| texts.map(|text| text.chars().count()).max().unwrap_or(0);
     let names = longest(&mut matrix.pods.iter().map(|spot| &spot.name));
@@ -119,9 +115,9 @@ fn grid(matrix: &Matrix, signs: &Signs<'_>, paint: Paint) -> Option<Vec<String>>
     let count = matrix.pods.len();
     let (digits, margin) = (count.to_string().len(), names + nodes + 4);
     let named = names.max(nodes) + 2;
-    let is_named = margin + count * named <= WIDTH;
+    let is_named = margin + count * named <= print::width();
     let (width, margin) = if is_named { (named, margin) } else { (digits + 1, margin + digits + 2) };
-    if margin + count * width > WIDTH {
+    if margin + count * width > print::width() {
         return None;
     }
     let header = |texts: &mut dyn Iterator<Item = String>| {
@@ -138,27 +134,26 @@ fn grid(matrix: &Matrix, signs: &Signs<'_>, paint: Paint) -> Option<Vec<String>>
         let label = if is_named { String::new() } else { format!("{:>digits$}  ", number + 1) };
         let mut line = format!("  {label}{node:<nodes$}  {from:<names$}");
         for Spot { name: to, .. } in &matrix.pods {
-            let mark = signs
-                .get(&(from.as_str(), to.as_str()))
-                .map_or("·".to_owned(), |sign| painted(*sign, paint));
+            let symbol =
+                symbols.get(&(from.as_str(), to.as_str())).map_or("·".to_owned(), |symbol| painted(*symbol));
             line.push_str(&" ".repeat(width - 1));
-            line.push_str(&mark);
+            line.push_str(&symbol);
         }
         lines.push(line);
     }
     Some(lines)
 }
 
-/// For each node how many ways from its pods, and to them, are open.
-fn by_node(matrix: &Matrix, signs: &Signs<'_>) -> Vec<String> {
+/// For each node, the number of reachable paths from and to its pods.
+fn by_node(matrix: &Matrix, symbols: &Symbols<'_>) -> Vec<String> {
     let nodes: BTreeMap<&str, &str> =
         matrix.pods.iter().map(|spot| (spot.name.as_str(), spot.node.as_str())).collect();
     let mut tallies: BTreeMap<&str, [Tally; 2]> = BTreeMap::new();
-    for ((from, to), sign) in signs {
+    for ((from, to), symbol) in symbols {
         for (side, pod) in [from, to].into_iter().enumerate() {
             let tally = &mut tallies.entry(nodes.get(pod).copied().unwrap_or("?")).or_default()[side];
             tally.all += 1;
-            tally.open += usize::from(sign.is_good());
+            tally.reachable += usize::from(symbol.is_good());
         }
     }
     let mut order: Vec<&str> = Vec::new();
@@ -172,36 +167,32 @@ fn by_node(matrix: &Matrix, signs: &Signs<'_>) -> Vec<String> {
         let [from, to] = tallies.remove(node).unwrap_or_default().map(|tally| tally.to_string());
         vec![node.to_owned(), pods.to_string(), from, to]
     });
-    let table = print::table(&["NODE", "PODS", "OPEN FROM THEM", "OPEN TO THEM"], rows.collect());
+    let table = print::table(&["NODE", "PODS", "REACHABLE FROM", "REACHABLE TO"], rows.collect());
     table.lines().map(|line| format!("  {line}")).collect()
 }
 
-/// How many of how many.
+/// Reachable paths of all paths.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tally {
-    open: usize,
+    reachable: usize,
     all: usize,
 }
 
 impl std::fmt::Display for Tally {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of {}", self.open, self.all)
+        write!(f, "{} of {}", self.reachable, self.all)
     }
 }
 
-fn painted(sign: Sign, paint: Paint) -> String {
-    let mark = sign.mark();
-    match (paint, sign.is_good()) {
-        (Paint::Plain, _) => mark.to_string(),
-        (Paint::Colours, true) => format!("\x1b[32m{mark}\x1b[0m"),
-        (Paint::Colours, false) => format!("\x1b[31m{mark}\x1b[0m"),
-    }
+fn painted(symbol: PathSymbol) -> String {
+    let text = symbol.symbol().to_string();
+    if symbol.is_good() { print::good(&text) } else { print::bad(&text) }
 }
 
-fn verdict(matrix: &Matrix) -> String {
+fn summary(matrix: &Matrix) -> String {
     let all = matrix.cells.len();
     if all == 0 {
-        return format!("{}: nobody to ask", print::count(matrix.pods.len() as u64, "pod"));
+        return format!("{}: no paths to test", print::count(matrix.pods.len() as u64, "pod"));
     }
     let has = |pick: fn(&Cell) -> &Option<Reachability>| matrix.cells.iter().any(|cell| pick(cell).is_some());
     let families = match (has(|cell| &cell.v4), has(|cell| &cell.v6)) {
@@ -212,7 +203,7 @@ fn verdict(matrix: &Matrix) -> String {
     };
     let good = matrix.cells.iter().filter(|cell| cell.is_ok()).count();
     let took = matrix.took.as_secs_f64() * 1000.0;
-    format!("{good} of {all} ways from pod to pod are open, in {families} ({took:.0} ms)")
+    format!("{good} of {all} pod-to-pod paths reachable over {families} ({took:.0} ms)")
 }
 
 #[cfg(test)]
@@ -231,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_picture_has_names_and_says_what_is_wrong() {
+    fn a_small_matrix_has_names_and_lists_problems() {
         let yes = || Some(Reachability::Yes { micros: 90 });
         let no = || Some(Reachability::No { why: None });
         let matrix = Matrix {
@@ -248,21 +239,20 @@ mod tests {
   n2  p2   4   ·
 
   ◆ VXLAN                        1
-  4 only IPv4                    1
+  4 IPv4 only                    1
 
-1 of 2 ways from pod to pod are open, in IPv4 and IPv6 (7 ms)
+1 of 2 pod-to-pod paths reachable over IPv4 and IPv6 (7 ms)
   p2 → p1: IPv6 not answered";
-        assert_eq!(draw(&matrix, Paint::Plain), expected);
-        assert!(draw(&matrix, Paint::Colours).contains("\x1b[31m4\x1b[0m"));
+        assert_eq!(draw(&matrix), expected);
     }
 
-    /// Everybody reaches everybody but the last, which is not reached.
+    /// All paths are reachable, except for those to the last pod.
     fn large(count: usize) -> Matrix {
         let pods: Vec<Spot> = (1..=count).map(spot).collect();
         let last = &pods[count - 1].name;
         let cells = pods.iter().flat_map(|Spot { name: from, .. }| {
-            let others = pods.iter().filter(move |to| to.name != *from);
-            others.map(move |to| {
+            let destinations = pods.iter().filter(move |to| to.name != *from);
+            destinations.map(move |to| {
                 let reach = if to.name == *last {
                     Reachability::No { why: None }
                 } else {
@@ -279,22 +269,22 @@ mod tests {
     }
 
     #[test]
-    fn a_large_picture_has_numbers_and_stays_on_the_screen() {
-        let text = draw(&large(20), Paint::Plain);
-        assert!(widest(&text) <= WIDTH, "{text}");
+    fn a_large_matrix_has_numbers_and_fits_the_width() {
+        let text = draw(&large(20));
+        assert!(widest(&text) <= print::width(), "{text}");
         assert!(text.contains("20  n20  p20") && text.contains("361 of 380"), "{text}");
     }
 
     #[test]
-    fn what_is_larger_than_a_screen_is_told_node_by_node() {
-        let text = draw(&large(150), Paint::Plain);
-        assert!(widest(&text) <= WIDTH, "{text}");
+    fn a_matrix_wider_than_the_output_is_shown_by_node() {
+        let text = draw(&large(150));
+        assert!(widest(&text) <= print::width(), "{text}");
         for line in [
-            "  NODE  PODS  OPEN FROM THEM  OPEN TO THEM",
+            "  NODE  PODS  REACHABLE FROM  REACHABLE TO",
             "  n1    1     148 of 149      149 of 149",
             "  n150  1     149 of 149      0 of 149",
         ] {
-            assert!(text.lines().any(|there| there == line), "{line:?} in:\n{text}");
+            assert!(text.lines().any(|shown| shown == line), "{line:?} in:\n{text}");
         }
         assert!(text.contains("22201 of 22350") && text.contains("and 129 more"), "{text}");
     }

@@ -1,26 +1,29 @@
+//! The result of a check.
+
 use api::DoctorCheck;
 pub(super) use api::Verdict;
 use types::{Code, Finding, Severity};
 
-/// The result of one check.
+use crate::print;
+
 #[derive(Debug, Clone)]
 pub(super) struct Check {
     pub(super) check: &'static str,
     pub(super) verdict: Verdict,
-    /// Of the condition, where there is one.
+    /// Code of the condition. None if the check found no problem.
     pub(super) code: Option<String>,
     pub(super) severity: Option<Severity>,
     pub(super) object: Option<String>,
     pub(super) message: String,
-    /// The command that helps, ready to paste.
+    /// A shell command.
     pub(super) fix: Option<String>,
 }
 
-pub(super) fn word(verdict: Verdict) -> &'static str {
+pub(super) fn word(verdict: Verdict) -> String {
     match verdict {
-        Verdict::Ok => "ok",
-        Verdict::Problem => "PROBLEM",
-        Verdict::Unknown => "unknown",
+        Verdict::Ok => print::good("ok"),
+        Verdict::Problem => print::bad("PROBLEM"),
+        Verdict::Unknown => print::degraded("unknown"),
     }
 }
 
@@ -47,7 +50,7 @@ impl Check {
         Self { check, verdict: Verdict::Problem, code, severity: Some(severity), object, message, fix }
     }
 
-    /// A condition of the agent.
+    /// A problem that the agent reports.
     pub(super) fn condition(check: &'static str, found: &api::Condition) -> Self {
         Self {
             check,
@@ -60,7 +63,7 @@ impl Check {
         }
     }
 
-    /// Code, object and message; the object only where the message does not begin with a clause that names it.
+    /// Code, object and message. The object is omitted if the first clause of the message names it.
     pub(super) fn sentence(&self) -> String {
         let Self { code, object, message, .. } = self;
         let Some(code) = code else { return message.clone() };
@@ -75,14 +78,14 @@ impl Check {
         }
     }
 
-    /// What to do in general, where there is no command.
+    /// General advice for the code, if there is no fix.
     pub(super) fn advice(&self) -> Option<&'static str> {
         let code = self.code.as_deref().filter(|_| self.fix.is_none())?;
         Code::ALL.iter().find(|known| known.as_str() == code).map(|known| known.advice())
     }
 
-    /// Is it the same condition?
-    pub(super) fn is_of(&self, found: &api::Condition) -> bool {
+    /// Whether this check reports the condition.
+    pub(super) fn reports(&self, found: &api::Condition) -> bool {
         self.code == Some(found.code.to_string()) && self.object.as_ref() == Some(&found.object)
     }
 
@@ -97,11 +100,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a1_a_problem_without_a_command_has_the_advice_of_its_code() {
+    fn a1_a_problem_without_a_fix_has_the_advice_of_its_code() {
         let moved = Finding::new(Code::PodLinkMoved, "attachment podwire/a/eth0", "it was moved");
         assert_eq!(Check::problem("conditions", moved.clone()).advice(), Some(Code::PodLinkMoved.advice()));
         assert_eq!(Check::problem("conditions", moved.fix("ip link set")).advice(), None);
-        assert_eq!(Check::ok("conditions", "there are no others").advice(), None);
+        assert_eq!(Check::ok("conditions", "no other conditions").advice(), None);
     }
 
     #[test]
