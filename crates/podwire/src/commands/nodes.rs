@@ -37,7 +37,6 @@ pub(super) fn node_label(name: &str, is_local: bool) -> String {
     if is_local { format!("{name} (here)") } else { name }
 }
 
-/// AgentSelector columns are shown.
 #[derive(Debug, Clone, Copy)]
 enum Columns {
     Table,

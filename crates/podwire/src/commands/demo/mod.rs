@@ -49,7 +49,7 @@ pub(crate) fn run() -> Result<()> {
     before.expect_same(&node).context("the demo did not remove all kernel objects")?;
     drop(node);
     drop(lab);
-    println!("\nEverything was removed: links, addresses, routes, firewall and files are as before.");
+    println!("\nEverything was removed; links, routes, firewall and files are as before.");
     println!("The demo took {:.1} s.", started.elapsed().as_secs_f64());
     Ok(())
 }

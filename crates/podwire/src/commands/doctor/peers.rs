@@ -52,28 +52,28 @@ pub(super) fn check_peers(node: &CheckedNode) -> Vec<Check> {
         peers.iter().map(Probe::Address).chain(paths.iter().map(Probe::Path)).collect();
     let deadline = Instant::now() + DEADLINE;
     let results = in_parallel(&probes, deadline, |probe| probe.run(node));
-    let results = results.into_iter().map(|result| result.unwrap_or(PeerProbe::Late)).collect();
+    let results = results.into_iter().map(|result| result.unwrap_or(PeerProbeResult::Late)).collect();
     checks(&probes, measured(results, deadline)).into_iter().chain(failed).collect()
 }
 
 /// Measures the largest packet on narrow paths. This takes seconds, so it is done after all nodes were probed.
-fn measured(results: Vec<PeerProbe>, deadline: Instant) -> Vec<PeerProbe> {
+fn measured(results: Vec<PeerProbeResult>, deadline: Instant) -> Vec<PeerProbeResult> {
     let narrow: Vec<NarrowPath> = (results.iter())
         .filter_map(|result| match result {
-            PeerProbe::Narrow(path) => Some(path.clone()),
-            PeerProbe::Reached(_)
-            | PeerProbe::Problem(_)
-            | PeerProbe::Measured(_)
-            | PeerProbe::NotRun(_)
-            | PeerProbe::Late => None,
+            PeerProbeResult::Narrow(path) => Some(path.clone()),
+            PeerProbeResult::Reached(_)
+            | PeerProbeResult::Problem(_)
+            | PeerProbeResult::Measured(_)
+            | PeerProbeResult::NotRun(_)
+            | PeerProbeResult::Late => None,
         })
         .collect();
     let mut measured = in_parallel(&narrow, deadline, |path| path.measure(deadline)).into_iter();
     let measure = |result| match result {
-        PeerProbe::Narrow(path) => match measured.next().flatten() {
-            Some(Ok(found)) => PeerProbe::Measured(Check::problem(CHECK, found)),
-            Some(Err(error)) => PeerProbe::NotRun(error),
-            None => PeerProbe::Measured(Check::problem(CHECK, path.unmeasured())),
+        PeerProbeResult::Narrow(path) => match measured.next().flatten() {
+            Some(Ok(found)) => PeerProbeResult::Measured(Check::problem(CHECK, found)),
+            Some(Err(error)) => PeerProbeResult::NotRun(error),
+            None => PeerProbeResult::Measured(Check::problem(CHECK, path.unmeasured())),
         },
         other => other,
     };
@@ -102,13 +102,13 @@ impl Probe<'_> {
         }
     }
 
-    fn run(&self, node: &CheckedNode) -> PeerProbe {
+    fn run(&self, node: &CheckedNode) -> PeerProbeResult {
         match self {
             Self::Address(peer) => probe_address(node, peer),
             Self::Path(path) => match path.probe(node) {
-                Ok(None) => PeerProbe::Reached(Sizes::Small),
-                Ok(Some(found)) => PeerProbe::Problem(Check::problem(CHECK, found)),
-                Err(error) => PeerProbe::NotRun(error),
+                Ok(None) => PeerProbeResult::Reached(Sizes::Small),
+                Ok(Some(found)) => PeerProbeResult::Problem(Check::problem(CHECK, found)),
+                Err(error) => PeerProbeResult::NotRun(error),
             },
         }
     }
@@ -141,24 +141,27 @@ fn in_parallel<T: Sync, R: Send>(
 }
 
 /// A common cause is reported once. Paths to a node that does not reply at all are not reported.
-fn checks(probes: &[Probe<'_>], results: Vec<PeerProbe>) -> Vec<Check> {
+fn checks(probes: &[Probe<'_>], results: Vec<PeerProbeResult>) -> Vec<Check> {
     let (mut checks, mut errors, mut late) = (Vec::new(), Vec::new(), Vec::new());
     let mut reached = ReachedTargets::default();
     let replying: Vec<&str> = (probes.iter().zip(&results))
         .filter(|(probe, result)| {
-            matches!((probe, result), (Probe::Address(_), PeerProbe::Reached(_) | PeerProbe::Measured(_)))
+            matches!(
+                (probe, result),
+                (Probe::Address(_), PeerProbeResult::Reached(_) | PeerProbeResult::Measured(_))
+            )
         })
         .map(|(probe, _)| probe.peer())
         .collect();
     for (probe, result) in probes.iter().zip(results) {
         let is_path = matches!(probe, Probe::Path(_));
         match result {
-            PeerProbe::Reached(sizes) => reached.add(probe, sizes),
-            PeerProbe::Problem(_) if is_path && !replying.contains(&probe.peer()) => {}
-            PeerProbe::Problem(check) | PeerProbe::Measured(check) => checks.push(check),
-            PeerProbe::Narrow(path) => checks.push(Check::problem(CHECK, path.unmeasured())),
-            PeerProbe::NotRun(error) => errors.push(error),
-            PeerProbe::Late => late.push(probe.target()),
+            PeerProbeResult::Reached(sizes) => reached.add(probe, sizes),
+            PeerProbeResult::Problem(_) if is_path && !replying.contains(&probe.peer()) => {}
+            PeerProbeResult::Problem(check) | PeerProbeResult::Measured(check) => checks.push(check),
+            PeerProbeResult::Narrow(path) => checks.push(Check::problem(CHECK, path.unmeasured())),
+            PeerProbeResult::NotRun(error) => errors.push(error),
+            PeerProbeResult::Late => late.push(probe.target()),
         }
     }
     if let Some(error) = errors.first() {
@@ -261,7 +264,7 @@ fn listed(answer: &HttpAnswer) -> Result<Vec<PeerAddress>, String> {
 }
 
 /// The result of a probe.
-enum PeerProbe {
+enum PeerProbeResult {
     Reached(Sizes),
     Problem(Check),
     /// It replies only to small packets.
@@ -280,7 +283,7 @@ enum Sizes {
     Full,
 }
 
-fn probe_address(node: &CheckedNode, peer: &PeerAddress) -> PeerProbe {
+fn probe_address(node: &CheckedNode, peer: &PeerAddress) -> PeerProbeResult {
     let PeerAddress { name, address, header } = peer;
     let problem = |code: Code, message: String| Finding::new(code, format_args!("node {name}"), message);
     let link = match mtu_to(node, *address) {
@@ -291,34 +294,34 @@ fn probe_address(node: &CheckedNode, peer: &PeerAddress) -> PeerProbe {
                 format!("there is no route to node {name} at {address}: {error}"),
             );
             let fix = Fix::words(["ip", "route", "get", &address.to_string()]);
-            return PeerProbe::Problem(Check::problem(CHECK, found.fix(fix)));
+            return PeerProbeResult::Problem(Check::problem(CHECK, found.fix(fix)));
         }
     };
     let small = Ping { target: *address, source: None, size: None };
     match small.echo() {
-        PingResult::NotRun(error) => return PeerProbe::NotRun(error),
+        PingResult::NotRun(error) => return PeerProbeResult::NotRun(error),
         PingResult::NoReply => {
             let found = problem(Code::PeerUnreachable, format!("node {name} at {address} does not reply"));
-            return PeerProbe::Problem(Check::problem(CHECK, found.fix(small.command())));
+            return PeerProbeResult::Problem(Check::problem(CHECK, found.fix(small.command())));
         }
         PingResult::NotSent(reason) => {
             let message = format!("this node cannot send packets to node {name} at {address}: {reason}");
-            return PeerProbe::Problem(Check::problem(
+            return PeerProbeResult::Problem(Check::problem(
                 CHECK,
                 problem(Code::PeerUnreachable, message).fix(small.command()),
             ));
         }
         PingResult::Replied => {}
     }
-    let Some(header) = *header else { return PeerProbe::Reached(Sizes::Small) };
+    let Some(header) = *header else { return PeerProbeResult::Reached(Sizes::Small) };
     let wanted = size::largest(pod_mtu(node), header, link);
     let has_ipv6 = node.blocks().any(|block| block.addr().is_ipv6());
     let path = NarrowPath { node: name.clone(), address: *address, header, wanted, has_ipv6 };
     match size::ping_of(*address, wanted).echo() {
-        PingResult::Replied => PeerProbe::Reached(Sizes::Full),
-        PingResult::NoReply => PeerProbe::Narrow(path),
-        PingResult::NotSent(reason) => PeerProbe::NotRun(path.not_sent(wanted, &reason)),
-        PingResult::NotRun(error) => PeerProbe::NotRun(error),
+        PingResult::Replied => PeerProbeResult::Reached(Sizes::Full),
+        PingResult::NoReply => PeerProbeResult::Narrow(path),
+        PingResult::NotSent(reason) => PeerProbeResult::NotRun(path.not_sent(wanted, &reason)),
+        PingResult::NotRun(error) => PeerProbeResult::NotRun(error),
     }
 }
 
@@ -368,8 +371,9 @@ mod tests {
     fn a_common_cause_of_many_probes_is_reported_once() {
         let peer = PeerAddress { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]), header: None };
         let probes: Vec<Probe<'_>> = (0..40).map(|_| Probe::Address(&peer)).collect();
-        let failed =
-            |kind: ErrorKind| checks(&probes, (0..40).map(|_| PeerProbe::NotRun(kind.into())).collect());
+        let failed = |kind: ErrorKind| {
+            checks(&probes, (0..40).map(|_| PeerProbeResult::NotRun(kind.into())).collect())
+        };
         let [refused] = &failed(ErrorKind::PermissionDenied)[..] else { panic!() };
         assert_eq!((refused.verdict, &refused.fix), (Verdict::Unknown, &None));
         assert!(
@@ -379,13 +383,16 @@ mod tests {
         let [missing] = &failed(ErrorKind::NotFound)[..] else { panic!() };
         assert_eq!(missing.verdict, Verdict::Problem);
         assert!(missing.message.contains("program `ping` is missing"), "{missing:?}");
-        let [late] = &checks(&probes[..1], vec![PeerProbe::Late])[..] else { panic!() };
+        let [late] = &checks(&probes[..1], vec![PeerProbeResult::Late])[..] else { panic!() };
         assert_eq!(late.verdict, Verdict::Unknown);
         assert_eq!(late.message, "not probed within 10 s: node b at 192.0.2.2");
-        let [late] = &checks(&probes, (0..40).map(|_| PeerProbe::Late).collect())[..] else { panic!() };
+        let [late] = &checks(&probes, (0..40).map(|_| PeerProbeResult::Late).collect())[..] else { panic!() };
         assert!(late.message.ends_with("node b at 192.0.2.2 and 37 more"), "{late:?}");
         assert!(checks(&[], Vec::new()).is_empty());
-        assert_eq!(checks(&probes[..1], vec![PeerProbe::Reached(Sizes::Small)])[0].verdict, Verdict::Ok);
+        assert_eq!(
+            checks(&probes[..1], vec![PeerProbeResult::Reached(Sizes::Small)])[0].verdict,
+            Verdict::Ok
+        );
     }
 
     #[test]
@@ -394,15 +401,18 @@ mod tests {
         let path = paths::sample("b");
         let probes = [Probe::Address(&peer), Probe::Path(&path)];
         let problem = |message: &str| {
-            PeerProbe::Problem(Check::problem(CHECK, Finding::new(Code::PeerUnreachable, "node b", message)))
+            PeerProbeResult::Problem(Check::problem(
+                CHECK,
+                Finding::new(Code::PeerUnreachable, "node b", message),
+            ))
         };
         let messages = |results| -> Vec<String> {
             checks(&probes, results).into_iter().map(|check| check.message).collect()
         };
-        assert_eq!(messages(vec![PeerProbe::Reached(Sizes::Full), problem("tunnel")]), ["tunnel"]);
+        assert_eq!(messages(vec![PeerProbeResult::Reached(Sizes::Full), problem("tunnel")]), ["tunnel"]);
         assert_eq!(messages(vec![problem("node"), problem("tunnel")]), ["node"]);
         assert_eq!(
-            messages(vec![PeerProbe::Reached(Sizes::Full), PeerProbe::Reached(Sizes::Small)]),
+            messages(vec![PeerProbeResult::Reached(Sizes::Full), PeerProbeResult::Reached(Sizes::Small)]),
             ["1 address reachable, 1 with packets of the pods' size; 1 path to pod networks reachable"]
         );
     }

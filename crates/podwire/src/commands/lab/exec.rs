@@ -33,7 +33,7 @@ pub(super) fn run(name: &str, args: &LabExecArgs) -> Result<ExitStatus> {
     if let Some(code) = args.command.first().and_then(|program| program_error(program, &path)) {
         return Ok(code);
     }
-    // Unlike setns(2) alone, it also mounts /sys for the namespace.
+    // `ip netns exec` also mounts /sys for the namespace.
     let mut command = Command::new("ip");
     command.args(["netns", "exec", ns]).args(&args.command);
     environment(&mut command, (name, &cluster), pod.as_ref().map_or(&args.target, |attached| &attached.node));
