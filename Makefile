@@ -8,7 +8,7 @@ export PODWIRE_CNI := $(RELEASE)/podwire-cni
 export PODWIRE := $(RELEASE)/podwire
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo lab test fresh lint bench soak clean
+.PHONY: help build demo lab test fresh lint words bench soak clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,9 @@ lint:
 	@tools/timed "clippy" $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	@tools/arrows
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check licenses bans sources; else echo "cargo-deny is not installed: licences not checked"; fi
+
+words: ## find words that docs/reference/glossary.md replaces, in code and documents
+	@tools/words
 
 bench: build ## beside the reference plugins and plain ip; BENCH=pods,firewall,recovery,routes,scale,joins,traffic for some of it, BASELINE=DIR beside an older build
 	@tools/setup bench
