@@ -95,7 +95,7 @@ pub(crate) enum Output {
     Table,
     /// All columns, in lines of any length
     Wide,
-    /// For programs; docs/schemas has the schemas
+    /// For programs; docs/reference/schemas has the schemas
     Json,
 }
 

@@ -5,6 +5,8 @@ mod commands;
 mod exit;
 mod folders;
 mod print;
+#[cfg(test)]
+mod reference;
 mod when;
 
 use std::process::ExitCode;

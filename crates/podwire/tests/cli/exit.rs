@@ -1,4 +1,4 @@
-//! Exit codes: all commands follow docs/exit-codes.md.
+//! Exit codes: all commands follow docs/reference/exit-codes.md.
 
 use serde_json::json;
 use testkit::{Agent, Outcome};

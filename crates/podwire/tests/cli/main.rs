@@ -15,6 +15,7 @@ mod install;
 mod output;
 mod pods;
 mod readme;
+mod reference;
 mod schemas;
 mod status;
 mod width;
