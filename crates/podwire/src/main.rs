@@ -2,8 +2,8 @@
 
 mod cli;
 mod commands;
+mod directories;
 mod exit;
-mod folders;
 mod print;
 #[cfg(test)]
 mod reference;
