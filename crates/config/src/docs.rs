@@ -9,9 +9,8 @@ const LIVE: (&str, &str) = ("install.enabled", "true");
 
 /// All keys as a table in Markdown.
 pub fn reference() -> String {
-    let mut text = String::from(
-        "| key | type | default | variable | flag | meaning |\n|---|---|---|---|---|---|\n",
-    );
+    let mut text =
+        String::from("| key | type | default | variable | flag | meaning |\n|---|---|---|---|---|---|\n");
     for key in KEYS {
         let default = match key.fallback {
             Fallback::Is(value) => format!("`{value}`"),

@@ -75,21 +75,28 @@ fn sentence(text: Option<String>) -> String {
 
 /// Name, values, default and meaning of an option or argument.
 fn row(arg: &Arg) -> String {
-    let names: Vec<String> = [arg.get_short().map(|c| format!("`-{c}`")), arg.get_long().map(|l| format!("`--{l}`"))]
-        .into_iter()
-        .flatten()
-        .collect();
-    let values: Vec<String> = arg.get_value_names().unwrap_or_default().iter().map(ToString::to_string).collect();
-    let possible: Vec<_> = arg.get_possible_values().into_iter().filter(|value| !value.is_hide_set()).collect();
+    let names: Vec<String> =
+        [arg.get_short().map(|c| format!("`-{c}`")), arg.get_long().map(|l| format!("`--{l}`"))]
+            .into_iter()
+            .flatten()
+            .collect();
+    let values: Vec<String> =
+        arg.get_value_names().unwrap_or_default().iter().map(ToString::to_string).collect();
+    let possible: Vec<_> =
+        arg.get_possible_values().into_iter().filter(|value| !value.is_hide_set()).collect();
     let name = if names.is_empty() { format!("`{}`", values.join(" ")) } else { names.join(", ") };
     let takes_value = arg.get_action().takes_values();
     let value = match (takes_value, possible.is_empty(), names.is_empty()) {
         (false, _, _) | (_, true, true) => String::new(),
-        (_, false, _) => possible.iter().map(|value| format!("`{}`", value.get_name())).collect::<Vec<_>>().join(", "),
+        (_, false, _) => {
+            possible.iter().map(|value| format!("`{}`", value.get_name())).collect::<Vec<_>>().join(", ")
+        }
         (_, true, false) => format!("`{}`", values.join(" ")),
     };
     let defaults: Vec<String> = match takes_value {
-        true => arg.get_default_values().iter().map(|value| format!("`{}`", value.to_string_lossy())).collect(),
+        true => {
+            arg.get_default_values().iter().map(|value| format!("`{}`", value.to_string_lossy())).collect()
+        }
         false => Vec::new(),
     };
     let mut meaning = vec![sentence(arg.get_long_help().or(arg.get_help()).map(ToString::to_string))];
@@ -116,7 +123,8 @@ fn write(command: &mut Command, path: &[String], page: &mut String) {
     let usage = usage.trim().trim_start_matches("Usage: ");
     let usage: Vec<&str> = usage.lines().map(str::trim).collect();
     page.push_str(&format!("{about}\n\n```text\n{}\n```\n", usage.join("\n")));
-    let is_key = |arg: &Arg| config::KEYS.iter().any(|key| key.name == arg.get_id().as_str());
+    let is_agent = path == ["podwire", "agent"];
+    let is_key = |arg: &Arg| is_agent && config::KEYS.iter().any(|key| key.name == arg.get_id().as_str());
     let is_inherited = |arg: &Arg| arg.is_global_set() && path.len() > 2;
     let args: Vec<&Arg> = command
         .get_arguments()
@@ -127,8 +135,8 @@ fn write(command: &mut Command, path: &[String], page: &mut String) {
         page.push_str("\n| option | value | default | meaning |\n|---|---|---|---|\n");
         page.extend(shown.into_iter().map(|arg| row(arg)));
     }
-    if args.iter().any(|arg| is_key(arg)) {
-        page.push_str("\nEach key of the [agent's configuration](agent-config.md#keys) has a flag, too.\n");
+    if is_agent {
+        page.push_str("\nEach key of the [agent's configuration](agent-config.md#keys) has a flag.\n");
     }
     let inner: Vec<String> = names(command);
     let examples = examples(command, path);

@@ -78,7 +78,8 @@ impl Names {
             Some(known) => (Some(known), &path[1..]),
             None => (None, path),
         };
-        let exists = |part: &str| self.defined.contains(part) && known.is_none_or(|known| known.contains(part));
+        let exists =
+            |part: &str| self.defined.contains(part) && known.is_none_or(|known| known.contains(part));
         parts.iter().copied().find(|part| !exists(part))
     }
 }
@@ -96,9 +97,8 @@ fn problem(word: &str, root: &Path, files: &[PathBuf], names: &Names) -> Option<
         return (!is_there).then(|| format!("no file ends in {word}"));
     }
     let parts: Vec<&str> = word.trim_end_matches("()").split("::").collect();
-    let is_name = |part: &&str| {
-        !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-    };
+    let is_name =
+        |part: &&str| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     if parts.len() < 2 || !parts.iter().all(is_name) || EXTERNAL.contains(&parts[0]) {
         return None;
     }
@@ -117,7 +117,9 @@ fn documents_name_code_that_exists() {
         for word in spans(&text) {
             checked += usize::from(word.contains("::") || word.contains(".rs"));
             let found = problem(word, &root, &files, &names);
-            problems.extend(found.map(|found| format!("{}: {found}", path.strip_prefix(&root).unwrap().display())));
+            problems.extend(
+                found.map(|found| format!("{}: {found}", path.strip_prefix(&root).unwrap().display())),
+            );
         }
     }
     assert!(checked > 100, "{checked}");

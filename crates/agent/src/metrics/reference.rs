@@ -22,7 +22,8 @@ fn page() -> String {
 
 /// The label names of the first series whose name begins so, in alphabetical order. Buckets are part of the type.
 fn labels(page: &str, name: &str) -> String {
-    let series = page.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} has no series"));
+    let series =
+        page.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} has no series"));
     let Some((_, labels)) = series.split_once('{') else { return String::new() };
     let mut names: Vec<&str> = labels
         .split(',')
@@ -36,8 +37,11 @@ fn labels(page: &str, name: &str) -> String {
 fn table(page: &str) -> String {
     let mut rows = String::new();
     for line in page.lines() {
-        let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) else { continue };
-        let help = page.lines().find_map(|line| line.strip_prefix("# HELP ")?.strip_prefix(name)?.strip_prefix(' '));
+        let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) else {
+            continue;
+        };
+        let help =
+            page.lines().find_map(|line| line.strip_prefix("# HELP ")?.strip_prefix(name)?.strip_prefix(' '));
         let (suffix, first) = match kind {
             "counter" => ("_total", "_total"),
             "info" => ("_info", "_info"),

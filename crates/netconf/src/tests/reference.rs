@@ -17,7 +17,8 @@ const NOT_KEYS: [&str; 9] =
 fn rows(heading: &str) -> Vec<Vec<&'static str>> {
     let part = PAGE.split(&format!("\n## {heading}\n")).nth(1).unwrap().split("\n## ").next().unwrap();
     let lines = part.lines().filter(|line| line.starts_with('|')).skip(2);
-    let rows: Vec<Vec<_>> = lines.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect();
+    let rows: Vec<Vec<_>> =
+        lines.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect();
     assert!(!rows.is_empty(), "{heading}");
     rows
 }
@@ -55,7 +56,8 @@ fn config(key: &str, value: Value) -> Value {
         object.insert(part.trim_end_matches("[]").to_owned(), wrapped);
         inner = Value::Object(object);
     }
-    let mut all = json!({ "cniVersion": "1.1.0", "name": "n", "type": "podwire-cni", "subnet": "10.1.0.0/24" });
+    let mut all =
+        json!({ "cniVersion": "1.1.0", "name": "n", "type": "podwire-cni", "subnet": "10.1.0.0/24" });
     all.as_object_mut().unwrap().extend(inner.as_object().unwrap().clone());
     all
 }
@@ -123,8 +125,9 @@ fn source(path: &Path) -> String {
 #[test]
 fn keys_in_the_parser_are_documented() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let mut files: Vec<_> =
-        ["args", "config", "dns", "runtime", "version"].map(|file| crates.join(format!("cni/src/{file}.rs"))).into();
+    let mut files: Vec<_> = ["args", "config", "dns", "runtime", "version"]
+        .map(|file| crates.join(format!("cni/src/{file}.rs")))
+        .into();
     for entry in std::fs::read_dir(crates.join("netconf/src")).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|end| end == "rs") && !path.ends_with("tests.rs") {
@@ -145,7 +148,11 @@ fn keys_in_the_parser_are_documented() {
     let code: String = files.iter().map(|path| source(path)).collect();
     let literals: BTreeSet<&str> = code.split('"').filter(is_name).collect();
     let unknown: Vec<_> = literals.iter().filter(|literal| !documented.contains(**literal)).collect();
-    assert_eq!(unknown, NOT_KEYS.iter().collect::<Vec<_>>(), "keys that are not documented, or no longer in the code");
+    assert_eq!(
+        unknown,
+        NOT_KEYS.iter().collect::<Vec<_>>(),
+        "keys that are not documented, or no longer in the code"
+    );
 }
 
 #[test]

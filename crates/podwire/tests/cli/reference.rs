@@ -47,7 +47,9 @@ fn documented_responses_follow_their_schemas() {
     let mut checked = 0;
     for row in rows(API) {
         let Some(path) = row[0].trim_matches('`').strip_prefix("GET ") else { continue };
-        let Some(schema) = row[2].strip_prefix('[').and_then(|cell| cell.split(".json]").next()) else { continue };
+        let Some(schema) = row[2].strip_prefix('[').and_then(|cell| cell.split(".json]").next()) else {
+            continue;
+        };
         if !row[2].contains("(schemas/") {
             continue;
         }
