@@ -133,7 +133,7 @@ pub(super) async fn answer(
         ApiRoute::Version => {
             let cni_versions = Version::ALL.map(|version| version.as_str().to_owned()).to_vec();
             let version = env!("CARGO_PKG_VERSION").to_owned();
-            reply::json(StatusCode::OK, &VersionAnswer { version, api: 1, cni_versions })
+            reply::json(StatusCode::OK, &VersionAnswer { version, api: api::API_VERSION, cni_versions })
         }
         ApiRoute::Local(query) => {
             let permit = if origin == RequestOrigin::Tcp { SCRAPES.acquire().await.ok() } else { None };

@@ -18,4 +18,6 @@ mod readme;
 mod reference;
 mod schemas;
 mod status;
+mod terminal;
+mod version;
 mod width;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use api::{
-    AttachmentDetails, AttachmentsView, BlocksView, DoctorReport, ErrorAnswer, LabStatus, LabTest, NodesView,
-    Readiness, Removed, RoutesView, Status, StatusWithoutAgent, VersionAnswer,
+    AttachmentDetails, AttachmentsView, BlocksView, DoctorReport, ErrorAnswer, LabList, LabStatus, LabTest,
+    NodesView, Readiness, Removed, RoutesView, Status, StatusWithoutAgent, VersionAnswer,
 };
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -33,6 +33,7 @@ fn schemas() -> BTreeMap<&'static str, Value> {
         ("routes", schema::<RoutesView>()),
         ("blocks", schema::<BlocksView>()),
         ("doctor", schema::<DoctorReport>()),
+        ("lab-ls", schema::<LabList>()),
         ("lab-status", schema::<LabStatus>()),
         ("lab-test", schema::<LabTest>()),
     ])
@@ -151,6 +152,8 @@ pub(crate) fn follows(name: &str, text: &str) {
 fn a9_what_commands_print_follows_the_schemas() {
     let host = Host::new("schemas");
     follows("status-without-agent", &host.ask(&["status", "-o", "json"]).stdout);
+    follows("version", &host.run(&["version", "-o", "json"]).stdout);
+    follows("lab-ls", &host.run(&["lab", "ls", "-o", "json"]).stdout);
     let runtime = host.runtime();
     let agent = host.agent(&runtime.agent_flags());
     let pod = host.node.pod("a").unwrap();
