@@ -97,7 +97,7 @@ fn write(command: &mut Command, path: &[String], page: &mut String) {
         page.push_str(&format!("\nExamples:\n\n```\n{}\n```\n", examples.join("\n")));
     }
     for name in inner {
-        let path = [path, &[name.clone()]].concat();
+        let path = [path, std::slice::from_ref(&name)].concat();
         if let Some(command) = command.find_subcommand_mut(&name) {
             write(command, &path, page);
         }
