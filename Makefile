@@ -50,7 +50,8 @@ words: ## find words that docs/reference/glossary.md replaces, in code and docum
 
 bench: build ## compare with the reference plugins and plain ip; BENCH=pods,firewall,recovery,routes,scale,joins,traffic: parts; BASELINE=DIR: an older build
 	@tools/setup bench
-	$(CARGO) run --release --locked -q -p bench -- $(if $(BENCH),--only $(BENCH)) $(if $(BASELINE),--strict --baseline $(abspath $(BASELINE)))
+	@tools/timed "compile podwire-floor" $(CARGO) rustc --release --locked -p bench --bin podwire-floor -- -C target-feature=+crt-static
+	$(CARGO) run --release --locked -q -p bench --bin podwire-bench -- $(if $(BENCH),--only $(BENCH)) $(if $(BASELINE),--strict --baseline $(abspath $(BASELINE)))
 
 soak: build ## run 10 minutes of load, faults and attacks, an audit, then the long fault tests; SOAK="--minutes 2 --without vxlan"
 	@tools/setup test

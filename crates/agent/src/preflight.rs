@@ -155,12 +155,12 @@ fn directories(config: &Config) -> Vec<&Path> {
 /// A directory that is missing would be made in the nearest one that exists.
 fn unwritable(dir: &Path) -> Option<StartRefusal> {
     let path = dir.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(dir).to_owned();
-    engine::unwritable(dir).map(|source| StartRefusal::Directory { path, source })
+    engine::write_error(dir).map(|source| StartRefusal::Directory { path, source })
 }
 
 /// Capabilities, nft, space, and the name of the bridge.
 fn node(config: &Config, network: &Network) -> Vec<Finding> {
-    let found = engine::before_start(&config.run_dir, &config.network.name, network.conf());
+    let found = engine::startup_findings(&config.run_dir, &config.network.name, network.conf());
     let with_fix = |found: Finding| match found.code {
         Code::BridgeNameTaken => reconciler::with_other_bridge(config, found),
         _ => found,

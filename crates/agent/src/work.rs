@@ -389,7 +389,7 @@ impl Task {
             let caller = Caller {
                 request: Some(&self.id),
                 cancelled: &cancelled,
-                wait: Wait::UntilGone,
+                wait: Wait::UntilLinkRemoved,
                 kernel_cache: Some(&self.work.kernel_cache),
                 delegates: Delegates::Allowed(&self.work.delegates),
                 networks: Some(self.work.networks(allocation)),

@@ -1,22 +1,27 @@
-//! The raw netlink floor: the kernel's part of an ADD in mode `bridge` and of a DEL, with everything around it gone. No
-//! process starts, sockets are open, nothing is recorded, filtered or protected. In a burst every worker has a socket of
-//! its own, and a DEL ends when the link is gone.
+//! The raw netlink floor: only the netlink messages of an ADD in mode `bridge` and of a DEL. No process is started, sockets are
+//! open, and nothing is recorded, filtered or protected. In a burst each worker has one socket, and a DEL ends when the link is
+//! removed.
+//!
+//! The spawned floor sends the same messages of an ADD from a process that is started for it, as a runtime starts a plugin: the
+//! program `podwire-floor` (`floor/main.rs`).
 
-use std::net::IpAddr;
+mod pod;
+mod spawned;
+
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 use ipnet::IpNet;
-use netlink::{AddAddress, AddBridge, LinkRef, Mode, NetNs, Op, Route, RtSocket, SetLink, Veth};
+use netlink::{AddAddress, AddBridge, Mode, NetNs, Op, RtSocket};
 use testkit::wait_until;
 use types::{AttachmentKey, Digest, IfName, Mac};
 
+use self::pod::{FloorPod, MTU};
 use crate::lane::Deleted;
 use crate::networks::BenchNetwork;
 use crate::site::Seat;
 
-const MTU: u32 = 1500;
 /// Much longer than the kernel takes.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -25,18 +30,6 @@ pub(crate) struct Floor {
     host: RtSocket,
     bridge: u32,
     pods: Vec<FloorPod>,
-}
-
-struct FloorPod {
-    key: AttachmentKey,
-    host_link: IfName,
-    alias: String,
-    netns: NetNs,
-    socket: RtSocket,
-    /// With the subnet's prefix length, and the gateway of each.
-    addresses: Vec<(IpNet, IpAddr)>,
-    /// The host end, while it is attached.
-    attached: Option<u32>,
 }
 
 impl Floor {
@@ -52,12 +45,9 @@ impl Floor {
                 container: pod.id().try_into()?,
                 ifname: IfName::try_from("eth0")?,
             };
-            let netns = NetNs::open(pod.netns_path())?;
-            let socket = RtSocket::open_in(&netns)?;
             let addresses =
                 gateways.iter().map(|gateway| (nth_after(*gateway, number), gateway.addr())).collect();
-            let (host_link, alias) = (key.host_link(0), key.alias());
-            pods.push(FloorPod { key, host_link, alias, netns, socket, addresses, attached: None });
+            pods.push(FloorPod::open(key, pod.netns_path(), addresses)?);
         }
         Ok(Self { node, host, bridge, pods })
     }
@@ -66,8 +56,23 @@ impl Floor {
         self.pods[number].add(&mut self.host, self.bridge)
     }
 
+    /// As `add`, by a process that is started for it.
+    pub(crate) fn add_spawned(&mut self, seat: &Seat, number: usize) -> Result<Duration> {
+        let pod = &mut self.pods[number];
+        let add = spawned::SpawnedAdd {
+            key: pod.key.clone(),
+            netns: seat.pods[number].netns_path().to_owned(),
+            addresses: pod.addresses.clone(),
+            bridge: self.bridge,
+        };
+        let took = seat.node.enter(|| add.run())??;
+        let link = pod.socket.link(&pod.key.ifname)?.context("the new link is missing")?;
+        pod.attached = link.peer;
+        Ok(took)
+    }
+
     pub(crate) fn del(&mut self, number: usize) -> Result<Deleted> {
-        let link = self.pods[number].detached()?;
+        let link = detached(&mut self.pods[number])?;
         let start = Instant::now();
         let (deleted, gone) = self.host.delete_link(link, || start.elapsed());
         deleted?;
@@ -78,7 +83,7 @@ impl Floor {
     pub(crate) fn burst(&mut self, workers: usize) -> Result<(f64, f64)> {
         let bridge = self.bridge;
         let add = self.in_parallel(workers, |pod, host| pod.add(host, bridge).map(drop))?;
-        let del = self.in_parallel(workers, |pod, _| Ok(netlink::delete_link_early(pod.detached()?)?))?;
+        let del = self.in_parallel(workers, |pod, _| Ok(netlink::delete_link_early(detached(pod)?)?))?;
         // The threads that sit out the kernel's grace periods would disturb whoever is next.
         wait_until("the end of all deletions", GRACE, || Ok(netlink::deletions_under_way() == 0))?;
         Ok((add, del))
@@ -114,67 +119,9 @@ impl Floor {
     }
 }
 
-impl FloorPod {
-    fn add(&mut self, host: &mut RtSocket, bridge: u32) -> Result<Duration> {
-        let start = Instant::now();
-        host.run_every(&[
-            Op::AddVeth(Veth {
-                host: &self.host_link,
-                host_mac: self.key.host_mac(),
-                mtu: MTU,
-                master: Some(bridge),
-                peer: &self.key.ifname,
-                peer_mac: self.key.pod_mac(),
-                peer_ns: self.netns.fd(),
-                up: false,
-            }),
-            Op::SetLink(SetLink {
-                alias: Some(&self.alias),
-                no_link_local: true,
-                hairpin: Some(true),
-                ..SetLink::of(LinkRef::Name(&self.host_link))
-            }),
-            Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(&self.host_link)) }),
-        ])?;
-        let link = self.socket.link(&self.key.ifname)?.context("the new link is not there")?;
-        self.socket.run_every(&inside(&self.addresses, link.index))?;
-        let took = start.elapsed();
-        self.attached = link.peer;
-        Ok(took)
-    }
-
-    /// The link to delete.
-    fn detached(&mut self) -> Result<u32> {
-        self.attached.take().context("the pod was not attached")
-    }
-}
-
-/// Addresses, up, default routes, in one send.
-fn inside(addresses: &[(IpNet, IpAddr)], link: u32) -> Vec<Op<'static>> {
-    let address = |&(addr, _): &(IpNet, IpAddr)| {
-        let broadcast = match addr {
-            IpNet::V4(v4) => Some(v4.broadcast()),
-            IpNet::V6(_) => None,
-        };
-        Op::AddAddress(AddAddress {
-            link,
-            addr,
-            nodad: true,
-            broadcast,
-            no_subnet_route: false,
-            mode: Mode::Exclusive,
-        })
-    };
-    let default = |&(_, gateway): &(IpNet, IpAddr)| {
-        let any = match gateway {
-            IpAddr::V4(_) => IpNet::V4(ipnet::Ipv4Net::default()),
-            IpAddr::V6(_) => IpNet::V6(ipnet::Ipv6Net::default()),
-        };
-        let route = Route { gateway: Some(gateway), link: Some(link), ..Route::to(any) };
-        Op::AddRoute { route, mode: Mode::Replace }
-    };
-    let up = Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Index(link)) });
-    addresses.iter().map(address).chain([up]).chain(addresses.iter().map(default)).collect()
+/// The link to delete.
+fn detached(pod: &mut FloorPod) -> Result<u32> {
+    pod.attached.take().context("the pod was not attached")
 }
 
 /// Or finds it: a network may have more than one case.

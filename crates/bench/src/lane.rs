@@ -165,6 +165,11 @@ pub(crate) enum Lane<'a> {
         inputs: Vec<Option<String>>,
     },
     Floor(Box<Floor>),
+    /// Each ADD of the floor is a process.
+    SpawnedFloor {
+        floor: Box<Floor>,
+        seat: &'a Seat,
+    },
 }
 
 impl<'a> Lane<'a> {
@@ -177,6 +182,10 @@ impl<'a> Lane<'a> {
         Ok(Self::Floor(Box::new(Floor::make(seat, network)?)))
     }
 
+    pub(crate) fn spawned_floor(seat: &'a Seat, network: BenchNetwork) -> Result<Self> {
+        Ok(Self::SpawnedFloor { floor: Box::new(Floor::make(seat, network)?), seat })
+    }
+
     pub(crate) fn add(&mut self, pod: usize) -> Result<Duration> {
         match self {
             Self::Plugin { plugin, inputs } => {
@@ -186,6 +195,7 @@ impl<'a> Lane<'a> {
                 Ok(took)
             }
             Self::Floor(floor) => floor.add(pod),
+            Self::SpawnedFloor { floor, seat } => floor.add_spawned(seat, pod),
         }
     }
 
@@ -197,7 +207,7 @@ impl<'a> Lane<'a> {
                 let took = seat.node.enter(|| plugin.del_here(&seat.pods[pod], &input))??;
                 Ok(Deleted { took, gone: None })
             }
-            Self::Floor(floor) => floor.del(pod),
+            Self::Floor(floor) | Self::SpawnedFloor { floor, .. } => floor.del(pod),
         }
     }
 }

@@ -30,6 +30,7 @@ pub(crate) struct BenchSite {
     pub(crate) routed: Seat,
     pub(crate) reference: Seat,
     pub(crate) floor: Seat,
+    pub(crate) spawned_floor: Seat,
     /// The agents' nodes, by the mode of their pods; the first has sandboxes enough for those who stay, too.
     pub(crate) agent: Seat,
     pub(crate) agent_bridge: Seat,
@@ -48,6 +49,7 @@ impl BenchSite {
             routed: seat("routed")?,
             reference: seat("reference")?,
             floor: seat("floor")?,
+            spawned_floor: seat("spawned")?,
             agent: seat_with("agent", scale.pods.max(scale.resident))?,
             agent_bridge: seat("agent-bridge")?,
             memory,

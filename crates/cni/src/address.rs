@@ -11,7 +11,7 @@ pub(crate) const AN_ADDRESS: &str = "an IP address such as 10.1.0.5 or fd00::5";
 pub(crate) const A_NETWORK: &str = "an IP address and prefix such as 10.1.0.5/24 or fd00::5/64";
 pub(crate) const A_REQUEST: &str = "an IP address such as 10.1.0.5, 10.1.0.5/24 or fd00::5";
 
-/// An address that somebody asks for. The prefix, where there is one, is only a claim: the network's own decides.
+/// An address that the runtime or the pod requests. A prefix must match the prefix of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestedIp {
     pub addr: IpAddr,
@@ -28,7 +28,7 @@ impl FromStr for RequestedIp {
         }
         let net: IpNet = text.parse().map_err(|_| refuse())?;
         match mapped(net) {
-            // `::ffff:10.0.0.5/120` is 10.0.0.5/24; a shorter prefix than 96 would be more than all of IPv4.
+            // `::ffff:10.0.0.5/120` is 10.0.0.5/24. A prefix shorter than 96 has no IPv4 equivalent.
             Some(v4) => {
                 let prefix = net.prefix_len().checked_sub(96).ok_or_else(refuse)?;
                 Ok(Self { addr: v4.into(), prefix: Some(prefix) })
@@ -54,7 +54,6 @@ impl fmt::Display for RequestedIp {
     }
 }
 
-/// A list of requested addresses.
 pub(crate) fn requested(items: &[Item<'_>]) -> Result<Vec<RequestedIp>, Error> {
     items.iter().map(|item| item.parse(A_REQUEST)).collect()
 }

@@ -2,7 +2,7 @@ use types::Mac;
 
 use crate::{Error, RequestedIp};
 
-/// What CNI_ARGS says. Empty values are absent.
+/// The parsed CNI_ARGS. Empty values are absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Args {
     pub ignore_unknown: bool,
@@ -12,15 +12,15 @@ pub struct Args {
     pub pod_uid: Option<String>,
     pub ip: Option<RequestedIp>,
     pub mac: Option<Mac>,
-    /// Whose the pod is, by the names of labels: ours and Contiv's.
+    /// The pod's placement. The keys are the label names of Podwire and Contiv.
     pub tenant: Option<String>,
     pub network: Option<String>,
     pub group: Option<String>,
 }
 
 impl Args {
-    /// `K=V;K=V`. Keys are case-sensitive and a value has no `=`, both as in the reference. Unknown keys are an error
-    /// unless IgnoreUnknown is set anywhere in the list.
+    /// `K=V;K=V`. Keys are case-sensitive and values contain no `=`, as in the reference plugins. Unknown keys are an error
+    /// unless the list contains IgnoreUnknown=1.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let mut args = Self::default();
         let mut unknown = Vec::new();
@@ -45,7 +45,7 @@ impl Args {
             return Ok(args);
         }
         let keys = unknown.join(", ");
-        Err(Error::environment(format!("CNI_ARGS: unknown keys {keys}; IgnoreUnknown=1 lets them pass")))
+        Err(Error::environment(format!("CNI_ARGS: unknown keys {keys}; IgnoreUnknown=1 ignores them")))
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<ArgKey, Error> {
@@ -59,8 +59,10 @@ impl Args {
             "podwire.io/tenant" | "io.contiv.tenant" => self.tenant = text(),
             "podwire.io/network" | "io.contiv.network" => self.network = text(),
             "podwire.io/group" | "io.contiv.net-group" => self.group = text(),
-            "IP" => self.ip = text().map(|v| v.parse()).transpose().map_err(|e: Error| bad(key, &e.msg))?,
-            "MAC" => self.mac = text().map(|v| v.parse()).transpose().map_err(|e| bad(key, &e))?,
+            "IP" => {
+                self.ip = text().map(|v| v.parse()).transpose().map_err(|e: Error| invalid(key, &e.msg))?;
+            }
+            "MAC" => self.mac = text().map(|v| v.parse()).transpose().map_err(|e| invalid(key, &e))?,
             _ => return Ok(ArgKey::Unknown),
         }
         Ok(ArgKey::Known)
@@ -73,15 +75,15 @@ enum ArgKey {
     Unknown,
 }
 
-/// The reference's `UnmarshallableBool`.
+/// `UnmarshallableBool` of the reference library.
 fn go_bool(key: &str, value: &str) -> Result<bool, Error> {
     match value.to_ascii_lowercase().as_str() {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
-        _ => Err(bad(key, &format_args!("{value:?} is not 1, true, 0 or false"))),
+        _ => Err(invalid(key, &format_args!("{value:?} is not 1, true, 0 or false"))),
     }
 }
 
-fn bad(key: &str, why: &dyn std::fmt::Display) -> Error {
-    Error::environment(format!("CNI_ARGS: {key}: {why}"))
+fn invalid(key: &str, reason: &dyn std::fmt::Display) -> Error {
+    Error::environment(format!("CNI_ARGS: {key}: {reason}"))
 }

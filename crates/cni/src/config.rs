@@ -6,12 +6,12 @@ use crate::json::{Obj, describe};
 use crate::runtime::read_mac;
 use crate::{Bandwidth, CniResult, Dns, Env, Error, RequestedIp, RuntimeConfig, Version};
 
-/// A network config as one plugin gets it: what the protocol defines, parsed, and all of it, for who reads the rest.
+/// A network config. Keys of the CNI specification are parsed. `map` has all keys, including those of the plugin.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetworkConfig {
     pub version: Version,
     pub name: NetworkName,
-    /// Empty when absent: the spec wants it for finding the plugin, which has happened by now.
+    /// Empty if absent: only the runtime needs it, to find the plugin.
     pub plugin_type: String,
     pub prev_result: Option<CniResult>,
     pub runtime: RuntimeConfig,
@@ -24,50 +24,50 @@ pub struct NetworkConfig {
     pub map: Map<String, Value>,
     /// Stdin, byte for byte, for a delegate.
     pub raw: Vec<u8>,
-    /// The variables that the request came with, for a delegate.
+    /// The variables of the request, for a delegate.
     pub variables: Env,
 }
 
-/// How much of a config must be right.
+/// Which keys of a config must be valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// A pod is made or judged by it.
+pub(crate) enum Validation {
+    /// For ADD, CHECK and STATUS.
     All,
-    /// It only says which network this is. After an ADD that was refused for its config, DEL with the same config must
-    /// succeed, so whatever DEL and GC do not use counts as absent when it is wrong.
+    /// For DEL and GC, which only need the network's identity. Other invalid keys count as absent: if an ADD fails because of
+    /// its config, DEL with the same config must succeed.
     Identity,
 }
 
-impl Need {
-    pub(crate) fn of<T: Default>(self, outcome: Result<T, Error>) -> Result<T, Error> {
+impl Validation {
+    pub(crate) fn apply<T: Default>(self, outcome: Result<T, Error>) -> Result<T, Error> {
         match self {
-            Need::All => outcome,
-            Need::Identity => Ok(outcome.unwrap_or_default()),
+            Validation::All => outcome,
+            Validation::Identity => Ok(outcome.unwrap_or_default()),
         }
     }
 }
 
 impl NetworkConfig {
-    /// Reads a config as ADD does: all of it must be right.
+    /// Parses a config as for ADD.
     pub fn from_slice(raw: &[u8]) -> Result<Self, Error> {
         let map = decode(raw)?;
         let version = version_of(&map)?;
-        Self::read(ConfigBody { map, raw, version, variables: &Env::default() }, Need::All)
+        Self::read(ConfigBody { map, raw, version, variables: &Env::default() }, Validation::All)
     }
 
-    pub(crate) fn read(body: ConfigBody<'_>, need: Need) -> Result<Self, Error> {
+    pub(crate) fn read(body: ConfigBody<'_>, validation: Validation) -> Result<Self, Error> {
         let root = Obj::root(&body.map);
-        let (args_cni_ips, args_cni_mac) = need.of(read_args_cni(&root))?;
+        let (args_cni_ips, args_cni_mac) = validation.apply(read_args_cni(&root))?;
         Ok(Self {
             version: body.version,
             name: read_name(&root)?,
-            plugin_type: need.of(root.str("type"))?.unwrap_or_default().to_owned(),
-            prev_result: need.of(read_prev_result(&root, body.version))?,
-            runtime: need.of(read_runtime(&root))?,
-            dns: need.of(read_dns(&root))?,
+            plugin_type: validation.apply(root.str("type"))?.unwrap_or_default().to_owned(),
+            prev_result: validation.apply(read_prev_result(&root, body.version))?,
+            runtime: validation.apply(read_runtime(&root))?,
+            dns: validation.apply(read_dns(&root))?,
             args_cni_ips,
             args_cni_mac,
-            ipam_type: need.of(read_ipam_type(&root))?,
+            ipam_type: validation.apply(read_ipam_type(&root))?,
             raw: body.raw.to_vec(),
             variables: body.variables.clone(),
             map: body.map,
@@ -78,13 +78,13 @@ impl NetworkConfig {
         Obj::root(&self.map)
     }
 
-    /// What the result says about DNS: the runtime's word for this pod, else the network's.
+    /// The DNS settings of the result: those of the runtime for this pod, else those of the network.
     pub fn result_dns(&self) -> &Dns {
         self.runtime.dns.as_ref().filter(|dns| !dns.is_empty()).unwrap_or(&self.dns)
     }
 }
 
-/// A config that is JSON of a version we speak.
+/// A decoded config of a supported version.
 pub(crate) struct ConfigBody<'a> {
     pub(crate) map: Map<String, Value>,
     pub(crate) raw: &'a [u8],
@@ -103,16 +103,16 @@ pub(crate) fn decode(stdin: &[u8]) -> Result<Map<String, Value>, Error> {
     match serde_json::from_slice(stdin) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => {
-            let (found, place) = (describe(&other), start_of_value(stdin));
+            let (value, position) = (describe(&other), start_of_value(stdin));
             Err(Error::decode(format!(
-                "the network config on stdin must be a JSON object, found {found} at {place}"
+                "the network config on stdin must be a JSON object, found {value} at {position}"
             )))
         }
         Err(e) => Err(Error::decode(format!("the network config on stdin is not JSON: {e}"))),
     }
 }
 
-/// Where the first value begins, in the words of serde_json's own errors.
+/// The position of the first value, in the format of serde_json's errors.
 fn start_of_value(stdin: &[u8]) -> String {
     let before: Vec<u8> = stdin.iter().copied().take_while(u8::is_ascii_whitespace).collect();
     let lines: Vec<_> = before.split(|b| *b == b'\n').collect();
@@ -137,8 +137,8 @@ fn read_prev_result(root: &Obj<'_>, version: Version) -> Result<Option<CniResult
 fn read_runtime(root: &Obj<'_>) -> Result<RuntimeConfig, Error> {
     let mut runtime =
         root.obj("runtimeConfig")?.map(|r| RuntimeConfig::read(&r)).transpose()?.unwrap_or_default();
-    // Without limits for this pod, those of the network apply: the reference's bandwidth plugin reads them from the
-    // top level of its config, and people also write them as the object that runtimes send.
+    // Without limits for this pod, those of the network apply. The reference bandwidth plugin reads them from the top level.
+    // Some configs have them in a `bandwidth` object, like `runtimeConfig`.
     if runtime.bandwidth.is_none() {
         runtime.bandwidth = root.obj("bandwidth")?.map_or(Ok(None), |b| Bandwidth::read(&b))?;
     }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 use crate::Error;
 use crate::json::Obj;
 
-/// What a resolver in the pod should use. We pass it on; we never write a resolv.conf.
+/// Resolver settings for the pod. They are only passed to the runtime in the result; Podwire writes no resolv.conf.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Dns {
@@ -20,7 +20,7 @@ impl Dns {
         nameservers.is_empty() && domain.is_none() && search.is_empty() && options.is_empty()
     }
 
-    /// The shape that configs and results have.
+    /// The format of configs and results.
     pub(crate) fn read(dns: &Obj<'_>) -> Result<Self, Error> {
         Ok(Self {
             nameservers: dns.strings("nameservers")?,
@@ -30,7 +30,7 @@ impl Dns {
         })
     }
 
-    /// The shape of `runtimeConfig.dns`, which has other words for the same (CONVENTIONS.md).
+    /// The format of `runtimeConfig.dns`, which has different keys (CONVENTIONS.md).
     pub(crate) fn read_runtime(dns: &Obj<'_>) -> Result<Self, Error> {
         Ok(Self {
             nameservers: dns.strings("servers")?,
@@ -40,7 +40,7 @@ impl Dns {
         })
     }
 
-    /// Also when empty: the reference writes `"dns": {}`, and runtimes read it.
+    /// Also if empty: the reference plugins write `"dns": {}`, and runtimes read it.
     pub(crate) fn to_json(&self) -> Value {
         let mut object = Map::new();
         for (key, list) in

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::Error;
 
-/// The variables that the protocol passes a request in.
+/// The environment variables of the CNI protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Var {
     Command,
@@ -14,7 +14,7 @@ pub enum Var {
     Args,
     Path,
     NetnsOverride,
-    /// Set for every plugin that Podwire runs, and so for everything that such a plugin runs.
+    /// Podwire sets it for every plugin that it runs. Child processes of these plugins inherit it.
     Delegated,
 }
 
@@ -39,7 +39,7 @@ impl Var {
             Var::Args => "CNI_ARGS",
             Var::Path => "CNI_PATH",
             Var::NetnsOverride => "CNI_NETNS_OVERRIDE",
-            // With the prefix that plugins pass on to the agent, so that the agent sees it, too.
+            // The plugin sends all variables with the prefix CNI_ to the agent.
             Var::Delegated => "CNI_PODWIRE_DELEGATED",
         }
     }
@@ -51,7 +51,7 @@ impl fmt::Display for Var {
     }
 }
 
-/// The CNI variables of one call, not yet judged: which of them matter depends on the command.
+/// The CNI variables of one request, not validated: the required ones depend on the command.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Env {
     values: BTreeMap<Var, OsString>,
@@ -62,19 +62,18 @@ impl Env {
         let mut values = BTreeMap::new();
         for (name, value) in vars {
             if let Some(var) = Var::ALL.into_iter().find(|var| name == var.name()) {
-                // A variable that is there twice: getenv(3) sees the first, and so do Go plugins.
+                // If a variable is set twice, the first value wins, as in getenv(3) and Go.
                 values.entry(var).or_insert(value);
             }
         }
         Self { values }
     }
 
-    /// All of them, as they came.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, &OsStr)> {
         self.values.iter().map(|(var, value)| (var.name(), value.as_os_str()))
     }
 
-    /// The variable's value; empty is missing, as everywhere in the protocol.
+    /// Empty means missing, as everywhere in the CNI protocol.
     pub fn get(&self, var: Var) -> Result<Option<&str>, Error> {
         match self.values.get(&var).filter(|value| !value.is_empty()) {
             Some(value) => match value.to_str() {
@@ -89,18 +88,18 @@ impl Env {
         self.get(var)?.ok_or_else(|| Error::environment(format!("{var} is missing")))
     }
 
-    /// Whether anybody asks for anything; without a command a plugin says what it is (about line) and ends well.
+    /// Whether CNI_COMMAND is set. Without it, a plugin prints a line about itself and exits with 0.
     pub fn has_command(&self) -> bool {
         self.values.get(&Var::Command).is_some_and(|value| !value.is_empty())
     }
 
-    /// The directories where delegates are looked for.
+    /// The directories with delegate plugins.
     pub fn path(&self) -> Result<Vec<String>, Error> {
         let list = self.get(Var::Path)?.unwrap_or_default();
         Ok(list.split(':').filter(|dir| !dir.is_empty()).map(str::to_owned).collect())
     }
 
-    /// Whether the request comes from a plugin that Podwire itself runs.
+    /// Whether a plugin that Podwire runs sent the request.
     pub fn is_delegated(&self) -> bool {
         self.values.get(&Var::Delegated).is_some_and(|value| !value.is_empty())
     }
@@ -111,7 +110,7 @@ impl Env {
     }
 }
 
-/// What a runtime wants done.
+/// The operation in CNI_COMMAND.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Command {
     Add,

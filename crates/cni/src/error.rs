@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::Version;
 
-/// Why a request failed, as a number that runtimes act upon. 1 to 99 are the spec's, from 100 on they are ours.
+/// CNI error codes. 1 to 99 are defined by the CNI specification, 100 and above by Podwire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ErrorCode {
     IncompatibleVersion = 1,
@@ -58,12 +58,12 @@ impl ErrorCode {
     }
 }
 
-/// A failure in the words of the protocol.
+/// A CNI error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     pub code: ErrorCode,
     pub msg: String,
-    /// Empty when `msg` says it all.
+    /// May be empty.
     pub details: String,
 }
 
@@ -100,8 +100,8 @@ impl Error {
         Value::Object(object)
     }
 
-    /// Reads the error object of another plugin (a delegate). `None`: it is no error object. A code that we have no
-    /// name for becomes [`ErrorCode::Delegate`], and its number is kept in the details.
+    /// Parses the error object of a delegate plugin. `None` if the value is not an error object. An unknown code becomes
+    /// [`ErrorCode::Delegate`], and the details contain its number.
     pub fn from_json(value: &Value) -> Option<Self> {
         let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default();
         let number = value.get("code")?.as_u64()?;
@@ -125,7 +125,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A request that could not be understood, and the version to say so in.
+/// An error for an invalid request, and the CNI version of the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     pub error: Error,

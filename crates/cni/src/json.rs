@@ -1,8 +1,7 @@
-//! A view over JSON that knows where it is, so that every message names the full path of the key it is about.
+//! Access to JSON values with their path, so that every error names the full path of the key.
 //!
-//! It reads as Go's `encoding/json` does, because configs are written against the reference plugins: keys match
-//! whatever their case, and null is absent. A value of the wrong type is code 6; one of the right type that cannot be
-//! used (a number out of range, a text that is no address) is code 7.
+//! Like Go's `encoding/json`, which the reference plugins use, keys are case-insensitive and null is absent. A value of the
+//! wrong type is CNI error 6. An invalid value of the right type, such as a number out of range, is CNI error 7.
 
 use std::str::FromStr;
 
@@ -10,17 +9,17 @@ use serde_json::{Map, Value};
 
 use crate::Error;
 
-/// What is shown of a long text in a message.
+/// Longer strings are truncated in messages.
 const SHOWN_CHARS: usize = 60;
 
-/// A JSON object and its place in the config.
+/// A JSON object and its path in the config.
 #[derive(Debug, Clone)]
 pub struct Obj<'a> {
     map: &'a Map<String, Value>,
     path: String,
 }
 
-/// Any JSON value and its place in the config.
+/// A JSON value and its path in the config.
 #[derive(Debug, Clone)]
 pub struct Item<'a> {
     value: &'a Value,
@@ -32,17 +31,17 @@ impl<'a> Obj<'a> {
         Self { map, path: String::new() }
     }
 
-    /// The path of this object; empty for the root.
+    /// Empty for the root.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The keys that are there, as they are written; those of nulls are not.
+    /// All keys in their original case, without those of null values.
     pub fn keys(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         self.map.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key.as_str())
     }
 
-    /// All values under `key` in any spelling, nulls included.
+    /// All values of `key` in any case, nulls included.
     pub(crate) fn spellings(&self, key: &'static str) -> impl Iterator<Item = Item<'a>> {
         self.map
             .iter()
@@ -53,8 +52,8 @@ impl<'a> Obj<'a> {
     pub fn get(&self, key: &str) -> Option<Item<'a>> {
         let exact = self.map.get(key).filter(|value| !value.is_null());
         let value = exact.or_else(|| {
-            let mut others = self.map.iter().filter(|(k, v)| k.eq_ignore_ascii_case(key) && !v.is_null());
-            others.next().map(|(_, value)| value)
+            let mut spellings = self.map.iter().filter(|(k, v)| k.eq_ignore_ascii_case(key) && !v.is_null());
+            spellings.next().map(|(_, value)| value)
         })?;
         Some(Item { value, path: self.path_of(key) })
     }
@@ -63,7 +62,7 @@ impl<'a> Obj<'a> {
         self.get(key).map(|item| item.str()).transpose()
     }
 
-    /// A text, where empty is absent, as it is in Go.
+    /// A string. Empty is absent, as in Go.
     pub fn nonempty(&self, key: &str) -> Result<Option<&'a str>, Error> {
         Ok(self.str(key)?.filter(|text| !text.is_empty()))
     }
@@ -92,13 +91,13 @@ impl<'a> Obj<'a> {
         self.get(key).map(|item| item.array()).transpose()
     }
 
-    /// A list of texts; absent is empty, and null elements are left out.
+    /// A list of strings without null elements. Empty if absent.
     pub fn strings(&self, key: &str) -> Result<Vec<String>, Error> {
         let items = self.array(key)?.unwrap_or_default();
         items.iter().filter(|item| !item.is_null()).map(|item| item.str().map(str::to_owned)).collect()
     }
 
-    /// A text that stands for something else, such as an address; empty is absent. See [`Item::parse`].
+    /// A string that is parsed, such as an address. Empty is absent. See [`Item::parse`].
     pub fn parse<T: FromStr>(&self, key: &str, expected: &str) -> Result<Option<T>, Error> {
         match self.get(key) {
             Some(item) if item.str()?.is_empty() => Ok(None),
@@ -162,12 +161,12 @@ impl<'a> Item<'a> {
         Ok(values.iter().enumerate().map(item).collect())
     }
 
-    /// A text that stands for something else; `expected` says what, for people: `an IP address such as 10.1.0.5`.
+    /// A string that is parsed. `expected` describes it for the error: `an IP address such as 10.1.0.5`.
     pub fn parse<T: FromStr>(&self, expected: &str) -> Result<T, Error> {
         self.str()?.parse().map_err(|_| self.invalid(expected))
     }
 
-    /// The error for a value of the right type that cannot be used: `path: expected …, found …`, code 7.
+    /// CNI error 7 for an invalid value of the right type: `path: expected …, found …`.
     pub fn invalid(&self, expected: &str) -> Error {
         Error::config(self.mismatch(expected))
     }
@@ -199,7 +198,7 @@ impl<'a> Item<'a> {
     }
 }
 
-/// A value in a message: short ones as they are, lists and objects by their kind.
+/// A value for a message. Long strings are truncated; lists and objects are not printed.
 pub(crate) fn describe(value: &Value) -> String {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => value.to_string(),

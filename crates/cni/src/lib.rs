@@ -1,14 +1,14 @@
-//! The CNI protocol, versions 0.1.0 to 1.1.0: what a runtime asks, and how it is answered.
+//! The CNI protocol, versions 0.1.0 to 1.1.0: parses requests and formats answers.
 //!
 //! ```text
 //!  CNI_* variables ─▶ Env ──┐                       ┌─▶ CniResult::to_json(version)   ADD
 //!                           ├─▶ Request::parse ─▶ … ─┼─▶ version_answer(version)       VERSION
 //!  stdin (JSON) ────────────┘        │              └─▶ nothing                       DEL, CHECK, GC, STATUS
-//!                                    └─▶ Failure::to_json                             anything that went wrong
+//!                                    └─▶ Failure::to_json                             errors
 //! ```
 //!
-//! The plugin and the agent call it; `netconf` reads the rest of the config through [`json::Obj`]. Pure: no I/O, no
-//! clock, no runtime, and no input can make it panic.
+//! Called by the plugin and the agent. `netconf` reads the plugin's own config keys through [`json::Obj`]. Pure: no I/O, no
+//! clock, no runtime. No input causes a panic.
 
 #![forbid(unsafe_code)]
 

@@ -2,17 +2,17 @@ use std::collections::BTreeSet;
 
 use types::{AttachmentKey, ContainerId, IfName, Mac};
 
-use crate::config::{ConfigBody, Need, decode, version_of};
+use crate::config::{ConfigBody, Validation, decode, version_of};
 use crate::json::{Item, Obj};
 use crate::{Args, Command, Env, Error, ErrorCode, Failure, NetworkConfig, RequestedIp, Var, Version};
 
-/// The largest config we read. Callers read one byte more, so that a larger one is seen as such and not cut.
+/// The size limit of a config. Callers read one byte more, so that a larger config is detected and not truncated.
 pub const MAX_STDIN: usize = 1 << 20;
 
-/// The newer key and the older one for the same list.
+/// The current and the former key of the same list.
 const VALID_ATTACHMENTS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
-/// What a runtime asks, complete and checked.
+/// A validated request of a runtime.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Request {
     Add(AttachmentRequest),
@@ -20,7 +20,7 @@ pub enum Request {
     Check(AttachmentRequest),
     Gc(Gc),
     Status(NetworkConfig),
-    /// The version to answer in.
+    /// The CNI version of the answer.
     Version(Version),
 }
 
@@ -29,14 +29,14 @@ pub enum Request {
 pub struct AttachmentRequest {
     pub container: ContainerId,
     pub ifname: IfName,
-    /// Always there for ADD and CHECK. DEL comes without when the namespace is gone.
+    /// Always set for ADD and CHECK. A DEL may have none if the namespace no longer exists.
     pub netns: Option<String>,
     pub args: Args,
     pub netns_override: bool,
     pub config: NetworkConfig,
 }
 
-/// Which attachments of a network still exist; all others may go.
+/// A GC request. All attachments of the network that are not in `valid` are removed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gc {
     pub config: NetworkConfig,
@@ -44,7 +44,6 @@ pub struct Gc {
 }
 
 impl AttachmentRequest {
-    /// What the attachment is known by.
     pub fn key(&self) -> AttachmentKey {
         AttachmentKey {
             network: self.config.name.clone(),
@@ -53,21 +52,21 @@ impl AttachmentRequest {
         }
     }
 
-    /// The addresses asked for, from CNI_ARGS, `args.cni.ips` and `runtimeConfig.ips`, each once.
+    /// The requested addresses of CNI_ARGS, `args.cni.ips` and `runtimeConfig.ips`, without duplicates.
     pub fn requested_ips(&self) -> Vec<RequestedIp> {
         let all = self.args.ip.iter().chain(&self.config.args_cni_ips).chain(&self.config.runtime.ips);
-        let mut seen = BTreeSet::new();
-        all.filter(|ip| seen.insert(ip.addr)).copied().collect()
+        let mut unique = BTreeSet::new();
+        all.filter(|ip| unique.insert(ip.addr)).copied().collect()
     }
 
-    /// The MAC asked for. The later source wins, as in the reference: CNI_ARGS, `args.cni.mac`, `runtimeConfig.mac`.
+    /// The requested MAC: `runtimeConfig.mac`, else `args.cni.mac`, else CNI_ARGS, as in the reference plugins.
     pub fn requested_mac(&self) -> Option<Mac> {
         self.config.runtime.mac.or(self.config.args_cni_mac).or(self.args.mac)
     }
 }
 
 impl Request {
-    /// The version to answer in, also with an error.
+    /// The CNI version of the answer, also of an error.
     pub fn version(&self) -> Version {
         match self {
             Request::Add(call) | Request::Del(call) | Request::Check(call) => call.config.version,
@@ -77,23 +76,23 @@ impl Request {
         }
     }
 
-    /// Understands a request, or says what is wrong with it: first with the command, then with the variables (all of
-    /// them at once), then with the config.
+    /// Parses and validates a request. The order of checks is the command, the variables and the config. One error names all
+    /// invalid variables.
     ///
-    /// The error object is in the version of the request. Where that is not known (nothing readable on stdin) or not
-    /// ours, it is in our newest: the field means the version in use by the plugin, and the object is the same in all.
+    /// The error object has the version of the request. If that version is unknown or not supported, it has the newest
+    /// supported version. The error object is the same in all versions.
     pub fn parse(env: &Env, stdin: &[u8]) -> Result<Request, Failure> {
         let map = decode(stdin);
         let version = map.as_ref().map_err(Error::clone).and_then(version_of);
-        let spoken = *version.as_ref().unwrap_or(&Version::LATEST);
+        let answer_version = *version.as_ref().unwrap_or(&Version::LATEST);
         let body = map.and_then(|map| Ok(ConfigBody { map, raw: stdin, version: version?, variables: env }));
-        Self::read(env, body).map_err(|error| Failure { error, version: spoken })
+        Self::read(env, body).map_err(|error| Failure { error, version: answer_version })
     }
 
     fn read(env: &Env, body: Result<ConfigBody<'_>, Error>) -> Result<Request, Error> {
         let command = Command::parse(env.required(Var::Command)?)?;
         if env.is_delegated() && command != Command::Version {
-            return Err(leads_back());
+            return Err(recursive_ipam());
         }
         match command {
             Command::Add => Ok(Request::Add(AttachmentRequest::read(command, env, body)?)),
@@ -106,26 +105,28 @@ impl Request {
                 Ok(Request::Check(call))
             }
             Command::Gc => Ok(Request::Gc(Gc::read(env, body)?)),
-            Command::Status => Ok(Request::Status(NetworkConfig::read(allowed(command, body?)?, Need::All)?)),
-            Command::Version => Ok(Request::Version(asked_version(body))),
+            Command::Status => {
+                Ok(Request::Status(NetworkConfig::read(allowed(command, body?)?, Validation::All)?))
+            }
+            Command::Version => Ok(Request::Version(stated_version(body))),
         }
     }
 }
 
-/// A plugin that is its own IPAM plugin, directly or through others, would start processes without end.
-fn leads_back() -> Error {
+/// If Podwire were its own IPAM plugin, directly or through another plugin, it would start processes endlessly.
+fn recursive_ipam() -> Error {
     let msg = format!("ipam.type leads back to Podwire: {} is set", Var::Delegated);
-    Error::config(msg).with_details("name an IPAM plugin that does not run Podwire, or leave ipam.type out")
+    Error::config(msg).with_details("use an IPAM plugin that does not run Podwire, or remove ipam.type")
 }
 
-/// VERSION is how a runtime finds out what we speak, so nothing on stdin can make it fail. The answer is in the version
-/// that it states, else in our newest.
-fn asked_version(body: Result<ConfigBody<'_>, Error>) -> Version {
+/// Runtimes use VERSION to find the supported versions, so it succeeds with any stdin. The answer has the version in stdin,
+/// else the newest supported version.
+fn stated_version(body: Result<ConfigBody<'_>, Error>) -> Version {
     let stated = body.and_then(|body| Version::stated(&Obj::root(&body.map)));
     stated.ok().flatten().unwrap_or(Version::LATEST)
 }
 
-/// Refuses commands that the config's version does not have.
+/// Refuses commands that the config's version does not define.
 fn allowed(command: Command, body: ConfigBody<'_>) -> Result<ConfigBody<'_>, Error> {
     let since = match command {
         Command::Add | Command::Del | Command::Version => Version::V0_1_0,
@@ -140,12 +141,12 @@ fn allowed(command: Command, body: ConfigBody<'_>) -> Result<ConfigBody<'_>, Err
     Err(Error::new(ErrorCode::IncompatibleVersion, msg).with_details(details))
 }
 
-/// What is wrong with the variables, collected so that one message names all of it.
+/// Collects the errors of all variables for one message.
 #[derive(Default)]
-struct Problems(Vec<String>);
+struct VariableErrors(Vec<String>);
 
-impl Problems {
-    fn keep<T>(&mut self, outcome: Result<T, Error>) -> Option<T> {
+impl VariableErrors {
+    fn collect<T>(&mut self, outcome: Result<T, Error>) -> Option<T> {
         outcome.map_err(|e| self.0.push(e.msg)).ok()
     }
 
@@ -164,23 +165,23 @@ where
 
 impl AttachmentRequest {
     fn read(command: Command, env: &Env, body: Result<ConfigBody<'_>, Error>) -> Result<Self, Error> {
-        let need = if command == Command::Del { Need::Identity } else { Need::All };
-        let mut problems = Problems::default();
-        let container = problems.keep(parsed(env, Var::ContainerId));
-        let netns = problems.keep(match need {
-            Need::All => env.required(Var::Netns).map(|path| Some(path.to_owned())),
-            Need::Identity => need.of(env.get(Var::Netns)).map(|path| path.map(str::to_owned)),
+        let validation = if command == Command::Del { Validation::Identity } else { Validation::All };
+        let mut errors = VariableErrors::default();
+        let container = errors.collect(parsed(env, Var::ContainerId));
+        let netns = errors.collect(match validation {
+            Validation::All => env.required(Var::Netns).map(|path| Some(path.to_owned())),
+            Validation::Identity => validation.apply(env.get(Var::Netns)).map(|path| path.map(str::to_owned)),
         });
-        let ifname = problems.keep(parsed(env, Var::IfName));
-        let args =
-            problems.keep(need.of(env.get(Var::Args).and_then(|v| Args::parse(v.unwrap_or_default()))));
-        let path = problems.keep(need.of(env.path()));
+        let ifname = errors.collect(parsed(env, Var::IfName));
+        let args = env.get(Var::Args).and_then(|v| Args::parse(v.unwrap_or_default()));
+        let args = errors.collect(validation.apply(args));
+        let path = errors.collect(validation.apply(env.path()));
         let (Some(container), Some(netns), Some(ifname), Some(args), Some(_)) =
             (container, netns, ifname, args, path)
         else {
-            return Err(problems.into_error());
+            return Err(errors.into_error());
         };
-        let config = NetworkConfig::read(allowed(command, body?)?, need)?;
+        let config = NetworkConfig::read(allowed(command, body?)?, validation)?;
         Ok(Self { container, ifname, netns, args, netns_override: env.netns_override(), config })
     }
 }
@@ -188,14 +189,14 @@ impl AttachmentRequest {
 impl Gc {
     fn read(env: &Env, body: Result<ConfigBody<'_>, Error>) -> Result<Self, Error> {
         env.required(Var::Path)?;
-        let config = NetworkConfig::read(allowed(Command::Gc, body?)?, Need::Identity)?;
+        let config = NetworkConfig::read(allowed(Command::Gc, body?)?, Validation::Identity)?;
         let valid = valid_attachments(&config.obj())?;
         Ok(Self { config, valid })
     }
 }
 
-/// The union of all lists that are there, in whatever spelling: one attachment too many is a small leak, one too few
-/// cuts off a running pod. For the same reason a list that is absent, or an element that we cannot read, is an error.
+/// The union of all lists, with keys in any case. A surplus attachment is a small leak, but a missing one would disconnect a
+/// running pod. For the same reason, a missing list or an invalid element is an error.
 fn valid_attachments(config: &Obj<'_>) -> Result<BTreeSet<(ContainerId, IfName)>, Error> {
     let lists: Vec<_> = VALID_ATTACHMENTS.into_iter().flat_map(|key| config.spellings(key)).collect();
     if lists.is_empty() {

@@ -8,7 +8,7 @@ use crate::address::{A_NETWORK, AN_ADDRESS};
 use crate::json::{Item, Obj};
 use crate::{Dns, Error, Version};
 
-/// What ADD made, in the newest version's terms. It is written for a version by [`CniResult::to_json`].
+/// The result of ADD, in the structure of the newest version. [`CniResult::to_json`] converts it to other versions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CniResult {
     pub interfaces: Vec<Interface>,
@@ -20,10 +20,10 @@ pub struct CniResult {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interface {
     pub name: String,
-    /// As text, since other plugins' links may have longer ones than Ethernet's.
+    /// A string, because links of other plugins may have longer addresses than Ethernet.
     pub mac: Option<String>,
     pub mtu: Option<u32>,
-    /// The namespace it is in; none on the host.
+    /// The path of its network namespace. None on the host.
     pub sandbox: Option<String>,
     pub socket_path: Option<String>,
     pub pci_id: Option<String>,
@@ -33,11 +33,11 @@ pub struct Interface {
 pub struct IpConfig {
     pub address: IpNet,
     pub gateway: Option<IpAddr>,
-    /// Into [`CniResult::interfaces`]; in a result of somebody else's it may point nowhere.
+    /// Index into [`CniResult::interfaces`]. In a result of another plugin it may be out of range.
     pub interface: Option<usize>,
 }
 
-/// `dst` is kept as it was given, and compared without its host bits: that is what the kernel does with it.
+/// `dst` keeps its host bits, but they are ignored in comparisons, as in the kernel.
 #[derive(Debug, Clone, Eq, Serialize, Deserialize)]
 pub struct PodRoute {
     pub dst: IpNet,
@@ -69,13 +69,13 @@ impl PartialEq for PodRoute {
 }
 
 impl CniResult {
-    /// Reads a result, ours or another plugin's. What is absent is absent; what is there must be readable.
+    /// Parses a result of any plugin. Fields may be absent, but not invalid.
     pub fn from_json(version: Version, value: &Value) -> Result<Self, Error> {
         Self::read(version, &Item::root(value))
     }
 
-    /// The shape is told by its keys, since not everyone writes the shape of the version they claim. The version only
-    /// decides whom to believe where both shapes are there.
+    /// The keys determine the format, because some plugins do not use the format of the version they state. The version only
+    /// decides if keys of both formats are present.
     pub(crate) fn read(version: Version, item: &Item<'_>) -> Result<Self, Error> {
         let result = item.obj()?;
         let is_flat = result.get("ips").is_some() || result.get("interfaces").is_some();
@@ -92,7 +92,7 @@ impl CniResult {
         })
     }
 
-    /// 0.1.0 and 0.2.0: one address per family, each with its routes.
+    /// Versions 0.1.0 and 0.2.0: one address per family, each with its routes.
     fn read_old(result: &Obj<'_>, dns: Dns) -> Result<Self, Error> {
         let mut all = Self { dns, ..Self::default() };
         for family in ["ip4", "ip6"] {
@@ -118,7 +118,7 @@ fn text(parent: &Obj<'_>, key: &str) -> Result<Option<String>, Error> {
     Ok(parent.nonempty(key)?.map(str::to_owned))
 }
 
-/// Numbers that the reference writes only when they are not 0.
+/// For numbers that the reference plugins omit if they are 0.
 fn nonzero(parent: &Obj<'_>, key: &str) -> Result<Option<u32>, Error> {
     Ok(parent.u32(key)?.filter(|n| *n > 0))
 }
@@ -128,7 +128,7 @@ fn address(parent: &Obj<'_>, key: &str) -> Result<Option<IpAddr>, Error> {
 }
 
 impl Interface {
-    /// Never left out, not even when null: addresses point to interfaces by their place.
+    /// A null element is kept as an empty interface, because addresses refer to interfaces by index.
     fn read(item: &Item<'_>) -> Result<Self, Error> {
         if item.is_null() {
             return Ok(Self::default());
@@ -146,7 +146,7 @@ impl Interface {
 }
 
 impl IpConfig {
-    /// `None`: without an address there is nothing to know.
+    /// `None` if the element has no address.
     fn read(item: &Item<'_>, address_key: &str) -> Result<Option<Self>, Error> {
         if item.is_null() {
             return Ok(None);
@@ -157,7 +157,7 @@ impl IpConfig {
     }
 }
 
-/// A negative index is how some plugins say that they know of no interface.
+/// Some plugins write a negative index for an address without an interface.
 fn index(ip: &Obj<'_>) -> Result<Option<usize>, Error> {
     match ip.get("interface") {
         Some(item) if item.value().as_i64().is_some_and(i64::is_negative) => Ok(None),

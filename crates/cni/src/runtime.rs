@@ -9,7 +9,7 @@ use crate::address::{AN_ADDRESS, requested};
 use crate::json::{Item, Obj, describe};
 use crate::{Dns, Error, ErrorCode, RequestedIp};
 
-/// What the runtime adds to the config for one pod (CONVENTIONS.md). Keys that we do not know pass unread.
+/// `runtimeConfig`: the runtime's settings for one pod (CONVENTIONS.md). Unknown keys are ignored.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RuntimeConfig {
     pub port_mappings: Vec<PortMapping>,
@@ -17,24 +17,24 @@ pub struct RuntimeConfig {
     pub ips: Vec<RequestedIp>,
     pub mac: Option<Mac>,
     pub dns: Option<Dns>,
-    /// As it came: ranges are read where the config's own are.
+    /// Not parsed here: `netconf` parses all ranges.
     pub ip_ranges: Option<Value>,
     pub aliases: Vec<String>,
     pub cgroup_path: Option<String>,
 }
 
-/// A port of the host that leads to a port of the pod.
+/// A host port that is forwarded to a port of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PortMapping {
     pub host_port: u16,
     pub container_port: u16,
     pub protocol: Protocol,
-    /// Only on this address of the host; `0.0.0.0` and `::` mean every one of that family.
+    /// Only this address of the host. `0.0.0.0` and `::` mean all addresses of that family.
     pub host_ip: Option<IpAddr>,
 }
 
-/// Limits in bits per second, bursts in bits; ingress is what the pod receives. A rate of 0 is no limit, and a rate
-/// is 0 exactly where its burst is.
+/// Rates in bits per second, bursts in bits. Ingress is traffic to the pod. A rate of 0 means no limit, and then the burst
+/// is 0, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bandwidth {
     pub ingress_rate: u64,
@@ -66,7 +66,7 @@ pub(crate) fn read_mac(parent: &Obj<'_>) -> Result<Option<Mac>, Error> {
     parent.parse("mac", "a unicast MAC such as 02:42:ac:11:00:02")
 }
 
-/// `None`: a mapping without a host port asks for nothing (runtimes pass a pod's whole port list).
+/// `None` for a port without a host port: runtimes pass all ports of a pod.
 fn port_mapping(item: &Item<'_>) -> Result<Option<PortMapping>, Error> {
     let mapping = item.obj()?;
     let host_port = mapping.u16("hostPort")?.unwrap_or_default();
@@ -84,13 +84,13 @@ fn port_mapping(item: &Item<'_>) -> Result<Option<PortMapping>, Error> {
 }
 
 impl Bandwidth {
-    /// `None`: nothing is limited.
+    /// `None` if there is no limit.
     pub(crate) fn read(bandwidth: &Obj<'_>) -> Result<Option<Self>, Error> {
-        // Shaping what the operator wants left alone would be worse than refusing.
+        // Ignoring these keys would limit traffic that the operator excluded.
         for key in ["unshapedSubnets", "shapedSubnets"] {
             if let Some(first) = bandwidth.array(key)?.unwrap_or_default().first() {
-                let found = describe(first.value());
-                let msg = format!("{}: shaping by subnet is not supported; remove {found}", first.path());
+                let subnet = describe(first.value());
+                let msg = format!("{}: shaping by subnet is not supported; remove {subnet}", first.path());
                 return Err(Error::new(ErrorCode::UnsupportedField, msg));
             }
         }
@@ -101,23 +101,29 @@ impl Bandwidth {
     }
 }
 
-/// The reference's rules: neither goes without the other, and the kernel counts a burst in 32 bits of bytes.
+/// The rules of the reference plugin: rate and burst need each other, and the kernel stores a burst as 32-bit bytes.
 fn rate_and_burst(bandwidth: &Obj<'_>, rate_key: &str, burst_key: &str) -> Result<(u64, u64), Error> {
     let rate = bandwidth.u64(rate_key)?.unwrap_or_default();
     let burst = bandwidth.u64(burst_key)?.unwrap_or_default();
-    let at = |key: &str| {
+    let path_of = |key: &str| {
         iter::once(bandwidth.path()).filter(|p| !p.is_empty()).chain([key]).collect::<Vec<_>>().join(".")
     };
     if rate > 0 && burst == 0 {
-        return Err(Error::config(format!("{} is {rate}, so {burst_key} must be set too", at(rate_key))));
+        return Err(Error::config(format!(
+            "{} is {rate}, so {burst_key} must be set too",
+            path_of(rate_key)
+        )));
     }
     if rate == 0 && burst > 0 {
-        return Err(Error::config(format!("{} is {burst}, so {rate_key} must be set too", at(burst_key))));
+        return Err(Error::config(format!(
+            "{} is {burst}, so {rate_key} must be set too",
+            path_of(burst_key)
+        )));
     }
     if burst / 8 >= u64::from(u32::MAX) {
         let msg = format!(
             "{}: expected less than 4 GiB, which is {} bits, found {burst}",
-            at(burst_key),
+            path_of(burst_key),
             u64::from(u32::MAX) * 8
         );
         return Err(Error::config(msg));

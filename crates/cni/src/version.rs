@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::json::Obj;
 use crate::{Error, ErrorCode};
 
-/// A version of the CNI specification. Older is less.
+/// A version of the CNI specification, ordered from old to new.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
     V0_1_0,
@@ -29,7 +29,7 @@ impl Version {
         Version::V1_1_0,
     ];
     pub const LATEST: Version = Version::V1_1_0;
-    /// What a config without `cniVersion` is in: the field came with 0.2.0 (and the reference reads it so).
+    /// The version of a config without `cniVersion`, which was added in 0.2.0. The reference plugins do the same.
     pub const UNSTATED: Version = Version::V0_1_0;
 
     pub fn as_str(self) -> &'static str {
@@ -47,13 +47,14 @@ impl Version {
     pub fn parse(text: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|v| v.as_str() == text).ok_or_else(|| {
             let supported = Self::ALL.map(Self::as_str).join(", ");
-            let msg =
-                format!("incompatible CNI versions: the config has {text:?}, supported are {supported}");
+            let msg = format!(
+                "incompatible CNI versions: the config has {text:?}, supported versions are {supported}"
+            );
             Error::new(ErrorCode::IncompatibleVersion, msg)
         })
     }
 
-    /// The version that a config states, if it does. Empty is absent, as in the reference.
+    /// `cniVersion` of a config. Empty means absent, as in the reference plugins.
     pub(crate) fn stated(config: &Obj<'_>) -> Result<Option<Self>, Error> {
         config.nonempty("cniVersion")?.map(Self::parse).transpose()
     }
@@ -72,7 +73,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The answer to VERSION: the version we were asked in, and all that we speak.
-pub fn version_answer(asked: Version) -> Value {
-    json!({ "cniVersion": asked.as_str(), "supportedVersions": Version::ALL.map(Version::as_str) })
+/// The answer to VERSION: the version of the request, and all supported versions.
+pub fn version_answer(version: Version) -> Value {
+    json!({ "cniVersion": version.as_str(), "supportedVersions": Version::ALL.map(Version::as_str) })
 }

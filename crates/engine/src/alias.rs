@@ -1,5 +1,5 @@
-//! The aliases of Podwire's links. They mark a link as managed, and that of a host end holds what is needed to recover a lost
-//! record: `podwire:NETWORK/CONTAINER/IFNAME ipam=dhcp 10.83.0.2/24 mac=02:00:00:00:00:01 in=TENANT/NETWORK/GROUP`.
+//! The aliases of Podwire's links. They mark a link as managed. The alias of a host end contains what is needed to recover a
+//! lost record: `podwire:NETWORK/CONTAINER/IFNAME ipam=dhcp 10.83.0.2/24 mac=02:00:00:00:00:01 in=TENANT/NETWORK/GROUP`.
 //! Everything after the key is optional.
 
 use std::net::IpAddr;
@@ -10,33 +10,32 @@ use types::{AttachmentKey, Mac, NetworkName, Placement};
 
 use crate::state::{Addressing, Attachment};
 
-/// Marks a bridge that Podwire made. One that was there before has no such mark, and stays after a cleanup.
+/// Marks a bridge that Podwire created. A bridge that existed before has no such mark, and cleanup does not remove it.
 pub(crate) const BRIDGE_ALIAS: &str = "podwire bridge";
-/// Before the network of a tunnel device.
+/// Prefix of the network of a tunnel device.
 const TUNNEL: &str = "podwire tunnel ";
-/// Before the key of an attachment: see [`AttachmentKey::alias`].
+/// Prefix of the key of an attachment: see [`AttachmentKey::alias`].
 const HOST_END: &str = "podwire:";
-/// Before the pod's MAC.
+/// Prefix of the pod's MAC.
 const MAC: &str = "mac=";
-/// Before the placement: `in=TENANT/NETWORK`, or `in=TENANT/NETWORK/GROUP`.
+/// Prefix of the placement: `in=TENANT/NETWORK`, or `in=TENANT/NETWORK/GROUP`.
 const PLACEMENT: &str = "in=";
-/// The kernel accepts this many bytes and refuses more.
-const LONGEST: usize = 255;
-/// The longest word of an address.
-const LONGEST_ADDRESS: usize = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128".len();
+/// The kernel refuses a longer alias.
+const MAX_LENGTH: usize = 255;
+const MAX_ADDRESS_LENGTH: usize = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128".len();
 
-/// What a managed link is.
+/// The kind of a managed link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LinkMark<'a> {
     /// The host end of an attachment, or the link that shapes it.
     HostEnd(Alias<'a>),
     Bridge,
-    /// With its network, as [`AttachmentKey::network_dir`] names it.
+    /// The network, as named by [`AttachmentKey::network_dir`].
     Tunnel(&'a str),
 }
 
 impl<'a> LinkMark<'a> {
-    /// None: Podwire does not manage the link.
+    /// None if Podwire does not manage the link.
     pub fn of(link: &'a Link) -> Option<Self> {
         let text = link.alias.as_deref()?;
         match text.strip_prefix(TUNNEL) {
@@ -52,21 +51,21 @@ pub fn of_tunnel(network: &NetworkName) -> String {
     format!("{TUNNEL}{}", AttachmentKey::network_dir(network))
 }
 
-/// What the alias of a host end says.
+/// The content of a host end's alias.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Alias<'a> {
-    /// As [`AttachmentKey::network_dir`] names it.
+    /// As named by [`AttachmentKey::network_dir`].
     pub network: &'a str,
-    /// The container's, or its digest where it is long.
+    /// The container ID, or its digest if it is long.
     pub id: &'a str,
     pub ifname: &'a str,
     pub addressing: Addressing,
     pub addresses: Vec<IpNet>,
-    /// Whether an address may have been left out, because it did not fit.
+    /// Whether an address may be missing because it did not fit.
     pub may_lack_addresses: bool,
-    /// The pod's MAC, where it is not the one that follows from the key.
+    /// The pod's MAC, if it differs from the one that is derived from the key.
     pub mac: Option<Mac>,
-    /// None where there is none, or anything but exactly one. Aliases of earlier versions have none.
+    /// None unless there is exactly one. Aliases of earlier versions have none.
     pub placement: Option<Placement>,
 }
 
@@ -96,12 +95,12 @@ impl<'a> Alias<'a> {
         self.is_of_record(&AttachmentKey::network_dir(&key.network), &key.file_stem())
     }
 
-    /// By the names of the network's directory and of the record.
+    /// Compares with the names of the network's directory and of the record.
     pub(crate) fn is_of_record(&self, network: &str, stem: &str) -> bool {
         self.network == network && self.stem() == stem
     }
 
-    /// The record's name. An id that is too long for the alias is shortened in the same way there.
+    /// The file stem of the record. A container ID that is too long for the alias is shortened in the same way there.
     pub fn stem(&self) -> String {
         format!("{}@{}", self.id, self.ifname)
     }
@@ -111,34 +110,34 @@ impl<'a> Alias<'a> {
     }
 }
 
-/// The addresses of a host end's pod; none of another link.
+/// The pod addresses in the alias of a host end. Empty for other links.
 pub(crate) fn ips_of(link: &Link) -> Vec<IpAddr> {
     Alias::of(link).iter().flat_map(Alias::ips).collect()
 }
 
-/// Whether the link is the host end of the attachment, or shapes it.
+/// Whether the link is the host end or the shaper link of the attachment.
 pub fn is_of(link: &Link, key: &AttachmentKey) -> bool {
     Alias::of(link).is_some_and(|alias| alias.is_of(key))
 }
 
 impl Attachment {
-    /// The alias of the host end: key, kind of addressing, addresses, the MAC if one was requested, and the placement. A word
-    /// that does not fit is left out, never cut.
+    /// The alias of the host end: key, addressing, addresses, the MAC if one was requested, and the placement. A word that does
+    /// not fit is omitted, not truncated.
     pub fn alias(&self) -> String {
-        // First: without it the guard of a recovered record would be another.
+        // Addressing is first: without it, a recovered record would get the wrong anti-spoofing filter.
         let addressing = addressing_word(self.addressing).map(str::to_owned);
         let addresses = self.addresses.iter().map(|address| address.address.to_string());
         let mac = (self.pod_mac != self.key.pod_mac()).then(|| format!("{MAC}{}", self.pod_mac));
         let placement = self.placement.as_ref().map(placement_word);
         let words = addressing.into_iter().chain(addresses).chain(mac).chain(placement);
-        words.fold(self.key.alias(), |alias, word| match alias.len() + 1 + word.len() <= LONGEST {
+        words.fold(self.key.alias(), |alias, word| match alias.len() + 1 + word.len() <= MAX_LENGTH {
             true => format!("{alias} {word}"),
             false => alias,
         })
     }
 }
 
-/// Aliases of earlier versions have none.
+/// None for assigned addresses, as in aliases of earlier versions.
 fn addressing_word(addressing: Addressing) -> Option<&'static str> {
     match addressing {
         Addressing::Assigned => None,
@@ -148,14 +147,15 @@ fn addressing_word(addressing: Addressing) -> Option<&'static str> {
 }
 
 fn addressing_in(words: &[&str]) -> Addressing {
-    let is_there = |addressing: &Addressing| addressing_word(*addressing).is_some_and(|w| words.contains(&w));
-    [Addressing::Dhcp, Addressing::None].into_iter().find(is_there).unwrap_or_default()
+    let is_present =
+        |addressing: &Addressing| addressing_word(*addressing).is_some_and(|word| words.contains(&word));
+    [Addressing::Dhcp, Addressing::None].into_iter().find(is_present).unwrap_or_default()
 }
 
 fn may_lack_addresses(text: &str) -> bool {
     let is_later = |word: &&str| word.starts_with(MAC) || word.starts_with(PLACEMENT);
-    let before: usize = text.split(' ').take_while(|word| !is_later(word)).map(|word| word.len() + 1).sum();
-    before + LONGEST_ADDRESS > LONGEST
+    let length: usize = text.split(' ').take_while(|word| !is_later(word)).map(|word| word.len() + 1).sum();
+    length + MAX_ADDRESS_LENGTH > MAX_LENGTH
 }
 
 fn placement_word(placement: &Placement) -> String {
@@ -165,8 +165,8 @@ fn placement_word(placement: &Placement) -> String {
 }
 
 fn placement_in(words: &[&str]) -> Option<Placement> {
-    let mut found = words.iter().filter_map(|word| word.strip_prefix(PLACEMENT));
-    let (word, None) = (found.next()?, found.next()) else { return None };
+    let mut placements = words.iter().filter_map(|word| word.strip_prefix(PLACEMENT));
+    let (word, None) = (placements.next()?, placements.next()) else { return None };
     let parts: Vec<&str> = word.split('/').collect();
     match parts.as_slice() {
         [tenant, network] => Placement::parse(Some(tenant), Some(network), None).ok(),

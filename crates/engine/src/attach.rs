@@ -1,6 +1,6 @@
-//! ADD: the way of a pod. Read [`attach`] from top to bottom. Steps before the record change nothing; every step after it
-//! is undone by [`detach::undo`] if a later one fails. The bridge and what makes the host forward are the node's, not the
-//! pod's: they stay. Another IPAM plugin is asked in the middle (see [`crate::lease`]).
+//! ADD. Read [`attach`] from top to bottom. Steps before the record change nothing. Every step after it is undone by
+//! [`detach::undo`] if a later one fails. The bridge and the forwarding sysctls belong to the node and are not undone. A
+//! delegated IPAM plugin is called after the interface was created (see [`crate::lease`]).
 
 mod claim;
 pub(crate) mod decide;
@@ -16,31 +16,31 @@ use netlink::{Family, NetNs, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName};
 
 pub(crate) use self::claim::refuse_shared;
-use self::claim::{Claimed, Skipped, claim_usable_addresses, give_way};
-use self::kernel::{AttachKernel, AttachedInterface, FoundBridge, make_interface, set_up};
+use self::claim::{Claimed, Skipped, claim_usable_addresses, undo_conflict};
+use self::kernel::{AttachKernel, AttachedInterface, BridgeLookup, configure_interface, create_interface};
 use crate::bridge::{self, Bridge};
 use crate::delegate::Delegate;
 use crate::lease::{self, Lease};
 use crate::state::{Attachment, NetworkState, NodeState, RecordPhase, RunDirs, SysctlLog};
 use crate::sysctl::{ForwardedFamilies, HostSettings};
-use crate::wire::Wire;
-use crate::{Caller, Error, alias, detach, kernel_cache, overlap, privileges, relearn, replay, result};
+use crate::veth::VethSetup;
+use crate::{Caller, Error, alias, detach, kernel_cache, overlap, privileges, recover, replay, result};
 
-/// How often a foreign link may have the name that we would take, before we give up.
-const SALTS: u8 = 8;
+/// Number of names to try for the host end if unmanaged links have them.
+const NAME_ATTEMPTS: u8 = 8;
 
 pub(crate) fn attach(
     call: &AttachmentRequest,
     conf: &NetConf,
-    place: &LocalPaths,
+    paths: &LocalPaths,
     caller: &Caller<'_>,
 ) -> Result<(CniResult, Attachment), Error> {
     privileges::check()?;
     let key = call.key();
     let netns = open_namespace(call)?;
-    let state = NodeState::open(&place.run_dir)?;
-    let network = relearn::network(&state, &key.network, Some(conf))?;
-    if let Some(attachment) = clear_the_way(&network, &key, call, caller)? {
+    let state = NodeState::open(&paths.run_dir)?;
+    let network = recover::network(&state, &key.network, Some(conf))?;
+    if let Some(attachment) = resolve_existing_record(&network, &key, call, caller)? {
         let answer = replay::answer(&attachment, call, conf)?;
         return Ok((answer, attachment));
     }
@@ -64,7 +64,7 @@ pub(crate) fn attach(
         settings: HostSettings::open(caller.kernel_cache)?,
         log: state.sysctls(),
         run_dirs: match caller.kernel_cache {
-            // Its ADDs look up routes only.
+            // ADDs of the agent look up routes only.
             Some(_) => None,
             None => Some(RunDirs::new(host.netns_cookie()?, state.dir())),
         },
@@ -77,14 +77,14 @@ pub(crate) fn attach(
     let AttachResult { attachment, bridge, routes } = loop {
         let claimed = claim_usable_addresses(&network, &context, &mut kernel, &mut skipped)?;
         match finish(claimed, &context, &mut kernel) {
-            Err(Error::AddressInUse { ip, why }) => skipped.add(ip, why, conf)?,
+            Err(Error::AddressInUse { ip, reason }) => skipped.add(ip, reason, conf)?,
             other => break other?,
         }
         kernel.bridge = find_bridge(kernel.host, conf, caller)?;
     };
-    let bridge = bridge::as_it_is(&mut host, &bridge);
+    let bridge = bridge::refresh(&mut host, &bridge);
     let answer = result::of_attachment(&attachment, &bridge, &routes, call.config.prev_result.as_ref());
-    kernel_cache::spare_socket(caller.kernel_cache, host);
+    kernel_cache::recycle_socket(caller.kernel_cache, host);
     Ok((result::with_dns(answer, &conf.dns, &attachment.wiring.dns), attachment))
 }
 
@@ -99,7 +99,7 @@ fn delegate_of<'a>(
     }
 }
 
-/// What is known about one attach before anything is changed for it.
+/// Inputs of one ADD, collected before anything is changed.
 pub(crate) struct AttachContext<'a> {
     pub(crate) call: &'a AttachmentRequest,
     pub(crate) conf: &'a NetConf,
@@ -109,32 +109,32 @@ pub(crate) struct AttachContext<'a> {
     mtu: u32,
     bridge_index: Option<u32>,
     host_end: HostEnd,
-    /// Of which families another interface of the pod has the default route.
+    /// The families for which another interface of the pod has the default route.
     defaults: ForwardedFamilies,
     pub(crate) settings: HostSettings<'a>,
     pub(crate) log: SysctlLog,
-    /// Where processes with other run directories are found.
+    /// Lists processes with other run directories.
     run_dirs: Option<RunDirs>,
-    /// Seconds since 1970.
+    /// Unix time in seconds.
     now: u64,
     pub(crate) caller: &'a Caller<'a>,
 }
 
 impl AttachContext<'_> {
-    pub(crate) fn wire<'w>(&'w self, attachment: &'w Attachment, bridge: &'w Bridge) -> Wire<'w> {
-        Wire { attachment, bridge, netns: self.netns, log: &self.log, settings: &self.settings }
+    pub(crate) fn veth_setup<'s>(&'s self, attachment: &'s Attachment, bridge: &'s Bridge) -> VethSetup<'s> {
+        VethSetup { attachment, bridge, netns: self.netns, log: &self.log, settings: &self.settings }
     }
 }
 
-/// The name that the host end will have.
+/// The name for the host end.
 struct HostEnd {
     name: IfName,
-    /// A link that has this name and the alias of this key. Once this process has the record, no record knows that link. Until
-    /// then it may belong to another process that attaches the same pod.
+    /// An existing link with this name and the alias of this key. After this process created its record, the link has no
+    /// record and is orphaned. Before, it may belong to another process that attaches the same pod.
     leftover: Option<u32>,
 }
 
-/// What was made, as far as the answer tells it.
+/// The objects of a successful ADD, for the CNI result.
 pub(crate) struct AttachResult {
     attachment: Attachment,
     bridge: Bridge,
@@ -154,9 +154,9 @@ fn open_namespace(call: &AttachmentRequest) -> Result<NetNs, Error> {
     Ok(netns)
 }
 
-/// A ready attachment of this key is refused, unless the same run of the plugin made it: its answer got lost, and it is
-/// returned. A pending one was left by somebody who was killed, and is undone.
-fn clear_the_way(
+/// Refuses a ready attachment of this key, except if the same plugin run created it: then its result was lost, and the
+/// attachment is returned. A pending one was left by a killed process and is undone.
+fn resolve_existing_record(
     network: &NetworkState,
     key: &AttachmentKey,
     call: &AttachmentRequest,
@@ -165,26 +165,26 @@ fn clear_the_way(
     let Some(held) = network.find(key)? else { return Ok(None) };
     if held.phase() == RecordPhase::Ready {
         let is_same = |a: &&Attachment| a.request.is_some() && a.request.as_ref() == caller.request;
-        let made_by_this_run = held.attachment().filter(is_same).cloned();
-        return made_by_this_run.map(Some).ok_or_else(|| Error::AlreadyAttached(key.clone()));
+        let created_by_this_run = held.attachment().filter(is_same).cloned();
+        return created_by_this_run.map(Some).ok_or_else(|| Error::AlreadyAttached(key.clone()));
     }
-    // Its addresses came from there, and would not be given again.
+    // A delegated plugin has to release the addresses. Otherwise it would not assign them again.
     let plugin =
         netconf::external_ipam(&call.config).filter(|_| held.attachment().is_none_or(|a| a.delegated));
     let delegate = plugin.map(|plugin| Delegate::find(plugin, &call.config, caller.delegates)).transpose()?;
     detach::undo_with(held, Some(key), caller, delegate.as_ref()).map(|()| None)
 }
 
-fn find_bridge(host: &mut RtSocket, conf: &NetConf, caller: &Caller<'_>) -> Result<FoundBridge, Error> {
-    if let Some(known) = caller.kernel_cache.map(|r| r.bridge(host, conf)).transpose()?.flatten() {
-        return Ok(FoundBridge::Known(known));
+fn find_bridge(host: &mut RtSocket, conf: &NetConf, caller: &Caller<'_>) -> Result<BridgeLookup, Error> {
+    if let Some(cached) = caller.kernel_cache.map(|r| r.bridge(host, conf)).transpose()?.flatten() {
+        return Ok(BridgeLookup::Cached(cached));
     }
-    Ok(host.link(&conf.bridge)?.map_or(FoundBridge::Nothing, FoundBridge::Link))
+    Ok(host.link(&conf.bridge)?.map_or(BridgeLookup::Missing, BridgeLookup::Link))
 }
 
-/// A name for the host end that nobody else has.
+/// Selects an unused name for the host end.
 fn find_host_end(host: &mut RtSocket, key: &AttachmentKey) -> Result<HostEnd, Error> {
-    for salt in 0..SALTS {
+    for salt in 0..NAME_ATTEMPTS {
         let name = key.host_link(salt);
         let Some(index) = host.index_of(&name)? else { return Ok(HostEnd { name, leftover: None }) };
         if host.link_at(index)?.is_some_and(|link| alias::is_of(&link, key)) {
@@ -192,10 +192,13 @@ fn find_host_end(host: &mut RtSocket, key: &AttachmentKey) -> Result<HostEnd, Er
         }
     }
     let name = key.host_link(0);
-    Err(Error::NotAvailable(format!("link {name} and {SALTS} others are taken by somebody else")))
+    Err(Error::NotAvailable(format!(
+        "unmanaged links have the name {name} and {} alternatives",
+        NAME_ATTEMPTS - 1
+    )))
 }
 
-/// Only the subnet routes of mode `routed` depend on it. By lookups: a hostile pod may have any number of routes.
+/// Only the subnet routes of mode `routed` need this. It uses lookups because a hostile pod may have any number of routes.
 fn default_routes(pod: &mut RtSocket, mode: AttachMode) -> Result<ForwardedFamilies, Error> {
     match mode {
         AttachMode::Routed => Ok(ForwardedFamilies {
@@ -206,23 +209,23 @@ fn default_routes(pod: &mut RtSocket, mode: AttachMode) -> Result<ForwardedFamil
     }
 }
 
-/// The kernel's part, then ready. Whatever fails, nothing of it stays.
+/// Configures the kernel and makes the record ready. If a step fails, all steps are undone.
 fn finish(
     claimed: Claimed,
     context: &AttachContext<'_>,
     kernel: &mut AttachKernel<'_>,
 ) -> Result<AttachResult, Error> {
     let mut claimed = claimed;
-    let ready = wire_up(&mut claimed, context, kernel).and_then(|wired| {
+    let ready = configure(&mut claimed, context, kernel).and_then(|result| {
         if (context.caller.cancelled)() {
             return Err(Error::Cancelled(context.key.clone()));
         }
         claimed.held.commit()?;
-        Ok(wired)
+        Ok(result)
     });
     ready.map_err(|error| {
         let undone = if matches!(error, Error::AddressInUse { .. }) {
-            give_way(claimed.held, kernel.host)
+            undo_conflict(claimed.held, kernel.host)
         } else {
             kernel.lease.undo(claimed.held, context.key, context.caller)
         };
@@ -233,17 +236,17 @@ fn finish(
     })
 }
 
-fn wire_up(
+fn configure(
     claimed: &mut Claimed,
     context: &AttachContext<'_>,
     kernel: &mut AttachKernel<'_>,
 ) -> Result<AttachResult, Error> {
-    let Claimed { held, neighbours, has_others } = claimed;
+    let Claimed { held, neighbours, has_other_pods } = claimed;
     let Some(attachment) = held.attachment().cloned() else { unreachable!("the record was just written") };
-    let bridge = make_interface(&attachment, context, kernel)?;
-    // In any case, because it registers the run directory.
-    let has_other_dirs = context.run_dirs.as_ref().is_some_and(RunDirs::has_others);
-    if *has_others || has_other_dirs {
+    let bridge = create_interface(&attachment, context, kernel)?;
+    // Always called, because it registers the run directory.
+    let has_other_dirs = context.run_dirs.as_ref().is_some_and(RunDirs::has_other_run_dirs);
+    if *has_other_pods || has_other_dirs {
         let ips: Vec<IpAddr> = attachment.ips().collect();
         overlap::refuse_taken(kernel.host, context.key, &ips)?;
     }
@@ -251,5 +254,5 @@ fn wire_up(
         false => AttachedInterface { attachment, bridge, neighbours: *neighbours },
         true => lease::obtain_addresses(held, (attachment, bridge), context, kernel)?,
     };
-    set_up(interface, context, kernel)
+    configure_interface(interface, context, kernel)
 }

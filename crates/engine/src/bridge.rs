@@ -1,5 +1,5 @@
-//! The bridge: found or made, repaired, with the gateway's addresses. In mode `routed` it has no ports and still carries
-//! the gateway.
+//! The bridge: it is found or created, repaired, and gets the gateway addresses. In mode `routed` it has no ports but still has
+//! the gateways.
 
 use std::net::IpAddr;
 
@@ -17,55 +17,55 @@ use crate::state::SysctlLog;
 use crate::sysctl::{self, LinkOwner};
 use crate::{Error, detach};
 
-/// What a veth and a new bridge have where nobody says otherwise.
+/// The MTU of a veth and a new bridge without a configured one.
 const DEFAULT_MTU: u32 = 1500;
 
-/// The bridge as the pod path found it: enough to attach to it and to report it.
+/// The bridge of an ADD, with the data that the CNI result needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Bridge {
     pub(crate) name: IfName,
     pub(crate) index: u32,
     pub(crate) mac: Option<Mac>,
-    maker: Maker,
+    creator: BridgeCreator,
 }
 
-/// A bridge of ours has had a MAC of its own from the start. Another one takes that of a port until it is given one.
+/// A bridge that Podwire created has a fixed MAC. Another bridge follows the MACs of its ports until its MAC is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Maker {
-    Us,
-    OtherOwner,
+enum BridgeCreator {
+    Podwire,
+    OtherProgram,
 }
 
-/// The bridge that is wanted.
+/// The desired bridge.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spec<'a> {
     pub(crate) name: &'a IfName,
-    /// None: as it is, or the default.
+    /// None keeps the current MTU, or uses the default for a new bridge.
     pub(crate) mtu: Option<u32>,
     pub(crate) promisc: bool,
 }
 
-/// What the bridge's MTU is or will be.
-pub(crate) fn mtu(conf: &NetConf, found: Option<&Link>) -> u32 {
-    conf.mtu.or(found.map(|link| link.mtu)).unwrap_or(DEFAULT_MTU)
+/// The current or future MTU of the bridge.
+pub(crate) fn mtu(conf: &NetConf, link: Option<&Link>) -> u32 {
+    conf.mtu.or(link.map(|link| link.mtu)).unwrap_or(DEFAULT_MTU)
 }
 
 impl Bridge {
-    pub(crate) fn is_ours(&self) -> bool {
-        self.maker == Maker::Us
+    pub(crate) fn is_managed(&self) -> bool {
+        self.creator == BridgeCreator::Podwire
     }
 
     pub(crate) fn owner<'a>(&self, log: &'a SysctlLog) -> LinkOwner<'a> {
-        match self.maker {
-            Maker::Us => LinkOwner::Us,
-            Maker::OtherOwner => LinkOwner::OtherOwner(log),
+        match self.creator {
+            BridgeCreator::Podwire => LinkOwner::Podwire,
+            BridgeCreator::OtherProgram => LinkOwner::Unmanaged(log),
         }
     }
 }
 
-/// Makes of the link that was found (or not) the bridge that is wanted. Costs nothing when all is right.
-pub(crate) fn ensure(host: &mut RtSocket, spec: &Spec<'_>, found: Option<Link>) -> Result<Bridge, Error> {
-    let link = match found {
+/// Creates the bridge if `existing` is None, and repairs it. Sends nothing if the bridge is right.
+pub(crate) fn ensure(host: &mut RtSocket, spec: &Spec<'_>, existing: Option<Link>) -> Result<Bridge, Error> {
+    let link = match existing {
         Some(link) => link,
         None => create(host, spec)?,
     };
@@ -74,8 +74,8 @@ pub(crate) fn ensure(host: &mut RtSocket, spec: &Spec<'_>, found: Option<Link>) 
     }
     let mtu = spec.mtu.unwrap_or(link.mtu);
     let wrong_promisc = spec.promisc && !link.promisc;
-    // Also on somebody else's bridge, where the config asks for it. Not put back by cleanup: whatever else uses the bridge
-    // may rely on it by then.
+    // Unmanaged bridges are changed too if the config asks for it. Cleanup does not undo this, because other users of the bridge
+    // may rely on it.
     if !link.up || link.mtu != mtu || wrong_promisc {
         host.run(&Op::SetLink(SetLink {
             up: Some(true),
@@ -84,26 +84,26 @@ pub(crate) fn ensure(host: &mut RtSocket, spec: &Spec<'_>, found: Option<Link>) 
             ..SetLink::of(LinkRef::Index(link.index))
         }))?;
     }
-    let maker = if is_marked(&link) { Maker::Us } else { Maker::OtherOwner };
-    Ok(Bridge { name: spec.name.clone(), index: link.index, mac: link.mac, maker })
+    let creator = if is_marked(&link) { BridgeCreator::Podwire } else { BridgeCreator::OtherProgram };
+    Ok(Bridge { name: spec.name.clone(), index: link.index, mac: link.mac, creator })
 }
 
 pub(crate) fn is_marked(link: &Link) -> bool {
     LinkMark::of(link) == Some(LinkMark::Bridge)
 }
 
-/// Made under a name of its own and then renamed: nobody sees the bridge half made, and our mark never gets on one that
-/// somebody else made at the same moment.
+/// Creates the bridge with a temporary name and renames it. Other processes never see an incomplete bridge, and a bridge that
+/// another program creates at the same time never gets Podwire's mark.
 fn create(host: &mut RtSocket, spec: &Spec<'_>) -> Result<Link, Error> {
     let (name, prefix, random) = (spec.name, draft_prefix(spec.name), random());
     let draft = draft_name(&prefix, &random)?;
     let mtu = spec.mtu.unwrap_or(DEFAULT_MTU);
-    // The kernel lets a bridge's MTU follow its smallest port until it was changed once: made with another value and
-    // then set, it stays (F8).
-    let other = if mtu == types::MIN_MTU_V6 { DEFAULT_MTU } else { types::MIN_MTU_V6 };
+    // The kernel lets a bridge's MTU follow its smallest port until it is changed once. So the bridge is created with another
+    // value, and the desired one is set afterwards (F8).
+    let initial_mtu = if mtu == types::MIN_MTU_V6 { DEFAULT_MTU } else { types::MIN_MTU_V6 };
     let mac = new_mac(name, &random);
     let answers = host.run_all(&[
-        Op::AddBridge(AddBridge { name: &draft, mac, mtu: other, up: false }),
+        Op::AddBridge(AddBridge { name: &draft, mac, mtu: initial_mtu, up: false }),
         Op::SetLink(SetLink {
             mtu: Some(mtu),
             alias: Some(BRIDGE_ALIAS),
@@ -112,21 +112,21 @@ fn create(host: &mut RtSocket, spec: &Spec<'_>) -> Result<Link, Error> {
     ])?;
     for answer in answers {
         match answer {
-            // Swept away by one who was faster.
+            // A faster process removed the draft.
             Err(e) if e.is_missing() => {}
             other => other?,
         }
     }
-    sysctl::refuse_advertisements(&draft, LinkOwner::Us)?;
-    publish(host, &draft, name)?;
+    sysctl::refuse_router_advertisements(&draft, LinkOwner::Podwire)?;
+    rename_draft(host, &draft, name)?;
     remove_drafts(host, &prefix)?;
-    // Gone again already: whoever removes it wants something else than we do.
+    // If the bridge is missing, another process removed it. Retrying would conflict with that process.
     host.link(name)?
-        .ok_or_else(|| Error::NotAvailable(format!("bridge {name} was removed while it was set up")))
+        .ok_or_else(|| Error::NotAvailable(format!("bridge {name} was removed while it was configured")))
 }
 
-/// Gives the new bridge its name, unless somebody else's has it by now.
-fn publish(host: &mut RtSocket, draft: &IfName, name: &IfName) -> Result<(), Error> {
+/// Gives the new bridge its name, unless another link has it.
+fn rename_draft(host: &mut RtSocket, draft: &IfName, name: &IfName) -> Result<(), Error> {
     let Some(link) = host.link(draft)? else { return Ok(()) };
     match host.run(&Op::RenameLink { link: link.index, name }) {
         Ok(()) => Ok(()),
@@ -138,10 +138,10 @@ fn publish(host: &mut RtSocket, draft: &IfName, name: &IfName) -> Result<(), Err
     }
 }
 
-/// The bridge is there now: those that others began to make are of no use, whether they were killed or are just slower.
+/// Removes drafts of other processes, whether these were killed or are slower. The bridge exists, so drafts are not needed.
 fn remove_drafts(host: &mut RtSocket, prefix: &str) -> Result<(), Error> {
     let is_draft = |link: &Link| link.name.starts_with(prefix) && is_marked(link);
-    // A draft that is missing from the list is removed when a bridge is made again.
+    // A draft that is missing from the list is removed when a bridge is created again.
     for draft in host.links_if_busy()?.into_iter().filter(is_draft) {
         detach::delete_link(host, draft.index)?;
     }
@@ -161,17 +161,17 @@ fn random() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default()
 }
 
-/// A MAC of its own does not change when ports come and go. Random, as bridges of the same name on other nodes may be on
-/// the same wire.
+/// A fixed MAC does not change when ports are added or removed. It is random, because bridges with the same name on other nodes
+/// may be on the same link.
 fn new_mac(name: &IfName, random: &str) -> Mac {
     Mac::local(Digest::of(&["bridge mac", name.as_str(), random]).first5())
 }
 
 /// A gateway address of a bridge, for pods of one attach mode.
 ///
-/// Pods on the bridge are reached through a route to the gateway's subnet. Routed pods have routes of their own, and the
-/// rest of the subnet is unreachable: packets to an address that no pod has are refused at once, and make no neighbour
-/// entry. Where both kinds of pods share a subnet, the route over the bridge has the better metric.
+/// Bridged pods are reached through a route to the gateway's subnet. Routed pods have host routes, and the rest of the subnet is
+/// unreachable. Packets to an address without a pod are refused at once and create no neighbour entry. If pods of both modes
+/// share a subnet, the route over the bridge has the better metric.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gateway {
     pub(crate) bridge: u32,
@@ -179,15 +179,15 @@ pub(crate) struct Gateway {
     pub(crate) mode: AttachMode,
 }
 
-/// Of the unreachable route to a gateway's subnet. Every other route to the same subnet is better.
+/// Metric of the unreachable route to a gateway's subnet. Every other route to the same subnet is better.
 const UNREACHABLE_METRIC: u32 = 0x7fff_ffff;
-/// Of the kernel's own routes to subnets of IPv6 addresses.
+/// Metric of the kernel's routes to subnets of IPv6 addresses.
 const SUBNET_METRIC_V6: u32 = 256;
-/// The kernel's own routes.
+/// Protocol of the kernel's routes.
 const PROTOCOL_KERNEL: u8 = 2;
 
 impl Gateway {
-    /// The address, then the route to its subnet. What is there already answers "exists".
+    /// Adds the address, then the route to its subnet. Existing ones return "exists".
     pub(crate) fn ops(&self) -> Vec<Op<'static>> {
         let address = Op::AddAddress(self.add_address(Mode::Exclusive));
         let route = self.subnet_route().map(|route| Op::AddRoute { route, mode: Mode::Exclusive });
@@ -203,7 +203,7 @@ impl Gateway {
         AddAddress { link: self.bridge, addr: self.address, nodad: true, broadcast, no_subnet_route, mode }
     }
 
-    /// None for a subnet of a single address.
+    /// None for a single-address subnet.
     pub(crate) fn subnet_route(&self) -> Option<Route> {
         let subnet = self.address.trunc();
         (subnet.prefix_len() < subnet.max_prefix_len()).then(|| match self.mode {
@@ -218,8 +218,8 @@ impl Gateway {
         })
     }
 
-    /// Does this route lead to the gateway's subnet over the bridge? Such a route was made by the kernel with the address,
-    /// or by [`Gateway::ops`].
+    /// Whether this is a route to the gateway's subnet over the bridge. The kernel adds such a route with the address, or
+    /// [`Gateway::ops`] does.
     pub(crate) fn is_over_bridge(&self, route: &Route) -> bool {
         route.dst == self.address.trunc()
             && route.link == Some(self.bridge)
@@ -231,14 +231,14 @@ fn unreachable_route(subnet: IpNet) -> Route {
     Route { kind: RouteKind::Unreachable, priority: Some(UNREACHABLE_METRIC), ..Route::to(subnet) }
 }
 
-/// The subnets that are unreachable but for the routes of pods.
+/// Subnets with an unreachable route, for which only pods have routes.
 pub(crate) fn unreachable_subnets(host: &mut RtSocket) -> Result<Vec<IpNet>, Error> {
-    let ours = RouteFilter { protocol: Some(ROUTE_PROTOCOL), ..RouteFilter::default() };
-    Ok(host.unreachable_routes(ours)?.into_iter().map(|route| route.dst).collect())
+    let managed = RouteFilter { protocol: Some(ROUTE_PROTOCOL), ..RouteFilter::default() };
+    Ok(host.unreachable_routes(managed)?.into_iter().map(|route| route.dst).collect())
 }
 
-/// Removes the unreachable routes of subnets without a gateway; returns their subnets. The routes are listed before the
-/// addresses: a gateway is put on its bridge before its route is made.
+/// Removes unreachable routes of subnets without a gateway, and returns the subnets. Routes are listed before addresses, because
+/// a gateway is added before its route.
 pub(crate) fn remove_stale_subnets(host: &mut RtSocket) -> Result<Vec<IpNet>, Error> {
     let mut stale = unreachable_subnets(host)?;
     if stale.is_empty() {
@@ -255,43 +255,43 @@ pub(crate) fn remove_stale_subnets(host: &mut RtSocket) -> Result<Vec<IpNet>, Er
     Ok(stale)
 }
 
-/// Whether a link has a gateway. The kernel has an IPv6 address once, whatever its prefix length.
-pub(crate) fn carries(addresses: &[netlink::Address], gateway: &IpNet) -> bool {
+/// Whether the addresses contain a gateway. The kernel stores an IPv6 address once, independent of its prefix length.
+pub(crate) fn has_gateway(addresses: &[netlink::Address], gateway: &IpNet) -> bool {
     addresses.iter().any(|address| match gateway {
         IpNet::V4(_) => address.addr == *gateway,
         IpNet::V6(_) => address.addr.addr() == gateway.addr(),
     })
 }
 
-/// Puts one gateway on the bridge. One that is there already is fine.
-pub(crate) fn put_gateway(
+/// Adds one gateway to the bridge. An existing one is no error.
+pub(crate) fn add_gateway(
     host: &mut RtSocket,
     bridge: &Bridge,
     gateway: &Gateway,
     log: &SysctlLog,
-) -> Result<Placed, Error> {
+) -> Result<PlacedGateway, Error> {
     let answers = host.run_all(&gateway.ops())?;
-    added(host, (bridge, log), gateway, answers)
+    check_replies(host, (bridge, log), gateway, answers)
 }
 
-/// A gateway that is on its bridge, and what [`Gateway::ops`] changed for it.
+/// A gateway on its bridge, and the changes of [`Gateway::ops`].
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Placed {
+pub(crate) struct PlacedGateway {
     pub(crate) gateway: Gateway,
     pub(crate) is_new_address: bool,
     pub(crate) is_new_route: bool,
 }
 
-/// What came of [`Gateway::ops`]. If it fails, the route is not left behind.
-pub(crate) fn added(
+/// Evaluates the replies to [`Gateway::ops`]. On failure, a new route is removed.
+pub(crate) fn check_replies(
     host: &mut RtSocket,
     (bridge, log): (&Bridge, &SysctlLog),
     gateway: &Gateway,
     answers: Vec<Result<(), netlink::Error>>,
-) -> Result<Placed, Error> {
+) -> Result<PlacedGateway, Error> {
     let is_new_route = matches!(answers.get(1), Some(Ok(())));
-    match added_address(host, (bridge, log), gateway, answers) {
-        Ok(is_new_address) => Ok(Placed { gateway: *gateway, is_new_address, is_new_route }),
+    match check_address_reply(host, (bridge, log), gateway, answers) {
+        Ok(is_new_address) => Ok(PlacedGateway { gateway: *gateway, is_new_address, is_new_route }),
         Err(error) if is_new_route => match remove_subnet_route(host, gateway) {
             Ok(()) => Err(error),
             Err(also) => Err(Error::Several(vec![error, also])),
@@ -300,7 +300,7 @@ pub(crate) fn added(
     }
 }
 
-fn added_address(
+fn check_address_reply(
     host: &mut RtSocket,
     (bridge, log): (&Bridge, &SysctlLog),
     gateway: &Gateway,
@@ -310,12 +310,12 @@ fn added_address(
     let is_new = match answers.next().unwrap_or(Ok(())) {
         Ok(()) => true,
         Err(e) if e.is_exists() => false,
-        // The kernel's word for a link on which IPv6 is switched off. Asked only now: it is rare.
+        // The kernel returns EACCES if IPv6 is disabled on the link. This is rare, so it is not checked before.
         Err(e) if e.is_permission() && gateway.address.addr().is_ipv6() => {
             sysctl::enable_ipv6(&bridge.name, bridge.owner(log))?;
             answers = host.run_all(&gateway.ops())?.into_iter();
             match answers.next().unwrap_or(Ok(())) {
-                // Another pod's ADD did the same.
+                // A concurrent ADD added it.
                 Err(e) if e.is_exists() => {}
                 other => other?,
             }
@@ -339,63 +339,63 @@ fn remove_subnet_route(host: &mut RtSocket, gateway: &Gateway) -> Result<(), Err
     }
 }
 
-/// The first time that we put a gateway on somebody else's bridge: it gets what one of ours has had from the start. Its
-/// MAC would otherwise follow its ports, and pods would send to one that is gone. Cleanup leaves that MAC: it is the one
-/// that the bridge had, and the kernel has no way to let it follow the ports again.
-pub(crate) fn adopt(host: &mut RtSocket, bridge: &Bridge, log: &SysctlLog) -> Result<(), Error> {
-    match bridge.maker {
-        Maker::Us => Ok(()),
-        Maker::OtherOwner => {
+/// Called when the first gateway was added to an unmanaged bridge. The bridge gets a fixed MAC and ignores router
+/// advertisements, like a managed one. Otherwise its MAC would follow its ports, and pods would send to an old MAC. Cleanup
+/// keeps the MAC: the bridge had it before, and the kernel cannot let it follow the ports again.
+pub(crate) fn prepare_unmanaged(host: &mut RtSocket, bridge: &Bridge, log: &SysctlLog) -> Result<(), Error> {
+    match bridge.creator {
+        BridgeCreator::Podwire => Ok(()),
+        BridgeCreator::OtherProgram => {
             let mac = mac_of(host, bridge);
             host.run(&Op::SetLink(SetLink { mac, ..SetLink::of(LinkRef::Index(bridge.index)) }))?;
-            sysctl::refuse_advertisements(&bridge.name, bridge.owner(log))
+            sysctl::refuse_router_advertisements(&bridge.name, bridge.owner(log))
         }
     }
 }
 
-/// The bridge as it is now, for the result.
-pub(crate) fn as_it_is(host: &mut RtSocket, bridge: &Bridge) -> Bridge {
+/// The bridge with its current MAC, for the CNI result.
+pub(crate) fn refresh(host: &mut RtSocket, bridge: &Bridge) -> Bridge {
     Bridge { mac: mac_of(host, bridge), ..bridge.clone() }
 }
 
 fn mac_of(host: &mut RtSocket, bridge: &Bridge) -> Option<Mac> {
-    match bridge.maker {
-        Maker::Us => bridge.mac,
-        // Not worth failing a pod that is ready.
-        Maker::OtherOwner => {
+    match bridge.creator {
+        BridgeCreator::Podwire => bridge.mac,
+        // An error must not fail a pod that is ready.
+        BridgeCreator::OtherProgram => {
             host.link_at(bridge.index).ok().flatten().and_then(|link| link.mac).or(bridge.mac)
         }
     }
 }
 
-/// After a gateway was put on the bridge for the first time: is there an address in the way? The reference refuses
-/// that too, unless `forceAddress` says to replace it.
+/// Called after a gateway was added to the bridge for the first time. An overlapping address is refused, as by the reference
+/// plugin, or replaced if `forceAddress` is set.
 pub(crate) fn resolve_conflicts(
     host: &mut RtSocket,
     bridge: &Bridge,
     conf: &NetConf,
-    placed: &Placed,
+    placed: &PlacedGateway,
 ) -> Result<(), Error> {
     let gateway = placed.gateway.address;
     let overlaps = |other: IpNet| other.contains(&gateway.trunc()) || gateway.contains(&other.trunc());
     for address in host.addresses(Some(bridge.index))? {
-        let found = address.addr;
-        if found.addr() == gateway.addr() || !overlaps(found) || is_link_local(found.addr()) {
+        let existing = address.addr;
+        if existing.addr() == gateway.addr() || !overlaps(existing) || is_link_local(existing.addr()) {
             continue;
         }
         if !conf.force_address {
             remove_gateway(host, placed)?;
-            return Err(Error::ForeignAddress { bridge: bridge.name.clone(), found, wanted: gateway });
+            return Err(Error::ConflictingAddress { bridge: bridge.name.clone(), existing, gateway });
         }
-        host.run(&Op::DelAddress { link: bridge.index, addr: found })?;
-        // The kernel removes an address together with the one before it of the same subnet.
+        host.run(&Op::DelAddress { link: bridge.index, addr: existing })?;
+        // The kernel removes secondary addresses of a subnet with the primary one, so the gateway is added again.
         host.run(&Op::AddAddress(placed.gateway.add_address(Mode::Replace)))?;
     }
     Ok(())
 }
 
-/// Removes a gateway that was just placed. Its route may be more specific than that of another address on the bridge.
-pub(crate) fn remove_gateway(host: &mut RtSocket, placed: &Placed) -> Result<(), Error> {
+/// Removes a gateway that was just added. Its route could be more specific than the route of another address on the bridge.
+pub(crate) fn remove_gateway(host: &mut RtSocket, placed: &PlacedGateway) -> Result<(), Error> {
     let Gateway { bridge, address, .. } = placed.gateway;
     host.run(&Op::DelAddress { link: bridge, addr: address })?;
     if placed.is_new_route { remove_subnet_route(host, &placed.gateway) } else { Ok(()) }
@@ -428,9 +428,9 @@ mod tests {
         inspect::links(node).unwrap().into_iter().map(|link| link.name).collect()
     }
 
-    /// Cleanup would delete a bridge with our mark.
+    /// Cleanup would delete a bridge with Podwire's mark.
     #[test]
-    fn a_bridge_that_somebody_else_made_at_the_same_moment_gets_no_mark() {
+    fn a_bridge_created_concurrently_by_another_program_gets_no_mark() {
         let lab = Lab::new("lost").unwrap();
         let node = lab.node("n").unwrap();
         node.sh(&["ip", "link", "add", "pw0", "mtu", "1400", "type", "bridge"]).unwrap();
@@ -440,11 +440,11 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_one_began_to_make_goes_and_the_mark_is_there_from_the_start() {
+    fn a_new_bridge_has_its_mark_and_leftover_drafts_are_removed() {
         let lab = Lab::new("draft").unwrap();
         let node = lab.node("n").unwrap();
         let prefix = draft_prefix(&IfName::try_from("pw0").unwrap());
-        for (name, alias) in [("abc", BRIDGE_ALIAS), ("def", "another's")] {
+        for (name, alias) in [("abc", BRIDGE_ALIAS), ("def", "unmanaged")] {
             let name = format!("{prefix}{name}");
             node.sh(&["ip", "link", "add", &name, "type", "bridge"]).unwrap();
             node.sh(&["ip", "link", "set", &name, "alias", alias]).unwrap();

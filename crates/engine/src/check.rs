@@ -1,5 +1,5 @@
-//! CHECK: is everything that the record and the previous result promise really there? It lists all that is missing, not
-//! only the first thing, and changes nothing.
+//! CHECK compares the record and the previous result with the kernel. It lists everything that is missing and changes
+//! nothing.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -13,38 +13,38 @@ use types::AttachMode;
 use crate::attach::netns_path;
 use crate::delegate::Delegate;
 use crate::state::{Attachment, HeldAttachment, NodeState, RecordPhase};
-use crate::wire::gateway_for;
+use crate::veth::gateway_for;
 use crate::{Caller, Error, alias, firewall, shaping};
 
 pub(crate) fn check(
     call: &AttachmentRequest,
     conf: &NetConf,
-    place: &LocalPaths,
+    paths: &LocalPaths,
     caller: &Caller<'_>,
 ) -> Result<(), Error> {
     if let Some(plugin) = netconf::external_ipam(&call.config) {
         Delegate::find(plugin, &call.config, caller.delegates)?.check()?;
     }
     let key = call.key();
-    let unknown = || Error::Check { missing: format!("no attachment {key} is recorded: ADD it") };
-    let state = NodeState::open_existing(&place.run_dir)?.ok_or_else(unknown)?;
+    let unknown = || Error::Check { missing: format!("no record of attachment {key}: add it (ADD)") };
+    let state = NodeState::open_existing(&paths.run_dir)?.ok_or_else(unknown)?;
     let network = state.existing_network(&key.network).ok_or_else(unknown)?;
     let held = network.find(&key)?.ok_or_else(unknown)?;
     let Some(attachment) = held.attachment().filter(|_| held.phase() == RecordPhase::Ready) else {
         return Err(Error::Check {
-            missing: format!("attachment {key} is not complete: DEL and ADD it again"),
+            missing: format!("attachment {key} is incomplete: delete it and add it again (DEL, ADD)"),
         });
     };
     let mut missing = Vec::new();
     let previous = call.config.prev_result.as_ref();
-    missing.extend(previous.into_iter().flat_map(|result| forgotten(attachment, result)));
+    missing.extend(previous.into_iter().flat_map(|result| missing_in_previous(attachment, result)));
     for address in attachment.ips().filter(|_| !attachment.delegated) {
         if !network.is_claimed_by(address, &held)? {
             missing.push(format!("the reservation of {address}"));
         }
     }
-    missing.extend(inside(call, attachment, previous)?);
-    missing.extend(on_host(&held, attachment, conf)?);
+    missing.extend(missing_in_pod(call, attachment, previous)?);
+    missing.extend(missing_on_host(&held, attachment, conf)?);
     missing.extend(firewall::missing(attachment)?);
     if missing.is_empty() {
         Ok(())
@@ -53,14 +53,14 @@ pub(crate) fn check(
     }
 }
 
-/// What we gave the pod and the previous result does not know. Later plugins may add to it, not take away.
-fn forgotten(attachment: &Attachment, previous: &CniResult) -> Vec<String> {
-    let known = |ip: &IpAddr| previous.ips.iter().any(|known| known.address.addr() == *ip);
-    let gone = attachment.ips().filter(|ip| !known(ip));
-    gone.map(|ip| format!("{ip} in prevResult")).collect()
+/// Addresses of the pod that are not in the previous result. Later plugins may add to the result, not remove from it.
+fn missing_in_previous(attachment: &Attachment, previous: &CniResult) -> Vec<String> {
+    let is_listed = |ip: &IpAddr| previous.ips.iter().any(|listed| listed.address.addr() == *ip);
+    let missing = attachment.ips().filter(|ip| !is_listed(ip));
+    missing.map(|ip| format!("{ip} in prevResult")).collect()
 }
 
-fn inside(
+fn missing_in_pod(
     call: &AttachmentRequest,
     attachment: &Attachment,
     previous: Option<&CniResult>,
@@ -79,9 +79,9 @@ fn inside(
     }
     missing.extend(wrong_mac(&link, attachment, previous));
     let addresses = pod.addresses(Some(link.index))?;
-    for wanted in &attachment.addresses {
-        if !addresses.iter().any(|a| a.addr == wanted.address) {
-            missing.push(format!("address {} on {ifname}", wanted.address));
+    for expected in &attachment.addresses {
+        if !addresses.iter().any(|a| a.addr == expected.address) {
+            missing.push(format!("address {} on {ifname}", expected.address));
         }
     }
     missing.extend(missing_routes(&mut pod, attachment, previous)?);
@@ -91,63 +91,69 @@ fn inside(
     Ok(missing)
 }
 
-/// In mode `routed` the pod knows the gateway's MAC for good, so that nobody can tell it another.
+/// In mode `routed` the pod has a permanent neighbour for the gateway, so its MAC cannot be spoofed.
 fn missing_gateway_neighbours(
     pod: &mut RtSocket,
     attachment: &Attachment,
     link: u32,
 ) -> Result<Vec<String>, Error> {
     let neighbours = pod.neighbours(Some(link))?;
-    let known = |gateway: &IpAddr| {
+    let is_set = |gateway: &IpAddr| {
         neighbours.iter().any(|n| n.addr == *gateway && n.mac == Some(attachment.host_mac) && n.permanent)
     };
-    let gateways = attachment.addresses.iter().filter_map(|a| a.gateway).filter(|gw| !known(gw));
+    let gateways = attachment.addresses.iter().filter_map(|a| a.gateway).filter(|gw| !is_set(gw));
     Ok(gateways.map(|gw| format!("neighbour {gw} on {}", attachment.key.ifname)).collect())
 }
 
-/// A later plugin (`tuning`) may have changed the MAC: then the previous result says so.
+/// A later plugin (`tuning`) may have changed the MAC. Then the previous result contains the new one.
 fn wrong_mac(link: &Link, attachment: &Attachment, previous: Option<&CniResult>) -> Option<String> {
     let ifname = attachment.key.ifname.as_str();
-    let said = previous.and_then(|result| {
-        let ours =
+    let reported = previous.and_then(|result| {
+        let is_pod_end =
             |i: &&cni::Interface| i.name == ifname && i.sandbox.as_deref().is_some_and(|s| !s.is_empty());
-        result.interfaces.iter().find(ours)?.mac.clone()
+        result.interfaces.iter().find(is_pod_end)?.mac.clone()
     });
-    let wanted = said.unwrap_or_else(|| attachment.pod_mac.to_string());
-    let has = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
-    (!has.eq_ignore_ascii_case(&wanted)).then(|| format!("mac {wanted} on {ifname} (it has {has})"))
+    let expected = reported.unwrap_or_else(|| attachment.pod_mac.to_string());
+    let actual = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
+    (!actual.eq_ignore_ascii_case(&expected)).then(|| format!("mac {expected} on {ifname} (it has {actual})"))
 }
 
-/// The routes of the previous result. One without a gateway was set through the network's.
+/// The routes of the previous result. A route without a gateway was added through the network's gateway.
 fn missing_routes(
     pod: &mut RtSocket,
     attachment: &Attachment,
     previous: Option<&CniResult>,
 ) -> Result<Vec<String>, Error> {
-    let wanted = previous.map(|result| result.routes.as_slice()).unwrap_or_default();
-    if wanted.is_empty() {
+    let expected = previous.map(|result| result.routes.as_slice()).unwrap_or_default();
+    if expected.is_empty() {
         return Ok(Vec::new());
     }
     let routes = pod.routes(RouteFilter::default())?;
     let is_set = |route: &&cni::PodRoute| {
         let gateway = route.gw.or_else(|| gateway_for(attachment, route.dst.addr()));
-        // Results before 1.1.0 tell neither table nor priority.
-        let told = |told: Option<u32>, has: Option<u32>| told.is_none_or(|t| t == 0 || has == Some(t));
+        // Results before version 1.1.0 contain neither table nor priority.
+        let matches = |reported: Option<u32>, actual: Option<u32>| {
+            reported.is_none_or(|value| value == 0 || actual == Some(value))
+        };
         routes.iter().any(|r| {
             r.dst.trunc() == route.dst.trunc()
                 && (r.gateway.is_none() || r.gateway == gateway)
-                && told(route.table, r.table)
-                && told(route.priority, r.priority)
+                && matches(route.table, r.table)
+                && matches(route.priority, r.priority)
         })
     };
-    Ok(wanted.iter().filter(|r| !is_set(r)).map(|r| format!("route {} in the pod", r.dst)).collect())
+    Ok(expected.iter().filter(|r| !is_set(r)).map(|r| format!("route {} in the pod", r.dst)).collect())
 }
 
-fn on_host(held: &HeldAttachment, attachment: &Attachment, conf: &NetConf) -> Result<Vec<String>, Error> {
+fn missing_on_host(
+    held: &HeldAttachment,
+    attachment: &Attachment,
+    conf: &NetConf,
+) -> Result<Vec<String>, Error> {
     let mut host = RtSocket::open()?;
     let mut missing = Vec::new();
-    let mut found = host.links_by_name(&[&attachment.bridge, &attachment.host_link])?;
-    let (host_end, bridge) = (found.pop().flatten(), found.pop().flatten());
+    let mut links = host.links_by_name(&[&attachment.bridge, &attachment.host_link])?;
+    let (host_end, bridge) = (links.pop().flatten(), links.pop().flatten());
     match &bridge {
         Some(bridge) if bridge.up => missing.extend(missing_gateways(&mut host, bridge, attachment, conf)?),
         Some(_) => missing.push(format!("bridge {} is down", attachment.bridge)),
@@ -158,7 +164,7 @@ fn on_host(held: &HeldAttachment, attachment: &Attachment, conf: &NetConf) -> Re
         return Ok(missing);
     };
     if !alias::is_of(&host_end, &attachment.key) {
-        missing.push(format!("our mark on {}", attachment.host_link));
+        missing.push(format!("Podwire's alias on {}", attachment.host_link));
     }
     if !host_end.up {
         missing.push(format!("host end {} is down", attachment.host_link));
@@ -181,8 +187,8 @@ fn missing_gateways(
         return Ok(Vec::new());
     }
     let addresses = host.addresses(Some(bridge.index))?;
-    let carried = |gateway: &IpAddr| addresses.iter().any(|a| a.addr.addr() == *gateway);
-    let gateways = attachment.addresses.iter().filter_map(|a| a.gateway).filter(|gw| !carried(gw));
+    let is_set = |gateway: &IpAddr| addresses.iter().any(|a| a.addr.addr() == *gateway);
+    let gateways = attachment.addresses.iter().filter_map(|a| a.gateway).filter(|gw| !is_set(gw));
     Ok(gateways.map(|gw| format!("gateway {gw} on {}", bridge.name)).collect())
 }
 

@@ -1,5 +1,5 @@
-//! Uninstall: everything of ours leaves the kernel and the disk, and what cannot be given back is said. Where pods of
-//! another run directory live on the node, only what this directory knows goes: theirs stay, with all that they need.
+//! Uninstall: removes Podwire's objects from the kernel and the disk, and reports objects that remain. While pods of another run
+//! directory exist on the node, only objects of this run directory are removed. Objects that the other pods need stay.
 
 mod dependants;
 mod peers;
@@ -18,32 +18,32 @@ use types::{AttachmentKey, IfName, NetworkName, ROUTE_PROTOCOL};
 
 use crate::alias::Alias;
 use crate::bridge::{is_marked, remove_stale_subnets};
-use crate::detach::{delete_link, remove_stray};
+use crate::detach::{delete_link, remove_orphan_link};
 use crate::state::{Addressing, LOCKS, ListedRecord, NodeState, RunDirs};
 use crate::{Caller, Error, firewall, gc};
 
-/// What cleanup did.
+/// The result of a cleanup.
 #[derive(Debug, Default)]
 pub struct CleanupReport {
     pub done: Vec<String>,
-    /// Settings that stay because another program needs them by now. No problem.
+    /// Settings that stay because another program needs them. This is no problem.
     pub kept: Vec<String>,
-    /// What the operator has to decide or remove.
+    /// Objects that the operator has to check or remove.
     pub left: Vec<String>,
-    /// Problems that left nothing behind.
+    /// Problems that left no objects behind.
     pub warnings: Vec<String>,
 }
 
 impl CleanupReport {
-    /// Removes everything of ours in this network namespace, also the pods of other run directories.
+    /// Removes all of Podwire's objects in this network namespace, including pods of other run directories.
     pub fn of_everything(run_dir: &Path) -> Result<Self, Error> {
         clean(run_dir, None, Scope::Everything)
     }
 }
 
-/// Removes what Podwire made in this network namespace, and its state. Nothing that is not marked as ours is touched, and
-/// nothing of another run directory's pods. `configured` is this directory's network and bridge, where a configuration tells
-/// them: it does so even when the directory was lost.
+/// Removes Podwire's objects in this network namespace, and its state. Objects without Podwire's mark and pods of other run
+/// directories are not changed. `configured` is the network and bridge of this run directory, if a config is available. It is
+/// needed if the run directory was lost.
 pub fn cleanup(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>) -> Result<CleanupReport, Error> {
     clean(run_dir, configured, Scope::Own)
 }
@@ -61,51 +61,51 @@ fn clean(
 ) -> Result<CleanupReport, Error> {
     let mut report = CleanupReport::default();
     let state = NodeState::open_existing(run_dir)?;
-    // The records tell it, so before they go.
-    let own = Own::of(state.as_ref(), configured)?;
+    // The records are read before they are removed.
+    let own = OwnObjects::of(state.as_ref(), configured)?;
     if let Some(state) = &state {
         remove_attachments(state, &mut report)?;
     }
     let mut host = RtSocket::open()?;
-    let others = match scope {
+    let other_networks = match scope {
         Scope::Own => OtherNetworks::find(&mut host, &own)?,
         Scope::Everything => OtherNetworks::default(),
     };
-    let mut leaving = Leaving { scope, own, others, strange_tunnels: 0, host, report };
-    leaving.remove_tunnels()?;
-    leaving.remove_peer_routes()?;
-    leaving.remove_links()?;
-    leaving.remove_bridges()?;
-    leaving.remove_gateways()?;
-    leaving.remove_subnets()?;
-    leaving.remove_tables()?;
-    leaving.remove_network_tables()?;
-    leaving.withdraw_rules();
+    let mut cleanup = CleanupRun { scope, own, other_networks, other_tunnels: 0, host, report };
+    cleanup.remove_tunnels()?;
+    cleanup.remove_peer_routes()?;
+    cleanup.remove_links()?;
+    cleanup.remove_bridges()?;
+    cleanup.remove_gateways()?;
+    cleanup.remove_subnets()?;
+    cleanup.remove_tables()?;
+    cleanup.remove_network_tables()?;
+    cleanup.remove_accept_rules();
     match state {
-        Some(state) => leaving.restore_sysctls(&state)?,
-        None => leaving.report_sysctls(),
+        Some(state) => cleanup.restore_sysctls(&state)?,
+        None => cleanup.report_sysctls(),
     }
-    let Leaving { others, mut report, host, .. } = leaving;
-    let listed = RunDirs::new(host.netns_cookie()?, run_dir).forget();
-    listed.map_err(|error| {
+    let CleanupRun { other_networks, mut report, host, .. } = cleanup;
+    let forgotten = RunDirs::new(host.netns_cookie()?, run_dir).forget();
+    forgotten.map_err(|error| {
         Error::NotAvailable(format!("cannot remove {} from {LOCKS}: {error}", run_dir.display()))
     })?;
-    report.left.extend(others.sentences());
+    report.left.extend(other_networks.messages());
     remove_directory(run_dir, &mut report)?;
     Ok(report)
 }
 
-/// What the run directory knows.
+/// Names of objects that the run directory uses.
 #[derive(Debug, Default)]
-struct Own {
-    /// As aliases call them.
+struct OwnObjects {
+    /// As named in aliases.
     networks: BTreeSet<String>,
     bridges: BTreeSet<String>,
-    /// With the bridge that carries them.
+    /// With the name of their bridge.
     gateways: BTreeSet<(String, IpNet)>,
 }
 
-impl Own {
+impl OwnObjects {
     fn of(state: Option<&NodeState>, configured: Option<(&NetworkName, &IfName)>) -> Result<Self, Error> {
         let mut own = Self::default();
         if let Some((network, bridge)) = configured {
@@ -125,24 +125,24 @@ impl Own {
     }
 }
 
-/// Networks of other run directories whose pods live on this node.
+/// Networks of other run directories with pods on this node.
 #[derive(Debug, Default)]
 struct OtherNetworks {
-    /// How many links each has.
+    /// Number of links per network.
     networks: BTreeMap<String, usize>,
     addresses: Vec<IpAddr>,
 }
 
 impl OtherNetworks {
-    fn find(host: &mut RtSocket, own: &Own) -> Result<Self, Error> {
-        let mut others = Self::default();
+    fn find(host: &mut RtSocket, own: &OwnObjects) -> Result<Self, Error> {
+        let mut other = Self::default();
         for link in host.links()? {
             let alias = Alias::of(&link).filter(|alias| !own.networks.contains(alias.network));
             let Some(alias) = alias else { continue };
-            *others.networks.entry(alias.network.to_owned()).or_default() += 1;
-            others.addresses.extend(alias.ips());
+            *other.networks.entry(alias.network.to_owned()).or_default() += 1;
+            other.addresses.extend(alias.ips());
         }
-        Ok(others)
+        Ok(other)
     }
 
     fn is_empty(&self) -> bool {
@@ -153,21 +153,21 @@ impl OtherNetworks {
         Alias::of(link).is_some_and(|alias| self.networks.contains_key(alias.network))
     }
 
-    /// Do their pods have addresses of this subnet? Its gateway is then theirs too.
-    fn live_in(&self, subnet: &IpNet) -> bool {
+    /// Whether their pods have addresses in this subnet. Then they need its gateway.
+    fn has_address_in(&self, subnet: &IpNet) -> bool {
         self.addresses.iter().any(|address| subnet.contains(address))
     }
 
-    /// For messages.
+    /// The names, for messages.
     fn names(&self) -> String {
         let names: Vec<&str> = self.networks.keys().map(String::as_str).collect();
         format!("network {} of another run directory", names.join(", "))
     }
 
-    fn sentences(&self) -> impl Iterator<Item = String> {
+    fn messages(&self) -> impl Iterator<Item = String> {
         self.networks.iter().map(|(network, count)| {
             format!(
-                "network {network} stays, with {}: it is of another run directory, and \
+                "network {network} stays, with {}: it belongs to another run directory, and \
                  `podwire cleanup --run-dir` of that directory removes it",
                 types::count(*count as u64, "link")
             )
@@ -175,11 +175,11 @@ impl OtherNetworks {
     }
 }
 
-/// With what an agent left in it: lock, socket, tombstones. One of an earlier boot goes too, and one in which nothing was
-/// attached yet; a directory that nobody of ours ever locked is not ours.
+/// Removes the run directory, including lock, socket and tombstones of an agent. A directory of an earlier boot or without
+/// attachments is removed too. A directory without a lock file of Podwire is not Podwire's.
 fn remove_directory(run_dir: &Path, report: &mut CleanupReport) -> Result<(), Error> {
-    let is_there = |name: &str| run_dir.join(name).symlink_metadata().is_ok_and(|meta| meta.is_file());
-    if !["podwire.lock", "agent.lock"].into_iter().any(is_there) {
+    let is_file = |name: &str| run_dir.join(name).symlink_metadata().is_ok_and(|meta| meta.is_file());
+    if !["podwire.lock", "agent.lock"].into_iter().any(is_file) {
         return Ok(());
     }
     let socket = netconf::default_socket(run_dir);
@@ -189,18 +189,18 @@ fn remove_directory(run_dir: &Path, report: &mut CleanupReport) -> Result<(), Er
         report.left.push(format!("{} stays: {error}", socket.display()));
     }
     NodeState::open(run_dir)?.remove()?;
-    let rest: Vec<String> = fs::read_dir(run_dir)
+    let remaining: Vec<String> = fs::read_dir(run_dir)
         .map(|entries| {
             entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
         })
         .unwrap_or_default();
-    if rest.is_empty() {
+    if remaining.is_empty() {
         report.done.push(format!("state directory {} removed", run_dir.display()));
     } else {
         report.done.push(format!("state in {} removed", run_dir.display()));
-        let rest = rest.join(", ");
+        let remaining = remaining.join(", ");
         report.left.push(format!(
-            "directory {} stays: it holds files that Podwire did not write ({rest})",
+            "directory {} stays: it contains files that Podwire did not write ({remaining})",
             run_dir.display()
         ));
     }
@@ -228,7 +228,7 @@ fn remove_attachments(state: &NodeState, report: &mut CleanupReport) -> Result<(
     Ok(())
 }
 
-/// No config is known here, so that no IPAM plugin can be called: which addresses of which plugin stay taken.
+/// Reports addresses that stay allocated in IPAM plugins. No plugin can be called, because no config is known here.
 fn leases(all: &[ListedRecord]) -> Vec<String> {
     let mut pods: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for attachment in all.iter().filter_map(|l| l.attachment.as_ref()).filter(|a| a.delegated) {
@@ -241,52 +241,52 @@ fn leases(all: &[ListedRecord]) -> Vec<String> {
     }
     let line = |(plugin, pods): (&str, Vec<String>)| {
         format!(
-            "IPAM plugin {plugin} was not called and keeps the addresses of {}: release them there",
+            "IPAM plugin {plugin} was not called and still has the addresses of {} allocated: release them there",
             pods.join(", ")
         )
     };
     pods.into_iter().map(line).collect()
 }
 
-/// The kernel's part, after the attachments.
-struct Leaving {
+/// Removes kernel objects after the attachments were removed.
+struct CleanupRun {
     scope: Scope,
-    own: Own,
-    others: OtherNetworks,
-    /// Those of other run directories.
-    strange_tunnels: usize,
+    own: OwnObjects,
+    other_networks: OtherNetworks,
+    /// Number of tunnels of other run directories.
+    other_tunnels: usize,
     host: RtSocket,
     report: CleanupReport,
 }
 
-impl Leaving {
-    /// Links whose record is gone.
+impl CleanupRun {
+    /// Removes links without a record.
     fn remove_links(&mut self) -> Result<(), Error> {
         for link in self.host.links()? {
-            if Alias::of(&link).is_none() || self.others.has(&link) {
+            if Alias::of(&link).is_none() || self.other_networks.has(&link) {
                 continue;
             }
-            if self.others.is_empty() {
+            if self.other_networks.is_empty() {
                 delete_link(&mut self.host, link.index)?;
             } else {
-                // The tables stay: what they have of it goes by itself.
-                remove_stray(&mut self.host, &link, None)?;
+                // The tables stay, so elements of the link have to be removed.
+                remove_orphan_link(&mut self.host, &link, None)?;
             }
             self.report.done.push(format!("link {} removed", link.name));
         }
         Ok(())
     }
 
-    /// The bridges that we made and nobody else uses.
+    /// Removes bridges that Podwire created and that are not in use.
     fn remove_bridges(&mut self) -> Result<(), Error> {
         let links = self.host.links()?;
         for bridge in links.iter().filter(|link| is_marked(link)) {
             let name = &bridge.name;
             if let Some(port) = links.iter().find(|port| port.master == Some(bridge.index)) {
                 self.report.left.push(format!("bridge {name} stays: {} is a port of it", port.name));
-            } else if self.may_need(bridge)? {
-                let others = self.others.names();
-                self.report.left.push(format!("bridge {name} stays: {others} may need it"));
+            } else if self.may_be_needed(bridge)? {
+                let networks = self.other_networks.names();
+                self.report.left.push(format!("bridge {name} stays: {networks} may need it"));
             } else {
                 delete_link(&mut self.host, bridge.index)?;
                 self.report.done.push(format!("bridge {name} removed"));
@@ -295,40 +295,42 @@ impl Leaving {
         Ok(())
     }
 
-    /// In mode `routed` a bridge has no ports: that it carries their gateway tells, and whether it is known here at all.
-    fn may_need(&mut self, bridge: &Link) -> Result<bool, Error> {
-        if self.others.is_empty() {
+    /// Whether a network of another run directory may need the bridge: it has their gateway, or this run directory does not use
+    /// it. Ports are no indication, because in mode `routed` a bridge has none.
+    fn may_be_needed(&mut self, bridge: &Link) -> Result<bool, Error> {
+        if self.other_networks.is_empty() {
             return Ok(false);
         }
-        let carried = self.host.addresses(Some(bridge.index))?;
+        let addresses = self.host.addresses(Some(bridge.index))?;
         let is_own = self.own.bridges.contains(&bridge.name);
-        Ok(!is_own || carried.iter().any(|address| self.others.live_in(&address.addr)))
+        Ok(!is_own || addresses.iter().any(|address| self.other_networks.has_address_in(&address.addr)))
     }
 
-    /// The gateways that we put on bridges that stay; those on others went with them. Only bridges: where this node is
-    /// itself a pod, an address with our mark on another link is its own. Kernels before 5.18 keep no mark: there they
-    /// stay.
+    /// Removes Podwire's gateways from bridges that stay. Only bridges are checked: if this node is itself a pod of Podwire,
+    /// addresses of other links with the same protocol are its own. Kernels before 5.18 do not store the protocol of an address.
+    /// There the gateways stay.
     fn remove_gateways(&mut self) -> Result<(), Error> {
         let is_bridge = |link: &Link| link.kind.as_deref() == Some("bridge");
         for bridge in self.host.links()?.into_iter().filter(is_bridge) {
             let name = &bridge.name;
             let all = self.host.addresses(Some(bridge.index))?;
-            let (ours, rest): (Vec<Address>, Vec<Address>) =
+            let (gateways, unmanaged): (Vec<Address>, Vec<Address>) =
                 all.into_iter().partition(|a| a.protocol == Some(ROUTE_PROTOCOL));
-            for gateway in ours.iter().map(|address| address.addr) {
-                if !self.others.is_empty() && !self.own.gateways.contains(&(name.clone(), gateway)) {
+            for gateway in gateways.iter().map(|address| address.addr) {
+                if !self.other_networks.is_empty() && !self.own.gateways.contains(&(name.clone(), gateway)) {
                     continue;
                 }
-                // The kernel removes the later addresses of a subnet together with its first.
-                let hangs = rest.iter().find(|other| other.addr.trunc() == gateway.trunc());
-                let why = match hangs {
-                    Some(other) => Some(format!("{} may hang on it", other.addr)),
-                    None => {
-                        self.others.live_in(&gateway).then(|| format!("{} needs it", self.others.names()))
-                    }
+                // The kernel removes secondary addresses of a subnet together with the primary one.
+                let secondary = unmanaged.iter().find(|other| other.addr.trunc() == gateway.trunc());
+                let reason = match secondary {
+                    Some(other) => Some(format!("{} may be a secondary address of it", other.addr)),
+                    None => self
+                        .other_networks
+                        .has_address_in(&gateway)
+                        .then(|| format!("{} needs it", self.other_networks.names())),
                 };
-                if let Some(why) = why {
-                    self.report.left.push(format!("address {gateway} of bridge {name} stays: {why}"));
+                if let Some(reason) = reason {
+                    self.report.left.push(format!("address {gateway} of bridge {name} stays: {reason}"));
                     continue;
                 }
                 self.host.run(&Op::DelAddress { link: bridge.index, addr: gateway })?;
@@ -338,7 +340,7 @@ impl Leaving {
         Ok(())
     }
 
-    /// The unreachable routes to subnets whose gateway went.
+    /// Removes unreachable routes to subnets without a gateway.
     fn remove_subnets(&mut self) -> Result<(), Error> {
         for subnet in remove_stale_subnets(&mut self.host)? {
             self.report.done.push(format!("unreachable route to {subnet} removed"));
@@ -346,13 +348,13 @@ impl Leaving {
         Ok(())
     }
 
-    /// The elements of our pods went with them; what is left is chains without any.
+    /// Elements of pods were removed with the pods. Only chains without elements remain.
     fn remove_tables(&mut self) -> Result<(), Error> {
-        if !self.others.is_empty() {
+        if !self.other_networks.is_empty() {
             let networks: Vec<String> = self.own.networks.iter().cloned().collect();
             firewall::prune(nft::Idle::RemoveAll, &networks, None)?;
-            let others = self.others.names();
-            self.report.left.push(format!("nftables tables podwire stay: {others} uses them"));
+            let other_networks = self.other_networks.names();
+            self.report.left.push(format!("nftables tables podwire stay: {other_networks} uses them"));
         } else if nft::Firewall::open()?.cleanup()? {
             self.report.done.push("nftables tables podwire removed".to_owned());
         }
@@ -369,8 +371,8 @@ mod tests {
     use super::*;
     use crate::alias::BRIDGE_ALIAS;
 
-    /// Two links of two networks, with a bridge that carries the gateway of the second, and no state at all.
-    const SCENE: [&str; 6] = [
+    /// Links of two networks, a bridge with the gateway of the second network, and no state.
+    const SETUP: [&str; 6] = [
         "link add pwblue type veth peer name peer-blue",
         "link set pwblue alias podwire:blue/a/eth0",
         "link add pwred type veth peer name peer-red",
@@ -383,10 +385,10 @@ mod tests {
         assert!(Command::new("ip").args(words).status().unwrap().success(), "{words:?}");
     }
 
-    /// Which links are there after `clean`, in a namespace of their own.
+    /// The managed links that exist after `clean`, in a new namespace.
     fn links_after(clean: impl Fn(&Path) -> CleanupReport + Sync) -> (Vec<String>, CleanupReport) {
         let in_a_namespace = || {
-            for line in SCENE {
+            for line in SETUP {
                 ip(&line.split(' ').collect::<Vec<_>>());
             }
             ip(&["link", "set", "pwred", "alias", "podwire:red/b/eth0 10.61.0.2/32"]);
@@ -402,23 +404,23 @@ mod tests {
     }
 
     #[test]
-    fn f7_only_the_configured_network_goes_while_another_lives() {
+    fn f7_only_the_configured_network_is_removed_while_another_exists() {
         let (network, bridge) = ("blue".try_into().unwrap(), "blue0".try_into().unwrap());
         let (links, report) = links_after(|dir| cleanup(dir, Some((&network, &bridge))).unwrap());
         assert_eq!(links, ["pwred", "red0"], "{report:?}");
         assert!(report.left.iter().any(|line| line.starts_with("network red stays")), "{report:?}");
     }
 
-    /// A bridge that a config names is not ours to remove while it carries another network's gateway.
+    /// A configured bridge is not removed while it has the gateway of another network.
     #[test]
-    fn f7_a_bridge_with_anothers_gateway_stays() {
+    fn f7_a_bridge_with_another_networks_gateway_stays() {
         let (network, bridge) = ("blue".try_into().unwrap(), "red0".try_into().unwrap());
         let (links, report) = links_after(|dir| cleanup(dir, Some((&network, &bridge))).unwrap());
         assert_eq!(links, ["pwred", "blue0", "red0"], "{report:?}");
     }
 
     #[test]
-    fn f7_everything_means_the_pods_of_others_too() {
+    fn f7_cleanup_of_everything_removes_other_run_directories_pods() {
         let (links, report) = links_after(|dir| CleanupReport::of_everything(dir).unwrap());
         assert_eq!((links.len(), report.left.len()), (0, 0), "{links:?} {report:?}");
     }

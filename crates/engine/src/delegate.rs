@@ -1,16 +1,16 @@
-//! Another IPAM plugin, called as the spec says: the whole config on stdin, its stderr forwarded. A child process of a
-//! request, and only where a config asks for it.
+//! Runs a delegated IPAM plugin as the CNI specification defines: it gets the complete config on stdin, and its stderr is
+//! forwarded. It is the only child process of a request, and runs only if the config names one.
 //!
-//! Limits, because a delegate runs as root:
-//! - [`Delegate::choose`] is the only place that chooses a program. The agent takes it from directories of its own
-//!   configuration, whatever CNI_PATH a client sends, and runs nothing that another user could have changed.
-//! - The plugin itself is refused: by device and inode here, and through copies or other plugins by the variable
-//!   CNI_PODWIRE_DELEGATED, which every delegate has and no request may have (`cni::Request`).
-//! - It gets the CNI variables and PATH, and nothing else of this process's environment.
-//! - A client of the agent cannot have it read a file as `resolvConf`, whose lines would be in the result.
-//! - It has a process group of its own, which is killed when it takes too long.
+//! A delegate runs as root, so it is restricted:
+//! - Only [`Delegate::choose`] chooses a program. The agent uses directories from its own configuration and ignores the CNI_PATH
+//!   of a client. It runs no program that another user could have changed.
+//! - Podwire's own plugin is refused. It is detected by device and inode. Copies and chains of plugins are detected by the
+//!   variable CNI_PODWIRE_DELEGATED, which every delegate gets and no request may have (`cni::Request`).
+//! - The delegate gets the CNI variables and PATH, but no other variables of this process.
+//! - A client of the agent cannot make it read an arbitrary file as `resolvConf` and return its lines in the result.
+//! - The delegate has its own process group, which is killed on timeout.
 
-mod talk;
+mod exchange;
 
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -28,51 +28,51 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde_json::{Map, Value};
 use types::AttachmentKey;
 
-use talk::{Broken, DelegateLife, Talk, remaining};
+use exchange::{DelegateExchange, DelegateState, ExchangeError, remaining};
 
 use crate::Error;
 
-/// How long an IPAM plugin may take. `podwire-cni` waits longer for the agent's answer.
+/// Timeout of an IPAM plugin. `podwire-cni` waits longer for the agent's answer.
 pub const DELEGATE_TIMEOUT: Duration = Duration::from_secs(55);
-/// How long an ADD may hold its record: the plugin is called, and called once more to give the addresses back.
-pub(crate) const LONGEST: Duration = Duration::from_secs(130);
-/// How long the kernel may take to end one that was killed.
-const DYING: Duration = Duration::from_secs(5);
-/// No result of an IPAM plugin is larger than a request may be.
-const LARGEST_ANSWER: usize = cni::MAX_STDIN;
-/// Where a delegate that is a script finds its programs.
-const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Maximum time that an ADD holds its record: it may call the plugin twice, for ADD and for DEL.
+pub(crate) const MAX_HOLD_TIME: Duration = Duration::from_secs(130);
+/// How long to wait for a killed process.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// A result of an IPAM plugin is not larger than a request.
+const MAX_ANSWER: usize = cni::MAX_STDIN;
+/// PATH of a delegate, for scripts.
+const DELEGATE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The files that a client of the agent may name as `ipam.resolvConf`.
 const RESOLV_CONF: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
 
-/// Which IPAM plugins a request may have run.
+/// The IPAM plugins that a request may run.
 #[derive(Debug, Clone, Copy)]
 pub enum Delegates<'a> {
-    /// Those in its CNI_PATH: this process was started by the runtime that set it.
+    /// Plugins in its CNI_PATH. The runtime that started this process has set it.
     InCniPath,
-    /// Those that the operator allows.
+    /// Plugins that the operator allows.
     Allowed(&'a AllowedDelegates),
 }
 
-/// What the agent's configuration says about IPAM plugins. The default allows none.
+/// The IPAM plugins in the agent's configuration. The default allows none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AllowedDelegates {
-    /// `delegate.directories`: absolute paths, in the order of the search.
+    /// `delegate.directories`: absolute paths in search order.
     pub directories: Vec<PathBuf>,
-    /// `delegate.plugins`: file names in them.
+    /// `delegate.plugins`: file names in these directories.
     pub plugins: Vec<String>,
 }
 
-/// For callers that run none.
+/// For callers that run no delegates.
 pub(crate) static NONE_ALLOWED: AllowedDelegates =
     AllowedDelegates { directories: Vec::new(), plugins: Vec::new() };
 
-/// What it is run for.
+/// The purpose of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DelegatePurpose {
     Use,
-    /// DEL and GC, which must work with a config whose ADD would be refused now.
+    /// DEL and GC. They must work with a config that an ADD would refuse now.
     Removal,
 }
 
@@ -82,20 +82,19 @@ pub(crate) struct Delegate<'a> {
     program: PathBuf,
     config: &'a NetworkConfig,
     stdin: Cow<'a, [u8]>,
-    /// CNI_PATH, where it is not the request's own.
+    /// CNI_PATH, if it differs from the request's.
     path: Option<OsString>,
     call_timeout: Duration,
-    /// The attachment that it is called about, where it is not the request's.
-    about: Vec<(&'static str, String)>,
+    /// Variables of the attachment, if it is not the request's.
+    attachment: Vec<(&'static str, String)>,
 }
 
 impl<'a> Delegate<'a> {
-    /// Waits at most so long for an answer.
+    /// Sets the timeout of a call.
     pub(crate) fn within(self, call_timeout: Duration) -> Self {
         Self { call_timeout, ..self }
     }
 
-    /// The plugin's name.
     pub(crate) fn plugin(&self) -> &str {
         &self.name
     }
@@ -110,7 +109,7 @@ impl<'a> Delegate<'a> {
         allowed: Delegates<'_>,
         purpose: DelegatePurpose,
     ) -> Result<Self, Error> {
-        let failed = |what: String| Error::Delegate { name: name.to_owned(), what };
+        let failed = |reason: String| Error::Delegate { name: name.to_owned(), reason };
         let (directories, setting) = match allowed {
             Delegates::InCniPath => {
                 let path = config.variables.path().unwrap_or_default();
@@ -149,11 +148,11 @@ impl<'a> Delegate<'a> {
             stdin,
             path,
             call_timeout: DELEGATE_TIMEOUT,
-            about: Vec::new(),
+            attachment: Vec::new(),
         })
     }
 
-    /// For DEL and GC. None: it is Podwire itself, whose ADD is refused, so that it has nothing to give back.
+    /// For DEL and GC. None if the plugin is Podwire itself: its ADD is refused, so there is nothing to release.
     pub(crate) fn find_for_removal(
         name: &str,
         config: &'a NetworkConfig,
@@ -165,7 +164,7 @@ impl<'a> Delegate<'a> {
         }
     }
 
-    /// For DEL and GC: the IPAM plugin that the config names, if it names one.
+    /// For DEL and GC: the IPAM plugin of the config. None if it names none.
     pub(crate) fn of_config(
         config: &'a NetworkConfig,
         allowed: Delegates<'_>,
@@ -174,22 +173,22 @@ impl<'a> Delegate<'a> {
         plugin.map_or(Ok(None), |plugin| Self::find_for_removal(plugin, config, allowed))
     }
 
-    /// The same plugin, called about this attachment.
-    pub(crate) fn about(&self, key: &AttachmentKey, netns: Option<&str>) -> Self {
-        let about = [
+    /// The same plugin, called for this attachment.
+    pub(crate) fn for_attachment(&self, key: &AttachmentKey, netns: Option<&str>) -> Self {
+        let variables = [
             (Var::ContainerId.name(), key.container.to_string()),
             (Var::IfName.name(), key.ifname.to_string()),
         ];
         let netns = netns.map(|netns| (Var::Netns.name(), netns.to_owned()));
-        Self { about: about.into_iter().chain(netns).collect(), ..self.clone() }
+        Self { attachment: variables.into_iter().chain(netns).collect(), ..self.clone() }
     }
 
-    /// Ends with an error soon after `cancelled` returns true. [`Error::Cni`] is the plugin's own refusal.
+    /// Fails soon after `cancelled` returns true. [`Error::Cni`] is an error that the plugin returned.
     pub(crate) fn add(&self, cancelled: &dyn Fn() -> bool) -> Result<Vec<u8>, Error> {
         self.call_while("ADD", &|| !cancelled())
     }
 
-    /// The answer to an ADD.
+    /// Parses the answer to an ADD.
     pub(crate) fn read(&self, answer: &[u8]) -> Result<CniResult, Error> {
         let value: Value =
             serde_json::from_slice(answer).map_err(|e| self.failed(format!("unreadable answer: {e}")))?;
@@ -220,22 +219,22 @@ impl<'a> Delegate<'a> {
         let mut command = Command::new(&self.program);
         command
             .env_clear()
-            // Not those of this process: an agent serves many requests.
+            // The variables of the request, not of this process: an agent serves many requests.
             .envs(self.config.variables.all())
             .envs(self.path.as_ref().map(|path| (Var::Path.name(), path)))
-            .envs(self.about.iter().map(|(name, value)| (name, value)))
+            .envs(self.attachment.iter().map(|(name, value)| (name, value)))
             .env(Var::Command.name(), verb)
             .env(Var::Delegated.name(), "1")
-            .env("PATH", PROGRAMS)
+            .env("PATH", DELEGATE_PATH)
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let mut child = command
             .spawn()
             .map_err(|e| self.failed(format!("cannot run {}: {e}", self.program.display())))?;
-        let answer = self.converse(&mut child, is_wanted);
+        let answer = self.exchange(&mut child, is_wanted);
         if answer.is_err() {
-            // With everything that it started. It is not reaped yet, so the group is still its own; it may be empty.
+            // Kills its children too. The child is not reaped yet, so the group ID is still valid. The group may be empty.
             let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
         }
         let status = self.reap(&mut child).map_err(|e| self.failed(format!("{verb}: {e}")));
@@ -243,43 +242,45 @@ impl<'a> Delegate<'a> {
         if status.success() {
             return Ok(answer);
         }
-        // Its own error, with its own code, says it best.
-        let theirs = serde_json::from_slice(&answer).ok().and_then(|value| cni::Error::from_json(&value));
-        Err(match theirs {
+        // The plugin's error has its own code and message.
+        let returned = serde_json::from_slice(&answer).ok().and_then(|value| cni::Error::from_json(&value));
+        Err(match returned {
             Some(mut error) => {
                 error.msg = format!("IPAM plugin {}: {}", self.name, error.msg);
                 Error::Cni(error)
             }
-            None => self.failed(format!("{verb} ended with {status}")),
+            None => self.failed(format!("{verb} failed: {status}")),
         })
     }
 
-    /// Writes the config and reads the answer until the child has ended, with an end to the wait.
-    fn converse(&self, child: &mut Child, is_wanted: &dyn Fn() -> bool) -> Result<Vec<u8>, Error> {
-        let ended = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
-            .map_err(|e| self.failed(format!("cannot watch it: {e}")))?;
-        let mut talk = Talk {
+    /// Writes the config and reads the answer until the child exits or the timeout expires.
+    fn exchange(&self, child: &mut Child, is_wanted: &dyn Fn() -> bool) -> Result<Vec<u8>, Error> {
+        let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
+            .map_err(|e| self.failed(format!("cannot watch the process: {e}")))?;
+        let mut exchange = DelegateExchange {
             stdin: child.stdin.take(),
             unsent: &self.stdin,
             stdout: child.stdout.take(),
             answer: Vec::new(),
-            life: DelegateLife::Running(ended),
+            child: DelegateState::Running(pidfd),
         };
-        talk.run(Instant::now() + self.call_timeout, is_wanted).map_err(|e| match e {
-            Broken::Unwanted => self.failed("its addresses are not wanted any more".to_owned()),
-            Broken::Late => self.failed(format!("it did not end within {:?}", self.call_timeout)),
-            Broken::TooLarge => self.failed(format!("its answer is larger than {LARGEST_ANSWER} bytes")),
-            Broken::Io(e) => self.failed(format!("cannot talk to it: {e}")),
+        exchange.run(Instant::now() + self.call_timeout, is_wanted).map_err(|e| match e {
+            ExchangeError::Cancelled => self.failed("the request was cancelled".to_owned()),
+            ExchangeError::Timeout => {
+                self.failed(format!("the process did not exit within {:?}", self.call_timeout))
+            }
+            ExchangeError::TooLarge => self.failed(format!("the answer is larger than {MAX_ANSWER} bytes")),
+            ExchangeError::Io(e) => self.failed(format!("cannot communicate with the process: {e}")),
         })?;
-        Ok(talk.answer)
+        Ok(exchange.answer)
     }
 
-    /// It has ended, or was killed.
+    /// Reaps a child that exited or was killed.
     fn reap(&self, child: &mut Child) -> std::io::Result<std::process::ExitStatus> {
-        let ended = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
-        let deadline = Instant::now() + DYING;
+        let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+        let deadline = Instant::now() + KILL_TIMEOUT;
         while let Some(timeout) = remaining(deadline) {
-            match poll(&mut [PollFd::new(&ended, PollFlags::IN)], Some(&timeout)) {
+            match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout)) {
                 Ok(0) | Err(Errno::INTR) => {}
                 Ok(_) => return child.wait(),
                 Err(errno) => return Err(errno.into()),
@@ -287,38 +288,38 @@ impl<'a> Delegate<'a> {
         }
         Err(std::io::Error::new(
             ErrorKind::TimedOut,
-            format!("it was killed and is still there after {DYING:?}"),
+            format!("the process was killed and still exists after {KILL_TIMEOUT:?}"),
         ))
     }
 
-    /// Whether it sends through the pod's interface, also to give the addresses back.
+    /// Whether the plugin sends through the pod's interface, also to release the addresses.
     pub(crate) fn needs_interface(&self) -> bool {
         netconf::is_dhcp(&self.name)
     }
 
-    pub(crate) fn failed(&self, what: String) -> Error {
-        Error::Delegate { name: self.name.clone(), what }
+    pub(crate) fn failed(&self, reason: String) -> Error {
+        Error::Delegate { name: self.name.clone(), reason }
     }
 }
 
-/// Whether this file is the plugin: the running program, or the one that the config's type names. Links have its inode.
+/// Whether this file is Podwire's plugin: the running program, or the program of the config's type. Links have the same inode.
 fn is_podwire(program: &Path, directories: &[PathBuf], config: &NetworkConfig) -> bool {
     let inode = |path: &Path| path.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
     let named = Path::new(&config.plugin_type).file_name();
     let named = named.into_iter().flat_map(|own| directories.iter().map(move |dir| dir.join(own)));
-    let found = inode(program);
-    found.is_some() && named.chain([PathBuf::from("/proc/self/exe")]).any(|own| inode(&own) == found)
+    let target = inode(program);
+    target.is_some() && named.chain([PathBuf::from("/proc/self/exe")]).any(|own| inode(&own) == target)
 }
 
-/// Refuses a program that every user can change or replace, also where a link leads to it. Another owner or group is accepted:
-/// archives of plugins unpack so, and the runtime runs the plugins of that directory as root anyway.
+/// Refuses a program that every user can change or replace, also through a symlink. Another owner or group is accepted: plugin
+/// archives are unpacked with them, and the runtime runs the plugins of that directory as root anyway.
 fn not_writable_by_all(program: &Path) -> Result<(), String> {
-    let real = program.canonicalize().map_err(|e| format!("cannot follow {}: {e}", program.display()))?;
+    let real = program.canonicalize().map_err(|e| format!("cannot resolve {}: {e}", program.display()))?;
     for path in [program, &real] {
         for (height, part) in path.ancestors().enumerate() {
             let meta = part.metadata().map_err(|e| format!("cannot inspect {}: {e}", part.display()))?;
             let mode = meta.mode();
-            // Further up, a sticky directory (/tmp) lets other users add names, but not change this one.
+            // In a sticky parent directory (/tmp), other users can add files but not replace this one.
             let is_protected = height > 1 && mode & 0o1000 != 0;
             if mode & 0o002 != 0 && !is_protected {
                 let (path, name) = (part.display(), part.to_string_lossy());
@@ -330,12 +331,12 @@ fn not_writable_by_all(program: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The config of a client of the agent, which may not name a file to read; a removal reads none, so the key is left out.
-/// Serialized again, because of a key that is there twice another parser may take the other value.
+/// Checks the config of a client of the agent, which may not name arbitrary files. A removal reads none, so the key is removed
+/// then. The config is serialized again: if a key occurs twice, another parser may use the other value.
 fn without_other_files(raw: &[u8], purpose: DelegatePurpose) -> Result<Vec<u8>, String> {
     let mut config: Map<String, Value> =
         serde_json::from_slice(raw).map_err(|e| format!("cannot read the config: {e}"))?;
-    // Go takes a key in any case, and a long s for an s.
+    // Go ignores the case of keys, and accepts a long s for an s.
     let is_refused = |key: &str, file: &Value| {
         let is_allowed = file.is_null() || file == "" || RESOLV_CONF.iter().any(|allowed| file == allowed);
         key.to_uppercase() == "RESOLVCONF" && !is_allowed

@@ -1,5 +1,5 @@
-//! DEL: everything the record knows is taken apart, in reverse, and every step is tried whatever the others say. It needs
-//! no namespace, no config and no pod: what is gone already is fine.
+//! DEL removes everything that the record names, in reverse order. Every step is tried, even if an earlier one failed. DEL
+//! needs no namespace, no config and no pod. Objects that do not exist any more are no error.
 
 use std::net::IpAddr;
 
@@ -11,82 +11,82 @@ use types::{AttachmentKey, IfName};
 use crate::alias::Alias;
 use crate::delegate::{self, Delegate};
 use crate::state::{Addressing, Attachment, HeldAttachment, NetworkState, Wiring};
-use crate::{Caller, Error, Wait, Warn, alias, firewall, gc, kernel_cache, relearn, remaining};
+use crate::{Caller, Error, Wait, Warn, alias, firewall, gc, kernel_cache, recover, sibling_routes};
 
-/// Returns what was there, for the log.
+/// Returns the removed attachment, for the log.
 pub(crate) fn detach(
     call: &AttachmentRequest,
-    place: &LocalPaths,
+    paths: &LocalPaths,
     caller: &Caller<'_>,
 ) -> Result<Option<Attachment>, Error> {
     let delegate = Delegate::of_config(&call.config, caller.delegates);
-    Detachment { key: call.key(), call, place, caller }.take_apart(delegate)
+    Detachment { key: call.key(), call, paths, caller }.run(delegate)
 }
 
 /// One DEL.
 struct Detachment<'a> {
     key: AttachmentKey,
     call: &'a AttachmentRequest,
-    place: &'a LocalPaths,
+    paths: &'a LocalPaths,
     caller: &'a Caller<'a>,
 }
 
 impl Detachment<'_> {
     fn find(&self) -> Result<Option<HeldAttachment>, Error> {
-        let Some(network) = relearn::existing(&self.call.config, self.place, self.caller)? else {
+        let Some(network) = recover::existing(&self.call.config, self.paths, self.caller)? else {
             return Ok(None);
         };
-        // The ADD or DEL of another process may be waiting for the IPAM plugin.
-        let found = match netconf::external_ipam(&self.call.config) {
-            Some(_) => network.find_within(&self.key.file_stem(), delegate::LONGEST)?,
+        // Another process with an ADD or DEL of this pod may be waiting for the IPAM plugin.
+        let held = match netconf::external_ipam(&self.call.config) {
+            Some(_) => network.find_within(&self.key.file_stem(), delegate::MAX_HOLD_TIME)?,
             None => network.find(&self.key)?,
         };
-        if found.is_none() {
-            // Perhaps an earlier DEL was killed after it had removed the record.
-            network.settle()?;
+        if held.is_none() {
+            // An earlier DEL may have been killed after it removed the record.
+            network.repair_if_marked()?;
         }
-        Ok(found)
+        Ok(held)
     }
 
-    /// A record that cannot be held may be of an ADD that is about to commit: then the IPAM plugin is not called.
-    fn take_apart(&self, delegate: Result<Option<Delegate<'_>>, Error>) -> Result<Option<Attachment>, Error> {
-        let found = match self.find()? {
+    /// If the record cannot be locked, an ADD may be about to commit. Then the IPAM plugin is not called.
+    fn run(&self, delegate: Result<Option<Delegate<'_>>, Error>) -> Result<Option<Attachment>, Error> {
+        let held = match self.find()? {
             Some(held) => Some(held),
-            None => self.remove_strays()?,
+            None => self.remove_orphans()?,
         };
-        let Some(held) = found else {
-            // The plugin may have a lease without a record.
+        let Some(held) = held else {
+            // The plugin may have a lease for an attachment without a record.
             return delegate?.map_or(Ok(()), |delegate| delegate.del()).map(|()| None);
         };
-        let (was, network) = (held.attachment().cloned(), held.network().clone());
+        let (removed, network) = (held.attachment().cloned(), held.network().clone());
         match delegate {
             Ok(delegate) => undo_with(held, Some(&self.key), self.caller, delegate.as_ref())?,
             Err(error) => {
                 let undone = undo_without_plugin(held, Some(&self.key), self.caller);
-                return Error::collect([error].into_iter().chain(undone.err()).collect()).map(|()| was);
+                return Error::collect([error].into_iter().chain(undone.err()).collect()).map(|()| removed);
             }
         }
-        if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
-            // The pod is gone even if this fails; GC tries it again and reports the error.
+        if removed.as_ref().is_some_and(|a| a.masquerade_outside.is_some()) && network.is_empty()? {
+            // The pod is removed even if this fails. GC retries and reports the error.
             let networks: Vec<String> = network.siblings()?.iter().map(NetworkState::name).collect();
             let _ = firewall::prune(nft::Idle::KeepFew, &networks, self.caller.kernel_cache);
         }
-        Ok(was)
+        Ok(removed)
     }
 
-    /// No record: there never was one, or it was lost. Links and firewall elements of the attachment are removed. If another
-    /// process made the link after the first search for the record, the record is found now and returned.
-    fn remove_strays(&self) -> Result<Option<HeldAttachment>, Error> {
+    /// Called if there is no record: it never existed, or was lost. Removes links and firewall elements of the attachment. If
+    /// another process created the link after the first search, the record is found now and returned.
+    fn remove_orphans(&self) -> Result<Option<HeldAttachment>, Error> {
         let key = &self.key;
         let mut host = RtSocket::open()?;
-        let links = ours(&mut host, &[key.host_link(0), key.shaper_link()], key)?;
-        let found = if links.is_empty() { None } else { self.find()? };
-        if found.is_some() {
-            return Ok(found);
+        let links = links_of(&mut host, &[key.host_link(0), key.shaper_link()], key)?;
+        let held = if links.is_empty() { None } else { self.find()? };
+        if held.is_some() {
+            return Ok(held);
         }
-        let network = relearn::existing(&self.call.config, self.place, self.caller)?;
-        links.iter().try_for_each(|link| remove_stray(&mut host, link, network.as_ref()))?;
-        // The record was lost, and left its claims.
+        let network = recover::existing(&self.call.config, self.paths, self.caller)?;
+        links.iter().try_for_each(|link| remove_orphan_link(&mut host, link, network.as_ref()))?;
+        // A lost record leaves its address claims.
         if let Some(network) = network.filter(|_| !links.is_empty()) {
             gc::free_orphans(&network, &host.links()?)?;
         }
@@ -94,26 +94,27 @@ impl Detachment<'_> {
     }
 }
 
-/// As [`undo`], where the addresses may be another IPAM plugin's. The plugin gets them back when the kernel has nothing of the
-/// pod any more, unless it sends through the pod's interface. If it fails, the record stays as pending.
+/// Like [`undo`], for addresses that a delegated IPAM plugin may have assigned. The plugin releases them after all kernel
+/// objects of the pod were removed, unless it sends through the pod's interface. If the plugin fails, the record stays
+/// pending.
 pub(crate) fn undo_with(
     mut held: HeldAttachment,
     key: Option<&AttachmentKey>,
     caller: &Caller<'_>,
     delegate: Option<&Delegate<'_>>,
 ) -> Result<(), Error> {
-    report_unreturned(&held, delegate, caller.warn);
+    warn_about_other_plugin(&held, delegate, caller.warn);
     let Some(delegate) = delegate else { return undo(held, key, caller) };
     if has_own_addresses(&held) {
         undo(held, key, caller)?;
         return delegate.del();
     }
     if delegate.needs_interface() {
-        // While the firewall has the addresses, no other pod may get them. The next DEL tries it again.
-        withdraw(&mut held, caller)?;
-        let given_back = delegate.del();
+        // While the firewall has the addresses, no other pod may get them. The next DEL retries.
+        withdraw_addresses(&mut held, caller)?;
+        let released = delegate.del();
         let retired = retire(&mut held, key, caller);
-        Error::collect(given_back.err().into_iter().chain(retired.err()).collect())?;
+        Error::collect(released.err().into_iter().chain(retired.err()).collect())?;
     } else {
         retire(&mut held, key, caller)?;
         delegate.del()?;
@@ -121,23 +122,23 @@ pub(crate) fn undo_with(
     Ok(held.release(&[])?)
 }
 
-/// The config may name another IPAM plugin than the one that gave the addresses. That one cannot be called: its part of the
-/// config is gone. The pod is removed all the same, because a runtime would repeat a failed DEL for ever.
-fn report_unreturned(held: &HeldAttachment, delegate: Option<&Delegate<'_>>, warn: Warn<'_>) {
+/// The config may name another IPAM plugin than the one that assigned the addresses. The former plugin cannot be called
+/// because its config is lost. The pod is removed anyway: a runtime would retry a failed DEL forever.
+fn warn_about_other_plugin(held: &HeldAttachment, delegate: Option<&Delegate<'_>>, warn: Warn<'_>) {
     let Some(attachment) = held.attachment().filter(|attachment| attachment.delegated) else { return };
     let Some(plugin) = attachment.ipam_plugin.as_deref() else { return };
     if delegate.is_some_and(|delegate| delegate.plugin() == plugin) {
         return;
     }
     let ips: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
-    let what = if ips.is_empty() { "addresses".to_owned() } else { ips.join(", ") };
+    let addresses = if ips.is_empty() { "addresses".to_owned() } else { ips.join(", ") };
     warn(&format!(
-        "{} has {what} from IPAM plugin {plugin}, which the config does not name any more: give it back there",
+        "{} has {addresses} from IPAM plugin {plugin}, which the config no longer names: release them in that plugin",
         attachment.key
     ));
 }
 
-/// As [`undo`], where no IPAM plugin can be called. If the addresses may be another plugin's, the record stays as pending.
+/// Like [`undo`], if no IPAM plugin can be called. If a plugin may have assigned the addresses, the record stays pending.
 pub(crate) fn undo_without_plugin(
     mut held: HeldAttachment,
     key: Option<&AttachmentKey>,
@@ -146,20 +147,20 @@ pub(crate) fn undo_without_plugin(
     if has_own_addresses(&held) { undo(held, key, caller) } else { retire(&mut held, key, caller) }
 }
 
-/// False if another IPAM plugin gave the addresses, or if the record cannot be read.
+/// False if an IPAM plugin assigned the addresses, or if the record cannot be read.
 fn has_own_addresses(held: &HeldAttachment) -> bool {
     held.attachment().is_some_and(|attachment| !attachment.delegated)
 }
 
-/// Removes an attachment from the kernel and keeps its record as pending. DEL, GC and the next ADD have the config that names
-/// the IPAM plugin, and call it. The record then names no addresses: a process that is killed after the plugin's DEL leaves
-/// a record whose addresses may be another pod's.
+/// Removes an attachment from the kernel and keeps its record as pending. A later DEL, GC or ADD has the config that names the
+/// IPAM plugin, and calls it. The addresses are removed from the record: if this process is killed after the plugin's DEL,
+/// they may already belong to another pod.
 pub(crate) fn retire(
     held: &mut HeldAttachment,
     key: Option<&AttachmentKey>,
     caller: &Caller<'_>,
 ) -> Result<(), Error> {
-    dismantle(held, key, caller)?;
+    remove_from_kernel(held, key, caller)?;
     match held.attachment().filter(|attachment| !attachment.is_retired()).cloned() {
         Some(attachment) => {
             Ok(held.rewrite(Attachment { addresses: Vec::new(), wiring: Wiring::default(), ..attachment })?)
@@ -168,9 +169,9 @@ pub(crate) fn retire(
     }
 }
 
-/// Forgets the addresses, in firewall and record, before they are given back: another pod may have them at once. The
-/// interface stays guarded.
-fn withdraw(held: &mut HeldAttachment, caller: &Caller<'_>) -> Result<(), Error> {
+/// Removes the addresses from firewall and record before they are released, because another pod may get them at once. The
+/// anti-spoofing filter of the interface stays.
+fn withdraw_addresses(held: &mut HeldAttachment, caller: &Caller<'_>) -> Result<(), Error> {
     held.reopen()?;
     let Some(attachment) = held.attachment().filter(|a| !a.addresses.is_empty()).cloned() else {
         return Ok(());
@@ -180,128 +181,133 @@ fn withdraw(held: &mut HeldAttachment, caller: &Caller<'_>) -> Result<(), Error>
     Ok(held.rewrite(Attachment { addresses: Vec::new(), ..attachment })?)
 }
 
-/// Takes an attachment apart and forgets it. If the kernel refuses a step the record stays, for the next DEL or GC. The key
-/// matters only where the record cannot be read.
+/// Removes an attachment and its record. If the kernel refuses a step, the record stays for the next DEL or GC. The key is
+/// used only if the record cannot be read.
 pub(crate) fn undo(
     mut held: HeldAttachment,
     key: Option<&AttachmentKey>,
     caller: &Caller<'_>,
 ) -> Result<(), Error> {
-    let clean = dismantle(&mut held, key, caller)?;
+    let clean = remove_from_kernel(&mut held, key, caller)?;
     Ok(held.release(&clean)?)
 }
 
-/// Removes an attachment from the kernel. Returns the addresses of which the kernel has no flows any more.
-fn dismantle(
+/// Removes an attachment from the kernel. Returns the addresses without flows in the kernel.
+fn remove_from_kernel(
     held: &mut HeldAttachment,
     key: Option<&AttachmentKey>,
     caller: &Caller<'_>,
 ) -> Result<Vec<IpAddr>, Error> {
     let mut errors = Vec::new();
-    // From here on it counts as being undone: if we are killed, the next process goes on.
+    // Makes the record pending. If this process is killed, the next one continues.
     errors.extend(held.reopen().err().map(Error::from));
     let mut clean = Vec::new();
     match held.attachment() {
         Some(attachment) => {
-            let flushed = unwire(attachment, caller, &mut errors);
+            let flushed = remove_objects(attachment, caller, &mut errors);
             clean.extend(flushed);
         }
-        None => match unwire_unreadable(held, key) {
+        None => match remove_objects_unreadable(held, key) {
             Ok(flushed) => clean.extend(flushed),
             Err(error) => errors.push(error),
         },
     }
     Error::collect(errors)?;
     // The agent reconciles the pod's other interfaces.
-    let gone = held.attachment().filter(|_| caller.kernel_cache.is_none());
-    if let Some(Err(error)) = gone.map(|gone| remaining::restore_routes(held.network(), gone)) {
-        // The attachment is removed all the same.
-        (caller.warn)(&format!("the routes of the pod's other interfaces were not restored: {error}"));
+    let removed = held.attachment().filter(|_| caller.kernel_cache.is_none());
+    if let Some(Err(error)) = removed.map(|removed| sibling_routes::restore_routes(held.network(), removed)) {
+        // This does not fail the DEL.
+        (caller.warn)(&format!("cannot restore routes of the pod's other interfaces: {error}"));
     }
     Ok(clean)
 }
 
-/// The kernel's part. The link goes first: while it lives, it stays guarded. Returns the addresses of which the kernel
-/// remembers nothing any more.
-fn unwire(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>) -> Vec<IpAddr> {
-    let rest = || {
+/// Removes the kernel objects of an attachment. The link is removed first, so its filter is active as long as it exists.
+/// Returns the addresses without flows in the kernel.
+fn remove_objects(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>) -> Vec<IpAddr> {
+    let remove_rules = || {
         let addresses: Vec<_> = attachment.ips().collect();
-        let expelled = if is_complete(attachment) {
+        let removed = if is_complete(attachment) {
             firewall::remove_pod(attachment, caller.kernel_cache)
         } else {
             firewall::sweep(std::slice::from_ref(&attachment.host_link), &addresses)
         };
-        (expelled, flush(attachment, &addresses, caller.wait))
+        (removed, flush(attachment, &addresses, caller.wait))
     };
-    let (expelled, clean) = match host_end(attachment, caller) {
+    let (removed, clean) = match host_end(attachment, caller) {
         Ok(Some((mut host, index))) => {
-            let (deleted, rest) = match caller.wait {
-                Wait::ForTheEnd => host.delete_link(index, rest),
-                Wait::UntilGone => {
-                    kernel_cache::spare_socket(caller.kernel_cache, host);
-                    (netlink::delete_link_early(index), rest())
+            let (deleted, outcome) = match caller.wait {
+                Wait::ForGracePeriod => host.delete_link(index, remove_rules),
+                Wait::UntilLinkRemoved => {
+                    kernel_cache::recycle_socket(caller.kernel_cache, host);
+                    (netlink::delete_link_early(index), remove_rules())
                 }
             };
             errors.extend(unless_missing(deleted).err());
-            rest
+            outcome
         }
-        Ok(None) => rest(),
+        Ok(None) => remove_rules(),
         Err(error) => {
             errors.push(error);
-            rest()
+            remove_rules()
         }
     };
-    errors.extend(expelled.err());
+    errors.extend(removed.err());
     clean
 }
 
-/// Whether the record names everything that the firewall has. A record without a cookie was recovered from the link's alias,
-/// and [`withdraw`] removes addresses from the record that the guard of the link still has.
+/// Whether the record names all firewall elements of the pod. A record without a cookie was recovered from the link's alias.
+/// [`withdraw_addresses`] removes addresses from the record that the link's filter still has.
 fn is_complete(attachment: &Attachment) -> bool {
     let is_withdrawn = attachment.addressing == Addressing::Dhcp && attachment.addresses.is_empty();
     attachment.netns_cookie.is_some() && !is_withdrawn
 }
 
-/// Removes the flows of these addresses where that is cheap; returns the addresses that are clean. The others rest until
-/// they are wanted again (F3), also where the kernel does not let us. The kernel goes through its whole table for it: a
-/// process that stays does that for many at once, but for flows that lead a host port's clients to nowhere.
+/// Removes the flows of these addresses if that is cheap. Returns the addresses without flows. The others are quarantined
+/// until they are allocated again (F3), also if the kernel refuses. The kernel scans its whole conntrack table for a flush.
+/// A long-running process flushes many addresses at once, except for host ports: their clients would use stale flows.
 fn flush(attachment: &Attachment, addresses: &[IpAddr], wait: Wait) -> Vec<IpAddr> {
     match wait {
-        Wait::UntilGone if attachment.ports.is_empty() => Vec::new(),
-        Wait::UntilGone | Wait::ForTheEnd => flush_now(addresses),
+        Wait::UntilLinkRemoved if attachment.ports.is_empty() => Vec::new(),
+        Wait::UntilLinkRemoved | Wait::ForGracePeriod => flush_now(addresses),
     }
 }
 
 fn flush_now(addresses: &[IpAddr]) -> Vec<IpAddr> {
-    let Ok(left) = nft::conntrack::flush(addresses) else { return Vec::new() };
-    addresses.iter().copied().filter(|ip| !left.contains(ip)).collect()
+    let Ok(remaining) = nft::conntrack::flush(addresses) else { return Vec::new() };
+    addresses.iter().copied().filter(|ip| !remaining.contains(ip)).collect()
 }
 
-/// The link of the attachment, if it is still there; what shapes it is removed on the way.
+/// The host end of the attachment, if it exists. Its shaper link is removed here.
 fn host_end(attachment: &Attachment, caller: &Caller<'_>) -> Result<Option<(RtSocket, u32)>, Error> {
     let mut host = kernel_cache::socket(caller.kernel_cache)?;
     let name = &attachment.host_link;
-    let known =
+    let cached =
         caller.kernel_cache.map(|r| r.take_host_end(&host, &attachment.key, name)).transpose()?.flatten();
-    // Without a cookie the record was made from what the link tells, and there may be more.
+    // A record without a cookie was recovered from the link's alias, which does not contain the bandwidth.
     if attachment.bandwidth.is_some() || attachment.netns_cookie.is_none() {
-        for shaper in ours(&mut host, &[attachment.key.shaper_link()], &attachment.key)? {
+        for shaper in links_of(&mut host, &[attachment.key.shaper_link()], &attachment.key)? {
             match caller.wait {
-                Wait::ForTheEnd => delete_link(&mut host, shaper.index)?,
-                Wait::UntilGone => unless_missing(netlink::delete_link_early(shaper.index))?,
+                Wait::ForGracePeriod => delete_link(&mut host, shaper.index)?,
+                Wait::UntilLinkRemoved => unless_missing(netlink::delete_link_early(shaper.index))?,
             }
         }
     }
-    let found = match known {
+    let index = match cached {
         Some(index) => Some(index),
-        None => ours(&mut host, std::slice::from_ref(name), &attachment.key)?.first().map(|link| link.index),
+        None => {
+            links_of(&mut host, std::slice::from_ref(name), &attachment.key)?.first().map(|link| link.index)
+        }
     };
-    Ok(found.map(|index| (host, index)))
+    Ok(index.map(|index| (host, index)))
 }
 
-/// The kernel's part where the record cannot be read. The links' aliases and the claims tell the addresses, and an address
-/// that another attachment has is left alone. Returns the addresses of which the kernel remembers nothing any more.
-fn unwire_unreadable(held: &HeldAttachment, key: Option<&AttachmentKey>) -> Result<Vec<IpAddr>, Error> {
+/// Like [`remove_objects`], if the record cannot be read. The addresses come from the links' aliases and the claims. Addresses
+/// of another attachment are skipped.
+fn remove_objects_unreadable(
+    held: &HeldAttachment,
+    key: Option<&AttachmentKey>,
+) -> Result<Vec<IpAddr>, Error> {
     let mut host = RtSocket::open()?;
     let (network, stem) = (held.network().name(), held.stem());
     let is_own = |link: &Link| Alias::of(link).is_some_and(|alias| alias.is_of_record(&network, stem));
@@ -317,8 +323,8 @@ fn unwire_unreadable(held: &HeldAttachment, key: Option<&AttachmentKey>) -> Resu
     Ok(flush_now(&addresses))
 }
 
-/// Removes links together with what the firewall has of them. A pod stays guarded until it cannot send any more, and the
-/// links go last: if this process is killed before, their aliases tell the next one what is left to do.
+/// Removes links and their firewall elements. The filter of a pod stays until it cannot send any more. The links are removed
+/// last: if this process is killed before that, the next one uses their aliases.
 fn remove_links(
     host: &mut RtSocket,
     links: &[Link],
@@ -335,13 +341,13 @@ fn remove_links(
     links.iter().try_for_each(|link| delete_link(host, link.index))
 }
 
-/// Removes a link of ours that no record knows, and what firewall and conntrack have of it.
-pub(crate) fn remove_stray(
+/// Removes a managed link without a record, and its firewall elements and flows.
+pub(crate) fn remove_orphan_link(
     host: &mut RtSocket,
     link: &Link,
     network: Option<&NetworkState>,
 ) -> Result<(), Error> {
-    // One that was handed out again belongs to another attachment now.
+    // An address that was allocated again belongs to another attachment.
     let mut addresses = Vec::new();
     for address in alias::ips_of(link) {
         if !network.map_or(Ok(false), |network| network.is_owned(address))? {
@@ -351,16 +357,16 @@ pub(crate) fn remove_stray(
     remove_links(host, std::slice::from_ref(link), None, &addresses)?;
     let clean = flush_now(&addresses);
     let unclean: Vec<IpAddr> = addresses.into_iter().filter(|ip| !clean.contains(ip)).collect();
-    Ok(network.map_or(Ok(()), |network| network.lay_to_rest(&unclean))?)
+    Ok(network.map_or(Ok(()), |network| network.quarantine(&unclean))?)
 }
 
-/// The links of these names that carry our mark and this key; a foreign link of the same name is not among them.
-fn ours(host: &mut RtSocket, names: &[IfName], key: &AttachmentKey) -> Result<Vec<Link>, Error> {
+/// The links with these names and the alias of this key. Unmanaged links with the same name are not returned.
+fn links_of(host: &mut RtSocket, names: &[IfName], key: &AttachmentKey) -> Result<Vec<Link>, Error> {
     let names: Vec<_> = names.iter().collect();
     Ok(host.links_by_name(&names)?.into_iter().flatten().filter(|link| alias::is_of(link, key)).collect())
 }
 
-/// Deleting a link that goes at the same moment (its namespace was removed) is no failure.
+/// Deletes a link. A link that does not exist any more, for example because its namespace was removed, is no error.
 pub(crate) fn delete_link(host: &mut RtSocket, index: u32) -> Result<(), Error> {
     unless_missing(host.run(&Op::DelLink(index)))
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, and the one place where it becomes a CNI error code.
+//! Errors of the engine, and the only place that maps them to CNI error codes.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::state::StateError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The request itself, or another plugin's own words.
+    /// An invalid request, or the error of a delegated plugin.
     #[error(transparent)]
     Cni(#[from] cni::Error),
     #[error("node-local state: {0}")]
@@ -22,25 +22,25 @@ pub enum Error {
     Namespace(#[from] netlink::NetNsError),
     #[error("firewall: {0}")]
     Firewall(#[from] nft::Error),
-    #[error("{} cannot be read, and its addresses stay in use", record.display())]
+    #[error("cannot read {}; its addresses stay in use", record.display())]
     Unreadable { record: PathBuf },
     #[error(
-        "{} was written by a newer version of Podwire (schema {schema}) and is left as it is",
+        "{} was written by a newer version of Podwire (schema {schema}) and was not changed",
         record.display()
     )]
     NewerRecord { record: PathBuf, schema: u32 },
-    #[error("{0} was not attached: whoever asked for it has gone, or it was deleted meanwhile")]
+    #[error("{0} was not attached: the caller disconnected, or the pod was deleted in the meantime")]
     Cancelled(AttachmentKey),
-    #[error("{why}")]
-    AddressInUse { ip: IpAddr, why: String },
-    #[error("{0} is attached already: DEL it first")]
+    #[error("{reason}")]
+    AddressInUse { ip: IpAddr, reason: String },
+    #[error("{0} is already attached; delete it first (DEL)")]
     AlreadyAttached(AttachmentKey),
-    #[error("link {0} is in the way: remove it")]
-    ForeignLink(IfName),
+    #[error("link {0} exists and is not managed by Podwire; remove it")]
+    UnmanagedLink(IfName),
     #[error("interface {ifname} already exists in {netns}: choose another CNI_IFNAME or remove it")]
     LinkExists { ifname: IfName, netns: String },
     #[error(
-        "CNI_NETNS {0} is the plugin's own namespace: a pod needs one of its own (CNI_NETNS_OVERRIDE=1 insists)"
+        "CNI_NETNS {0} is the plugin's own namespace; a pod needs its own namespace (CNI_NETNS_OVERRIDE=1 overrides this check)"
     )]
     OwnNamespace(String),
     #[error(
@@ -48,17 +48,17 @@ pub enum Error {
     )]
     NotABridge { name: IfName, kind: String, link_use: LinkUse },
     #[error(
-        "bridge {bridge} has {found}, which overlaps the gateway {wanted}: remove it, or set forceAddress"
+        "bridge {bridge} has {existing}, which overlaps the gateway {gateway}: remove it, or set forceAddress"
     )]
-    ForeignAddress { bridge: IfName, found: ipnet::IpNet, wanted: ipnet::IpNet },
+    ConflictingAddress { bridge: IfName, existing: ipnet::IpNet, gateway: ipnet::IpNet },
     #[error(
-        "bridge {bridge} has {what}, and pods without addresses (layer 2 only) could take over the addresses of other pods and \
+        "bridge {bridge} has {conflict}, and pods without addresses (layer 2 only) could take over the addresses of other pods and \
          of the gateway there: set \"bridge\" to another name"
     )]
-    SharedBridge { bridge: IfName, what: String },
+    SharedBridge { bridge: IfName, conflict: String },
     #[error("cannot set {} to {value}: {source}; set it by hand", path.display())]
     Sysctl { path: PathBuf, value: String, source: std::io::Error },
-    #[error("mtu {mtu} is too small for IPv6, which needs {}", types::MIN_MTU_V6)]
+    #[error("mtu {mtu} is too small for IPv6; the minimum is {}", types::MIN_MTU_V6)]
     MtuTooSmall { mtu: u32 },
     #[error(
         "no permission to set up networks: this process lacks {0}; run podwire-cni as root, with all capabilities"
@@ -68,20 +68,20 @@ pub enum Error {
     Check { missing: String },
     #[error("{0}")]
     NotAvailable(String),
-    /// STATUS: an ADD could not be served.
+    /// STATUS: an ADD would fail.
     #[error("{}", .0.message)]
     NotReady(Finding),
     /// STATUS: running pods are affected.
     #[error("{}", .0.message)]
     Degraded(Finding),
-    #[error("IPAM plugin {name}: {what}")]
-    Delegate { name: String, what: String },
+    #[error("IPAM plugin {name}: {reason}")]
+    Delegate { name: String, reason: String },
     #[error(
-        "ipam.type {name} leads back to Podwire: {} is the plugin itself; name another plugin, or leave ipam.type out",
+        "ipam.type {name} leads back to Podwire: {} is the plugin itself; name another plugin, or omit ipam.type",
         program.display()
     )]
     OwnDelegate { name: String, program: PathBuf },
-    /// Several things failed, and each was tried.
+    /// Several steps failed. Every step was tried.
     #[error("{}", join(.0))]
     Several(Vec<Error>),
 }
@@ -91,7 +91,7 @@ fn join(errors: &[Error]) -> String {
 }
 
 impl Error {
-    /// One error of many: the only one as it is.
+    /// Returns a single error unchanged, and wraps several.
     pub(crate) fn collect(mut errors: Vec<Error>) -> Result<(), Error> {
         match errors.len() {
             0 => Ok(()),
@@ -100,15 +100,15 @@ impl Error {
         }
     }
 
-    /// The sentence with its causes.
+    /// The message, followed by its causes.
     pub(crate) fn chain(&self) -> String {
         let mut text = self.to_string();
         let mut source = std::error::Error::source(self);
         while let Some(cause) = source {
-            let words = cause.to_string();
-            if !text.contains(&words) {
+            let message = cause.to_string();
+            if !text.contains(&message) {
                 text.push_str(": ");
-                text.push_str(&words);
+                text.push_str(&message);
             }
             source = cause.source();
         }
@@ -125,7 +125,7 @@ impl Error {
                 StateError::Exhausted { .. } => ErrorCode::AddressesExhausted,
                 StateError::Taken { .. } => ErrorCode::AddressTaken,
                 StateError::Clean { .. } => ErrorCode::Kernel,
-                StateError::Foreign { .. } | StateError::Unsafe(_) | StateError::Request(_) => {
+                StateError::Unmanaged { .. } | StateError::Unsafe(_) | StateError::Request(_) => {
                     ErrorCode::InvalidConfig
                 }
             },
@@ -134,8 +134,8 @@ impl Error {
             | Self::Firewall(_)
             | Self::Sysctl { .. }
             | Self::Privileges(_)
-            | Self::ForeignLink(_) => ErrorCode::Kernel,
-            // The spec's word for a namespace that is not there: the container is unknown or gone.
+            | Self::UnmanagedLink(_) => ErrorCode::Kernel,
+            // The CNI specification uses this code for a container that is unknown or does not exist.
             Self::Namespace(e) if e.is_gone() => ErrorCode::UnknownContainer,
             Self::Namespace(netlink::NetNsError::OtherKind { .. }) | Self::OwnNamespace(_) => {
                 ErrorCode::InvalidEnvironment
@@ -143,7 +143,7 @@ impl Error {
             Self::Namespace(_) => ErrorCode::Kernel,
             Self::AlreadyAttached(_) | Self::LinkExists { .. } => ErrorCode::AlreadyAttached,
             Self::NotABridge { .. }
-            | Self::ForeignAddress { .. }
+            | Self::ConflictingAddress { .. }
             | Self::SharedBridge { .. }
             | Self::MtuTooSmall { .. }
             | Self::OwnDelegate { .. } => ErrorCode::InvalidConfig,
@@ -157,35 +157,37 @@ impl Error {
         }
     }
 
-    /// What to do about it, where the sentence alone does not say.
+    /// The fix, if the message does not contain it.
     pub(crate) fn advice(&self) -> &'static str {
         match self {
             Self::State(e) if e.is_full() => {
-                "the file system of the state directory is full: free space or set runDir, with an agent run_dir"
+                "the file system of the state directory is full: free space or set runDir (with an agent: run_dir)"
             }
             Self::State(StateError::Io { source, .. }) => match source.kind() {
                 std::io::ErrorKind::PermissionDenied => {
-                    "run as root, or set runDir, with an agent run_dir, to a directory that can be written"
+                    "run as root, or set runDir (with an agent: run_dir) to a writable directory"
                 }
                 std::io::ErrorKind::ReadOnlyFilesystem => {
-                    "set runDir to a directory that can be written; with an agent run_dir"
+                    "set runDir (with an agent: run_dir) to a writable directory"
                 }
                 std::io::ErrorKind::NotADirectory | std::io::ErrorKind::AlreadyExists => {
-                    "something that is no directory is in the way: set runDir, with an agent run_dir"
+                    "a component of the path is not a directory: set runDir (with an agent: run_dir)"
                 }
                 _ => "",
             },
             Self::State(StateError::Exhausted { .. }) => {
-                "remove pods, widen the range, or run GC if containers were removed behind our back"
+                "remove pods, enlarge the range, or run GC if containers were removed without a DEL"
             }
             Self::State(StateError::Busy { .. }) => {
-                "try again; if it stays, look for a stopped podwire-cni process"
+                "retry; if the error persists, look for a stopped podwire-cni process"
             }
             Self::Unreadable { .. } => types::Code::RecordUnreadable.advice(),
             Self::NewerRecord { .. } => types::Code::RecordNewer.advice(),
             Self::Firewall(nft::Error::NftMissing) => nft::INSTALL,
             Self::Kernel(e) if e.is_permission() => "run as root with CAP_NET_ADMIN and CAP_SYS_ADMIN",
-            Self::Kernel(e) if e.is_unsupported() => "the kernel lacks a feature: bridge and veth are needed",
+            Self::Kernel(e) if e.is_unsupported() => {
+                "the kernel lacks a feature; bridge and veth are required"
+            }
             _ => "",
         }
     }

@@ -1,4 +1,4 @@
-//! The attachment as the firewall sees it.
+//! Firewall elements of attachments.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -23,12 +23,12 @@ use crate::state::{
 use crate::sysctl::ForwardedFamilies;
 use crate::{Error, Warn};
 
-/// Does the attachment have anything in the firewall? One that asks for nothing needs no nftables at all.
+/// Whether the attachment has firewall elements. A pod without them works without nftables.
 pub(crate) fn is_needed(attachment: &Attachment) -> bool {
     attachment.spoof_check || attachment.masquerade_outside.is_some() || !attachment.ports.is_empty()
 }
 
-/// What the firewall wants to know of an attachment.
+/// An attachment in the form that the firewall needs.
 pub(crate) struct FirewallMember<'a> {
     attachment: &'a Attachment,
     addresses: Vec<IpAddr>,
@@ -37,7 +37,7 @@ pub(crate) struct FirewallMember<'a> {
 }
 
 impl<'a> FirewallMember<'a> {
-    /// None: the attachment has nothing in the firewall.
+    /// None if the attachment has no firewall elements.
     pub(crate) fn of(attachment: &'a Attachment) -> Option<Self> {
         is_needed(attachment).then(|| Self {
             attachment,
@@ -54,7 +54,7 @@ impl<'a> FirewallMember<'a> {
         self.attachment
     }
 
-    /// Where this node is the pod's gateway. A record that was made from a link without its config knows neither.
+    /// The bridge, if this node is the pod's gateway. A record that was recovered without its config has no gateways.
     fn bridge(&self) -> Option<&'a IfName> {
         let is_gateway = !self.attachment.wiring.gateways.is_empty();
         is_gateway.then_some(&self.attachment.bridge)
@@ -83,7 +83,7 @@ pub(crate) fn guard(spoof_check: bool, addressing: Addressing) -> Guard {
     }
 }
 
-/// Refuses a hostIP that can never lead to the pod: of a family that the pod does not have, or no unicast address.
+/// Refuses a hostIP that can never reach the pod: the pod has no address of its family, or it is not unicast.
 pub(crate) fn check_ports(ports: &[PortMapping], pod: ForwardedFamilies) -> Result<(), Error> {
     for port in ports {
         if let Some((host_ip, reason)) = port.host_ip.and_then(|ip| Some((ip, unusable(ip, pod)?))) {
@@ -116,14 +116,14 @@ fn unusable(host_ip: IpAddr, pod: ForwardedFamilies) -> Option<&'static str> {
     }
 }
 
-/// A published port whose hostIP is no address of this node now. It leads to its pod as soon as the node has the address.
+/// A published port with a hostIP that this node does not have now. It becomes active when the node gets the address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InactivePortMapping {
     pub key: AttachmentKey,
     pub port: PortMapping,
 }
 
-/// The inactive host ports of these attachments. Asks the kernel about each hostIP, as the firewall's rule does.
+/// The inactive host ports of these attachments. Each hostIP is looked up in the kernel, like in the firewall's rule.
 pub fn inactive_ports<'a>(
     attachments: impl IntoIterator<Item = &'a Attachment>,
     host: &mut RtSocket,
@@ -144,13 +144,13 @@ fn is_local(host: &mut RtSocket, ip: IpAddr) -> Result<bool, Error> {
     match host.route_to(ip) {
         Ok(route) => Ok(route.local),
         Err(error) if error.is_unreachable() || error.is_missing() => Ok(false),
-        // A prohibited or blackholed destination is answered with an error of its own.
+        // Lookups of prohibited or blackholed destinations return these errors.
         Err(error) if matches!(error.errno(), Some(Errno::ACCESS | Errno::INVAL)) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// A port without a host address is published in every family that the pod has.
+/// A port without a hostIP is published in every family of the pod.
 fn host_ports(attachment: &Attachment) -> impl Iterator<Item = HostPort> {
     attachment.ports.iter().flat_map(|port| {
         let same_family = move |pod: &IpAddr| port.host_ip.is_none_or(|host| host.is_ipv4() == pod.is_ipv4());
@@ -164,8 +164,8 @@ fn host_ports(attachment: &Attachment) -> impl Iterator<Item = HostPort> {
     })
 }
 
-/// Puts a new attachment in force. If it finds that somebody flushed our tables, the others are put back first. That one of
-/// them cannot be is nothing the new one has to suffer for: CHECK and STATUS tell.
+/// Adds the firewall elements of a new attachment. If the tables were flushed, elements of the other pods are restored first. If
+/// one of these fails, the new pod is added anyway, and CHECK and STATUS report it.
 pub(crate) fn add_pod(
     attachment: &Attachment,
     state: &NodeState,
@@ -175,51 +175,51 @@ pub(crate) fn add_pod(
     add_pod_after(
         attachment,
         kernel_cache,
-        &mut OfState { state, new: Some(&attachment.key), held: None, warn },
+        &mut RecordedPods { state, new: Some(&attachment.key), held: None, warn },
     )
 }
 
-/// So many records are held open at once, of the 1024 files that a process may have. Pods above that are put back one by one.
-const HELD: usize = 512;
+/// Maximum number of records that are locked at once, below the usual limit of 1024 open files. Further pods are restored one by
+/// one.
+const MAX_HELD_RECORDS: usize = 512;
 
 /// The attachments of the state directory.
-struct OfState<'a> {
+struct RecordedPods<'a> {
     state: &'a NodeState,
-    /// The one that is being made.
+    /// The attachment that is being created.
     new: Option<&'a AttachmentKey>,
-    /// One whose record the caller holds already.
+    /// An attachment with a record that the caller has locked.
     held: Option<&'a Attachment>,
     warn: Warn<'a>,
 }
 
-impl OfState<'_> {
-    /// Those that are ready, with their records held: a DEL at the same time must not be followed by what it has just removed.
-    /// One that another process works on is left out, and so is one whose record cannot be read: `restore` waits for the first
-    /// and tells of the second.
-    fn ready(&self) -> Vec<HeldAttachment> {
+impl RecordedPods<'_> {
+    /// Locks and returns ready attachments, so that a concurrent DEL does not leave elements behind. Records that another process
+    /// holds and unreadable records are skipped: `restore` waits for the former and reports the latter.
+    fn lock_ready(&self) -> Vec<HeldAttachment> {
         let networks = self.state.networks().unwrap_or_default();
         let listed = networks.iter().flat_map(|network| {
             network.list().unwrap_or_default().into_iter().map(move |listed| (network, listed))
         });
-        let is_wanted = |listed: &ListedRecord| {
+        let is_relevant = |listed: &ListedRecord| {
             let is_other = |a: &Attachment| is_needed(a) && Some(&a.key) != self.new;
             listed.phase == RecordPhase::Ready && listed.attachment.as_ref().is_some_and(is_other)
         };
         listed
-            .filter(|(_, listed)| is_wanted(listed))
+            .filter(|(_, listed)| is_relevant(listed))
             .filter_map(|(network, listed)| network.find_idle(&listed.stem).ok()?)
             .filter(|held| held.phase() == RecordPhase::Ready)
-            .take(HELD)
+            .take(MAX_HELD_RECORDS)
             .collect()
     }
 }
 
-impl OtherPods for OfState<'_> {
+impl OtherPods for RecordedPods<'_> {
     fn hold(
         &mut self,
         act: &mut dyn FnMut(&[FirewallPod<'_>]) -> Result<(), nft::Error>,
     ) -> Result<(), nft::Error> {
-        let records = self.ready();
+        let records = self.lock_ready();
         let attachments = records.iter().filter_map(HeldAttachment::attachment).chain(self.held);
         let members: Vec<FirewallMember<'_>> = attachments.filter_map(FirewallMember::of).collect();
         act(&members.iter().map(FirewallMember::pod).collect::<Vec<_>>())
@@ -227,52 +227,52 @@ impl OtherPods for OfState<'_> {
 
     fn restore(&mut self) {
         if self.held.is_some() {
-            // The caller puts back all.
+            // The caller restores all pods.
             return;
         }
-        if let Err(error) = put_back(self.state, self.new) {
-            (self.warn)(&format!("not all pods could be put back into the firewall's tables: {error}"));
+        if let Err(error) = restore_pods(self.state, self.new) {
+            (self.warn)(&format!("cannot restore all pods in the firewall: {error}"));
         }
     }
 }
 
-/// Puts all attachments in force that are ready, of all networks, but for one.
-pub(crate) fn put_back(state: &NodeState, except: Option<&AttachmentKey>) -> Result<(), Error> {
+/// Restores the firewall elements of all ready attachments of all networks, except one.
+pub(crate) fn restore_pods(state: &NodeState, except: Option<&AttachmentKey>) -> Result<(), Error> {
     let mut errors = Vec::new();
     for network in state.networks()? {
         for listed in network.list()? {
-            let wanted = |a: &Attachment| is_needed(a) && Some(&a.key) != except;
+            let is_relevant = |a: &Attachment| is_needed(a) && Some(&a.key) != except;
             let ready = listed.attachment.as_ref().filter(|_| listed.phase == RecordPhase::Ready);
-            if let Some(attachment) = ready.filter(|a| wanted(a)) {
-                errors.extend(put_one_back(state, &network, attachment).err());
+            if let Some(attachment) = ready.filter(|a| is_relevant(a)) {
+                errors.extend(restore_pod(state, &network, attachment).err());
             }
         }
     }
     Error::collect(errors)
 }
 
-/// With its record held: a DEL at the same time must not be followed by what it has just removed. False: it is no more.
-/// `known` is what is put back if the record cannot be read.
-pub(crate) fn put_one_back(
+/// Locks the record, so that a concurrent DEL does not leave elements behind. Returns false if the attachment does not exist any
+/// more. `listed` is used if the record cannot be read.
+pub(crate) fn restore_pod(
     state: &NodeState,
     network: &NetworkState,
-    known: &Attachment,
+    listed: &Attachment,
 ) -> Result<bool, Error> {
-    let held = network.find(&known.key)?.filter(|held| held.phase() == RecordPhase::Ready);
+    let held = network.find(&listed.key)?.filter(|held| held.phase() == RecordPhase::Ready);
     let Some(held) = held else { return Ok(false) };
-    let attachment = held.attachment().unwrap_or(known);
-    let mut others = OfState { state, new: None, held: Some(attachment), warn: &|_| () };
-    add_pod_after(attachment, None, &mut others).map(|()| true)
+    let attachment = held.attachment().unwrap_or(listed);
+    let mut other_pods = RecordedPods { state, new: None, held: Some(attachment), warn: &|_| () };
+    add_pod_after(attachment, None, &mut other_pods).map(|()| true)
 }
 
 fn add_pod_after(
     attachment: &Attachment,
     kernel_cache: Option<&KernelCache>,
-    others: &mut OfState<'_>,
+    other_pods: &mut RecordedPods<'_>,
 ) -> Result<(), Error> {
     let Some(member) = FirewallMember::of(attachment) else { return Ok(()) };
-    kernel_cache::with_firewall(kernel_cache, |firewall| firewall.add_pod_after(&member.pod(), others))?;
-    // Datagrams that kept coming while nobody had the port would go on to nowhere.
+    kernel_cache::with_firewall(kernel_cache, |firewall| firewall.add_pod_after(&member.pod(), other_pods))?;
+    // UDP flows to a host port that had no pod would stay untranslated.
     if member.ports.is_empty() { Ok(()) } else { Ok(conntrack::flush_ports(&member.ports)?) }
 }
 
@@ -281,7 +281,7 @@ pub(crate) fn remove_pod(attachment: &Attachment, kernel_cache: Option<&KernelCa
     kernel_cache::with_firewall(kernel_cache, |firewall| firewall.remove_pod(&member.pod()))
 }
 
-/// Removes what belongs to the attachment's addresses. Its link stays guarded.
+/// Removes the elements of the attachment's addresses. The anti-spoofing filter of its link stays.
 pub(crate) fn remove_addresses(
     attachment: &Attachment,
     kernel_cache: Option<&KernelCache>,
@@ -291,8 +291,8 @@ pub(crate) fn remove_addresses(
     kernel_cache::with_firewall(kernel_cache, |firewall| firewall.remove_pod(&addresses))
 }
 
-/// Removes what belongs to the attachment's link and host ports. Elements of its addresses alone stay, for another pod that has
-/// the same addresses.
+/// Removes the elements of the attachment's link and host ports. Elements that contain only its addresses stay, because another
+/// pod has the same addresses.
 pub(crate) fn remove_link(attachment: &Attachment) -> Result<(), Error> {
     let Some(member) = FirewallMember::of(attachment) else { return Ok(()) };
     Firewall::open()?.remove_pod(&FirewallPod { addresses: &[], ..member.pod() })?;
@@ -304,31 +304,31 @@ pub(crate) fn chain_of(name: &NetworkName, conf: &NetConf) -> Option<NetworkChai
     conf.ip_masq.then(|| NetworkChain::new(name, &conf.cluster))
 }
 
-/// Removes the firewall's chains of these networks that have no pods, but for the chain that the agent of this process keeps.
-/// Networks are named as their directories are: those of other run directories are left to their processes.
+/// Removes firewall chains without pods of these networks, except the chain that this process retains. Networks are given by
+/// directory name. Processes of other run directories remove their own chains.
 pub(crate) fn prune(
     idle: Idle<'_>,
     networks: &[String],
     kernel_cache: Option<&KernelCache>,
 ) -> Result<(), Error> {
-    let kept = kernel_cache.and_then(KernelCache::kept_chain);
-    match Firewall::open().and_then(|mut firewall| firewall.prune(idle, networks, kept.as_deref())) {
-        // Without nftables there is nothing either.
+    let retained = kernel_cache.and_then(KernelCache::retained_chain);
+    match Firewall::open().and_then(|mut firewall| firewall.prune(idle, networks, retained.as_deref())) {
+        // Without nftables there are no chains.
         Ok(_) | Err(nft::Error::Unsupported { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Removes what a pod has in the firewall of which only links and addresses are known.
+/// Removes firewall elements by links and addresses, for pods without a complete record.
 pub(crate) fn sweep(links: &[IfName], addresses: &[IpAddr]) -> Result<(), Error> {
     match Firewall::open().and_then(|mut firewall| firewall.sweep(&Stray { links, addresses })) {
-        // Without nftables there is nothing either.
+        // Without nftables there are no elements.
         Ok(()) | Err(nft::Error::Unsupported { .. }) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Removes what the firewall has of addresses that are claimed and have no record.
+/// Removes firewall elements of claimed addresses without a record.
 pub(crate) fn forget_addresses(addresses: &[IpAddr]) -> Result<(), StateError> {
     sweep(&[], addresses).map_err(|error| {
         let range: Vec<String> = addresses.iter().map(ToString::to_string).collect();
@@ -336,7 +336,7 @@ pub(crate) fn forget_addresses(addresses: &[IpAddr]) -> Result<(), StateError> {
     })
 }
 
-/// Removes the connections of all addresses of a range that nobody has now.
+/// Removes conntrack flows of all unused addresses of a range.
 pub(crate) fn forget_flows(range: &ipam::Range, is_used: &dyn Fn(IpAddr) -> bool) -> Result<(), StateError> {
     let family = if range.is_ipv4() { Family::V4 } else { Family::V6 };
     conntrack::sweep(family, &|ip| range.allocatable(ip) && !is_used(ip))
@@ -349,31 +349,31 @@ pub(crate) fn missing(attachment: &Attachment) -> Result<Vec<String>, Error> {
     Ok(missing.into_iter().map(|what| format!("firewall {what}")).collect())
 }
 
-/// So many orphaned elements are named, and removed by the command that is reported with them.
-const NAMED: usize = 20;
+/// At most this many orphaned elements are named and removed by the reported command.
+const MAX_NAMED: usize = 20;
 
-/// Elements of pods that are gone, and elements that a running pod should not have. A host port among them is refused to other
-/// pods, and leads to the next holder of the address. Changes nothing. Pods of other run directories are known by their links;
-/// while the alias of one may lack addresses, only elements of links are reported.
+/// Reports elements without a pod, and elements that a running pod should not have. An orphaned host port blocks other pods and
+/// forwards to the next pod with the address. Changes nothing. Pods of other run directories are known from their links. If an
+/// alias may lack addresses, only elements of links are reported.
 pub fn orphans(run_dir: &Path) -> Result<Option<Finding>, Error> {
     let state = NodeState::open_existing(run_dir)?;
     let (mut tables, mut host) = (Firewall::open()?, RtSocket::open()?);
-    let mut found = orphans_now(&mut tables, &mut host, state.as_ref())?;
-    if !found.is_empty() {
-        // A DEL may have ended between the two lists, and an ADD of another run directory has elements before its link.
-        let replay = orphans_now(&mut tables, &mut host, state.as_ref())?;
-        found.retain(|orphan| replay.contains(orphan));
+    let mut elements = orphans_now(&mut tables, &mut host, state.as_ref())?;
+    if !elements.is_empty() {
+        // A DEL may have finished between the two lists. An ADD of another run directory adds elements before its link.
+        let second = orphans_now(&mut tables, &mut host, state.as_ref())?;
+        elements.retain(|orphan| second.contains(orphan));
     }
-    if found.is_empty() {
+    if elements.is_empty() {
         return Ok(None);
     }
-    let names: Vec<&str> = found.iter().map(|orphan| orphan.what.as_str()).take(NAMED).collect();
-    let more = found.len().saturating_sub(NAMED);
-    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let what = format!("the firewall has elements that no pod should have: {}{rest}", names.join(", "));
+    let names: Vec<&str> = elements.iter().map(|orphan| orphan.what.as_str()).take(MAX_NAMED).collect();
+    let more = elements.len().saturating_sub(MAX_NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let message = format!("the firewall has elements that no pod should have: {}{more}", names.join(", "));
     let deletions: Vec<String> =
-        found.iter().take(NAMED).map(|orphan| format!("delete element {}", orphan.element)).collect();
-    let finding = Finding::new(types::Code::FirewallOrphans, "tables podwire", what);
+        elements.iter().take(MAX_NAMED).map(|orphan| format!("delete element {}", orphan.element)).collect();
+    let finding = Finding::new(types::Code::FirewallOrphans, "tables podwire", message);
     Ok(Some(finding.fix(Fix::words(["nft", &deletions.join("; ")]))))
 }
 
@@ -382,67 +382,67 @@ fn orphans_now(
     host: &mut RtSocket,
     state: Option<&NodeState>,
 ) -> Result<BTreeSet<PodElement>, Error> {
-    // Read before the records: an ADD writes its record first.
-    let owned = tables.pod_elements()?.elements;
-    let Living { alive, .. } = Living::now(host, state)?;
-    Ok(owned.into_iter().filter(|element| alive.lacks(element) || alive.disowns(element)).collect())
+    // Read before the records, because an ADD writes its record first.
+    let elements = tables.pod_elements()?.elements;
+    let LivePods { owners, .. } = LivePods::observe(host, state)?;
+    Ok(elements.into_iter().filter(|element| owners.lacks(element) || owners.disowns(element)).collect())
 }
 
-/// The pods of this node, as far as records, claims and links tell.
+/// The pods of this node, from records, claims and links.
 #[derive(Debug, Default)]
-pub(crate) struct Living {
-    pub(crate) alive: LiveOwners,
-    /// There are managed links that no readable record knows, as pods of other run directories have them.
-    pub(crate) has_others: bool,
+pub(crate) struct LivePods {
+    pub(crate) owners: LiveOwners,
+    /// There are managed links without a readable record, for example of other run directories.
+    pub(crate) has_unrecorded_links: bool,
 }
 
-impl Living {
-    pub(crate) fn now(host: &mut RtSocket, state: Option<&NodeState>) -> Result<Self, Error> {
-        let (mut living, links) = (Self::default(), host.links()?);
-        let (mut keys, mut is_unread) = (BTreeSet::new(), false);
+impl LivePods {
+    pub(crate) fn observe(host: &mut RtSocket, state: Option<&NodeState>) -> Result<Self, Error> {
+        let (mut pods, links) = (Self::default(), host.links()?);
+        let (mut keys, mut has_unreadable) = (BTreeSet::new(), false);
         for network in state.map_or(Ok(Vec::new()), NodeState::networks)? {
-            living.alive.addresses.extend(network.claimed()?);
+            pods.owners.addresses.extend(network.claimed()?);
             for listed in network.list()? {
                 let Some(attachment) = listed.attachment else {
-                    is_unread = true;
+                    has_unreadable = true;
                     continue;
                 };
-                know(&mut living.alive.known, &attachment, listed.phase)?;
-                living.alive.addresses.extend(attachment.ips());
-                living.alive.links.insert(attachment.host_link.to_string());
+                add_known(&mut pods.owners.known, &attachment, listed.phase)?;
+                pods.owners.addresses.extend(attachment.ips());
+                pods.owners.links.insert(attachment.host_link.to_string());
                 keys.insert((network.name(), attachment.key.file_stem()));
             }
         }
         for link in links {
             if let Some(alias) = Alias::of(&link) {
-                living.alive.addresses.extend(alias.ips());
-                let is_other = !keys.contains(&(alias.network.to_owned(), alias.stem()));
-                living.has_others |= is_other;
-                living.alive.has_more_addresses |= is_other && alias.may_lack_addresses;
-                if is_other {
-                    // A pod of another run directory, or one whose record cannot be read.
-                    living.alive.known.leave(&link.name, alias.ips());
+                pods.owners.addresses.extend(alias.ips());
+                let is_unrecorded = !keys.contains(&(alias.network.to_owned(), alias.stem()));
+                pods.has_unrecorded_links |= is_unrecorded;
+                pods.owners.has_more_addresses |= is_unrecorded && alias.may_lack_addresses;
+                if is_unrecorded {
+                    // A pod of another run directory, or with an unreadable record.
+                    pods.owners.known.leave(&link.name, alias.ips());
                 }
             }
-            living.alive.links.insert(link.name);
+            pods.owners.links.insert(link.name);
         }
-        if is_unread || living.alive.has_more_addresses {
-            living.alive.known.leave_addresses();
+        if has_unreadable || pods.owners.has_more_addresses {
+            pods.owners.known.leave_addresses();
         }
-        Ok(living)
+        Ok(pods)
     }
 }
 
-/// The elements that these attachments, which are ready, should have.
+/// The desired elements of these ready attachments.
 pub(crate) fn known(attachments: &[Attachment]) -> Result<KnownPods, Error> {
     let mut known = KnownPods::default();
-    attachments.iter().try_for_each(|attachment| know(&mut known, attachment, RecordPhase::Ready))?;
+    attachments.iter().try_for_each(|attachment| add_known(&mut known, attachment, RecordPhase::Ready))?;
     Ok(known)
 }
 
-/// A record that was recovered from a link does not have everything that its ADD added to the firewall, such as host ports. A
-/// pending one is about to change.
-fn know(known: &mut KnownPods, attachment: &Attachment, phase: RecordPhase) -> Result<(), Error> {
+/// A record that was recovered from a link lacks some elements that its ADD added, such as host ports. A pending record is about
+/// to change. Neither owns its elements exclusively.
+fn add_known(known: &mut KnownPods, attachment: &Attachment, phase: RecordPhase) -> Result<(), Error> {
     if let Some(member) = FirewallMember::of(attachment) {
         known.want(&member.pod())?;
     }
@@ -453,28 +453,28 @@ fn know(known: &mut KnownPods, attachment: &Attachment, phase: RecordPhase) -> R
     Ok(())
 }
 
-/// Whether the tables are not as all attachments of a run directory need them. Changes nothing.
+/// Compares the tables with the attachments of a run directory. Changes nothing.
 pub fn drift(run_dir: &Path) -> Result<Option<Finding>, Error> {
     let faults = faults(run_dir)?;
-    let message = format!("Podwire's tables are not as they should be: {}", faults.join(", "));
-    let found = Finding::new(types::Code::FirewallDrift, "tables podwire", message);
-    Ok((!faults.is_empty()).then(|| found.fix(repair_command(run_dir))))
+    let message = format!("Podwire's tables differ from the desired state: {}", faults.join(", "));
+    let finding = Finding::new(types::Code::FirewallDrift, "tables podwire", message);
+    Ok((!faults.is_empty()).then(|| finding.fix(repair_command(run_dir))))
 }
 
 fn faults(run_dir: &Path) -> Result<Vec<String>, Error> {
     let Some(state) = NodeState::open_existing(run_dir)? else { return Ok(Vec::new()) };
-    let found = faults_of(&state)?;
-    if found.is_empty() {
-        return Ok(found);
+    let faults = faults_of(&state)?;
+    if faults.is_empty() {
+        return Ok(faults);
     }
-    // A DEL at the same time removes elements before the record: its end is waited for.
+    // A concurrent DEL removes elements before the record. Locking each record waits until it has finished.
     for attachment in ready(&state)? {
         if let Some(network) = state.existing_network(&attachment.key.network) {
             network.find(&attachment.key)?;
         }
     }
-    let replay = faults_of(&state)?;
-    Ok(found.into_iter().filter(|fault| replay.contains(fault)).collect())
+    let second = faults_of(&state)?;
+    Ok(faults.into_iter().filter(|fault| second.contains(fault)).collect())
 }
 
 fn faults_of(state: &NodeState) -> Result<Vec<String>, Error> {
@@ -483,36 +483,39 @@ fn faults_of(state: &NodeState) -> Result<Vec<String>, Error> {
     let pods: Vec<FirewallPod<'_>> = members.iter().map(FirewallMember::pod).collect();
     let mut tables = Firewall::open()?;
     let mut faults = tables.drift(&Structure::of(&pods))?;
-    let lacking = tables.missing_of(&pods)?;
-    let names = lacking.iter().filter_map(|place| Some(&members.get(*place)?.attachment().key));
-    faults.extend(names.map(|key| format!("{key} is not, or not wholly, in the tables")));
+    let incomplete = tables.missing_of(&pods)?;
+    let names = incomplete.iter().filter_map(|index| Some(&members.get(*index)?.attachment().key));
+    faults.extend(names.map(|key| format!("elements of {key} are missing")));
     Ok(faults)
 }
 
-/// Whether tables that cannot be repaired in place are replaced. Pods of other run directories, and pods whose ADD is in
-/// progress, lose their elements then.
+/// Whether tables that cannot be repaired in place are replaced. A replacement removes elements of pods of other run directories
+/// and of pods with an ADD in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replacing {
     Allowed,
     Refused,
 }
 
-/// Repairs the tables without a moment in which a running pod is not in force, and puts all pods back.
+/// Repairs the tables and restores all pods. The rules of running pods stay active all the time.
 pub fn repair(run_dir: &Path, replacing: Replacing) -> Result<(), Error> {
     let Some(state) = NodeState::open_existing(run_dir)? else { return Ok(()) };
     let attachments = ready(&state)?;
     let members: Vec<FirewallMember<'_>> = attachments.iter().filter_map(FirewallMember::of).collect();
     let pods: Vec<FirewallPod<'_>> = members.iter().map(FirewallMember::pod).collect();
     let mut tables = Firewall::open()?;
-    let lacking = tables.missing_of(&pods)?;
+    let incomplete = tables.missing_of(&pods)?;
     match replacing {
         Replacing::Allowed => tables.repair(&Structure::of(&pods), &pods)?,
         Replacing::Refused => tables.repair_in_place(&Structure::of(&pods), &pods)?,
     }
-    take_back(&state, &attachments)?;
-    // Datagrams that kept coming meanwhile would go on to nowhere.
-    let ports: Vec<HostPort> =
-        lacking.iter().filter_map(|place| members.get(*place)).flat_map(|it| it.ports.clone()).collect();
+    remove_deleted(&state, &attachments)?;
+    // UDP flows that arrived in the meantime would stay untranslated.
+    let ports: Vec<HostPort> = incomplete
+        .iter()
+        .filter_map(|index| members.get(*index))
+        .flat_map(|member| member.ports.clone())
+        .collect();
     if ports.is_empty() { Ok(()) } else { Ok(conntrack::flush_ports(&ports)?) }
 }
 
@@ -525,24 +528,24 @@ fn ready(state: &NodeState) -> Result<Vec<Attachment>, Error> {
     Ok(attachments)
 }
 
-/// Pods that were deleted while all were put back: no other process would remove their elements.
-pub(crate) fn take_back(state: &NodeState, attachments: &[Attachment]) -> Result<(), Error> {
+/// Removes elements of pods that were deleted while all pods were restored. No other process would remove them.
+pub(crate) fn remove_deleted(state: &NodeState, attachments: &[Attachment]) -> Result<(), Error> {
     for attachment in attachments {
-        if !is_kept(state, attachment)? {
+        if !has_owner(state, attachment)? {
             remove_pod(attachment, None)?;
         }
     }
     Ok(())
 }
 
-fn is_kept(state: &NodeState, attachment: &Attachment) -> Result<bool, Error> {
+fn has_owner(state: &NodeState, attachment: &Attachment) -> Result<bool, Error> {
     let Some(network) = state.existing_network(&attachment.key.network) else { return Ok(false) };
     let stem = attachment.key.file_stem();
-    // A DEL that comes after this check removes the elements. A DEL in progress may be past that: its end is waited for.
+    // A later DEL removes the elements. A DEL in progress may be past that step, so this waits until it has finished.
     if network.path_of(&stem).exists() || network.find_stem(&stem)?.is_some() {
         return Ok(true);
     }
-    // Another pod that has the address by now has it in the tables too.
+    // Another pod that got the address in the meantime needs the elements.
     Ok(attachment.ips().any(|ip| network.is_claimed(ip)))
 }
 
@@ -554,13 +557,13 @@ mod tests {
 
     #[test]
     fn a8_no_address_is_orphaned_while_an_alias_may_lack_one() {
-        let lab = Lab::new("cutalias").unwrap();
+        let lab = Lab::new("shortalias").unwrap();
         let node = lab.node("n").unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let sh = |words: &str| node.sh(&["sh", "-c", words]).unwrap();
+        let sh = |command: &str| node.sh(&["sh", "-c", command]).unwrap();
         let reported = || {
-            let found = node.enter(|| orphans(dir.path()).unwrap()).unwrap();
-            found.and_then(|found| found.fix).map_or(String::new(), |fix| fix.to_string())
+            let finding = node.enter(|| orphans(dir.path()).unwrap()).unwrap();
+            finding.and_then(|finding| finding.fix).map_or(String::new(), |fix| fix.to_string())
         };
         sh("nft 'add table inet podwire; add set inet podwire bound4 { type ipv4_addr; };
             add set inet podwire ports { type ifname; };
@@ -569,9 +572,9 @@ mod tests {
         sh("ip link set pwother alias 'podwire:red/c1/eth0 10.60.0.2/32 in=shop/front/web'");
         let all = reported();
         assert!(all.contains("10.50.0.77") && all.contains("pwgone"), "{all}");
-        let found = node.enter(|| orphans(dir.path()).unwrap()).unwrap().unwrap();
-        assert!(found.message.contains("drops traffic from 10.50.0.77"), "{}", found.message);
-        // Complete: the words that make it long come after all addresses.
+        let finding = node.enter(|| orphans(dir.path()).unwrap()).unwrap().unwrap();
+        assert!(finding.message.contains("drops traffic from 10.50.0.77"), "{}", finding.message);
+        // Long but complete: the long word comes after all addresses.
         let word = "t".repeat(150);
         sh(&format!("ip link set pwother alias 'podwire:red/c1/eth0 10.60.0.2/32 in={word}/front'"));
         assert_eq!(reported(), all);

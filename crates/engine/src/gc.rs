@@ -1,4 +1,4 @@
-//! GC, and what a full range asks for: attachments that nobody has any more are collected.
+//! GC, and removal of dead attachments if a range is exhausted.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,14 +14,16 @@ use types::{AttachmentKey, NetworkName};
 use crate::alias::Alias;
 use crate::delegate::Delegate;
 use crate::detach;
-use crate::state::{Attachment, Freeing, HeldAttachment, ListedRecord, NetworkState, NodeState, RecordPhase};
-use crate::{Caller, Error, alias, firewall, relearn};
+use crate::state::{
+    Attachment, HeldAttachment, ListedRecord, NetworkState, NodeState, OrphanCheck, RecordPhase,
+};
+use crate::{Caller, Error, alias, firewall, recover};
 
-/// A link's removal waits for a grace period of the kernel, and several can wait at once.
+/// Removing a link waits for a grace period of the kernel. Several threads can wait at the same time.
 const WORKERS: usize = 16;
 
-/// Frees everything of this network that is not listed, never a listed one, and goes on past errors.
-pub(crate) fn collect(gc: &Gc, place: &LocalPaths, caller: &Caller<'_>) -> Result<usize, Error> {
+/// Removes all attachments of this network that are not listed, and never a listed one. Errors do not stop it.
+pub(crate) fn collect(gc: &Gc, paths: &LocalPaths, caller: &Caller<'_>) -> Result<usize, Error> {
     let network_name = &gc.config.name;
     let valid: Vec<AttachmentKey> = gc
         .valid
@@ -35,7 +37,7 @@ pub(crate) fn collect(gc: &Gc, place: &LocalPaths, caller: &Caller<'_>) -> Resul
     let mut errors = Vec::new();
     let mut collected = 0;
     let collector = Collector { caller, delegate: Delegate::of_config(&gc.config, caller.delegates) };
-    match relearn::existing(&gc.config, place, caller) {
+    match recover::existing(&gc.config, paths, caller) {
         Ok(Some(network)) => match collector.collect_in(&network, &valid) {
             Ok((count, failed)) => {
                 collected = count;
@@ -46,30 +48,30 @@ pub(crate) fn collect(gc: &Gc, place: &LocalPaths, caller: &Caller<'_>) -> Resul
         Ok(None) => {}
         Err(error) => errors.push(error),
     }
-    errors.extend(sweep_links(gc, place, &valid));
-    errors.extend(prune(network_name, place, caller).err());
-    errors.extend(collector.delegate.and_then(|found| found.map_or(Ok(()), |delegate| delegate.gc())).err());
+    errors.extend(sweep_links(gc, paths, &valid));
+    errors.extend(prune(network_name, paths, caller).err());
+    errors.extend(collector.delegate.and_then(|d| d.map_or(Ok(()), |delegate| delegate.gc())).err());
     Error::collect(errors).map(|()| collected)
 }
 
-/// Removes the firewall's chains of networks without pods, that of this network first.
-fn prune(network: &NetworkName, place: &LocalPaths, caller: &Caller<'_>) -> Result<(), Error> {
+/// Removes firewall chains of networks without pods, starting with this network.
+fn prune(network: &NetworkName, paths: &LocalPaths, caller: &Caller<'_>) -> Result<(), Error> {
     let own = AttachmentKey::network_dir(network);
     let networks =
-        NodeState::open_existing(&place.run_dir)?.map_or(Ok(Vec::new()), |state| state.networks())?;
+        NodeState::open_existing(&paths.run_dir)?.map_or(Ok(Vec::new()), |state| state.networks())?;
     let names: Vec<String> = networks.iter().map(NetworkState::name).chain([own.clone()]).collect();
     firewall::prune(nft::Idle::Remove(&own), &names, caller.kernel_cache)
 }
 
-/// One GC.
+/// State of one GC.
 struct Collector<'a> {
     caller: &'a Caller<'a>,
-    /// The IPAM plugin of the network, if it has one. An error: it cannot be called.
+    /// The IPAM plugin of the network, if it has one. An error if it cannot be called.
     delegate: Result<Option<Delegate<'a>>, Error>,
 }
 
 impl Collector<'_> {
-    /// Returns how many were taken apart, and why others could not be.
+    /// Returns the number of removed attachments, and the errors.
     fn collect_in(
         &self,
         network: &NetworkState,
@@ -78,24 +80,24 @@ impl Collector<'_> {
         let stems: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
         let stale: Vec<ListedRecord> =
             network.list()?.into_iter().filter(|l| !stems.contains(&l.stem)).collect();
-        let taken = AtomicUsize::new(0);
-        // An attachment that another process works on was asked for later than this GC: it stays.
+        let tried = AtomicUsize::new(0);
+        // If another process works on an attachment, its request is newer than this GC. The attachment is skipped.
         let find = |listed: &ListedRecord| {
             let held = network.find_idle(&listed.stem)?;
             let is_same = |held: &HeldAttachment| {
                 held.phase() == listed.phase && held.attachment() == listed.attachment.as_ref()
             };
             let held = held.filter(is_same);
-            taken.fetch_add(usize::from(held.is_some()), Ordering::Relaxed);
+            tried.fetch_add(usize::from(held.is_some()), Ordering::Relaxed);
             Ok(held)
         };
         let mut errors = undo_all(stale, find, |held| self.undo(held));
-        let count = taken.into_inner().saturating_sub(errors.len());
-        errors.extend(network.settle().err().map(Error::from));
+        let count = tried.into_inner().saturating_sub(errors.len());
+        errors.extend(network.repair_if_marked().err().map(Error::from));
         Ok((count, errors))
     }
 
-    /// The IPAM plugin gets the addresses back, as with a DEL. Not every plugin knows GC.
+    /// The IPAM plugin gets a DEL for the addresses, because not every plugin supports GC.
     fn undo(&self, held: HeldAttachment) -> Result<(), Error> {
         let key = held.key();
         let Ok(delegate) = &self.delegate else {
@@ -103,13 +105,14 @@ impl Collector<'_> {
         };
         let attachment = held.attachment();
         let netns = attachment.map(|attachment| attachment.netns.as_str());
-        let of = key.as_ref().filter(|_| attachment.is_none_or(|attachment| attachment.delegated));
-        let delegate = delegate.as_ref().zip(of).map(|(plugin, key)| plugin.about(key, netns));
+        let delegated_key = key.as_ref().filter(|_| attachment.is_none_or(|attachment| attachment.delegated));
+        let delegate =
+            delegate.as_ref().zip(delegated_key).map(|(plugin, key)| plugin.for_attachment(key, netns));
         detach::undo_with(held, key.as_ref(), self.caller, delegate.as_ref())
     }
 }
 
-/// Takes these attachments apart, several at once.
+/// Removes these attachments, several at the same time.
 pub(crate) fn undo_all(
     stale: Vec<ListedRecord>,
     find: impl Fn(&ListedRecord) -> Result<Option<HeldAttachment>, Error> + Sync,
@@ -133,29 +136,31 @@ pub(crate) fn undo_all(
     errors.into_inner().unwrap_or_default()
 }
 
-/// Takes an attachment apart whose key only the record knows.
+/// Removes an attachment with the key from its record.
 pub(crate) fn undo_held(held: HeldAttachment, caller: &Caller<'_>) -> Result<(), Error> {
     let key = held.key();
     detach::undo(held, key.as_ref(), caller)
 }
 
-/// Removes links of this network that carry our mark and that neither the list nor a record knows. A link's record is
-/// there before the link: it is looked for after the link was seen, so that an ADD under way is not mistaken.
-fn sweep_links(gc: &Gc, place: &LocalPaths, valid: &[AttachmentKey]) -> Vec<Error> {
+/// Removes managed links of this network that are neither listed nor recorded. An ADD writes the record before it creates the
+/// link. Records are read after the links, so an ADD in progress is not removed.
+fn sweep_links(gc: &Gc, paths: &LocalPaths, valid: &[AttachmentKey]) -> Vec<Error> {
     let name = AttachmentKey::network_dir(&gc.config.name);
     let valid: BTreeSet<String> = valid.iter().map(AttachmentKey::file_stem).collect();
     let sweep = || -> Result<Vec<Error>, Error> {
         let mut host = RtSocket::open()?;
         let links = host.links()?;
         let network =
-            NodeState::open_existing(&place.run_dir)?.and_then(|s| s.existing_network(&gc.config.name));
+            NodeState::open_existing(&paths.run_dir)?.and_then(|s| s.existing_network(&gc.config.name));
         let mut errors = Vec::new();
         for link in links {
             let stem = Alias::of(&link).filter(|alias| alias.network == name).map(|alias| alias.stem());
             let Some(stem) = stem.filter(|stem| !valid.contains(stem)) else { continue };
-            match network.as_ref().map_or(Ok(false), |network| network.knows(&stem)) {
+            match network.as_ref().map_or(Ok(false), |network| network.has_record(&stem)) {
                 Ok(true) => {}
-                Ok(false) => errors.extend(detach::remove_stray(&mut host, &link, network.as_ref()).err()),
+                Ok(false) => {
+                    errors.extend(detach::remove_orphan_link(&mut host, &link, network.as_ref()).err());
+                }
                 Err(error) => errors.push(error.into()),
             }
         }
@@ -167,8 +172,8 @@ fn sweep_links(gc: &Gc, place: &LocalPaths, valid: &[AttachmentKey]) -> Vec<Erro
     sweep().unwrap_or_else(|error| vec![error])
 }
 
-/// Collects what is certainly dead: cut off in the middle, or without namespace and link. Never an attachment whose link
-/// still lives, because then its address is still in somebody's namespace. Returns how many.
+/// Removes dead attachments: pending ones, and those without namespace and link. An attachment with a link is never removed,
+/// because its address is still in a namespace. Returns the number of removed ones.
 pub(crate) fn collect_dead(
     network: &NetworkState,
     host: &mut RtSocket,
@@ -177,15 +182,15 @@ pub(crate) fn collect_dead(
     let links = host.links()?;
     let (mut collected, mut errors) = (free_orphans(network, &links)?, Vec::new());
     for listed in network.list()? {
-        // Addresses of another IPAM plugin are in no range of this network, and need that plugin's DEL.
+        // Addresses of a delegated IPAM plugin are in no range of this network, and need that plugin's DEL.
         let Some(attachment) = listed.attachment.as_ref().filter(|attachment| !attachment.delegated) else {
             continue;
         };
-        // What cannot be looked at may be alive.
+        // If the check fails, the pod may be alive.
         if listed.phase == RecordPhase::Ready && is_alive(attachment, host).unwrap_or(true) {
             continue;
         }
-        // Somebody may be working on it right now, or have done so since the listing.
+        // Another process may be working on it, or may have changed it after the listing.
         let Ok(Some(held)) = network.find_idle(&listed.stem) else { continue };
         if held.phase() == listed.phase && held.attachment() == Some(attachment) {
             match undo_held(held, caller) {
@@ -194,30 +199,30 @@ pub(crate) fn collect_dead(
             }
         }
     }
-    // One that cannot be undone is no reason to refuse what others made room for.
+    // If some were removed, an error of another one does not matter: there is a free address.
     if collected > 0 { Ok(collected) } else { Error::collect(errors).map(|()| 0) }
 }
 
-/// Frees claims that have no record and whose address no managed link has. Returns how many.
+/// Frees claims without a record if no managed link has their address. Returns the number of freed claims.
 pub(crate) fn free_orphans<'a>(
     network: &NetworkState,
     links: impl IntoIterator<Item = &'a Link>,
 ) -> Result<usize, Error> {
     let alive: BTreeSet<IpAddr> = links.into_iter().flat_map(alias::ips_of).collect();
     let is_alive = |address: IpAddr| alive.contains(&address);
-    Ok(network.free_orphans(&Freeing { is_alive: &is_alive, forget: &firewall::forget_addresses })?)
+    Ok(network.free_orphans(&OrphanCheck { is_alive: &is_alive, forget: &firewall::forget_addresses })?)
 }
 
-/// The two ends of a pair live and die together: a host end that is there means that the pod's is there too.
+/// The two ends of a veth pair exist together: if the host end exists, the pod end does too.
 fn is_alive(attachment: &Attachment, host: &mut RtSocket) -> Result<bool, Error> {
     if host.link(&attachment.host_link)?.is_some() {
         return Ok(true);
     }
-    let same = |netns: &NetNs| netns.cookie().is_ok_and(|cookie| attachment.netns_cookie == Some(cookie));
+    let is_same = |netns: &NetNs| netns.cookie().is_ok_and(|cookie| attachment.netns_cookie == Some(cookie));
     match NetNs::open(Path::new(&attachment.netns)) {
-        Ok(netns) => Ok(same(&netns)),
+        Ok(netns) => Ok(is_same(&netns)),
         Err(e) if e.is_gone() => Ok(false),
-        // What we cannot see we do not touch.
+        // A namespace that cannot be opened may be in use.
         Err(_) => Ok(true),
     }
 }

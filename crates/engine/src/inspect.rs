@@ -1,5 +1,5 @@
-//! The conditions of a node that need no agent to be found. CNI STATUS, `podwire status` and `podwire doctor` use the same
-//! checks, so that they cannot differ. Nothing is changed, and a check that fails is a finding: it hides no other.
+//! Conditions of a node that are detected without an agent. CNI STATUS, `podwire status` and `podwire doctor` use the same
+//! checks, so their results agree. Nothing is changed. A check that fails becomes a finding and does not hide other findings.
 
 mod ipam;
 mod network;
@@ -25,12 +25,12 @@ pub use ipam::ipam_program;
 pub(crate) use ipam::{IpamFault, ipam_status};
 use network::InspectedNetwork;
 
-/// A person waits for `podwire status`; CNI STATUS waits longer for an IPAM plugin.
+/// Shorter than for CNI STATUS, because a user waits for `podwire status`.
 const IPAM_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// All findings of the node, the most important first: of the run directory, of the networks that `configs` describe, and of
-/// all recorded networks and pods. Configs of other run directories are not inspected. Each config has the CNI_PATH that a
-/// runtime would set. If several runtimes use it, it is given once for each of them.
+/// All findings of the node, the most important first: of the run directory, of the networks in `configs`, and of all recorded
+/// networks and pods. Configs with another run directory are skipped. Each config has the CNI_PATH that a runtime would set. If
+/// several runtimes use a config, it is listed once for each of them.
 pub fn inspect(run_dir: &Path, configs: &[NetworkConfig]) -> Vec<Finding> {
     let mut inspection = Inspection::new(run_dir);
     let parsed: Vec<(&NetworkConfig, NetConf)> =
@@ -50,16 +50,16 @@ pub fn inspect(run_dir: &Path, configs: &[NetworkConfig]) -> Vec<Finding> {
     sorted(status)
 }
 
-/// Whether CNI STATUS inspects Podwire's tables, which takes the longer the more pods there are.
+/// Whether CNI STATUS inspects Podwire's tables. The duration grows with the number of pods.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum TableInspection {
     Inspect,
-    /// Its rounds compare and repair them.
+    /// The agent compares and repairs them in its reconcile rounds.
     LeaveToAgent,
 }
 
-/// What CNI STATUS reports of one network: findings because of which new pods fail or running pods are affected. Those of
-/// single pods are not among them: a pod could keep the whole node from being ready.
+/// The findings that CNI STATUS reports for one network: new pods fail, or running pods are affected. Findings of single pods
+/// are not included, because one pod could make the whole node not ready.
 pub(crate) fn of_network(
     run_dir: &Path,
     config: &NetworkConfig,
@@ -77,9 +77,9 @@ pub(crate) fn of_network(
     sorted(inspection.status)
 }
 
-/// What would keep an agent with this network from being ready, apart from overlap. Records are not read: the agent that
-/// wrote them may run.
-pub fn before_start(run_dir: &Path, name: &NetworkName, conf: &NetConf) -> Vec<Finding> {
+/// Findings that would keep an agent with this network from becoming ready, except overlap. Records are not read, because the
+/// agent that wrote them may be running.
+pub fn startup_findings(run_dir: &Path, name: &NetworkName, conf: &NetConf) -> Vec<Finding> {
     if let Err(error) = privileges::check() {
         return vec![error.finding(&FailureContext {
             code: Code::PermissionDenied,
@@ -87,29 +87,29 @@ pub fn before_start(run_dir: &Path, name: &NetworkName, conf: &NetConf) -> Vec<F
             run_dir,
         })];
     }
-    let mut found: Vec<Finding> = run_dir_space(run_dir).into_iter().collect();
+    let mut findings: Vec<Finding> = run_dir_space(run_dir).into_iter().collect();
     let subject = InspectedNetwork::of_conf(name, conf, &[]);
     if subject.needs_nft() {
-        found.extend(nft_missing(run_dir));
+        findings.extend(nft_missing(run_dir));
     }
     match subject.bridge_findings(run_dir) {
-        Ok(bridge) => found.extend(bridge),
-        Err(error) => found.push(failure(error, run_dir)),
+        Ok(bridge) => findings.extend(bridge),
+        Err(error) => findings.push(failure(error, run_dir)),
     }
-    found.retain(|one| one.severity == Severity::NotReady);
-    found
+    findings.retain(|finding| finding.severity == Severity::NotReady);
+    findings
 }
 
-/// Each condition once, with the worst of its findings: two networks may use one IPAM plugin.
-fn sorted(mut found: Vec<Finding>) -> Vec<Finding> {
-    let mut known = BTreeSet::new();
-    found.sort_by_key(|one| (one.severity, one.code));
-    found.retain(|one| known.insert((one.code, one.object.clone())));
-    found
+/// Keeps the most severe finding of each condition and object. Two networks may report the same IPAM plugin.
+fn sorted(mut findings: Vec<Finding>) -> Vec<Finding> {
+    let mut reported = BTreeSet::new();
+    findings.sort_by_key(|finding| (finding.severity, finding.code));
+    findings.retain(|finding| reported.insert((finding.code, finding.object.clone())));
+    findings
 }
 
-/// Why a directory cannot be written, or made in the nearest one that exists.
-pub fn unwritable(dir: &Path) -> Option<io::Error> {
+/// The reason why a directory cannot be written, or created in its nearest existing parent.
+pub fn write_error(dir: &Path) -> Option<io::Error> {
     let existing = dir.ancestors().find(|path| path.symlink_metadata().is_ok())?;
     match existing.metadata() {
         Ok(meta) if !meta.is_dir() => Some(io::ErrorKind::NotADirectory.into()),
@@ -118,16 +118,16 @@ pub fn unwritable(dir: &Path) -> Option<io::Error> {
     }
 }
 
-/// The conditions of a run directory that is full, nearly full, or cannot be written. It takes some calls of stat and access.
+/// The conditions of a run directory that is full, nearly full, or not writable. Costs a few calls of stat and access.
 pub fn run_dir_findings(run_dir: &Path) -> Vec<Finding> {
-    let mut found: Vec<Finding> = run_dir_space(run_dir).into_iter().collect();
-    if found.iter().all(|space| space.severity == Severity::Degraded) {
-        found.extend(unwritable_run_dir(run_dir));
+    let mut findings: Vec<Finding> = run_dir_space(run_dir).into_iter().collect();
+    if findings.iter().all(|space| space.severity == Severity::Degraded) {
+        findings.extend(unwritable_run_dir(run_dir));
     }
-    found
+    findings
 }
 
-/// Records may be on a file system of their own.
+/// Checks the directories of records too, because they may be on another file system.
 fn unwritable_run_dir(run_dir: &Path) -> Option<Finding> {
     let mut dirs = vec![run_dir.to_owned(), run_dir.join("networks")];
     match NodeState::open_existing(run_dir).and_then(|state| state.map_or(Ok(Vec::new()), |it| it.networks()))
@@ -135,8 +135,8 @@ fn unwritable_run_dir(run_dir: &Path) -> Option<Finding> {
         Ok(networks) => dirs.extend(networks.iter().flat_map(NetworkState::written_dirs)),
         Err(error) => return Some(failure(error.into(), run_dir)),
     }
-    let (dir, error) = dirs.iter().find_map(|dir| Some((dir.display(), unwritable(dir)?)))?;
-    let message = format!("cannot write to {dir}: {error}; set runDir to a directory that can be written");
+    let (dir, error) = dirs.iter().find_map(|dir| Some((dir.display(), write_error(dir)?)))?;
+    let message = format!("cannot write to {dir}: {error}; set runDir to a writable directory");
     Some(Finding::new(Code::RunDirUnusable, format_args!("directory {}", run_dir.display()), message))
 }
 
@@ -146,34 +146,34 @@ struct Inspection<'a> {
     links: Vec<Link>,
     /// New pods fail, or running pods of a network are affected.
     status: Vec<Finding>,
-    /// The others.
+    /// All other findings.
     operator: Vec<Finding>,
 }
 
 impl<'a> Inspection<'a> {
     fn new(run_dir: &'a Path) -> Self {
         let (status, operator) = (Vec::new(), Vec::new());
-        let mut all = Self { run_dir, records: Vec::new(), links: Vec::new(), status, operator };
+        let mut inspection = Self { run_dir, records: Vec::new(), links: Vec::new(), status, operator };
         match records_of(run_dir) {
-            Ok(records) => all.records = records,
-            Err(error) => all.failed(error),
+            Ok(records) => inspection.records = records,
+            Err(error) => inspection.failed(error),
         }
         match RtSocket::open().and_then(|mut host| host.links()) {
-            Ok(links) => all.links = links,
-            Err(error) => all.failed(error.into()),
+            Ok(links) => inspection.links = links,
+            Err(error) => inspection.failed(error.into()),
         }
-        all
+        inspection
     }
 
-    /// A check that failed as a whole.
+    /// Reports a check that could not run.
     fn failed(&mut self, error: Error) {
         self.status.push(failure(error, self.run_dir));
     }
 
     fn parse<'c>(&mut self, config: &'c NetworkConfig) -> Option<(&'c NetworkConfig, NetConf)> {
-        let place = LocalPaths::parse(config).and_then(|place| Ok((place, NetConf::parse(config)?)));
-        match place {
-            Ok((place, conf)) => (place.run_dir == self.run_dir).then_some((config, conf)),
+        let parsed = LocalPaths::parse(config).and_then(|paths| Ok((paths, NetConf::parse(config)?)));
+        match parsed {
+            Ok((paths, conf)) => (paths.run_dir == self.run_dir).then_some((config, conf)),
             Err(error) => {
                 let object = format!("network {}", config.name);
                 self.status.push(Finding::new(Code::InstallIncomplete, object, error));
@@ -182,7 +182,7 @@ impl<'a> Inspection<'a> {
         }
     }
 
-    /// The networks of configs, then those that only records know.
+    /// The networks of the configs, then networks that have only records.
     fn subjects<'c>(&self, parsed: &'c [(&'c NetworkConfig, NetConf)]) -> Vec<InspectedNetwork<'c>> {
         let of_config = |(config, conf): &'c (&NetworkConfig, NetConf)| {
             InspectedNetwork::of_conf(&config.name, conf, &self.running(&config.name))
@@ -191,7 +191,7 @@ impl<'a> Inspection<'a> {
             !parsed[..*index].iter().any(|(earlier, _)| earlier.raw == config.raw)
         };
         let mut subjects: Vec<InspectedNetwork<'c>> =
-            parsed.iter().enumerate().filter(is_first).map(|(_, one)| of_config(one)).collect();
+            parsed.iter().enumerate().filter(is_first).map(|(_, config)| of_config(config)).collect();
         for (network, listed) in &self.records {
             let is_known =
                 |subject: &InspectedNetwork<'_>| AttachmentKey::network_dir(&subject.name) == network.name();
@@ -203,20 +203,20 @@ impl<'a> Inspection<'a> {
     }
 
     fn running(&self, name: &NetworkName) -> Vec<&Attachment> {
-        let own = AttachmentKey::network_dir(name);
-        let records = self.records.iter().filter(|(network, _)| network.name() == own);
+        let dir_name = AttachmentKey::network_dir(name);
+        let records = self.records.iter().filter(|(network, _)| network.name() == dir_name);
         records.flat_map(|(_, listed)| ready(listed)).collect()
     }
 
-    /// Run directory and nft, without which no pod can be started.
+    /// Checks run directory and nft. Without them no pod can be started.
     fn node(&mut self, subjects: &[InspectedNetwork<'_>]) {
-        for found in run_dir_findings(self.run_dir) {
-            match found.severity {
-                Severity::NotReady => self.status.push(found),
-                Severity::Degraded => self.operator.push(found),
+        for finding in run_dir_findings(self.run_dir) {
+            match finding.severity {
+                Severity::NotReady => self.status.push(finding),
+                Severity::Degraded => self.operator.push(finding),
             }
         }
-        // A network without guard and masquerade needs none.
+        // Networks without anti-spoofing filter and masquerade do not need nft.
         if subjects.is_empty() || subjects.iter().any(InspectedNetwork::needs_nft) {
             self.status.extend(nft_missing(self.run_dir));
         }
@@ -224,11 +224,11 @@ impl<'a> Inspection<'a> {
 
     fn network(&mut self, subject: &InspectedNetwork<'_>) {
         match subject.bridge_findings(self.run_dir) {
-            Ok(found) => self.status.extend(found),
+            Ok(findings) => self.status.extend(findings),
             Err(error) => self.failed(error),
         }
-        // A runtime starts no pods after an error of STATUS, and these pods are to be started again.
-        self.operator.extend(subject.differing_mode());
+        // Not in STATUS: after an error of STATUS a runtime starts no pods, but these pods have to be restarted.
+        self.operator.extend(subject.mixed_modes());
         self.status.extend(subject.addresses(self.run_dir));
         if let Err(error) = self.overlaps(subject) {
             self.failed(error);
@@ -238,19 +238,19 @@ impl<'a> Inspection<'a> {
                 self.status.extend(certain);
                 self.operator.extend(likely);
             }
-            // It says nothing about pods.
+            // A failed check does not mean that pods are affected.
             Err(error) => self.operator.push(failure(error, self.run_dir).degraded()),
         }
     }
 
-    /// Runtimes ask for the status of a network since CNI 1.1, and so does this process.
+    /// Runtimes send STATUS since CNI 1.1. For older configs only the program is checked.
     fn ipam(&mut self, config: &NetworkConfig) {
-        let found = match config.version >= Version::V1_1_0 {
+        let finding = match config.version >= Version::V1_1_0 {
             true => ipam_status(config, (Delegates::InCniPath, IPAM_TIMEOUT), self.run_dir)
                 .map(|fault| fault.finding),
             false => ipam_program(config, Delegates::InCniPath, self.run_dir),
         };
-        self.status.extend(found);
+        self.status.extend(finding);
     }
 
     fn overlaps(&mut self, subject: &InspectedNetwork<'_>) -> Result<(), Error> {
@@ -264,10 +264,10 @@ impl<'a> Inspection<'a> {
         Ok(())
     }
 
-    /// Podwire's own tables. Without nft they cannot be made, which is reported already.
+    /// Checks Podwire's tables. Without nftables they cannot be created, which is already reported.
     fn tables(&mut self) {
         match firewall::drift(self.run_dir) {
-            Ok(found) => self.status.extend(found),
+            Ok(finding) => self.status.extend(finding),
             Err(Error::Firewall(nft::Error::Unsupported { .. })) => {}
             Err(error) => self.operator.push(failure(error, self.run_dir).degraded()),
         }
@@ -292,22 +292,27 @@ fn records_of(run_dir: &Path) -> Result<Vec<(NetworkState, Vec<ListedRecord>)>, 
 }
 
 fn ready(listed: &[ListedRecord]) -> impl Iterator<Item = &Attachment> {
-    listed.iter().filter(|one| one.phase == RecordPhase::Ready).filter_map(|one| one.attachment.as_ref())
+    listed
+        .iter()
+        .filter(|record| record.phase == RecordPhase::Ready)
+        .filter_map(|record| record.attachment.as_ref())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// F14: the finding of the first network must not hide the worse one of the second.
+    /// F14: the finding of the first network must not hide a more severe one of the second.
     #[test]
-    fn f14_of_two_findings_about_one_object_the_worse_is_kept() {
-        let found = |message: &str| Finding::new(Code::IpamUnavailable, "plugin dhcp", message);
+    fn f14_the_most_severe_finding_of_an_object_is_reported() {
+        let finding = |message: &str| Finding::new(Code::IpamUnavailable, "plugin dhcp", message);
         let other = Finding::new(Code::NftMissing, "program nft", "missing");
-        let all = sorted(vec![found("limited").degraded(), other, found("missing"), found("missing too")]);
-        let shown: Vec<&str> = all.iter().map(|one| one.message.as_str()).collect();
-        assert_eq!(shown.iter().filter(|message| message.starts_with("missing")).count(), 2, "{shown:?}");
-        let kept = all.iter().find(|one| one.code == Code::IpamUnavailable).unwrap();
-        assert_eq!((kept.severity, kept.message.as_str()), (Severity::NotReady, "missing"));
+        let all =
+            sorted(vec![finding("limited").degraded(), other, finding("missing"), finding("missing too")]);
+        let messages: Vec<&str> = all.iter().map(|finding| finding.message.as_str()).collect();
+        let missing = messages.iter().filter(|message| message.starts_with("missing"));
+        assert_eq!(missing.count(), 2, "{messages:?}");
+        let ipam = all.iter().find(|finding| finding.code == Code::IpamUnavailable).unwrap();
+        assert_eq!((ipam.severity, ipam.message.as_str()), (Severity::NotReady, "missing"));
     }
 }

@@ -1,8 +1,8 @@
-//! What a process that stays remembers of the kernel, so that the way of a pod asks less. Every question about a link waits
-//! for the one lock over all links, for which sixteen pods at once queue.
+//! Kernel state that a long-running process caches, so that attaching a pod needs fewer requests. Every request about a link
+//! waits for RTNL, and concurrent ADDs queue for it.
 //!
-//! Nothing here is believed without a look that needs no lock: a link's index is never given to another one, so a name
-//! that still has the index that we remember is still the same link. What happens to it meanwhile is the reconcile's.
+//! A cached entry is used only after a check that needs no lock. The kernel does not reuse link indexes, so a name that still
+//! has the cached index is the same link. Changes of the link itself are repaired by reconcile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -23,127 +23,128 @@ use crate::sysctl;
 
 #[derive(Debug, Default)]
 pub struct KernelCache {
-    bridges: Mutex<HashMap<IfName, KnownBridge>>,
-    /// The indexes of bridges that had our mark when a round last saw them.
-    own_bridges: Mutex<HashMap<IfName, u32>>,
-    /// Bindings of the firewall that the last round found without a pod.
-    unowned: Mutex<BTreeSet<PodElement>>,
-    /// The firewall's chain of the agent's own network, which stays without pods.
-    kept_chain: Mutex<Option<String>>,
-    /// When tables of another version were replaced, by their revision.
+    bridges: Mutex<HashMap<IfName, CachedBridge>>,
+    /// Indexes of bridges that had Podwire's mark in the last reconcile round.
+    managed_bridges: Mutex<HashMap<IfName, u32>>,
+    /// Firewall elements without a pod in the last reconcile round.
+    orphans: Mutex<BTreeSet<PodElement>>,
+    /// The firewall chain of the agent's network. It is retained without pods.
+    retained_chain: Mutex<Option<String>>,
+    /// When tables of another version were last replaced, by revision.
     replaced: Mutex<HashMap<u32, Instant>>,
     host_ends: Mutex<HashMap<AttachmentKey, u32>>,
     settings: OnceLock<OwnedFd>,
-    sockets: Spare<RtSocket>,
-    firewalls: Spare<Firewall>,
+    sockets: IdlePool<RtSocket>,
+    firewalls: IdlePool<Firewall>,
 }
 
-/// Tables of one other version are replaced at most so often.
+/// Minimum time between two replacements of tables of the same revision.
 const REPLACE_PAUSE: Duration = Duration::from_secs(60);
 
-/// Of each kind, for as many calls as are usually served at once.
-const SPARE: usize = 8;
+/// Size of each pool: about the number of concurrent calls.
+const POOL_SIZE: usize = 8;
 
-/// Open, and not in use. To open and close one takes some 10 µs each; a socket of netfilter that is closed waits for all
-/// tables besides.
-struct Spare<T>(Mutex<Vec<T>>);
+/// Idle open sockets. Opening and closing one takes about 10 µs each. Closing a netfilter socket also waits for all
+/// tables.
+struct IdlePool<T>(Mutex<Vec<T>>);
 
-impl<T> Spare<T> {
+impl<T> IdlePool<T> {
     fn take(&self) -> Option<T> {
         lock(&self.0).pop()
     }
 
-    fn put(&self, one: T) {
-        let mut all = lock(&self.0);
-        if all.len() < SPARE {
-            all.push(one);
+    fn put(&self, item: T) {
+        let mut items = lock(&self.0);
+        if items.len() < POOL_SIZE {
+            items.push(item);
         }
     }
 }
 
-impl<T> Default for Spare<T> {
+impl<T> Default for IdlePool<T> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<T> fmt::Debug for Spare<T> {
+impl<T> fmt::Debug for IdlePool<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} spare", lock(&self.0).len())
+        write!(f, "{} idle", lock(&self.0).len())
     }
 }
 
-/// A bridge that was all right when a pod was attached.
+/// A bridge that was valid when a pod was last attached.
 #[derive(Debug, Clone)]
-pub(crate) struct KnownBridge {
+pub(crate) struct CachedBridge {
     pub(crate) bridge: Bridge,
     pub(crate) mtu: u32,
-    /// The addresses that it carries for pods, as pods of this mode need them; the host forwards for them.
+    /// Gateway addresses on the bridge, and the mode of the pods that use them. The host forwards for them.
     pub(crate) gateways: BTreeMap<IpNet, AttachMode>,
 }
 
 impl KernelCache {
-    /// The config's bridge, if it is the one we know and as the config wants it.
-    pub(crate) fn bridge(&self, host: &RtSocket, conf: &NetConf) -> Result<Option<KnownBridge>, Error> {
-        let known = lock(&self.bridges).get(&conf.bridge).cloned();
-        let Some(known) = known.filter(|known| !conf.promisc && conf.mtu.is_none_or(|mtu| mtu == known.mtu))
+    /// The config's bridge, if it is cached, unchanged and matches the config.
+    pub(crate) fn bridge(&self, host: &RtSocket, conf: &NetConf) -> Result<Option<CachedBridge>, Error> {
+        let cached = lock(&self.bridges).get(&conf.bridge).cloned();
+        let Some(cached) =
+            cached.filter(|cached| !conf.promisc && conf.mtu.is_none_or(|mtu| mtu == cached.mtu))
         else {
             return Ok(None);
         };
-        Ok((host.index_of(&conf.bridge)? == Some(known.bridge.index)).then_some(known))
+        Ok((host.index_of(&conf.bridge)? == Some(cached.bridge.index)).then_some(cached))
     }
 
-    /// After a pod was attached to it.
+    /// Called after a pod was attached to the bridge.
     pub(crate) fn remember_bridge(&self, bridge: &Bridge, pod: &Attachment) {
         let mut bridges = lock(&self.bridges);
-        // Pods have the bridge's MTU, or the one that the config gives to both.
-        let new = KnownBridge { bridge: bridge.clone(), mtu: pod.mtu, gateways: BTreeMap::new() };
-        let known = bridges.entry(bridge.name.clone()).or_insert_with(|| new.clone());
-        if known.bridge.index != bridge.index || known.mtu != pod.mtu {
-            *known = new;
+        // A pod has the bridge's MTU, or the one that the config sets for both.
+        let new = CachedBridge { bridge: bridge.clone(), mtu: pod.mtu, gateways: BTreeMap::new() };
+        let cached = bridges.entry(bridge.name.clone()).or_insert_with(|| new.clone());
+        if cached.bridge.index != bridge.index || cached.mtu != pod.mtu {
+            *cached = new;
         }
-        known.gateways.extend(pod.wiring.gateways.iter().map(|gateway| (*gateway, pod.mode)));
+        cached.gateways.extend(pod.wiring.gateways.iter().map(|gateway| (*gateway, pod.mode)));
     }
 
-    /// Where the IPv6 settings of the host's links are: see [`sysctl::all_settings`].
+    /// The IPv6 sysctl directory of the host's links: see [`sysctl::all_settings`].
     pub(crate) fn settings(&self) -> Result<Option<&OwnedFd>, Error> {
         if self.settings.get().is_none()
-            && let Some(found) = sysctl::all_settings()?
+            && let Some(directory) = sysctl::all_settings()?
         {
-            // Another thread may have been quicker; it found the same.
-            let _ = self.settings.set(found);
+            // Another thread may have set the same value first.
+            let _ = self.settings.set(directory);
         }
         Ok(self.settings.get())
     }
 
-    /// Somebody changed something on this node: what we know of bridges may be wrong.
+    /// Called after changes by other processes: cached bridges may be wrong.
     pub fn forget_bridges(&self) {
         lock(&self.bridges).clear();
     }
 
-    pub(crate) fn remember_own_bridge(&self, bridge: &Bridge) {
-        lock(&self.own_bridges).insert(bridge.name.clone(), bridge.index);
+    pub(crate) fn remember_managed_bridge(&self, bridge: &Bridge) {
+        lock(&self.managed_bridges).insert(bridge.name.clone(), bridge.index);
     }
 
-    /// Whether this very bridge had our mark.
-    pub(crate) fn was_own_bridge(&self, name: &IfName, index: u32) -> bool {
-        lock(&self.own_bridges).get(name) == Some(&index)
+    /// Whether the bridge with this name and index had Podwire's mark.
+    pub(crate) fn was_managed_bridge(&self, name: &IfName, index: u32) -> bool {
+        lock(&self.managed_bridges).get(name) == Some(&index)
     }
 
-    /// Remembers bindings without a pod, and returns those that the round before had found.
-    pub(crate) fn replace_unowned(&self, now: BTreeSet<PodElement>) -> BTreeSet<PodElement> {
-        std::mem::replace(&mut *lock(&self.unowned), now)
+    /// Stores the elements without a pod, and returns those of the previous round.
+    pub(crate) fn replace_orphans(&self, now: BTreeSet<PodElement>) -> BTreeSet<PodElement> {
+        std::mem::replace(&mut *lock(&self.orphans), now)
     }
 
-    pub(crate) fn keep_chain(&self, id: Option<&str>) {
-        *lock(&self.kept_chain) = id.map(str::to_owned);
+    pub(crate) fn retain_chain(&self, id: Option<&str>) {
+        *lock(&self.retained_chain) = id.map(str::to_owned);
     }
 
-    pub(crate) fn kept_chain(&self) -> Option<String> {
-        lock(&self.kept_chain).clone()
+    pub(crate) fn retained_chain(&self) -> Option<String> {
+        lock(&self.retained_chain).clone()
     }
 
-    /// Whether tables of this revision may be replaced now. An agent of that version would replace them again.
+    /// Whether tables of this revision may be replaced now. The pause limits a conflict with a running agent of that version.
     pub(crate) fn may_replace(&self, revision: u32) -> bool {
         let (now, mut replaced) = (Instant::now(), lock(&self.replaced));
         let may = replaced.get(&revision).is_none_or(|last| now.duration_since(*last) >= REPLACE_PAUSE);
@@ -157,7 +158,7 @@ impl KernelCache {
         lock(&self.host_ends).insert(key.clone(), index);
     }
 
-    /// The host end that we made for this key, if it is still there. It is forgotten: whoever asks will delete it.
+    /// Removes and returns the host end of this key, if the link still exists. The caller deletes the link.
     pub(crate) fn take_host_end(
         &self,
         host: &RtSocket,
@@ -169,30 +170,30 @@ impl KernelCache {
     }
 }
 
-/// A socket for the host's links and routes; a spare one where there is one.
+/// A socket for the host's links and routes, from the pool if possible.
 pub(crate) fn socket(kernel_cache: Option<&KernelCache>) -> Result<RtSocket, Error> {
     kernel_cache.and_then(|r| r.sockets.take()).map_or_else(|| Ok(RtSocket::open()?), Ok)
 }
 
-/// Only after all went well: nothing is on its way to it any more.
-pub(crate) fn spare_socket(kernel_cache: Option<&KernelCache>, socket: RtSocket) {
+/// Returns a socket to the pool. Only after success: then no reply is pending on it.
+pub(crate) fn recycle_socket(kernel_cache: Option<&KernelCache>, socket: RtSocket) {
     if let Some(kernel_cache) = kernel_cache {
         kernel_cache.sockets.put(socket);
     }
 }
 
-/// Does something with the host's firewall, through a spare socket where there is one.
+/// Calls `act` with the host's firewall, through a pooled socket if possible.
 pub(crate) fn with_firewall<T>(
     kernel_cache: Option<&KernelCache>,
     act: impl FnOnce(&mut Firewall) -> Result<T, nft::Error>,
 ) -> Result<T, Error> {
-    let spare = kernel_cache.and_then(|r| r.firewalls.take());
-    let mut firewall = spare.map_or_else(Firewall::open, Ok)?;
-    let done = act(&mut firewall)?;
+    let pooled = kernel_cache.and_then(|r| r.firewalls.take());
+    let mut firewall = pooled.map_or_else(Firewall::open, Ok)?;
+    let result = act(&mut firewall)?;
     if let Some(kernel_cache) = kernel_cache {
         kernel_cache.firewalls.put(firewall);
     }
-    Ok(done)
+    Ok(result)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

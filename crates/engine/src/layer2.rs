@@ -1,22 +1,23 @@
-//! Pods without addresses (layer 2 only). The guard knows their MAC only, so they can answer ARP and neighbour solicitations
-//! for every address. They share no bridge with a gateway of Podwire.
+//! Pods without addresses (layer 2 only). The anti-spoofing filter knows only their MAC, so they can answer ARP and neighbour
+//! solicitations for every address. They must not share a bridge with a gateway of Podwire.
 //!
-//! Both sides check when their own part is in the kernel: of two at the same time, at least one finds the other.
+//! Both kinds of attachment check after their own change is in the kernel. If two run concurrently, at least one detects the
+//! other.
 
 use netlink::{Address, Link, RtSocket};
 use types::ROUTE_PROTOCOL;
 
 use crate::Error;
 use crate::alias::Alias;
-use crate::bridge::{self, Bridge, Placed};
+use crate::bridge::{self, Bridge, PlacedGateway};
 use crate::state::Addressing;
 
-/// Called when the pair of an attachment was made, and the gateways that its bridge lacked. Those are removed if it is refused.
-pub(crate) fn refuse_sharing(
+/// Called after the veth pair and the missing gateways of the bridge were created. On refusal, new gateways are removed.
+pub(crate) fn refuse_shared_bridge(
     host: &mut RtSocket,
     addressing: Addressing,
     bridge: &Bridge,
-    placed: &[Placed],
+    placed: &[PlacedGateway],
 ) -> Result<(), Error> {
     match addressing {
         Addressing::None => refuse_gateway(host, bridge),
@@ -24,7 +25,7 @@ pub(crate) fn refuse_sharing(
     }
 }
 
-/// Called when the interface of a pod without addresses is a port of the bridge.
+/// Called after the interface of a pod without addresses became a bridge port.
 pub(crate) fn refuse_gateway(host: &mut RtSocket, bridge: &Bridge) -> Result<(), Error> {
     let addresses = host.addresses(Some(bridge.index))?;
     match addresses.iter().find(|address| is_gateway(address, bridge)) {
@@ -33,18 +34,22 @@ pub(crate) fn refuse_gateway(host: &mut RtSocket, bridge: &Bridge) -> Result<(),
     }
 }
 
-/// Kernels before 5.18 do not keep the protocol of an address. There every address of a bridge that Podwire made counts, except
-/// the kernel's own.
+/// Kernels before 5.18 do not store the protocol of an address. On these, every address of a managed bridge counts, except
+/// link-local addresses of the kernel.
 fn is_gateway(address: &Address, bridge: &Bridge) -> bool {
     match address.protocol {
         Some(protocol) => protocol == ROUTE_PROTOCOL,
-        None => bridge.is_ours() && !bridge::is_link_local(address.addr.addr()),
+        None => bridge.is_managed() && !bridge::is_link_local(address.addr.addr()),
     }
 }
 
-/// Called when gateways were placed on the bridge. The new ones are removed if it is refused.
-pub(crate) fn refuse_ports(host: &mut RtSocket, bridge: &Bridge, placed: &[Placed]) -> Result<(), Error> {
-    let new: Vec<&Placed> = placed.iter().filter(|placed| placed.is_new_address).collect();
+/// Called after gateways were added to the bridge. On refusal, the new ones are removed.
+pub(crate) fn refuse_ports(
+    host: &mut RtSocket,
+    bridge: &Bridge,
+    placed: &[PlacedGateway],
+) -> Result<(), Error> {
+    let new: Vec<&PlacedGateway> = placed.iter().filter(|placed| placed.is_new_address).collect();
     if new.is_empty() {
         return Ok(());
     }
@@ -54,9 +59,9 @@ pub(crate) fn refuse_ports(host: &mut RtSocket, bridge: &Bridge, placed: &[Place
     };
     let Some(port) = host.links()?.into_iter().find(is_port) else { return Ok(()) };
     new.into_iter().try_for_each(|new| bridge::remove_gateway(host, new))?;
-    Err(shared(bridge, format!("the port {} of such a pod", port.name)))
+    Err(shared(bridge, format!("the port {} of a pod without addresses", port.name)))
 }
 
-fn shared(bridge: &Bridge, what: String) -> Error {
-    Error::SharedBridge { bridge: bridge.name.clone(), what }
+fn shared(bridge: &Bridge, conflict: String) -> Error {
+    Error::SharedBridge { bridge: bridge.name.clone(), conflict }
 }

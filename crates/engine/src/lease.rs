@@ -1,5 +1,5 @@
-//! Addresses that another IPAM plugin gives. As in the reference, it is asked when the pod's interface exists and is up: a
-//! DHCP client sends through it.
+//! Addresses from a delegated IPAM plugin. Like the reference plugin, Podwire calls it after the pod's interface is up, because
+//! a DHCP client sends through it.
 
 use std::net::IpAddr;
 
@@ -9,79 +9,81 @@ use netconf::{Addresses, NetConf};
 use types::{AttachmentKey, Special};
 
 use crate::attach::decide::{decide, families, neighbours_of};
-use crate::attach::kernel::{AttachKernel, AttachedInterface, settle_gateways, usable_families};
+use crate::attach::kernel::{AttachKernel, AttachedInterface, finish_gateways, usable_families};
 use crate::attach::{AttachContext, refuse_shared};
 use crate::bridge::{self, Bridge, Gateway};
 use crate::delegate::Delegate;
 use crate::state::{Addressing, Attachment, HeldAttachment, PodAddress};
-use crate::wire::{self, Neighbours};
+use crate::veth::{self, NeighbourCaches};
 use crate::{Caller, Error, detach, firewall, layer2, settle, sysctl};
 
-/// Addresses that an IPAM plugin may give one pod, as many as sets of ranges.
-const MOST_GIVEN: usize = 16;
+/// Maximum number of addresses that an IPAM plugin may assign to one pod. It equals the maximum number of range sets.
+const MAX_ADDRESSES: usize = 16;
 
-/// What another IPAM plugin has of one attach.
+/// The IPAM plugin of one ADD.
 pub(crate) struct Lease<'a> {
     delegate: Option<Delegate<'a>>,
-    asked: DelegateOutcome,
+    outcome: DelegateOutcome,
 }
 
-/// What became of the plugin's ADD.
+/// The outcome of the plugin's ADD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DelegateOutcome {
-    No,
-    /// The plugin answered with an error: it has given no addresses.
+    NotCalled,
+    /// The plugin returned an error and assigned no addresses.
     Refused,
-    /// It gave addresses, or may have.
-    Yes,
+    /// The plugin assigned addresses, or may have.
+    MayHaveAssigned,
 }
 
 impl<'a> Lease<'a> {
-    /// None: there is no other plugin.
+    /// `delegate` is None if Podwire assigns the addresses.
     pub(crate) fn new(delegate: Option<Delegate<'a>>) -> Self {
-        Self { delegate, asked: DelegateOutcome::No }
+        Self { delegate, outcome: DelegateOutcome::NotCalled }
     }
 
-    /// Asks for addresses. None: there is no plugin to ask. Ends soon after the caller cancels the ADD.
-    pub(crate) fn take(
+    /// Requests addresses. None without a plugin. Returns soon after the caller cancels the ADD.
+    pub(crate) fn request(
         &mut self,
         key: &AttachmentKey,
         caller: &Caller<'_>,
     ) -> Result<Option<CniResult>, Error> {
         let Some(delegate) = &self.delegate else { return Ok(None) };
         let answer = delegate.add(caller.cancelled);
-        self.asked = if matches!(answer, Err(Error::Cni(_))) {
+        self.outcome = if matches!(answer, Err(Error::Cni(_))) {
             DelegateOutcome::Refused
         } else {
-            DelegateOutcome::Yes
+            DelegateOutcome::MayHaveAssigned
         };
         let answer = answer.map_err(|error| match (caller.cancelled)() {
             true => Error::Cancelled(key.clone()),
             false => error,
         })?;
-        let given = delegate.read(&answer)?;
-        match unusable(&given) {
-            Some(what) => Err(delegate.failed(what)),
-            None => Ok(Some(given)),
+        let result = delegate.read(&answer)?;
+        match unusable(&result) {
+            Some(reason) => Err(delegate.failed(reason)),
+            None => Ok(Some(result)),
         }
     }
 
-    /// Undoes an attach. The spec: the plugin gets a DEL if its ADD or anything after it failed. One that refused its ADD has
-    /// nothing to give back: the record does not wait for its DEL.
+    /// Undoes an ADD. The CNI specification requires a DEL if the plugin's ADD or a later step failed. A plugin that refused its
+    /// ADD has no addresses to release, so the record is removed even if its DEL fails.
     pub(crate) fn undo(
         &self,
         held: HeldAttachment,
         key: &AttachmentKey,
         caller: &Caller<'_>,
     ) -> Result<(), Error> {
-        match (&self.delegate, self.asked) {
+        match (&self.delegate, self.outcome) {
             (Some(delegate), DelegateOutcome::Refused) => {
                 let released = delegate.del();
                 let undone = detach::undo(held, Some(key), caller);
                 Error::collect(released.err().into_iter().chain(undone.err()).collect())
             }
-            (delegate, DelegateOutcome::Yes) => detach::undo_with(held, Some(key), caller, delegate.as_ref()),
-            (_, DelegateOutcome::No) | (None, DelegateOutcome::Refused) => {
+            (delegate, DelegateOutcome::MayHaveAssigned) => {
+                detach::undo_with(held, Some(key), caller, delegate.as_ref())
+            }
+            (_, DelegateOutcome::NotCalled) | (None, DelegateOutcome::Refused) => {
                 detach::undo(held, Some(key), caller)
             }
         }
@@ -96,7 +98,7 @@ pub(crate) fn addressing(conf: &NetConf) -> Addressing {
     }
 }
 
-/// The name of another IPAM plugin that gives the addresses.
+/// The name of the delegated IPAM plugin.
 pub(crate) fn plugin(conf: &NetConf) -> Option<String> {
     match &conf.addresses {
         Addresses::Delegated(plugin) => Some(plugin.clone()),
@@ -104,33 +106,32 @@ pub(crate) fn plugin(conf: &NetConf) -> Option<String> {
     }
 }
 
-/// Why a pod cannot have the addresses that another plugin gave. A link-local address is left to that plugin.
-fn unusable(given: &CniResult) -> Option<String> {
+/// The reason why a pod cannot use the plugin's addresses. Link-local addresses are accepted.
+fn unusable(result: &CniResult) -> Option<String> {
     let special = |net: IpNet| Special::of(net.trunc()).filter(|kind| *kind != Special::LinkLocal);
-    let refused = given.ips.iter().find_map(|ip| Some((ip.address, special(ip.address)?)));
-    match (given.ips.len(), refused) {
-        (0, _) => Some("gave no address".to_owned()),
-        (count, _) if count > MOST_GIVEN => {
-            Some(format!("gave {count} addresses; a pod gets at most {MOST_GIVEN}"))
+    let refused = result.ips.iter().find_map(|ip| Some((ip.address, special(ip.address)?)));
+    match (result.ips.len(), refused) {
+        (0, _) => Some("returned no address".to_owned()),
+        (count, _) if count > MAX_ADDRESSES => {
+            Some(format!("returned {count} addresses; a pod gets at most {MAX_ADDRESSES}"))
         }
         (_, Some((address, kind))) => {
-            Some(format!("gave {address}, but {kind} address cannot be a pod's, nor be in its subnet"))
+            Some(format!("returned {address}, but {kind} address is not usable for a pod or its subnet"))
         }
         (_, None) => None,
     }
 }
 
-/// An IPAM plugin need not name a gateway: then it is the first address of the subnet, as in the reference.
+/// If the IPAM plugin names no gateway, it is the first address of the subnet, as with the reference plugin.
 pub(crate) fn addresses(result: &CniResult) -> Vec<PodAddress> {
-    let of = |ip: &cni::IpConfig| PodAddress {
+    let pod_address = |ip: &cni::IpConfig| PodAddress {
         address: ip.address,
         gateway: ip.gateway.or_else(|| ip.address.hosts().next().filter(|first| *first != ip.address.addr())),
     };
-    result.ips.iter().map(of).collect()
+    result.ips.iter().map(pod_address).collect()
 }
 
-/// Asks the plugin of a delegated attachment through its new interface, and gives the addresses to record, firewall, alias and
-/// bridge.
+/// Requests addresses from the plugin through the new interface, and adds them to record, firewall, alias and bridge.
 pub(crate) fn obtain_addresses(
     held: &mut HeldAttachment,
     (attachment, bridge): (Attachment, Bridge),
@@ -138,33 +139,33 @@ pub(crate) fn obtain_addresses(
     kernel: &mut AttachKernel<'_>,
 ) -> Result<AttachedInterface, Error> {
     bring_up(&attachment, &bridge, context, kernel)?;
-    let given = kernel.lease.take(context.key, context.caller)?;
-    let Some(given) = given else { unreachable!("a delegated attachment has a delegate") };
-    let attachment = decide(context, &addresses(&given), Some(&given));
+    let result = kernel.lease.request(context.key, context.caller)?;
+    let Some(result) = result else { unreachable!("a delegated attachment has a delegate") };
+    let attachment = decide(context, &addresses(&result), Some(&result));
     let ips: Vec<IpAddr> = attachment.ips().collect();
     firewall::check_ports(&context.conf.ports, families(ips.iter().map(IpAddr::is_ipv4)))?;
     refuse_shared(kernel.state, held.network(), &ips)?;
     held.rewrite(attachment.clone())?;
-    give_addresses(&attachment, &bridge, context, kernel)?;
-    // The addresses of another IPAM plugin may have had any number of owners.
+    apply_addresses(&attachment, &bridge, context, kernel)?;
+    // An address from an IPAM plugin may have had other owners before.
     let neighbours = neighbours_of(context.conf.mode, true);
     Ok(AttachedInterface { attachment, bridge, neighbours })
 }
 
-/// The interface without addresses, and able to send.
+/// Sets the interface up without addresses, so that the plugin can send through it.
 fn bring_up(
     attachment: &Attachment,
     bridge: &Bridge,
     context: &AttachContext<'_>,
     kernel: &mut AttachKernel<'_>,
 ) -> Result<(), Error> {
-    let wire = context.wire(attachment, bridge);
-    wire::set_up_inside(kernel.host, kernel.pod, &wire, Neighbours::KnowNothing)?;
+    let setup = context.veth_setup(attachment, bridge);
+    veth::configure_pod_end(kernel.host, kernel.pod, &setup, NeighbourCaches::Clean)?;
     settle::wait(kernel.host, kernel.pod, attachment)
 }
 
-/// What an ADD does at once for addresses that are known from the start.
-fn give_addresses(
+/// Performs the steps that an ADD without a delegated plugin performs when it creates the interface.
+fn apply_addresses(
     attachment: &Attachment,
     bridge: &Bridge,
     context: &AttachContext<'_>,
@@ -175,12 +176,12 @@ fn give_addresses(
         sysctl::enable_forwarding(kernel.host, &context.log, families, &context.settings)?;
     }
     firewall::add_pod(attachment, kernel.state, context.caller.kernel_cache, context.caller.warn)?;
-    wire::mark_host_end(kernel.host, attachment, &context.settings)?;
+    veth::mark_host_end(kernel.host, attachment, &context.settings)?;
     let mut placed = Vec::new();
     for &address in &attachment.wiring.gateways {
         let gateway = Gateway { bridge: bridge.index, address, mode: attachment.mode };
-        placed.push(bridge::put_gateway(kernel.host, bridge, &gateway, &context.log)?);
+        placed.push(bridge::add_gateway(kernel.host, bridge, &gateway, &context.log)?);
     }
-    layer2::refuse_sharing(kernel.host, attachment.addressing, bridge, &placed)?;
-    settle_gateways(&placed, bridge, context, kernel)
+    layer2::refuse_shared_bridge(kernel.host, attachment.addressing, bridge, &placed)?;
+    finish_gateways(&placed, bridge, context, kernel)
 }

@@ -1,18 +1,18 @@
-//! The engine: how a pod gets its network and loses it again. One engine, two callers: the plugin in its own process
-//! (standalone), and the agent.
+//! The engine attaches pods to their network and detaches them. It has two callers: the plugin in its own process
+//! (standalone) and the agent.
 //!
 //! ```text
-//! serve(Request) ─► attach   allocate ─► firewall ─► veth ─► inside the pod ─► routes ─► shaping ─► ready
-//!                ├► detach   link ─► firewall ─► conntrack ─► address back ─► forgotten
-//!                ├► check    the record against the kernel
-//!                ├► gc       what is not listed goes
-//!                └► status   could an ADD be served?
+//! serve(Request) ─► attach   allocate ─► firewall ─► veth ─► pod end ─► routes ─► shaping ─► ready
+//!                ├► detach   link ─► firewall ─► conntrack ─► release addresses ─► remove the record
+//!                ├► check    compare the record with the kernel
+//!                ├► gc       remove attachments that the runtime does not list
+//!                └► status   can an ADD be served?
 //! ```
 //!
-//! It touches the kernel of the namespace it is called in, the pod's namespace, and its state directory (see [`state`]).
-//! On the way of a pod there is no child process, no dump, no fsync, and no lock across a system call but the short one
-//! around allocation. The record is written before the kernel is touched: whoever is killed leaves a pending record, and
-//! the next one undoes it.
+//! The engine changes the network namespace of the calling thread, the pod's namespace, and its state directory (see
+//! [`state`]). Attaching a pod starts no child process, dumps no tables and calls no fsync. No lock is held across a system
+//! call, except a short one around the allocation. The record is written before the kernel is changed. If a process is
+//! killed, it leaves a pending record, and the next process undoes it.
 
 pub mod alias;
 mod attach;
@@ -33,18 +33,18 @@ mod mode;
 pub mod overlap;
 mod privileges;
 pub mod reconcile;
-mod relearn;
-mod remaining;
+mod recover;
 mod replay;
 mod result;
 mod serve;
 mod settle;
 mod shaping;
+mod sibling_routes;
 pub mod state;
 mod status;
 mod sysctl;
 pub mod tunnel;
-mod wire;
+mod veth;
 
 pub use cleanup::{CleanupReport, cleanup};
 pub use condition::{LinkUse, Space, run_dir_space, show_space};
@@ -54,6 +54,6 @@ pub use firewall::{
     InactivePortMapping, Replacing, drift as firewall_drift, inactive_ports, orphans as firewall_orphans,
     repair as repair_firewall,
 };
-pub use inspect::{before_start, inspect, ipam_program, run_dir_findings, unwritable};
+pub use inspect::{inspect, ipam_program, run_dir_findings, startup_findings, write_error};
 pub use kernel_cache::KernelCache;
 pub use serve::{Caller, Done, Wait, Warn, serve};

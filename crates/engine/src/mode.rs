@@ -1,24 +1,24 @@
-//! Pods of one network in two attach modes: those on the bridge and routed ones do not reach each other.
+//! Detects networks with pods in both attach modes. Bridged and routed pods of one network cannot reach each other.
 
 use types::{AttachMode, Code, Finding, NetworkName};
 
 use crate::state::Attachment;
 
-/// So many pods are named.
-const NAMED: usize = 5;
+/// At most this many pods are named in the message.
+const MAX_NAMED_PODS: usize = 5;
 
-/// The condition of a network with pods in another mode than new pods get. `configured` is the mode of its config; where that
-/// is not known, the newest pod has it.
-pub(crate) fn differing(
+/// The condition of a network with pods in another mode than new pods get. `configured` is the mode of the network's config.
+/// If it is unknown, the mode of the newest pod is used.
+pub(crate) fn mixed_modes(
     network: &NetworkName,
     configured: Option<AttachMode>,
     pods: &[&Attachment],
 ) -> Option<Finding> {
     let newest = || pods.iter().max_by_key(|pod| pod.created).map(|pod| pod.mode);
-    let wanted = configured.or_else(newest)?;
-    let mut names: Vec<String> = pods.iter().filter(|pod| pod.mode != wanted).map(|pod| name(pod)).collect();
+    let current = configured.or_else(newest)?;
+    let mut names: Vec<String> = pods.iter().filter(|pod| pod.mode != current).map(|pod| name(pod)).collect();
     names.sort();
-    let other = match wanted {
+    let other = match current {
         AttachMode::Bridge => AttachMode::Routed,
         AttachMode::Routed => AttachMode::Bridge,
     };
@@ -27,20 +27,20 @@ pub(crate) fn differing(
         1 => ("1 pod is".to_owned(), "it"),
         count => (format!("{count} pods are"), "them"),
     };
-    let more = names.len().saturating_sub(NAMED);
-    names.truncate(NAMED);
+    let more = names.len().saturating_sub(MAX_NAMED_PODS);
+    names.truncate(MAX_NAMED_PODS);
     let names = match more {
         0 => names.join(", "),
         more => format!("{} and {more} more", names.join(", ")),
     };
     let message = format!(
-        "new pods of network {network} are attached in mode {wanted}, but {pods} in mode {other}: pods of the two modes do not \
+        "new pods of network {network} are attached in mode {current}, but {pods} in mode {other}: pods of the two modes do not \
          reach each other; restart {them}: {names}"
     );
     Some(Finding::new(Code::PodModeDiffers, format_args!("network {network}"), message))
 }
 
-/// As the runtime names the pod, else its container.
+/// The runtime's name of the pod, or its container ID.
 fn name(attachment: &Attachment) -> String {
     match &attachment.pod {
         Some(pod) if pod.namespace.is_empty() => pod.name.clone(),
@@ -67,7 +67,7 @@ mod tests {
 
     fn message(configured: Option<AttachMode>, pods: &[Attachment]) -> Option<String> {
         let network = "blue".try_into().unwrap();
-        differing(&network, configured, &pods.iter().collect::<Vec<_>>()).map(|found| found.message)
+        mixed_modes(&network, configured, &pods.iter().collect::<Vec<_>>()).map(|finding| finding.message)
     }
 
     #[test]
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn f1_of_many_pods_only_some_are_named() {
+    fn f1_a_long_list_of_pods_is_shortened() {
         let pods: Vec<Attachment> = (0..7).map(|n| pod(&format!("p{n}"), "bridge", n)).collect();
         let text = message(Some(AttachMode::Routed), &pods).unwrap();
         assert!(text.ends_with("restart them: p0, p1, p2, p3, p4 and 2 more"), "{text}");

@@ -1,4 +1,4 @@
-//! The answer of an ADD once more: the one before got lost on its way, because whoever gave it died.
+//! Repeats the result of an ADD that is ready. The first result was lost because the process that computed it died.
 
 use std::path::Path;
 
@@ -16,15 +16,15 @@ pub(crate) fn answer(
     conf: &NetConf,
 ) -> Result<CniResult, Error> {
     let mut host = RtSocket::open()?;
-    let found = host.link(&attachment.bridge)?;
+    let link = host.link(&attachment.bridge)?;
     let spec = Spec { name: &attachment.bridge, mtu: None, promisc: false };
-    let bridge = bridge::ensure(&mut host, &spec, found)?;
+    let bridge = bridge::ensure(&mut host, &spec, link)?;
     let routes = routes_of(attachment)?;
     let answer = result::of_attachment(attachment, &bridge, &routes, call.config.prev_result.as_ref());
     Ok(result::with_dns(answer, &conf.dns, &attachment.wiring.dns))
 }
 
-/// The routes that are this attachment's: where another interface of the pod had the same route first, it has it still.
+/// The routes that belong to this attachment. A route that another interface of the pod had first is not included.
 fn routes_of(attachment: &Attachment) -> Result<Vec<PodRoute>, Error> {
     let netns = NetNs::open(Path::new(&attachment.netns))?;
     let mut pod = RtSocket::open_in(&netns)?;

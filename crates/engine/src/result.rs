@@ -1,12 +1,12 @@
-//! An attachment as the protocol shows it.
+//! Converts an attachment to a CNI result.
 
 use cni::{CniResult, Dns, Interface, IpConfig, PodRoute};
 
 use crate::bridge::Bridge;
 use crate::state::Attachment;
-use crate::wire::gateway_of;
+use crate::veth::gateway_of;
 
-/// What ADD answers, appended to what earlier plugins of the chain found.
+/// The result of an ADD, appended to the result of earlier plugins in the chain.
 pub(crate) fn of_attachment(
     attachment: &Attachment,
     bridge: &Bridge,
@@ -41,7 +41,7 @@ pub(crate) fn of_attachment(
     result
 }
 
-/// The config's DNS, or what the chain or another IPAM plugin said where the config says nothing.
+/// DNS from the config. If the config has none, DNS from a delegated IPAM plugin, else from the chain.
 pub(crate) fn with_dns(mut result: CniResult, dns: &Dns, delegated: &Dns) -> CniResult {
     if let Some(dns) = [dns, delegated].into_iter().find(|dns| !dns.is_empty()) {
         result.dns = dns.clone();

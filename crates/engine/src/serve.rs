@@ -1,4 +1,4 @@
-//! A request in, an answer out: which verb does what.
+//! Dispatches a CNI request to the implementation of its command.
 
 use std::net::IpAddr;
 
@@ -9,31 +9,31 @@ use types::{AttachMode, RequestId};
 
 use crate::{Delegates, KernelCache, attach, check, detach, gc, status};
 
-/// What was done, for the answer on stdout and for the log.
+/// The outcome of a request, for stdout and the log.
 #[derive(Debug, Default)]
 pub struct Done {
-    /// What goes to stdout: exactly one JSON value for ADD and VERSION, nothing for the others.
+    /// Printed to stdout: one JSON value for ADD and VERSION, None for the other commands.
     pub answer: Option<Value>,
     pub addresses: Vec<IpAddr>,
-    /// What the link of the pod that was added carries.
+    /// The MTU of the link of the added pod.
     pub mtu: Option<u32>,
-    /// How many attachments GC collected.
+    /// Number of attachments that GC removed.
     pub collected: usize,
     /// The mode of the pod that was added or removed.
     pub mode: Option<AttachMode>,
 }
 
-/// Who asks, and what they need of the engine.
+/// The caller and its parameters.
 pub struct Caller<'a> {
-    /// Recorded with the attachment: the same run of the plugin gets the recorded result of an ADD that is ready.
+    /// Recorded with the attachment. If the same plugin run repeats an ADD that is ready, it gets the recorded result.
     pub request: Option<&'a RequestId>,
-    /// Asked while another IPAM plugin runs, and right before an attachment is committed. True: the ADD is undone.
+    /// Polled while a delegated IPAM plugin runs, and right before an attachment is committed. True undoes the ADD.
     pub cancelled: &'a (dyn Fn() -> bool + Sync),
     pub wait: Wait,
-    /// What the caller's process remembers, if it stays.
+    /// Set if the caller's process serves many requests.
     pub kernel_cache: Option<&'a KernelCache>,
     pub delegates: Delegates<'a>,
-    /// The agent's part of the request. None: the request's config is complete.
+    /// The agent's networks. None if the request's config is complete.
     pub networks: Option<NodeNetworks<'a>>,
     pub warn: Warn<'a>,
 }
@@ -42,12 +42,12 @@ pub struct Caller<'a> {
 pub type Warn<'a> = &'a (dyn Fn(&str) + Sync);
 
 impl<'a> Caller<'a> {
-    /// A process that serves one request and ends.
+    /// A process that serves one request and exits.
     pub fn standalone(warn: Warn<'a>) -> Self {
         Self {
             request: None,
             cancelled: &|| false,
-            wait: Wait::ForTheEnd,
+            wait: Wait::ForGracePeriod,
             kernel_cache: None,
             delegates: Delegates::InCniPath,
             networks: None,
@@ -55,7 +55,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// The network of a config without a pod.
+    /// The network of a config, for requests without a pod.
     pub(crate) fn network(&self, config: &NetworkConfig) -> Result<NetConf, cni::Error> {
         NetConf::merge(config, self.networks.as_ref())
     }
@@ -64,57 +64,56 @@ impl<'a> Caller<'a> {
         NetConf::for_call(call, self.networks.as_ref())
     }
 
-    fn place(&self, config: &NetworkConfig) -> Result<LocalPaths, cni::Error> {
+    fn paths(&self, config: &NetworkConfig) -> Result<LocalPaths, cni::Error> {
         LocalPaths::merge(config, self.networks.as_ref())
     }
 }
 
-/// The kernel holds whoever deletes a link for a grace period, but the link is gone long before.
+/// Deletion of a link returns only after a grace period of the kernel, but the link disappears earlier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    ForTheEnd,
-    /// A process that stays lets a thread of its own wait for the rest.
-    UntilGone,
+    ForGracePeriod,
+    /// For a long-running process: another thread waits for the grace period.
+    UntilLinkRemoved,
 }
 
-/// Serves one request.
 pub fn serve(request: &Request, caller: &Caller<'_>) -> Result<Done, cni::Error> {
     match request {
         Request::Add(call) => add(call, caller),
         Request::Del(call) => del(call, caller),
         Request::Check(call) => {
-            check::check(call, &caller.network_of(call)?, &caller.place(&call.config)?, caller)?;
+            check::check(call, &caller.network_of(call)?, &caller.paths(&call.config)?, caller)?;
             Ok(Done::default())
         }
         Request::Gc(request) => {
-            let collected = gc::collect(request, &caller.place(&request.config)?, caller)?;
+            let collected = gc::collect(request, &caller.paths(&request.config)?, caller)?;
             Ok(Done { collected, ..Done::default() })
         }
         Request::Status(config) => status_of(config, caller),
-        Request::Version(asked) => Ok(version(*asked)),
+        Request::Version(requested) => Ok(version(*requested)),
     }
 }
 
 fn add(call: &AttachmentRequest, caller: &Caller<'_>) -> Result<Done, cni::Error> {
-    let (conf, place) = (caller.network_of(call)?, caller.place(&call.config)?);
-    let (result, attachment) = attach::attach(call, &conf, &place, caller)?;
+    let (conf, paths) = (caller.network_of(call)?, caller.paths(&call.config)?);
+    let (result, attachment) = attach::attach(call, &conf, &paths, caller)?;
     let answer = Some(result.to_json(call.config.version));
     let (addresses, mtu, mode) = (attachment.ips().collect(), Some(attachment.mtu), Some(attachment.mode));
     Ok(Done { answer, addresses, mtu, collected: 0, mode })
 }
 
 fn del(call: &AttachmentRequest, caller: &Caller<'_>) -> Result<Done, cni::Error> {
-    let was = detach::detach(call, &caller.place(&call.config)?, caller)?;
-    let mode = was.as_ref().map(|attachment| attachment.mode);
-    let addresses = was.map(|attachment| attachment.ips().collect()).unwrap_or_default();
+    let removed = detach::detach(call, &caller.paths(&call.config)?, caller)?;
+    let mode = removed.as_ref().map(|attachment| attachment.mode);
+    let addresses = removed.map(|attachment| attachment.ips().collect()).unwrap_or_default();
     Ok(Done { addresses, mode, ..Done::default() })
 }
 
 fn status_of(config: &NetworkConfig, caller: &Caller<'_>) -> Result<Done, cni::Error> {
-    status::status(config, &caller.network(config)?, &caller.place(config)?, caller)?;
+    status::status(config, &caller.network(config)?, &caller.paths(config)?, caller)?;
     Ok(Done::default())
 }
 
-fn version(asked: Version) -> Done {
-    Done { answer: Some(cni::version_answer(asked)), ..Done::default() }
+fn version(requested: Version) -> Done {
+    Done { answer: Some(cni::version_answer(requested)), ..Done::default() }
 }

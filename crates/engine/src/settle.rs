@@ -1,5 +1,5 @@
-//! What the kernel finishes by itself after it said yes, in workers that wait for the same lock as everybody: a link begins
-//! to carry, an IPv6 address becomes local. A pod that is answered for before that loses its first packets.
+//! Waits for work that the kernel finishes asynchronously: a link gets carrier, an IPv6 address becomes usable. Kernel
+//! workers do this and wait for RTNL. A pod that is reported ready earlier loses its first packets.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use types::{AttachMode, IfName};
 use crate::Error;
 use crate::state::Attachment;
 
-/// What takes longer will come all the same: no reason to refuse the pod, none to wait for ever.
+/// After this time the pod is reported ready without further waiting. The kernel finishes later.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Between two lookups, at first and at most: many pods at once must not keep the kernel's workers from their processor.
+/// First and longest pause between two lookups. Frequent polling for many pods would delay the kernel's workers.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(30), Duration::from_millis(2));
 
-/// Waits until the pod can be reached and can reach its gateways. Costs a few lookups where it is so already.
+/// Waits until the pod is reachable and can reach its gateways. A pod that is ready costs a few lookups.
 pub(crate) fn wait(host: &mut RtSocket, pod: &mut RtSocket, attachment: &Attachment) -> Result<(), Error> {
     let (port, bridge) = (&attachment.host_link, &attachment.bridge);
     match attachment.mode {
-        // The port first: the bridge follows it.
+        // The port first: the bridge has carrier if one of its ports has it.
         AttachMode::Bridge => wait_for_carrier(host, &[port, bridge])?,
         AttachMode::Routed => wait_for_carrier(host, &[port])?,
     }
@@ -27,12 +27,12 @@ pub(crate) fn wait(host: &mut RtSocket, pod: &mut RtSocket, attachment: &Attachm
     attachment.ips().filter(IpAddr::is_ipv6).try_for_each(|ip| wait_for_address(pod, ip))
 }
 
-/// Reading a link lets it carry at once since Linux 6.9; before, there is only waiting.
+/// Since Linux 6.9, reading a link updates its carrier state at once. Older kernels need polling.
 fn wait_for_carrier(socket: &mut RtSocket, links: &[&IfName]) -> Result<(), Error> {
     until(|| Ok(socket.links_by_name(links)?.iter().flatten().all(|link| link.running)))
 }
 
-/// Also without duplicate address detection the kernel makes an address its own in the worker for it.
+/// Even without duplicate address detection, a kernel worker makes the address usable.
 pub(crate) fn wait_for_address(socket: &mut RtSocket, address: IpAddr) -> Result<(), Error> {
     until(|| match socket.route_to(address) {
         Ok(route) => Ok(route.local),

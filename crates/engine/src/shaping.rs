@@ -1,5 +1,5 @@
-//! Bandwidth. What the pod receives is shaped on the host end; what it sends is redirected to a link of its own (ifb)
-//! and shaped there, because a link cannot queue what comes in.
+//! Bandwidth limits. Traffic to the pod is shaped on the host end. Traffic from the pod is redirected to an ifb link and shaped
+//! there, because ingress traffic of a link cannot be queued.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use crate::state::Attachment;
 use crate::sysctl::HostSettings;
 use crate::{Error, alias};
 
-/// How long a packet may wait, as in the reference plugin.
+/// Maximum queueing delay, as in the reference plugin.
 const LATENCY: Duration = Duration::from_millis(25);
-/// A burst below one full packet would let nothing through at all.
-const SMALLEST_BURST: u64 = 16 * 1024;
+/// A burst below the size of a full packet would block all traffic.
+const MIN_BURST: u64 = 16 * 1024;
 
-/// Bits to a bucket of bytes; None where nothing is limited. A burst that nobody asked for is what 100 ms bring.
+/// Converts bits to a token bucket in bytes. None without a limit. The default burst is the traffic of 100 ms.
 fn bucket(rate_bits: u64, burst_bits: u64) -> Option<Tbf> {
     if rate_bits == 0 {
         return None;
     }
     let rate = (rate_bits / 8).max(1);
     let burst = if burst_bits == 0 { rate / 10 } else { burst_bits / 8 };
-    let burst = u32::try_from(burst.max(SMALLEST_BURST)).unwrap_or(u32::MAX);
+    let burst = u32::try_from(burst.max(MIN_BURST)).unwrap_or(u32::MAX);
     Some(Tbf::with_latency(rate, burst, LATENCY))
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn apply(host: &mut RtSocket, attachment: &Attachment, host_index: u3
     if let Some(tbf) = egress(bandwidth) {
         let name = attachment.key.shaper_link();
         let alias = attachment.key.alias();
-        clear_the_way(host, &attachment.key)?;
+        remove_leftover(host, &attachment.key)?;
         for answer in host.run_all(&[
             Op::AddIfb { name: &name, mtu: attachment.mtu },
             Op::SetLink(SetLink {
@@ -55,7 +55,7 @@ pub(crate) fn apply(host: &mut RtSocket, attachment: &Attachment, host_index: u3
         ])? {
             answer?;
         }
-        let vanished = || Error::NotAvailable(format!("link {name} vanished while it was set up"));
+        let vanished = || Error::NotAvailable(format!("link {name} was removed while it was configured"));
         let ifb = host.link(&name)?.ok_or_else(vanished)?.index;
         for answer in host.run_all(&[
             Op::AddTbf(AddTbf { link: ifb, tbf }),
@@ -68,26 +68,27 @@ pub(crate) fn apply(host: &mut RtSocket, attachment: &Attachment, host_index: u3
     Ok(())
 }
 
-/// Makes the limits anew where some of them were removed.
+/// Applies the limits again after some of them were removed.
 pub(crate) fn renew(host: &mut RtSocket, attachment: &Attachment, host_index: u32) -> Result<(), Error> {
-    // Where what the pod sends is not limited, the hook is somebody else's.
-    let is_ours = attachment.bandwidth.as_ref().and_then(egress).is_some();
-    if is_ours && host.qdiscs(Some(host_index))?.iter().any(|q| q.at == QdiscAt::Ingress) {
+    // Without an egress limit, an ingress qdisc is not Podwire's.
+    let is_managed = attachment.bandwidth.as_ref().and_then(egress).is_some();
+    if is_managed && host.qdiscs(Some(host_index))?.iter().any(|q| q.at == QdiscAt::Ingress) {
         host.run(&Op::DelQdisc { link: host_index, at: QdiscAt::Ingress })?;
     }
     apply(host, attachment, host_index)
 }
 
-/// Setting up goes by name, and must not touch a link that is somebody else's. One of ours was left behind.
-fn clear_the_way(host: &mut RtSocket, key: &AttachmentKey) -> Result<(), Error> {
+/// Removes a leftover ifb link of the same attachment. An unmanaged link with this name is an error: the following operations
+/// address the link by name.
+fn remove_leftover(host: &mut RtSocket, key: &AttachmentKey) -> Result<(), Error> {
     let Some(link) = host.link(&key.shaper_link())? else { return Ok(()) };
     if alias::is_of(&link, key) {
         return delete_link(host, link.index);
     }
-    Err(Error::ForeignLink(key.shaper_link()))
+    Err(Error::UnmanagedLink(key.shaper_link()))
 }
 
-/// What is missing of the shaping, in words.
+/// Describes missing limits.
 pub(crate) fn missing(
     host: &mut RtSocket,
     attachment: &Attachment,
@@ -95,26 +96,26 @@ pub(crate) fn missing(
 ) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     let Some(bandwidth) = &attachment.bandwidth else { return Ok(missing) };
-    let has_tbf = |host: &mut RtSocket, link: u32, want: Tbf| -> Result<bool, Error> {
+    let has_tbf = |host: &mut RtSocket, link: u32, expected: Tbf| -> Result<bool, Error> {
         Ok(host
             .qdiscs(Some(link))?
             .iter()
-            .any(|q| q.tbf.is_some_and(|tbf| tbf.rate_bytes == want.rate_bytes)))
+            .any(|q| q.tbf.is_some_and(|tbf| tbf.rate_bytes == expected.rate_bytes)))
     };
     if let Some(tbf) = ingress(bandwidth)
         && !has_tbf(host, host_link.index, tbf)?
     {
-        missing.push(format!("the limit on what the pod receives (tbf on {})", host_link.name));
+        missing.push(format!("the limit of traffic to the pod (tbf on {})", host_link.name));
     }
     if let Some(tbf) = egress(bandwidth) {
         let name = attachment.key.shaper_link();
-        let shaped = match host.link(&name)? {
+        let is_shaped = match host.link(&name)? {
             Some(ifb) => has_tbf(host, ifb.index, tbf)?,
             None => false,
         };
-        let redirected = host.qdiscs(Some(host_link.index))?.iter().any(|q| q.at == QdiscAt::Ingress);
-        if !shaped || !redirected {
-            missing.push(format!("the limit on what the pod sends (tbf on {name})"));
+        let is_redirected = host.qdiscs(Some(host_link.index))?.iter().any(|q| q.at == QdiscAt::Ingress);
+        if !is_shaped || !is_redirected {
+            missing.push(format!("the limit of traffic from the pod (tbf on {name})"));
         }
     }
     Ok(missing)
@@ -125,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn e18_rates_are_bits_and_a_missing_burst_still_lets_packets_through() {
+    fn e18_rates_are_bits_and_the_default_burst_passes_packets() {
         assert_eq!(bucket(0, 8), None);
         let tbf = bucket(8_000_000, 1_600_000).unwrap();
         assert_eq!((tbf.rate_bytes, tbf.burst_bytes, tbf.limit_bytes), (1_000_000, 200_000, 225_000));

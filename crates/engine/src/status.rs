@@ -1,4 +1,4 @@
-//! STATUS: could an ADD be served now (50 if not), and are pods that run already worse off (51)?
+//! STATUS reports whether an ADD can be served (code 50 if not), and whether running pods are affected (code 51).
 
 use cni::NetworkConfig;
 use netconf::{LocalPaths, NetConf};
@@ -10,47 +10,50 @@ use crate::delegate::DELEGATE_TIMEOUT;
 use crate::firewall::Replacing;
 use crate::inspect::{IpamFault, TableInspection};
 use crate::state::NodeState;
-use crate::{Caller, Error, Warn, firewall, gc, inspect, privileges, reconcile, relearn};
+use crate::{Caller, Error, Warn, firewall, gc, inspect, privileges, reconcile, recover};
 
-/// The first finding that concerns the network. What an ADD would make is made, and what can be repaired is repaired: a
-/// runtime that gets an error sends no ADD that would do it.
+/// Returns the first finding of the network. STATUS creates and repairs what an ADD would: after an error, the runtime sends
+/// no ADD that could do it.
 pub(crate) fn status(
     config: &NetworkConfig,
     conf: &NetConf,
-    place: &LocalPaths,
+    paths: &LocalPaths,
     caller: &Caller<'_>,
 ) -> Result<(), Error> {
-    let dir = place.run_dir.as_path();
+    let dir = paths.run_dir.as_path();
     let not_ready = |error: Error, code: Code, object: &str| {
         Error::NotReady(error.finding(&FailureContext { code, object, run_dir: dir }))
     };
     privileges::check().map_err(|error| not_ready(error, Code::PermissionDenied, "process"))?;
     let tables =
         if caller.kernel_cache.is_some() { TableInspection::LeaveToAgent } else { TableInspection::Inspect };
-    let mut found = inspect::of_network(dir, config, conf, tables);
-    let is_final = |one: &Finding| one.severity == Severity::NotReady && one.code != Code::AddressesExhausted;
-    if !found.iter().any(is_final) {
+    let mut findings = inspect::of_network(dir, config, conf, tables);
+    let is_final = |finding: &Finding| {
+        finding.severity == Severity::NotReady && finding.code != Code::AddressesExhausted
+    };
+    if !findings.iter().any(is_final) {
         let object = format!("network {}", config.name);
-        let prepared = prepare((config, conf, place), &found, caller.warn);
+        let prepared = prepare((config, conf, paths), &findings, caller.warn);
         match prepared.map_err(|error| not_ready(error, Code::RunDirUnusable, &object))? {
             Prepared::Unchanged => {}
-            Prepared::Changed => found = inspect::of_network(dir, config, conf, tables),
+            Prepared::Changed => findings = inspect::of_network(dir, config, conf, tables),
         }
     }
-    let found = found.into_iter().map(|one| match (one.code, one.severity) {
+    let findings = findings.into_iter().map(|finding| match (finding.code, finding.severity) {
         (Code::FirewallDrift, _) => {
-            let outcome = firewall::repair(&place.run_dir, Replacing::Refused);
-            repaired(one, outcome, "; `nft monitor` shows what changes them")
+            let outcome = firewall::repair(&paths.run_dir, Replacing::Refused);
+            after_repair(finding, outcome, "; `nft monitor` shows the changes of other programs")
         }
         (Code::BridgeDown | Code::GatewayMissing, _) => match caller.kernel_cache {
-            Some(_) => one.fix("systemctl restart podwire"),
-            None => repaired(one, reconcile::restore_bridges(&place.run_dir, Some(&config.name)), ""),
+            Some(_) => finding.fix("systemctl restart podwire"),
+            None => after_repair(finding, reconcile::restore_bridges(&paths.run_dir, Some(&config.name)), ""),
         },
-        // An agent that is ready reports an overlap that appears later as degraded.
-        (Code::SubnetOverlap, Severity::NotReady) if caller.kernel_cache.is_some() => one.degraded(),
-        (_, _) => one,
+        // A ready agent reports a new overlap as degraded.
+        (Code::SubnetOverlap, Severity::NotReady) if caller.kernel_cache.is_some() => finding.degraded(),
+        (_, _) => finding,
     });
-    let (unready, degraded): (Vec<_>, Vec<_>) = found.partition(|one| one.severity == Severity::NotReady);
+    let (unready, degraded): (Vec<_>, Vec<_>) =
+        findings.partition(|finding| finding.severity == Severity::NotReady);
     if let Some(first) = unready.into_iter().next() {
         return Err(Error::NotReady(first));
     }
@@ -70,30 +73,30 @@ enum Prepared {
     Changed,
 }
 
-/// Makes the state directory and removes pods that are gone, as an ADD would.
+/// Creates the state directory and removes dead pods, like an ADD.
 fn prepare(
-    (config, conf, place): (&NetworkConfig, &NetConf, &LocalPaths),
-    found: &[Finding],
+    (config, conf, paths): (&NetworkConfig, &NetConf, &LocalPaths),
+    findings: &[Finding],
     warn: Warn<'_>,
 ) -> Result<Prepared, Error> {
-    let state = NodeState::open(&place.run_dir)?;
+    let state = NodeState::open(&paths.run_dir)?;
     let is_new = state.existing_network(&config.name).is_none();
-    let network = relearn::network(&state, &config.name, Some(conf))?;
-    let is_exhausted = found.iter().any(|one| one.code == Code::AddressesExhausted);
-    // Pods that cannot be removed leave the network exhausted, which is reported.
+    let network = recover::network(&state, &config.name, Some(conf))?;
+    let is_exhausted = findings.iter().any(|finding| finding.code == Code::AddressesExhausted);
+    // If dead pods cannot be removed, the network stays exhausted, and this is reported.
     let has_freed = is_exhausted
         && gc::collect_dead(&network, &mut RtSocket::open()?, &Caller::standalone(warn))
             .is_ok_and(|count| count > 0);
     Ok(if is_new || has_freed { Prepared::Changed } else { Prepared::Unchanged })
 }
 
-/// It is reported once more, so that the operator learns of the program that changes the node.
-fn repaired(found: Finding, outcome: Result<(), Error>, hint: &str) -> Finding {
+/// A repaired finding is reported once, so that the operator notices the program that changes the node.
+fn after_repair(finding: Finding, outcome: Result<(), Error>, hint: &str) -> Finding {
     let (outcome, fix) = match outcome {
         Ok(()) => (format!("repaired just now{hint}"), None),
-        Err(error) => (format!("the repair failed: {error}"), found.fix),
+        Err(error) => (format!("the repair failed: {error}"), finding.fix),
     };
-    Finding { message: format!("{}: {outcome}", found.message), fix, ..found }
+    Finding { message: format!("{}: {outcome}", finding.message), fix, ..finding }
 }
 
 #[cfg(test)]
@@ -105,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    fn ask(dir: &Path, more: &str) -> Result<(), cni::Error> {
+    fn request_status(dir: &Path, more: &str) -> Result<(), cni::Error> {
         let text = format!(
             r#"{{"cniVersion": "1.1.0", "name": "pods", "type": "podwire-cni", "runDir": "{}", {more}}}"#,
             dir.display()
@@ -120,38 +123,39 @@ mod tests {
         Ok(())
     }
 
-    const BOTH: &str = r#""mode": "routed", "subnet": "10.50.0.0/24,fd00:50::/64""#;
-    const ONLY_V4: &str = r#""mode": "routed", "subnet": "10.50.0.0/24""#;
-    const FLAT: &str = r#""mode": "bridge", "isGateway": false, "subnet": "10.50.0.0/24""#;
+    const DUAL_STACK: &str = r#""mode": "routed", "subnet": "10.50.0.0/24,fd00:50::/64""#;
+    const IPV4_ONLY: &str = r#""mode": "routed", "subnet": "10.50.0.0/24""#;
+    const NO_GATEWAY: &str = r#""mode": "bridge", "isGateway": false, "subnet": "10.50.0.0/24""#;
 
     #[test]
-    fn a9_a_firewall_that_lets_no_pod_out_is_told_with_what_helps_and_never_on_a_guess() {
+    fn a9_a_firewall_that_drops_pod_traffic_is_reported_with_its_fix() {
         let table = |family: &str, rule: &str| {
             format!(
                 "table {family} t {{ chain c {{ type filter hook forward priority 0; policy drop; {rule} }}; }}"
             )
         };
-        for (text, conf, is_told) in [
-            (table("inet", ""), BOTH, true),
-            (table("ip6", "iifname eth7 accept;"), BOTH, true),
-            (table("ip6", ""), ONLY_V4, false),
-            (table("inet", ""), FLAT, false),
-            (table("inet", "ip saddr 10.0.0.0/8 accept;"), BOTH, false),
-            (table("inet", "").replace("policy drop", "policy accept"), BOTH, false),
+        for (text, conf, is_reported) in [
+            (table("inet", ""), DUAL_STACK, true),
+            (table("ip6", "iifname eth7 accept;"), DUAL_STACK, true),
+            (table("ip6", ""), IPV4_ONLY, false),
+            (table("inet", ""), NO_GATEWAY, false),
+            (table("inet", "ip saddr 10.0.0.0/8 accept;"), DUAL_STACK, false),
+            (table("inet", "").replace("policy drop", "policy accept"), DUAL_STACK, false),
         ] {
             let dir = tempfile::tempdir().unwrap();
             let in_a_namespace = || {
-                let nft =
-                    |words: &str| assert!(Command::new("sh").args(["-c", words]).status().unwrap().success());
-                assert!(ask(dir.path(), conf).is_ok(), "{text}: before");
-                nft(&format!("nft '{text}'"));
-                let answer = ask(dir.path(), conf);
-                assert_eq!(answer.is_err(), is_told, "{text}: {answer:?}");
+                let run = |command: &str| {
+                    assert!(Command::new("sh").args(["-c", command]).status().unwrap().success());
+                };
+                assert!(request_status(dir.path(), conf).is_ok(), "{text}: before");
+                run(&format!("nft '{text}'"));
+                let answer = request_status(dir.path(), conf);
+                assert_eq!(answer.is_err(), is_reported, "{text}: {answer:?}");
                 let Err(error) = answer else { return };
                 assert_eq!(error.code, cni::ErrorCode::LimitedConnectivity, "{error}");
                 let command = error.details.strip_prefix("PodTrafficDropped: ").unwrap();
-                nft(command);
-                assert!(ask(dir.path(), conf).is_ok(), "{text}: after {command}");
+                run(command);
+                assert!(request_status(dir.path(), conf).is_ok(), "{text}: after {command}");
             };
             NetNs::create().unwrap().run(in_a_namespace).unwrap();
         }

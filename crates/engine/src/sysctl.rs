@@ -1,4 +1,4 @@
-//! Sysctls: read before written, so that nothing is written that is right already.
+//! Sysctls of the host and of links. Those of the host and of unmanaged links are written only if their value differs.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -23,14 +23,14 @@ fn ipv4(link: &str, key: &str) -> PathBuf {
     Path::new("/proc/sys/net/ipv4/conf").join(link).join(key)
 }
 
-/// Whose link a sysctl is set on. What we change on somebody else's is recorded with its old value (F7).
+/// The owner of the link on which a sysctl is set. Changes on unmanaged links are recorded with the old value (F7).
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LinkOwner<'a> {
-    Us,
-    OtherOwner(&'a SysctlLog),
+    Podwire,
+    Unmanaged(&'a SysctlLog),
 }
 
-/// Sets a sysctl of a link of ours. One that does not exist (IPv6 is not in this kernel) has nothing to protect from.
+/// Sets a sysctl of a managed link. A sysctl that does not exist (kernel without IPv6) needs no protection.
 fn set(path: PathBuf, value: &'static str) -> Result<(), Error> {
     match fs::write(&path, value) {
         Ok(()) => Ok(()),
@@ -39,28 +39,31 @@ fn set(path: PathBuf, value: &'static str) -> Result<(), Error> {
     }
 }
 
-/// The IPv6 settings of one link of ours, found once. The way there is long: the directories of all namespaces have the same
-/// name, and the kernel goes through them one by one, some 0.1 µs for each.
+/// The IPv6 sysctl directory of one managed link, opened once. Path lookup is slow: the directories of all namespaces have
+/// the same name, and the kernel compares them one by one, about 0.1 µs each.
 struct LinkSysctls {
     path: PathBuf,
-    /// None: IPv6 is not in this kernel, or not on this link; there is nothing to protect from.
+    /// None if the kernel or the link has no IPv6. Then there is nothing to protect.
     directory: Option<OwnedFd>,
 }
 
 impl LinkSysctls {
     /// In the network namespace of the calling thread.
     fn of(link: &IfName) -> Result<Self, Error> {
-        Self::found(link, |path| open_directory(CWD, path))
+        Self::open_with(link, |path| open_directory(CWD, path))
     }
 
     fn of_host_end(link: &IfName, host: &HostSettings<'_>) -> Result<Self, Error> {
         match host.dir() {
-            Some(all) => Self::found(link, |_| open_directory(all, Path::new(link.as_str()))),
+            Some(all) => Self::open_with(link, |_| open_directory(all, Path::new(link.as_str()))),
             None => Ok(Self { path: Path::new(ALL_SETTINGS).join(link.as_str()), directory: None }),
         }
     }
 
-    fn found(link: &IfName, open: impl FnOnce(&Path) -> rustix::io::Result<OwnedFd>) -> Result<Self, Error> {
+    fn open_with(
+        link: &IfName,
+        open: impl FnOnce(&Path) -> rustix::io::Result<OwnedFd>,
+    ) -> Result<Self, Error> {
         let path = Path::new(ALL_SETTINGS).join(link.as_str());
         let directory = unless_missing(&path, open(&path))?;
         Ok(Self { path, directory })
@@ -75,8 +78,8 @@ impl LinkSysctls {
         }
     }
 
-    /// Nodes and runtimes may switch IPv6 off for all new links. Only written where it must be: for this one the kernel
-    /// spins until nobody has the lock over all links.
+    /// Nodes and runtimes may disable IPv6 for all new links. Written only if needed: for this sysctl the kernel spins
+    /// until the RTNL lock is free.
     fn enable(&self) -> Result<(), Error> {
         let Some(directory) = &self.directory else { return Ok(()) };
         if reads_at(directory, Path::new("disable_ipv6"), *b"0\n") {
@@ -87,33 +90,33 @@ impl LinkSysctls {
     }
 }
 
-/// The IPv6 settings of all links of the host, as a directory that is opened once. Every path below `/proc/sys/net/ipv6`
-/// passes the entries of all namespaces, and the kernel compares them one by one, some 0.1 µs for each.
+/// The IPv6 sysctl directory of all host links, opened once. Every path lookup below `/proc/sys/net/ipv6` compares the
+/// entries of all namespaces one by one, about 0.1 µs each.
 pub(crate) enum HostSettings<'a> {
-    Kept(&'a OwnedFd),
+    Cached(&'a OwnedFd),
     Opened(OwnedFd),
-    /// IPv6 is not in this kernel.
+    /// The kernel has no IPv6.
     Absent,
 }
 
 impl<'a> HostSettings<'a> {
-    /// In the network namespace of the calling thread, unless the agent keeps the directory open.
+    /// Opens the directory in the network namespace of the calling thread, unless the agent has it open.
     pub(crate) fn open(kernel_cache: Option<&'a KernelCache>) -> Result<Self, Error> {
         Ok(match kernel_cache {
-            Some(kernel_cache) => kernel_cache.settings()?.map_or(Self::Absent, Self::Kept),
+            Some(kernel_cache) => kernel_cache.settings()?.map_or(Self::Absent, Self::Cached),
             None => all_settings()?.map_or(Self::Absent, Self::Opened),
         })
     }
 
     fn dir(&self) -> Option<&OwnedFd> {
         match self {
-            Self::Kept(dir) => Some(dir),
+            Self::Cached(dir) => Some(dir),
             Self::Opened(dir) => Some(dir),
             Self::Absent => None,
         }
     }
 
-    /// Does a link of this size have IPv6 at all? If not, the kernel refuses every setting of it.
+    /// Whether a link with this MTU has IPv6. If not, the kernel refuses all IPv6 settings of the link.
     pub(crate) fn has_ipv6(&self, mtu: u32) -> bool {
         mtu >= MIN_MTU_V6 && self.dir().is_some()
     }
@@ -129,19 +132,19 @@ fn is_one(at: impl AsFd, path: &Path) -> bool {
 }
 
 fn reads_at(at: impl AsFd, path: &Path, value: [u8; 2]) -> bool {
-    let mut found = [0; 2];
+    let mut content = [0; 2];
     let opened = rustix::fs::openat(at, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-    opened.and_then(|file| rustix::io::read(&file, &mut found)).is_ok() && found == value
+    opened.and_then(|file| rustix::io::read(&file, &mut content)).is_ok() && content == value
 }
 
-/// Where the IPv6 settings of all links of the calling thread's network namespace are, if IPv6 is in this kernel.
+/// The IPv6 sysctl directory of the calling thread's network namespace. None if the kernel has no IPv6.
 pub(crate) fn all_settings() -> Result<Option<OwnedFd>, Error> {
     let path = Path::new(ALL_SETTINGS);
     unless_missing(path, open_directory(CWD, path))
 }
 
-/// Only a directory that does not exist means that there is nothing to set. One that cannot be opened now, for example
-/// because the process has too many open files, may hold settings that protect pods.
+/// Only a missing directory means that there is nothing to set. If opening fails for another reason, for example too many
+/// open files, the directory may contain settings that protect pods.
 fn unless_missing(path: &Path, opened: rustix::io::Result<OwnedFd>) -> Result<Option<OwnedFd>, Error> {
     match opened {
         Ok(directory) => Ok(Some(directory)),
@@ -157,19 +160,19 @@ fn open_directory(at: impl AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {
 
 fn set_for(owner: LinkOwner<'_>, path: PathBuf, value: &'static str) -> Result<(), Error> {
     match owner {
-        LinkOwner::Us => set(path, value),
-        LinkOwner::OtherOwner(_) if !path.exists() => Ok(()),
-        LinkOwner::OtherOwner(log) => change(log, path, value),
+        LinkOwner::Podwire => set(path, value),
+        LinkOwner::Unmanaged(_) if !path.exists() => Ok(()),
+        LinkOwner::Unmanaged(log) => change(log, path, value),
     }
 }
 
-/// The bridge and host ends take no router advertisements: a pod could send them, and 1 is the kernel's default (F2).
-pub(crate) fn refuse_advertisements(link: &IfName, owner: LinkOwner<'_>) -> Result<(), Error> {
+/// Bridges and host ends ignore router advertisements: a pod could send them, and the kernel's default is 1 (F2).
+pub(crate) fn refuse_router_advertisements(link: &IfName, owner: LinkOwner<'_>) -> Result<(), Error> {
     set_for(owner, ipv6(link.as_str(), "accept_ra"), "0")
 }
 
-/// The same for a link of ours that has them refused already, unless somebody changed that: then it is told.
-pub(crate) fn keep_advertisements_out(link: &IfName) -> Result<Option<PathBuf>, Error> {
+/// Sets accept_ra of a managed link back to 0. Returns the path if another process had changed it.
+pub(crate) fn restore_accept_ra(link: &IfName) -> Result<Option<PathBuf>, Error> {
     let path = ipv6(link.as_str(), "accept_ra");
     if reads(&path, "0") || !path.exists() {
         return Ok(None);
@@ -182,20 +185,20 @@ pub(crate) fn keep_advertisements_out(link: &IfName) -> Result<Option<PathBuf>, 
 pub(crate) fn enable_ipv6(link: &IfName, owner: LinkOwner<'_>) -> Result<(), Error> {
     let disabled = ipv6(link.as_str(), "disable_ipv6");
     match owner {
-        LinkOwner::Us => LinkSysctls::of(link)?.enable(),
-        LinkOwner::OtherOwner(log) if reads(&disabled, "1") => change(log, disabled, "0"),
-        LinkOwner::OtherOwner(_) => Ok(()),
+        LinkOwner::Podwire => LinkSysctls::of(link)?.enable(),
+        LinkOwner::Unmanaged(log) if reads(&disabled, "1") => change(log, disabled, "0"),
+        LinkOwner::Unmanaged(_) => Ok(()),
     }
 }
 
-/// A link of ours on the host, which nobody else has settings on.
+/// For the host end of a pod. Other programs do not configure this link, so nothing is recorded.
 pub(crate) fn protect_host_end(link: &IfName, has_ipv6: bool, host: &HostSettings<'_>) -> Result<(), Error> {
     let settings = LinkSysctls::of_host_end(link, host)?;
     settings.set("accept_ra", "0")?;
     if has_ipv6 { settings.enable() } else { Ok(()) }
 }
 
-/// The pod's link, called inside its namespace, before the link is up (F2).
+/// For the pod's link. Called inside its namespace before the link is up (F2).
 pub(crate) fn protect_pod_link(link: &IfName, has_ipv6: bool) -> Result<(), Error> {
     let settings = LinkSysctls::of(link)?;
     for key in ["accept_ra", "autoconf", "accept_redirects"] {
@@ -204,23 +207,23 @@ pub(crate) fn protect_pod_link(link: &IfName, has_ipv6: bool) -> Result<(), Erro
     if has_ipv6 { settings.enable() } else { Ok(()) }
 }
 
-/// The kernel tells the neighbours when the link's MAC is set, called inside the pod's namespace.
+/// Makes the kernel announce the addresses when the link's MAC is set. Called inside the pod's namespace.
 pub(crate) fn announce_addresses(link: &IfName) -> Result<(), Error> {
     set(ipv4(link.as_str(), "arp_notify"), "1")?;
     set(ipv6(link.as_str(), "ndisc_notify"), "1")
 }
 
-/// Does the link neither answer nor learn by ARP, as [`ignore_arp`] makes it?
+/// Whether [`ignore_arp`] is in effect: the link neither answers nor learns from ARP.
 pub(crate) fn ignores_arp(link: &str) -> bool {
     reads(&ipv4(link, "arp_ignore"), "8") && reads(&ipv4(link, "arp_accept"), "0") && !may_accept_arp()
 }
 
-/// Links may learn from unsolicited ARP, whatever their own settings are.
+/// Whether `conf/all` lets links learn from unsolicited ARP, independent of their own settings.
 pub(crate) fn may_accept_arp() -> bool {
     !reads(&ipv4("all", "arp_accept"), "0")
 }
 
-/// For a managed link that is in use: setting NOARP would remove its neighbours.
+/// For a managed link in use. Setting NOARP instead would remove its neighbours.
 pub(crate) fn ignore_arp(link: &IfName) -> Result<(), Error> {
     set(ipv4(link.as_str(), "arp_accept"), "0")?;
     set(ipv4(link.as_str(), "arp_ignore"), "8")
@@ -231,12 +234,12 @@ pub(crate) fn allow_loopback_source(link: &IfName, owner: LinkOwner<'_>) -> Resu
     set_for(owner, ipv4(link.as_str(), "route_localnet"), "1")
 }
 
-/// A device that leads to other nodes; says what was changed. Loose, because what comes through it may be answered by another way
-/// while transports change (F6): of the device's and the machine's value the larger counts, so strict machines are
-/// covered. No IPv6 in the kernel is nothing to set.
+/// For a tunnel device. Returns the changed settings. The reverse path filter is loose because replies may take another path
+/// while transports change (F6). The kernel uses the larger of the device's and the host's value, so strict hosts are
+/// covered. Without IPv6 in the kernel there is nothing to set for it.
 pub(crate) fn prepare_tunnel(link: &IfName) -> Result<Vec<String>, Error> {
     let name = link.as_str();
-    let wanted = [
+    let settings = [
         (ipv4(name, "rp_filter"), "2"),
         (ipv4(name, "send_redirects"), "0"),
         (ipv4(name, "accept_redirects"), "0"),
@@ -247,7 +250,7 @@ pub(crate) fn prepare_tunnel(link: &IfName) -> Result<Vec<String>, Error> {
         (ipv6(name, "forwarding"), "1"),
     ];
     let mut changed = Vec::new();
-    for (path, value) in wanted {
+    for (path, value) in settings {
         let is_ipv6 = path.starts_with("/proc/sys/net/ipv6");
         if reads(&path, value) || (is_ipv6 && !path.exists()) {
             continue;
@@ -259,14 +262,14 @@ pub(crate) fn prepare_tunnel(link: &IfName) -> Result<Vec<String>, Error> {
     Ok(changed)
 }
 
-/// Which families a network needs to have forwarded.
+/// Address families that a network needs forwarded.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ForwardedFamilies {
     pub(crate) ipv4: bool,
     pub(crate) ipv6: bool,
 }
 
-/// Forwarding is the machine's own setting: what we change is recorded with its old value (F7). Returns what was changed.
+/// Forwarding is a setting of the host, so the old value is recorded (F7). Returns the changed paths.
 pub(crate) fn enable_forwarding(
     host: &mut RtSocket,
     log: &SysctlLog,
@@ -276,23 +279,23 @@ pub(crate) fn enable_forwarding(
     let mut changed = Vec::new();
     let forwarding = PathBuf::from("/proc/sys/net/ipv4/ip_forward");
     if families.ipv4 && !is_one(CWD, &forwarding) {
-        note_forwarding_links(log, "/proc/sys/net/ipv4/conf")?;
+        record_forwarding_links(log, "/proc/sys/net/ipv4/conf")?;
         change(log, forwarding.clone(), "1")?;
         changed.push(forwarding);
     }
     let forwarding = ipv6("all", "forwarding");
     if families.ipv6 && !settings.is_forwarding() {
-        keep_learnt_routes(host, log)?;
-        note_forwarding_links(log, ALL_SETTINGS)?;
+        preserve_learned_routes(host, log)?;
+        record_forwarding_links(log, ALL_SETTINGS)?;
         change(log, forwarding.clone(), "1")?;
         changed.push(forwarding);
     }
     Ok(changed)
 }
 
-/// Links that forward although the machine does not: the kernel sets all of them with the machine's setting, and cleanup
-/// has to know.
-fn note_forwarding_links(log: &SysctlLog, settings: &str) -> Result<(), Error> {
+/// Records links that forward while the host does not. Changing the host's setting changes all links, and cleanup has to
+/// restore them.
+fn record_forwarding_links(log: &SysctlLog, settings: &str) -> Result<(), Error> {
     for link in fs::read_dir(settings).into_iter().flatten().flatten() {
         let path = link.path().join("forwarding");
         let is_link = !matches!(link.file_name().to_str(), Some("all" | "default") | None);
@@ -300,17 +303,16 @@ fn note_forwarding_links(log: &SysctlLog, settings: &str) -> Result<(), Error> {
         else {
             continue;
         };
-        log.note(&sysctl, "1", "1")?;
+        log.record(&sysctl, "1", "1")?;
     }
     Ok(())
 }
 
-/// A forwarding host ignores router advertisements unless accept_ra is 2: a default route that was learnt would expire
-/// some time later (F1).
-fn keep_learnt_routes(host: &mut RtSocket, log: &SysctlLog) -> Result<(), Error> {
+/// A forwarding host ignores router advertisements unless accept_ra is 2. A learned default route would expire (F1).
+fn preserve_learned_routes(host: &mut RtSocket, log: &SysctlLog) -> Result<(), Error> {
     const PROTOCOL_RA: u8 = 9;
-    let learnt = RouteFilter { protocol: Some(PROTOCOL_RA), ..RouteFilter::default() };
-    let mut links: Vec<u32> = host.routes(learnt)?.iter().filter_map(|route| route.link).collect();
+    let learned = RouteFilter { protocol: Some(PROTOCOL_RA), ..RouteFilter::default() };
+    let mut links: Vec<u32> = host.routes(learned)?.iter().filter_map(|route| route.link).collect();
     links.sort_unstable();
     links.dedup();
     for index in links {
@@ -336,10 +338,10 @@ fn change(log: &SysctlLog, path: PathBuf, value: &'static str) -> Result<(), Err
         return Ok(());
     }
     let Some(sysctl) = path.to_str().and_then(Sysctl::parse) else {
-        let source = std::io::Error::other("it is not among the settings that cleanup can restore");
+        let source = std::io::Error::other("cleanup cannot restore this setting");
         return Err(failed(path, value, source));
     };
-    log.note(&sysctl, &before, value)?;
+    log.record(&sysctl, &before, value)?;
     fs::write(&path, value).map_err(|source| failed(path, value, source))
 }
 
@@ -352,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a1_settings_that_cannot_be_opened_are_not_taken_for_missing() {
+    fn a1_settings_that_cannot_be_opened_are_an_error() {
         let path = Path::new(ALL_SETTINGS);
         assert!(unless_missing(path, Err(Errno::NOENT)).unwrap().is_none());
         for errno in [Errno::MFILE, Errno::NFILE, Errno::ACCESS, Errno::NOMEM] {

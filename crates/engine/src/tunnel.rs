@@ -1,13 +1,12 @@
-//! The device that leads to other nodes: how the kernel treats what comes and goes through it. Who makes it and what it
-//! leads to is the agent's.
+//! Kernel settings of a tunnel device. The agent creates the device and its peers.
 
 use types::IfName;
 
 use crate::Error;
 use crate::sysctl;
 
-/// Sets what the device needs to carry pods' packets, and says what was not so. All of it goes with the device, so
-/// nothing is recorded.
+/// Sets the sysctls that the device needs to carry pod traffic, and returns the changed ones. The kernel removes them with the
+/// device, so nothing is recorded.
 pub fn prepare(name: &IfName) -> Result<Vec<String>, Error> {
     sysctl::prepare_tunnel(name)
 }
@@ -22,11 +21,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn f6_a_tunnel_is_loose_takes_no_advertisements_and_forwards() {
+    fn f6_a_tunnel_has_loose_rp_filter_no_ra_and_forwarding() {
         let in_a_namespace = || {
             let words = "link add pwvx4 type vxlan id 7 local 127.0.0.1 dstport 4789";
             assert!(Command::new("ip").args(words.split(' ')).status().unwrap().success());
-            // What a distribution may have set for all.
+            // A distribution may set this for all links.
             fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "1").unwrap();
             fs::write("/proc/sys/net/ipv6/conf/pwvx4/disable_ipv6", "1").unwrap();
             let name = IfName::try_from("pwvx4").unwrap();
@@ -41,7 +40,7 @@ mod tests {
                 ("ipv6/conf/pwvx4/accept_ra", "0"),
                 ("ipv6/conf/pwvx4/forwarding", "1"),
                 ("ipv6/conf/pwvx4/disable_ipv6", "0"),
-                // The machine's own are left alone.
+                // Settings of the host are not changed.
                 ("ipv4/conf/all/rp_filter", "1"),
                 ("ipv4/ip_forward", "0"),
             ] {
@@ -50,8 +49,8 @@ mod tests {
             assert_eq!(prepare(&name).unwrap(), [""; 0]);
             fs::write("/proc/sys/net/ipv4/conf/pwvx4/rp_filter", "1").unwrap();
             assert_eq!(prepare(&name).unwrap().len(), 1);
-            let gone = IfName::try_from("pwvx6").unwrap();
-            assert!(prepare(&gone).unwrap_err().to_string().contains("pwvx6"));
+            let missing = IfName::try_from("pwvx6").unwrap();
+            assert!(prepare(&missing).unwrap_err().to_string().contains("pwvx6"));
         };
         NetNs::create().unwrap().run(in_a_namespace).unwrap();
     }

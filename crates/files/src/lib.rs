@@ -1,13 +1,12 @@
-//! The one module for Podwire's files: opens them, replaces them atomically, locks and removes them, whatever another
-//! process put in their place. A FIFO or device never blocks the caller, a symlink is not followed, and a file or
-//! directory that another user can write to is refused. Called by every crate that reads or writes state, configuration
-//! or logs. Touches only the paths it is given.
+//! File access: opens, atomically replaces, locks and removes files. Safe if another process replaced a file: a FIFO or device
+//! never blocks the caller, symlinks are not followed, and files and directories that another user can write to are refused.
+//! Called by every crate that reads or writes state, configuration or logs. Touches only the paths that callers pass.
 //!
 //! ```text
 //! open    state files (regular, owner and mode checked), unmanaged files (regular), configuration (symlinks allowed)
-//! write   a temporary file in the same directory, mode, flush or not, rename; removal of what killed processes left
-//! dir     directories that hold state
-//! lock    a file that a process holds for as long as it lives
+//! write   atomic replacement (temporary file, mode, optional flush, rename); removal of leftover temporary files
+//! dir     directories with state
+//! lock    lock files that a process holds until it exits
 //! ```
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! A lock file that a process holds for as long as it lives. It contains what the holder wrote about itself.
+//! A lock file that a process holds until it exits. It contains a description of the holder.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,12 +12,12 @@ use rustix::io::Errno;
 use crate::dir::{check_dir, create_dir};
 use crate::open::{open, read_text};
 
-/// How often a file that is removed between open and lock is opened again.
+/// Retries if the file is removed between open and lock.
 const ATTEMPTS: usize = 16;
-/// A program that a killed process was about to start holds its locks until it runs.
-const RELEASE: Duration = Duration::from_secs(1);
-/// How often a lock that is held is tried meanwhile.
-const PAUSE: Duration = Duration::from_millis(20);
+/// After a process was killed, a child between fork and exec may still hold the lock for a moment.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause between attempts while the lock is held.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {operation} {}: {source}", path.display())]
@@ -31,11 +31,11 @@ pub struct LockFailed {
 #[derive(Debug)]
 pub enum Attempt {
     Locked(LockFile),
-    /// By another process, which wrote this about itself.
+    /// Another process holds the lock. Contains its description.
     Held(String),
 }
 
-/// The kernel releases the lock when this is dropped or the process ends.
+/// The kernel releases the lock when this is dropped or the process exits.
 #[derive(Debug)]
 pub struct LockFile {
     file: File,
@@ -43,19 +43,19 @@ pub struct LockFile {
 }
 
 impl LockFile {
-    /// Makes the directory if it does not exist. `holder`: how this process is named to others.
+    /// Creates the directory if it does not exist. `holder` describes this process to other processes.
     pub fn take(dir: &Path, name: &str, holder: &str) -> Result<Attempt, LockFailed> {
-        let deadline = Instant::now() + RELEASE;
+        let deadline = Instant::now() + RELEASE_TIMEOUT;
         let mut attempts = 0;
         while attempts < ATTEMPTS {
             match Self::try_take(dir, name, holder) {
                 Ok(Attempt::Held(_)) if Instant::now() < deadline => {
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(RETRY_INTERVAL);
                     continue;
                 }
-                // Removed before it was locked: the next process would lock another file.
+                // The file was removed before it was locked: the next process would lock a different file.
                 Ok(Attempt::Locked(lock)) if lock.is_lost() => {}
-                // The directory was removed after it was made.
+                // The directory was removed after it was created.
                 Err(LockFailed { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
                 attempt => return attempt,
             }
@@ -70,7 +70,7 @@ impl LockFile {
             let path = path.to_owned();
             move |source| LockFailed { operation, path, source }
         };
-        create_dir(dir).map_err(failed("make", dir))?;
+        create_dir(dir).map_err(failed("create", dir))?;
         check_dir(dir).map_err(|error| failed("use", dir)(io::Error::other(error)))?;
         let path = dir.join(name);
         let mut options = File::options();
@@ -78,10 +78,10 @@ impl LockFile {
         let file = file.map_err(failed("open", &path))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Ok(Attempt::Held(named_in(&path))),
+            Err(Errno::WOULDBLOCK) => return Ok(Attempt::Held(holder_in(&path))),
             Err(errno) => return Err(failed("lock", &path)(errno.into())),
         }
-        // For messages only. A full disk is no reason not to start.
+        // The description is only used in messages, so a full disk must not fail the lock.
         let _ = file.set_len(0).and_then(|()| file.write_all_at(holder.as_bytes(), 0));
         Ok(Attempt::Locked(Self { file, path }))
     }
@@ -90,21 +90,21 @@ impl LockFile {
         &self.path
     }
 
-    /// The file or its directory was removed: another process could take the lock too.
+    /// Whether the file or its directory was removed. Another process could then take the lock, too.
     pub fn is_lost(&self) -> bool {
         let own = self.file.metadata().map(|m| (m.dev(), m.ino())).ok();
         let named = fs::metadata(&self.path).map(|m| (m.dev(), m.ino())).ok();
         named.is_none() || named != own
     }
 
-    /// The process that holds this lock, if one does. Makes nothing.
+    /// The description of the process that holds this lock, if any. Creates no file.
     pub fn holder(path: &Path) -> Option<String> {
         let file = open(path, File::options().read(true)).ok()?;
-        let free = flock(&file, FlockOperation::NonBlockingLockShared);
-        (free == Err(Errno::WOULDBLOCK)).then(|| named_in(path))
+        let locked = flock(&file, FlockOperation::NonBlockingLockShared);
+        (locked == Err(Errno::WOULDBLOCK)).then(|| holder_in(path))
     }
 
-    /// Removes the other lock files of this directory that no process holds. One that cannot be removed is harmless.
+    /// Removes all other lock files in this directory that no process holds. Errors are ignored: such files are harmless.
     pub fn remove_abandoned(&self) {
         let entries = self.path.parent().and_then(|dir| fs::read_dir(dir).ok()).into_iter().flatten();
         for path in entries.flatten().map(|entry| entry.path()).filter(|path| *path != self.path) {
@@ -117,7 +117,7 @@ impl LockFile {
     }
 }
 
-/// Only for messages; it may have changed by now.
-fn named_in(path: &Path) -> String {
+/// For messages only: the holder may have changed since the lock was tried.
+fn holder_in(path: &Path) -> String {
     read_text(path).unwrap_or_default().trim().to_owned()
 }

@@ -1,4 +1,4 @@
-//! Writing files so that a reader finds the earlier content or the new one, never a part of it; and removing them.
+//! Atomic replacement of files, so that a reader finds either the old or the new content. Removal of files.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
@@ -12,51 +12,51 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::dir::sync_dir;
 
 const PRIVATE: u32 = 0o600;
-/// Ends the name of a temporary file, which begins with a dot and the name of the file that it becomes.
+/// Temporary files are named `.NAME.podwire-tmp` or `.NAME.RANDOM.podwire-tmp`.
 const TEMP_SUFFIX: &str = ".podwire-tmp";
 
 /// Whether a file must survive a power failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// It is valid until the next boot. Nothing is flushed.
+    /// The content is valid until the next boot. Nothing is flushed.
     Boot,
     /// The file and its directory are flushed to the disk before the call returns.
     Disk,
 }
 
-/// Which processes write a path.
+/// Whether several processes may write a path at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writers {
-    /// One at a time, because the caller holds a lock. The next write replaces the temporary file of a killed process.
+    /// The caller holds a lock. The next write overwrites the temporary file of a killed process.
     One,
-    /// Several at once. Temporary files of killed processes stay until [`remove_leftovers`].
+    /// Several processes. Temporary files of killed processes remain until [`remove_leftovers`].
     Many,
 }
 
 /// How [`replace`] writes a file.
 #[derive(Debug, Clone, Copy)]
 pub struct Replacement {
-    /// Whatever the umask is.
+    /// The umask does not apply.
     pub mode: u32,
     pub durability: Durability,
     pub writers: Writers,
 }
 
 impl Replacement {
-    /// State of this boot, written with a lock held.
+    /// State of this boot, written while a lock is held.
     pub const STATE: Self = Self { mode: PRIVATE, durability: Durability::Boot, writers: Writers::One };
     /// State that outlives a boot, written by one process.
     pub const DURABLE: Self = Self { durability: Durability::Disk, ..Self::STATE };
 }
 
-/// Replaces the file at `path`, or makes it. It is written under a temporary name in the same directory, closed and renamed:
-/// a program that is open for writing cannot be executed. A failure leaves the earlier file, unless it is the flush of the
-/// directory that failed.
+/// Creates or replaces the file at `path`. Writes a temporary file in the same directory, closes and renames it. It is closed
+/// first because a program that is open for writing cannot be executed. After an error the old file is unchanged, unless only
+/// the flush of the directory failed.
 pub fn replace(path: &Path, bytes: &[u8], how: Replacement) -> io::Result<()> {
     replace_with(path, bytes, how, drop)
 }
 
-/// As [`replace`]. Returns the file open.
+/// As [`replace`]. Returns the open file.
 pub fn replace_open(path: &Path, bytes: &[u8], how: Replacement) -> io::Result<File> {
     replace_with(path, bytes, how, |file| file)
 }
@@ -65,22 +65,22 @@ fn replace_with<T>(
     path: &Path,
     bytes: &[u8],
     how: Replacement,
-    keep: impl FnOnce(File) -> T,
+    map_file: impl FnOnce(File) -> T,
 ) -> io::Result<T> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     let temp = dir.join(temp_name(path.file_name().unwrap_or_default(), how.writers)?);
-    let written = write_temp(&temp, bytes, how).map(keep);
-    let replaced = written.and_then(|kept| fs::rename(&temp, path).map(|()| kept));
+    let written = write_temp(&temp, bytes, how).map(map_file);
+    let replaced = written.and_then(|mapped| fs::rename(&temp, path).map(|()| mapped));
     if replaced.is_err() {
-        // The first error is the one to report. A file that stays is a leftover.
+        // The first error is reported. If this fails too, `remove_leftovers` removes the file.
         let _ = fs::remove_file(&temp);
     }
-    let kept = replaced?;
+    let mapped = replaced?;
     match how.durability {
         Durability::Boot => {}
         Durability::Disk => sync_dir(dir)?,
     }
-    Ok(kept)
+    Ok(mapped)
 }
 
 fn write_temp(temp: &Path, bytes: &[u8], how: Replacement) -> io::Result<File> {
@@ -95,8 +95,8 @@ fn write_temp(temp: &Path, bytes: &[u8], how: Replacement) -> io::Result<File> {
     Ok(file)
 }
 
-/// A leading dot and an unknown suffix: no container runtime takes it for a config. Random, because in a container every
-/// agent has the same process id.
+/// Container runtimes ignore the leading dot and the unknown suffix, so they do not load a temporary file as a config. The
+/// name is random because agents in containers can have the same process id.
 fn temp_name(name: &OsStr, writers: Writers) -> io::Result<String> {
     let name = name.to_string_lossy();
     match writers {
@@ -109,8 +109,8 @@ fn temp_name(name: &OsStr, writers: Writers) -> io::Result<String> {
     }
 }
 
-/// Removes temporary files that killed processes left in a directory, and returns their paths. `of`: only those that were
-/// to become the file of this name. Files that are younger than `age` may still be written.
+/// Removes temporary files of killed processes in a directory, and returns their paths. `of` limits this to temporary files
+/// of one file name. Files younger than `age` are skipped, because their writer may still run.
 pub fn remove_leftovers(dir: &Path, of: Option<&OsStr>, age: Duration) -> io::Result<Vec<PathBuf>> {
     let prefix = of.map_or(".".to_owned(), |name| format!(".{}.", name.to_string_lossy()));
     let mut removed = Vec::new();
@@ -123,7 +123,7 @@ pub fn remove_leftovers(dir: &Path, of: Option<&OsStr>, age: Duration) -> io::Re
             continue;
         }
         let Some(written) = optional(entry.metadata().and_then(|meta| meta.modified()))? else { continue };
-        // A time in the future is not that of a process that writes now.
+        // A modification time in the future does not belong to a running writer.
         let is_young = written.elapsed().is_ok_and(|elapsed| elapsed < age);
         if !is_young && remove(&entry.path())? {
             removed.push(entry.path());
@@ -132,8 +132,8 @@ pub fn remove_leftovers(dir: &Path, of: Option<&OsStr>, age: Duration) -> io::Re
     Ok(removed)
 }
 
-/// Makes a new file, for its owner only. Anything but a directory that has the name already is removed first: only for
-/// names that the caller alone uses.
+/// Creates a new file with mode 0600. An existing file, symlink or special file is removed first, so no other process may use
+/// this name.
 pub fn create(path: &Path) -> io::Result<File> {
     let create = || File::options().read(true).write(true).create_new(true).mode(PRIVATE).open(path);
     create().or_else(|error| match error.kind() {
@@ -149,7 +149,7 @@ pub fn write_new(path: &Path, bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// `Ok(None)` where the path does not exist, also because a part of it is not a directory.
+/// `Ok(None)` if the path does not exist, or if a component of it is not a directory.
 pub fn optional<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -158,7 +158,7 @@ pub fn optional<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Removes a file. False: there was none.
+/// Removes a file. Returns false if it does not exist.
 pub fn remove(path: &Path) -> io::Result<bool> {
     Ok(optional(fs::remove_file(path))?.is_some())
 }

@@ -182,7 +182,7 @@ impl ConfigDraft<'_> {
         match self.merged(&config).map_err(|error| error.msg.clone())?.addresses {
             Addresses::Own(_) | Addresses::Delegated(_) => Ok(()),
             // A runtime's own network: pods without an address are a mistake in the template.
-            Addresses::Absent => Err("no addresses to give: set \"subnet\" or \"ipam\"".to_owned()),
+            Addresses::Absent => Err("no addresses to assign: set \"subnet\" or \"ipam\"".to_owned()),
         }
     }
 

@@ -5,7 +5,7 @@ use ipnet::IpNet;
 use thiserror::Error;
 use types::Special;
 
-/// The key of a range's configuration that a refused value came from.
+/// The configuration key of an invalid value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RangeKey {
     RangeStart,
@@ -25,12 +25,12 @@ impl fmt::Display for RangeKey {
     }
 }
 
-/// Why a range cannot be used.
+/// An invalid range.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RangeError {
     #[error("subnet {given} has host bits set; write {masked}")]
     HostBits { given: IpNet, masked: IpNet },
-    #[error("subnet {0} is too small: {needs}; use a /{longest} or larger", needs = needs(.0), longest = .0.max_prefix_len() - 2)]
+    #[error("subnet {0} is too small: {needs}; use a /{max_prefix} or larger", needs = needs(.0), max_prefix = .0.max_prefix_len() - 2)]
     TooSmall(IpNet),
     #[error("subnet {subnet} includes {kind} address, which no pod can have; use one such as {}", example(.subnet))]
     Special { subnet: IpNet, kind: Special },
@@ -42,10 +42,10 @@ pub enum RangeError {
     Outside { key: RangeKey, value: IpAddr, subnet: IpNet, first: IpAddr, last: IpAddr },
     #[error("rangeStart {start} is after rangeEnd {end}; swap them")]
     StartAfterEnd { start: IpAddr, end: IpAddr },
-    #[error("exclude has {given} entries, more than {most}; combine them into larger CIDRs")]
-    TooManyExclusions { given: usize, most: usize },
+    #[error("exclude has {given} entries, more than {max}; combine them into larger CIDRs")]
+    TooManyExclusions { given: usize, max: usize },
     #[error(
-        "range {start}-{end} of subnet {subnet} has no address left for pods: gateway, exclusions and reserved addresses take all; widen the range or exclude less"
+        "range {start}-{end} of subnet {subnet} has no address for pods: gateway, exclusions and reserved addresses cover all of it; use a larger range or fewer exclusions"
     )]
     NothingLeft { subnet: IpNet, start: IpAddr, end: IpAddr },
 }
@@ -71,20 +71,18 @@ fn family(ip: &IpAddr) -> &'static str {
     }
 }
 
-/// Why ranges do not go together.
+/// An invalid combination of ranges.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PoolError {
-    #[error("no ranges are configured; give at least one subnet")]
+    #[error("no ranges are configured; set at least one subnet")]
     NoSet,
-    #[error("a range set is empty; give it at least one range or remove it")]
+    #[error("a range set is empty; add a range or remove the set")]
     NoRange,
-    #[error("{given} range sets are configured, but a pod gets at most {most} addresses; remove some")]
-    TooManySets { given: usize, most: usize },
-    #[error("a range set has {given} ranges, more than {most}; use larger subnets")]
-    TooManyRanges { given: usize, most: usize },
-    #[error(
-        "ranges {first} and {second} are in one set but of different families; give each family a set of its own"
-    )]
+    #[error("{given} range sets are configured, but a pod gets at most {max} addresses; remove some")]
+    TooManySets { given: usize, max: usize },
+    #[error("a range set has {given} ranges, more than {max}; use larger subnets")]
+    TooManyRanges { given: usize, max: usize },
+    #[error("ranges {first} and {second} of one set have different address families; use one set per family")]
     MixedFamilies { first: String, second: String },
     #[error(
         "ranges {first} and {second} overlap; change rangeStart or rangeEnd so that each address is in one range"
@@ -94,30 +92,30 @@ pub enum PoolError {
     Range(#[from] RangeError),
 }
 
-/// Why a requested address cannot be given, whoever has it.
+/// A requested address that is not allocatable, independent of claims.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RequestError {
     #[error("requested address {ip} is outside of all ranges; request one of {ranges}")]
     Outside { ip: IpAddr, ranges: String },
-    #[error("requested address {ip} is a gateway; request another of {ranges}")]
+    #[error("requested address {ip} is a gateway; request another one of {ranges}")]
     Gateway { ip: IpAddr, ranges: String },
-    #[error("requested address {ip} is excluded by {exclude}; request another of {ranges}")]
+    #[error("requested address {ip} is excluded by {exclude}; request another one of {ranges}")]
     Excluded { ip: IpAddr, exclude: IpNet, ranges: String },
-    #[error("requested address {ip} is the network address of {subnet}; request another of {ranges}")]
+    #[error("requested address {ip} is the network address of {subnet}; request another one of {ranges}")]
     NetworkAddress { ip: IpAddr, subnet: IpNet, ranges: String },
-    #[error("requested address {ip} is the broadcast address of {subnet}; request another of {ranges}")]
+    #[error("requested address {ip} is the broadcast address of {subnet}; request another one of {ranges}")]
     BroadcastAddress { ip: IpAddr, subnet: IpNet, ranges: String },
-    #[error("requested address {ip}/{given} does not fit subnet {subnet}; request {ip}/{} or {ip} alone", .subnet.prefix_len())]
+    #[error("requested address {ip}/{given} does not match subnet {subnet}; request {ip}/{} or {ip}", .subnet.prefix_len())]
     Prefix { ip: IpAddr, given: u8, subnet: IpNet },
     #[error(
-        "requested addresses {first} and {second} are both of {ranges}, which gives a pod one address; request one of them"
+        "requested addresses {first} and {second} are both of {ranges}, but a pod gets one address of it; request one of them"
     )]
     SameSet { first: IpAddr, second: IpAddr, ranges: String },
 }
 
-/// Every address of a set is in use.
+/// All addresses of a set are in use.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("no address left: all {in_use} of {ranges} are in use; remove pods or add a range")]
+#[error("no free address: all {in_use} of {ranges} are in use; remove pods or add a range")]
 pub struct Exhausted {
     pub in_use: u64,
     pub ranges: String,

@@ -5,23 +5,23 @@ use std::net::IpAddr;
 use crate::range::Range;
 use crate::window::Span;
 
-/// A bitmap stored somewhere, as 64-bit words: bit `o % 64` of word `o / 64` says that offset `o` is taken. A word
-/// that was never stored is 0. Callers hold a lock: a changed bit is a load and a store.
+/// A stored bitmap of 64-bit words. Bit `o % 64` of word `o / 64` is set if offset `o` is in use. A word that was never stored
+/// is 0. Callers hold a lock, because changing a bit is a load and a store.
 pub trait Words {
     type Error;
-    /// Fills `into` with the words from `first` on.
+    /// Fills `into` with words, starting at index `first`.
     fn load(&mut self, first: u32, into: &mut [u64]) -> Result<(), Self::Error>;
     fn store(&mut self, index: u32, word: u64) -> Result<(), Self::Error>;
 }
 
-/// The in-memory twin.
+/// The in-memory implementation.
 impl Words for Vec<u64> {
     type Error = Infallible;
 
     fn load(&mut self, first: u32, into: &mut [u64]) -> Result<(), Infallible> {
-        let known = self.get(first as usize..).unwrap_or_default();
-        let (head, tail) = into.split_at_mut(known.len().min(into.len()));
-        head.copy_from_slice(&known[..head.len()]);
+        let stored = self.get(first as usize..).unwrap_or_default();
+        let (head, tail) = into.split_at_mut(stored.len().min(into.len()));
+        head.copy_from_slice(&stored[..head.len()]);
         tail.fill(0);
         Ok(())
     }
@@ -36,7 +36,7 @@ impl Words for Vec<u64> {
     }
 }
 
-/// So that `words_for` can lend what its owner keeps, as a file is lent by `&File`.
+/// Allows the `words_for` argument of `next_after` to return a shared reference.
 impl<W: Words> Words for &RefCell<W> {
     type Error = W::Error;
 
@@ -50,13 +50,13 @@ impl<W: Words> Words for &RefCell<W> {
 }
 
 pub fn is_set<W: Words>(words: &mut W, offset: u32) -> Result<bool, W::Error> {
-    let (index, bit) = place(offset);
+    let (index, bit) = position(offset);
     Ok(load_one(words, index)? & bit != 0)
 }
 
-/// Returns whether it was set before.
+/// Returns whether the bit was set before.
 pub fn set<W: Words>(words: &mut W, offset: u32) -> Result<bool, W::Error> {
-    let (index, bit) = place(offset);
+    let (index, bit) = position(offset);
     let word = load_one(words, index)?;
     if word & bit == 0 {
         words.store(index, word | bit)?;
@@ -65,16 +65,16 @@ pub fn set<W: Words>(words: &mut W, offset: u32) -> Result<bool, W::Error> {
 }
 
 pub fn clear<W: Words>(words: &mut W, offset: u32) -> Result<(), W::Error> {
-    let (index, bit) = place(offset);
+    let (index, bit) = position(offset);
     let word = load_one(words, index)?;
     if word & bit == 0 { Ok(()) } else { words.store(index, word & !bit) }
 }
 
-/// The whole index of a range from what is claimed; claims outside of the window do not matter to it.
+/// Computes the index of a range from all claims. Claims outside the window are ignored.
 pub fn rebuild(range: &Range, claimed: impl IntoIterator<Item = IpAddr>) -> Vec<u64> {
     let mut words = vec![0; range.window_words() as usize];
     for offset in claimed.into_iter().filter_map(|ip| range.offset(ip)) {
-        let (index, bit) = place(offset);
+        let (index, bit) = position(offset);
         words[index as usize] |= bit;
     }
     words
@@ -86,8 +86,8 @@ pub(crate) fn first_free<W: Words>(
     range: &Range,
     within: Span,
 ) -> Result<Option<u32>, W::Error> {
-    let mut reader = Reader { words, count: range.window_words(), held: None, chunk: [0; CHUNK as usize] };
-    for span in range.open_within(within) {
+    let mut reader = Reader { words, count: range.window_words(), loaded: None, chunk: [0; CHUNK as usize] };
+    for span in range.allocatable_within(within) {
         if let Some(offset) = reader.first_zero(span)? {
             return Ok(Some(offset));
         }
@@ -95,15 +95,15 @@ pub(crate) fn first_free<W: Words>(
     Ok(None)
 }
 
-/// Words per load: one 4 KiB page, 32,768 addresses. A /17 is one read, a full window 32.
+/// Words per load: one 4 KiB page, 32,768 addresses. A /17 needs one read, a full window 32.
 pub(crate) const CHUNK: u32 = 512;
 
-/// Reads ahead in chunks, aligned so that a chunk is a page of a stored index.
+/// Loads the index in chunks that are aligned to the pages of a stored index.
 struct Reader<'a, W> {
     words: &'a mut W,
     count: u32,
-    /// The first word of the chunk that is loaded.
-    held: Option<u32>,
+    /// The index of the first word in `chunk`, if a chunk is loaded.
+    loaded: Option<u32>,
     chunk: [u64; CHUNK as usize],
 }
 
@@ -124,16 +124,16 @@ impl<W: Words> Reader<'_, W> {
 
     fn word(&mut self, index: u32) -> Result<u64, W::Error> {
         let first = index - index % CHUNK;
-        if self.held != Some(first) {
+        if self.loaded != Some(first) {
             let len = CHUNK.min(self.count - first) as usize;
             self.words.load(first, &mut self.chunk[..len])?;
-            self.held = Some(first);
+            self.loaded = Some(first);
         }
         Ok(self.chunk[(index - first) as usize])
     }
 }
 
-fn place(offset: u32) -> (u32, u64) {
+fn position(offset: u32) -> (u32, u64) {
     (offset / u64::BITS, 1 << (offset % u64::BITS))
 }
 

@@ -2,7 +2,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// Addresses as numbers, both ends included: `::/0` has no length that fits a u128, but it has ends.
+/// A closed interval of addresses as numbers. Not stored as a length, because the length of `::/0` does not fit into a u128.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Interval {
     pub(crate) first: u128,
@@ -24,23 +24,23 @@ impl Interval {
         (both.first <= both.last).then_some(both)
     }
 
-    /// What is left of `self` without `closed` (in any order, overlapping or not), ascending.
-    pub(crate) fn without(self, mut closed: Vec<Self>) -> Vec<Self> {
-        closed.sort_by_key(|c| c.first);
-        let mut left = Vec::new();
+    /// The parts of `self` outside `excluded`, ascending. `excluded` may be unsorted and overlapping.
+    pub(crate) fn without(self, mut excluded: Vec<Self>) -> Vec<Self> {
+        excluded.sort_by_key(|e| e.first);
+        let mut remaining = Vec::new();
         let mut next = self.first;
-        for c in closed.into_iter().filter_map(|c| c.clip(self)) {
-            if c.first > next {
-                left.push(Self { first: next, last: c.first - 1 });
+        for e in excluded.into_iter().filter_map(|e| e.clip(self)) {
+            if e.first > next {
+                remaining.push(Self { first: next, last: e.first - 1 });
             }
-            // Also keeps the addition below from overflowing at the last address of all.
-            if c.last == self.last {
-                return left;
+            // This also prevents an overflow of the addition below.
+            if e.last == self.last {
+                return remaining;
             }
-            next = next.max(c.last + 1);
+            next = next.max(e.last + 1);
         }
-        left.push(Self { first: next, last: self.last });
-        left
+        remaining.push(Self { first: next, last: self.last });
+        remaining
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn number(ip: IpAddr) -> u128 {
 /// The address with this number in the family of `like`.
 pub(crate) fn address(number: u128, like: IpAddr) -> IpAddr {
     match like {
-        // Numbers of an IPv4 range come from IPv4 addresses: the upper bits are zero.
+        // The number of an IPv4 address fits into 32 bits.
         IpAddr::V4(_) => Ipv4Addr::from_bits(number as u32).into(),
         IpAddr::V6(_) => Ipv6Addr::from_bits(number).into(),
     }
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn without_leaves_what_is_between() {
+    fn without_returns_the_gaps_between_exclusions() {
         let all = iv(10, 20);
         assert_eq!(all.without(vec![]), [all]);
         assert_eq!(all.without(vec![iv(0, 9), iv(21, 30)]), [all]);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn without_does_not_overflow_at_the_ends() {
+    fn without_does_not_overflow_at_the_last_address() {
         let all = iv(0, u128::MAX);
         assert_eq!(all.without(vec![all]), []);
         assert_eq!(all.without(vec![iv(0, 0), iv(u128::MAX, u128::MAX)]), [iv(1, u128::MAX - 1)]);

@@ -1,19 +1,19 @@
-//! Which address a pod gets. Configured ranges become checked `Pools`; a bitmap per range, stored by the caller, is the
-//! index that finds the next free address without looking at each one.
+//! Selects addresses for pods. Configured ranges become validated `Pools`. A bitmap per range, stored by the caller, is the
+//! index for finding the next free address.
 //!
 //! ```text
-//! RangeSpec -> Range -> RangeSet -> Pools      what may be handed out: one address per set, one family per set
+//! RangeSpec -> Range -> RangeSet -> Pools      allocatable addresses: one address per set, one family per set
 //!                          |
-//!             next_after(last, words_for)      who is next, round robin, from the bitmaps alone
+//!             next_after(last, words_for)      the next free address, round robin, from the bitmaps only
 //!                          v
-//!                         Pick                 the caller claims it; taken after all? set the bit and ask again
+//!                         Pick                 the caller claims it; if the claim fails, it sets the bit and retries
 //! ```
 //!
-//! Called by the engine, which holds one lock per network while it asks and claims. The claim is the truth and the bitmap
-//! only an index: a bit that is missing costs one refused claim. A bit too many hides a free address, so a caller
-//! that finds a set full calls `rebuild` from its claims before it believes it.
+//! Called by the engine, which holds one lock per network while it selects and claims. Claims are authoritative; the bitmap is
+//! only an index. A missing bit costs one failed claim. A surplus bit hides a free address, so a caller that finds a set full
+//! calls `rebuild` with its claims and retries.
 //!
-//! Pure: no I/O, no clock, no runtime; the stored bitmap comes in through `Words`.
+//! Pure: no I/O, no clock, no runtime. The caller provides access to the stored bitmap (`Words`).
 
 #![forbid(unsafe_code)]
 

@@ -5,10 +5,10 @@ use crate::error::PoolError;
 use crate::range::{Range, RangeSpec};
 use crate::set::{RangeSet, list, refuse_overlap};
 
-/// A pod gets an address of each set.
-const MOST_SETS: usize = 16;
+/// Limit for the addresses of a pod.
+const MAX_SETS: usize = 16;
 
-/// All sets of a network: a pod gets one address of each. Never empty, and no address is in two ranges.
+/// All range sets of a network. A pod gets one address of each set. Never empty, and ranges do not overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pools(Vec<RangeSet>);
 
@@ -17,20 +17,20 @@ impl Pools {
         if sets.is_empty() {
             return Err(PoolError::NoSet);
         }
-        if sets.len() > MOST_SETS {
-            return Err(PoolError::TooManySets { given: sets.len(), most: MOST_SETS });
+        if sets.len() > MAX_SETS {
+            return Err(PoolError::TooManySets { given: sets.len(), max: MAX_SETS });
         }
         let ranges = || sets.iter().flat_map(RangeSet::ranges);
         refuse_overlap(ranges())?;
         let gateways: Vec<_> = ranges().map(Range::gateway).collect();
-        Ok(Self(sets.into_iter().map(|s| s.sparing(&gateways)).collect::<Result<_, _>>()?))
+        Ok(Self(sets.into_iter().map(|s| s.reserving_gateways(&gateways)).collect::<Result<_, _>>()?))
     }
 
     pub fn sets(&self) -> &[RangeSet] {
         &self.0
     }
 
-    /// The set and the range in it that the address lies in, whether or not a pod may have it.
+    /// The indexes of the set and of the range that contain the address, allocatable or not.
     pub fn find(&self, ip: IpAddr) -> Option<(usize, usize)> {
         let within = |set: &RangeSet| set.ranges().iter().position(|r| r.contains(ip));
         self.0.iter().enumerate().find_map(|(i, set)| Some((i, within(set)?)))
@@ -40,7 +40,7 @@ impl Pools {
 impl TryFrom<Vec<Vec<RangeSpec>>> for Pools {
     type Error = PoolError;
 
-    /// From the shape of host-local's `ranges`: a list of sets, each a list of ranges.
+    /// The structure of `ranges` in host-local: a list of sets, each a list of ranges.
     fn try_from(sets: Vec<Vec<RangeSpec>>) -> Result<Self, PoolError> {
         let set = |specs: Vec<RangeSpec>| {
             RangeSet::new(specs.into_iter().map(Range::new).collect::<Result<_, _>>()?)

@@ -8,10 +8,10 @@ use crate::error::{RangeError, RangeKey};
 use crate::interval::{Interval, address, number};
 use crate::window::{Span, Window};
 
-/// Each address that is considered is compared with all of them, while the network is locked.
-const MOST_EXCLUSIONS: usize = 16_384;
+/// Limit, because addresses are compared with all exclusions while the network is locked.
+const MAX_EXCLUSIONS: usize = 16_384;
 
-/// A range as it is configured: host-local's keys `subnet`, `rangeStart`, `rangeEnd`, `gateway`, and `exclude`.
+/// A configured range: the keys `subnet`, `rangeStart`, `rangeEnd` and `gateway` of host-local, and `exclude`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RangeSpec {
     pub subnet: IpNet,
@@ -21,20 +21,20 @@ pub struct RangeSpec {
     pub exclude: Vec<IpNet>,
 }
 
-/// A checked range with at least one address to hand out.
+/// A validated range with at least one allocatable address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Range {
     subnet: IpNet,
     start: IpAddr,
     end: IpAddr,
     gateway: IpAddr,
-    /// Gateways of other ranges of the same pools that lie in this one: a pod must not get them either.
+    /// Gateways of other ranges of the same pools that are inside this range. They are not allocated to pods either.
     other_gateways: Vec<IpAddr>,
     exclude: Vec<IpNet>,
     window: Window,
 }
 
-/// Why a range does not hand out an address.
+/// The reason why an address of a range is not allocatable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RangeRefusal {
     Outside,
@@ -45,8 +45,8 @@ pub enum RangeRefusal {
 }
 
 impl Range {
-    /// Defaults as host-local: the first address of the subnet is the gateway and `start`; `end` is the last one, for
-    /// IPv4 the one before broadcast. The gateway may lie outside of the subnet (an on-link route leads there).
+    /// Defaults as in host-local: `start` and the gateway are the first host address, `end` is the last one. The gateway may be
+    /// outside the subnet: pods reach it through an on-link route.
     pub fn new(spec: RangeSpec) -> Result<Self, RangeError> {
         let RangeSpec { subnet, start, end, gateway, exclude } = spec;
         check_subnet(subnet)?;
@@ -58,8 +58,8 @@ impl Range {
         check_inside(RangeKey::RangeEnd, end, subnet)?;
         check_family(RangeKey::Gateway, gateway, subnet)?;
         check_gateway(gateway, subnet)?;
-        if exclude.len() > MOST_EXCLUSIONS {
-            return Err(RangeError::TooManyExclusions { given: exclude.len(), most: MOST_EXCLUSIONS });
+        if exclude.len() > MAX_EXCLUSIONS {
+            return Err(RangeError::TooManyExclusions { given: exclude.len(), max: MAX_EXCLUSIONS });
         }
         for net in &exclude {
             check_family(RangeKey::Exclude, net.addr(), subnet)?;
@@ -67,19 +67,19 @@ impl Range {
         if start > end {
             return Err(RangeError::StartAfterEnd { start, end });
         }
-        let closed = closed(subnet, &exclude, &[gateway]);
-        let window = window(start, end, closed).ok_or(RangeError::NothingLeft { subnet, start, end })?;
+        let reserved = reserved(subnet, &exclude, &[gateway]);
+        let window = window(start, end, reserved).ok_or(RangeError::NothingLeft { subnet, start, end })?;
         Ok(Self { subnet, start, end, gateway, other_gateways: Vec::new(), exclude, window })
     }
 
-    /// Two ranges may share a subnet and name different gateways: each must leave out the other's too.
-    pub(crate) fn sparing(mut self, gateways: &[IpAddr]) -> Result<Self, RangeError> {
-        let others = gateways.iter().copied().filter(|g| self.contains(*g) && *g != self.gateway);
-        self.other_gateways = others.collect();
-        let spared: Vec<_> = self.gateways().collect();
-        let closed = closed(self.subnet, &self.exclude, &spared);
+    /// Ranges of the same subnet may have different gateways. Each range must reserve the gateways of all of them.
+    pub(crate) fn reserving_gateways(mut self, gateways: &[IpAddr]) -> Result<Self, RangeError> {
+        let other_gateways = gateways.iter().copied().filter(|g| self.contains(*g) && *g != self.gateway);
+        self.other_gateways = other_gateways.collect();
+        let gateways: Vec<_> = self.gateways().collect();
+        let reserved = reserved(self.subnet, &self.exclude, &gateways);
         let Self { subnet, start, end, .. } = self;
-        self.window = window(start, end, closed).ok_or(RangeError::NothingLeft { subnet, start, end })?;
+        self.window = window(start, end, reserved).ok_or(RangeError::NothingLeft { subnet, start, end })?;
         Ok(self)
     }
 
@@ -107,22 +107,22 @@ impl Range {
         self.start.is_ipv4()
     }
 
-    /// Is it between start and end? An address of the other family never is.
+    /// Whether an address is between start and end. Always false for the other family.
     pub fn contains(&self, ip: IpAddr) -> bool {
         self.start <= ip && ip <= self.end
     }
 
-    /// May a pod have it?
+    /// Whether a pod may have this address.
     pub fn allocatable(&self, ip: IpAddr) -> bool {
         self.refusal(ip).is_none()
     }
 
-    /// Why a pod may not have it. A reason that tells more comes before `Outside`.
+    /// The reason why a pod may not have this address. More specific reasons have precedence over `Outside`.
     pub fn refusal(&self, ip: IpAddr) -> Option<RangeRefusal> {
         if self.gateways().any(|g| g == ip) {
             return Some(RangeRefusal::Gateway);
         }
-        // In IPv6 the first address of a subnet means "any router here" (RFC 4291, section 2.6.1).
+        // In IPv6 this is the subnet-router anycast address (RFC 4291, section 2.6.1).
         if ip == self.subnet.network() {
             return Some(RangeRefusal::NetworkAddress);
         }
@@ -135,28 +135,27 @@ impl Range {
         self.exclude.iter().find(|net| net.contains(&ip)).map(|net| RangeRefusal::Excluded(*net))
     }
 
-    /// How many addresses can be handed out automatically.
+    /// The number of addresses for automatic allocation.
     pub fn capacity(&self) -> u64 {
         self.window.capacity()
     }
 
-    /// The name of the range's stored index. It says where offset 0 is: equal names, equal offsets. Safe as a file name
-    /// and at most 79 bytes.
+    /// The name of the range's stored index. Indexes with equal names have equal offsets. A valid file name of at most 79 bytes.
     pub fn name(&self) -> String {
         format!("{}-{}", self.address(0), self.end)
     }
 
-    /// How many addresses the index covers, allocatable or not; at least 1, at most `WINDOW`.
+    /// The number of addresses that the index covers, allocatable or not: 1 to `WINDOW`.
     pub fn window_len(&self) -> u32 {
         self.window.len
     }
 
-    /// How many 64-bit words the index has.
+    /// The number of 64-bit words of the index.
     pub fn window_words(&self) -> u32 {
         self.window.len.div_ceil(u64::BITS)
     }
 
-    /// The address's place in the index, if the index covers it.
+    /// The offset of an address in the index, if the index covers it.
     pub fn offset(&self, ip: IpAddr) -> Option<u32> {
         if ip.is_ipv4() == self.is_ipv4() { self.window.offset(number(ip)) } else { None }
     }
@@ -174,8 +173,8 @@ impl Range {
         std::iter::once(self.gateway).chain(self.other_gateways.iter().copied())
     }
 
-    pub(crate) fn open_within(&self, within: Span) -> impl Iterator<Item = Span> + '_ {
-        self.window.open_within(within)
+    pub(crate) fn allocatable_within(&self, within: Span) -> impl Iterator<Item = Span> + '_ {
+        self.window.allocatable_within(within)
     }
 }
 
@@ -207,7 +206,7 @@ fn check_subnet(subnet: IpNet) -> Result<(), RangeError> {
     }
 }
 
-/// A link-local gateway is of use: pods reach it by an on-link route.
+/// Link-local gateways are allowed: pods reach them through an on-link route.
 fn check_gateway(gateway: IpAddr, subnet: IpNet) -> Result<(), RangeError> {
     match Special::of(gateway.into()) {
         Some(kind) if kind != Special::LinkLocal => Err(RangeError::SpecialGateway { gateway, subnet, kind }),
@@ -232,19 +231,19 @@ fn check_inside(key: RangeKey, value: IpAddr, subnet: IpNet) -> Result<(), Range
     Err(RangeError::Outside { key, value, subnet, first, last })
 }
 
-/// What is never handed out: what `Range::refusal` refuses, as intervals.
-fn closed(subnet: IpNet, exclude: &[IpNet], gateways: &[IpAddr]) -> Vec<Interval> {
+/// All addresses that are not allocatable, as in `Range::refusal`.
+fn reserved(subnet: IpNet, exclude: &[IpNet], gateways: &[IpAddr]) -> Vec<Interval> {
     let broadcast = subnet.addr().is_ipv4().then(|| subnet.broadcast());
     let single = std::iter::once(subnet.network()).chain(broadcast).chain(gateways.iter().copied());
     single.map(Interval::of_address).chain(exclude.iter().copied().map(Interval::of_net)).collect()
 }
 
-fn window(start: IpAddr, end: IpAddr, closed: Vec<Interval>) -> Option<Window> {
+fn window(start: IpAddr, end: IpAddr, reserved: Vec<Interval>) -> Option<Window> {
     let range = Interval { first: number(start), last: number(end) };
-    Window::choose(range, &range.without(closed))
+    Window::choose(range, &range.without(reserved))
 }
 
-/// The address of a block that its node's bridge carries: the first.
+/// The gateway address of a node's block: the first host address.
 pub fn block_gateway(block: &IpNet) -> Option<IpAddr> {
     let spec = RangeSpec { subnet: *block, start: None, end: None, gateway: None, exclude: Vec::new() };
     Range::new(spec).ok().map(|range| range.gateway())

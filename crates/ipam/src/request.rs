@@ -6,15 +6,15 @@ use crate::range::{Range, RangeRefusal};
 use crate::set::RangeSet;
 
 impl Pools {
-    /// Which requested address serves which set: one entry per set, with the range in it; `None` where the set is left
-    /// to automatic allocation. The same address twice is one wish, as runtimes may pass it by several conventions.
+    /// Assigns requested addresses to sets. Returns one entry per set: the index of the range and the address, or `None` for
+    /// automatic allocation. Duplicates are ignored, because runtimes may pass an address by several conventions.
     pub fn plan_requests(
         &self,
         requested: &[(IpAddr, Option<u8>)],
     ) -> Result<Vec<Option<(usize, IpAddr)>>, RequestError> {
         let mut plan = vec![None; self.sets().len()];
         for &(ip, prefix) in requested {
-            let (set, range) = self.home(ip)?;
+            let (set, range) = self.find_allocatable(ip)?;
             check_prefix(ip, prefix, &self.sets()[set].ranges()[range])?;
             match plan[set] {
                 Some((_, first)) if first != ip => {
@@ -27,28 +27,28 @@ impl Pools {
         Ok(plan)
     }
 
-    /// The set and range that may hand out `ip`, or why none does.
-    fn home(&self, ip: IpAddr) -> Result<(usize, usize), RequestError> {
-        let home = self.find(ip);
-        let holder = home.map(|(set, range)| &self.sets()[set].ranges()[range]);
-        // No range holds a gateway or a network address that lies before rangeStart; its own range still knows what it is.
-        let refused = match holder {
-            Some(range) => range.refusal(ip).map(|why| (range, why)),
+    /// The indexes of the set and of the range that can allocate `ip`.
+    fn find_allocatable(&self, ip: IpAddr) -> Result<(usize, usize), RequestError> {
+        let indexes = self.find(ip);
+        let containing = indexes.map(|(set, range)| &self.sets()[set].ranges()[range]);
+        // A gateway or network address before rangeStart is in no range, but its range knows the specific reason.
+        let refused = match containing {
+            Some(range) => range.refusal(ip).map(|reason| (range, reason)),
             None => self.ranges().find_map(|range| match range.refusal(ip) {
                 None | Some(RangeRefusal::Outside) => None,
-                Some(why) => Some((range, why)),
+                Some(reason) => Some((range, reason)),
             }),
         };
-        match (refused, home) {
-            (Some((range, why)), _) => Err(self.explain(ip, range, why)),
-            (None, Some(home)) => Ok(home),
+        match (refused, indexes) {
+            (Some((range, reason)), _) => Err(self.refused(ip, range, reason)),
+            (None, Some(indexes)) => Ok(indexes),
             (None, None) => Err(RequestError::Outside { ip, ranges: self.to_string() }),
         }
     }
 
-    fn explain(&self, ip: IpAddr, range: &Range, why: RangeRefusal) -> RequestError {
+    fn refused(&self, ip: IpAddr, range: &Range, reason: RangeRefusal) -> RequestError {
         let (subnet, ranges) = (range.subnet(), self.to_string());
-        match why {
+        match reason {
             RangeRefusal::Outside => RequestError::Outside { ip, ranges },
             RangeRefusal::Gateway => RequestError::Gateway { ip, ranges },
             RangeRefusal::Excluded(exclude) => RequestError::Excluded { ip, exclude, ranges },

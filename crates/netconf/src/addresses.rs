@@ -8,44 +8,44 @@ use ipnet::IpNet;
 
 use crate::{Network, invalid};
 
-/// The `ipam.type` that means: ourselves. No type at all means the same.
+/// The `ipam.type` for Podwire's built-in IPAM, which is also the default.
 const OWN: &str = "podwire";
-/// The IPAM plugin of the reference that asks a DHCP server, through the pod's interface.
+/// The reference IPAM plugin that gets a lease from a DHCP server through the pod's interface.
 const DHCP: &str = "dhcp";
 
-/// Where a pod's addresses come from.
+/// The source of a pod's addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Addresses {
-    /// From Podwire's own ranges, claimed in node-local state.
+    /// Podwire assigns addresses of these ranges and claims them in node-local state.
     Own(Arc<Pools>),
-    /// From the IPAM plugin of that name.
+    /// The IPAM plugin of this name assigns addresses.
     Delegated(String),
-    /// The config has no `ipam` and no subnet: pods get an interface on the bridge and no addresses (layer 2 only).
+    /// Layer 2 only: the config has no `ipam` and no subnet. Pods get an interface on the bridge without addresses.
     Absent,
 }
 
-/// Whether an IPAM plugin needs the pod's interface: it sends from there, also while the pod runs.
+/// Whether the IPAM plugin sends packets through the pod's interface, also while the pod runs.
 pub fn is_dhcp(plugin: &str) -> bool {
     plugin == DHCP
 }
 
-/// The IPAM plugin that a config names, if it is not ourselves. DEL and GC need to know only this.
+/// The external IPAM plugin of a config, if any. DEL and GC read no other part of `ipam`.
 pub fn external_ipam(config: &NetworkConfig) -> Option<&str> {
     let is_usable = |plugin: &&str| *plugin != OWN && is_plugin_name(plugin) && *plugin != config.plugin_type;
     config.ipam_type.as_deref().filter(is_usable)
 }
 
-/// It becomes a file name in the directories of CNI_PATH, and must not lead out of them.
+/// Whether the name is a file name. It is resolved in the directories of CNI_PATH and must not point outside of them.
 fn is_plugin_name(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != ".."
 }
 
-/// Which part the agent has in a request.
+/// The agent's role in a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum NetworkSource<'a> {
     /// The request is served without an agent.
     Standalone,
-    /// The config has another CNI network name than the agent's network.
+    /// The config's CNI network name differs from the agent's.
     OtherNetwork,
     AgentNetwork(&'a Network),
 }
@@ -67,20 +67,21 @@ impl Addresses {
         if let Some(own) =
             config.ipam_type.as_deref().filter(|name| **name == config.plugin_type && *name != OWN)
         {
-            let why = "is the plugin of this network itself, which would run itself without end; leave ipam.type out";
-            return Err(invalid("ipam.type", format_args!("{own:?} {why}")));
+            let reason =
+                "is the plugin of this network, which would run itself recursively; remove ipam.type";
+            return Err(invalid("ipam.type", format_args!("{own:?} {reason}")));
         }
         if let Some(plugin) = external_ipam(config) {
             return Ok(Self::Delegated(plugin.to_owned()));
         }
         let top = config.obj();
-        let mut sets = sets_of_pod(&top)?;
+        let mut sets = configured_sets(&top)?;
         if sets.is_empty() {
             sets = match (source.network(), top.get("subnet")) {
-                (Some(network), None) if !BESIDE_SUBNET.iter().any(|key| top.get(key).is_some()) => {
+                (Some(network), None) if !RANGE_KEYS.iter().any(|key| top.get(key).is_some()) => {
                     return Ok(network.conf().addresses.clone());
                 }
-                (Some(network), None) => parse_beside(&top, network.blocks())?,
+                (Some(network), None) => parse_subnets(&top, network.blocks())?,
                 (None, _) | (_, Some(_)) => parse_inline(&top)?,
             };
         }
@@ -95,20 +96,20 @@ fn pools(sets: Vec<RangeSet>) -> Result<Arc<Pools>, Error> {
     Pools::new(sets).map(Arc::new).map_err(|e| invalid("ipam.ranges", e))
 }
 
-/// All addresses of these blocks: a pod gets one of each family.
+/// All addresses of these blocks. A pod gets one address per family.
 pub(crate) fn pools_of(blocks: &[IpNet]) -> Result<Arc<Pools>, Error> {
-    pools(parse_beside(&Obj::root(&serde_json::Map::new()), blocks)?)
+    pools(parse_subnets(&Obj::root(&serde_json::Map::new()), blocks)?)
 }
 
-/// Whether a config leaves it to the agent's network which ranges its pods get addresses from.
-pub(crate) fn leaves_ranges(config: &NetworkConfig) -> bool {
+/// Whether pods of this config get addresses from the blocks of the agent's network.
+pub(crate) fn uses_agent_ranges(config: &NetworkConfig) -> bool {
     let top = config.obj();
-    let names_none = || sets_of_pod(&top).is_ok_and(|sets| sets.is_empty());
-    external_ipam(config).is_none() && top.get("subnet").is_none() && names_none()
+    let has_no_ranges = || configured_sets(&top).is_ok_and(|sets| sets.is_empty());
+    external_ipam(config).is_none() && top.get("subnet").is_none() && has_no_ranges()
 }
 
 /// The ranges in `runtimeConfig` and `ipam`.
-fn sets_of_pod(top: &Obj<'_>) -> Result<Vec<RangeSet>, Error> {
+fn configured_sets(top: &Obj<'_>) -> Result<Vec<RangeSet>, Error> {
     let mut sets = Vec::new();
     if let Some(runtime) = top.obj("runtimeConfig")?
         && let Some(ranges) = runtime.array("ipRanges")?
@@ -116,7 +117,7 @@ fn sets_of_pod(top: &Obj<'_>) -> Result<Vec<RangeSet>, Error> {
         sets.extend(parse_sets(&ranges)?);
     }
     if let Some(ipam) = top.obj("ipam")? {
-        // host-local: a range given directly is the first set.
+        // As in host-local, a range directly in `ipam` is the first set.
         sets.extend(parse_inline(&ipam)?);
         if let Some(ranges) = ipam.array("ranges")? {
             sets.extend(parse_sets(&ranges)?);
@@ -125,30 +126,31 @@ fn sets_of_pod(top: &Obj<'_>) -> Result<Vec<RangeSet>, Error> {
     Ok(sets)
 }
 
-/// Keys that limit the ranges of the subnet beside them.
-const BESIDE_SUBNET: [&str; 4] = ["rangeStart", "rangeEnd", "gateway", "exclude"];
-/// Keys that ask for addresses, beside `ipam`.
-const ASKING: [&str; 6] = ["subnet", "ranges", "rangeStart", "rangeEnd", "gateway", "exclude"];
-/// Keys that are similar to one of those, or that may be empty.
-const SIMILAR: [&str; 2] = ["ipam", "isGateway"];
+/// Keys that limit the range of the `subnet` in the same object.
+const RANGE_KEYS: [&str; 4] = ["rangeStart", "rangeEnd", "gateway", "exclude"];
+/// Keys that request addresses, in addition to `ipam`.
+const ADDRESS_KEYS: [&str; 6] = ["subnet", "ranges", "rangeStart", "rangeEnd", "gateway", "exclude"];
+/// Keys of layer 2 configs that must not be taken for a misspelt address key.
+const LAYER2_KEYS: [&str; 2] = ["ipam", "isGateway"];
 
-/// A config without ranges is layer 2 only, unless any key of it asks for addresses. A misspelt key counts: the pod would
-/// start without addresses. With an agent a config also needs a `bridge`, a `mode` or an `ipam`: one that has only a name means
-/// the agent's network, and the name is misspelt.
+/// A config without ranges is layer 2 only, unless one of its keys requests addresses. A misspelt address key is refused,
+/// because the pod would start without addresses. With an agent, a config also needs `bridge`, `mode` or `ipam`: a config with
+/// only a name is meant for the agent's network, and its name is misspelt.
 fn no_addresses(top: &Obj<'_>, source: NetworkSource<'_>) -> Result<Addresses, Error> {
-    // An `ipam` with any key but an empty type asks for addresses.
+    // An `ipam` with any key except an empty type requests addresses.
     let is_empty_type = |item: &Item<'_>| item.value() == "" && item.path().eq_ignore_ascii_case("ipam.type");
-    let asks = |ipam: Obj<'_>| ipam.keys().any(|key| !ipam.get(key).is_some_and(|item| is_empty_type(&item)));
-    if top.obj("ipam")?.is_some_and(asks) {
-        return Err(none_to_give(LAYER2_HINT));
+    let requests_addresses =
+        |ipam: Obj<'_>| ipam.keys().any(|key| !ipam.get(key).is_some_and(|item| is_empty_type(&item)));
+    if top.obj("ipam")?.is_some_and(requests_addresses) {
+        return Err(missing_ranges(LAYER2_HINT));
     }
     for key in top.keys() {
-        match types::closest(key, SIMILAR.into_iter().chain(ASKING)) {
-            Some(known) if known.eq_ignore_ascii_case(key) && SIMILAR.contains(&known) => {}
-            Some(known) if known.eq_ignore_ascii_case(key) => return Err(none_to_give("")),
+        match types::closest(key, LAYER2_KEYS.into_iter().chain(ADDRESS_KEYS)) {
+            Some(known) if known.eq_ignore_ascii_case(key) && LAYER2_KEYS.contains(&known) => {}
+            Some(known) if known.eq_ignore_ascii_case(key) => return Err(missing_ranges("")),
             Some(known) => {
                 let hint = format!("; {key:?} is not a key of a network config, did you mean {known:?}?");
-                return Err(none_to_give(&hint));
+                return Err(missing_ranges(&hint));
             }
             None => {}
         }
@@ -157,7 +159,7 @@ fn no_addresses(top: &Obj<'_>, source: NetworkSource<'_>) -> Result<Addresses, E
     match source {
         NetworkSource::Standalone => Ok(Addresses::Absent),
         NetworkSource::OtherNetwork | NetworkSource::AgentNetwork(_) if has_only_name() => {
-            Err(none_to_give(LAYER2_HINT))
+            Err(missing_ranges(LAYER2_HINT))
         }
         NetworkSource::OtherNetwork | NetworkSource::AgentNetwork(_) => Ok(Addresses::Absent),
     }
@@ -165,30 +167,33 @@ fn no_addresses(top: &Obj<'_>, source: NetworkSource<'_>) -> Result<Addresses, E
 
 const LAYER2_HINT: &str = "; for layer 2 only, set \"ipam\": {}";
 
-/// The network has no addresses, and needs some.
-pub(crate) fn none_to_give(more: &str) -> Error {
+/// The error for a config without ranges that needs addresses. `hint` is appended.
+pub(crate) fn missing_ranges(hint: &str) -> Error {
     let example = types::DEFAULT_SUBNET_V4;
-    invalid("ipam", format_args!("no addresses to give: set \"subnet\": \"{example}\", or ipam.ranges{more}"))
+    invalid(
+        "ipam",
+        format_args!("no addresses to assign: set \"subnet\": \"{example}\", or ipam.ranges{hint}"),
+    )
 }
 
-/// `subnet` with `rangeStart`, `rangeEnd`, `gateway`, `exclude` beside it. Several subnets may stand in one string, separated
-/// by commas: a pod gets one address of each family, from any subnet of it.
+/// `subnet` with `rangeStart`, `rangeEnd`, `gateway` and `exclude` in the same object. `subnet` may contain several subnets,
+/// separated by commas. A pod gets one address per family, from any subnet of that family.
 fn parse_inline(obj: &Obj<'_>) -> Result<Vec<RangeSet>, Error> {
     let Some(text) = obj.nonempty("subnet")? else { return Ok(Vec::new()) };
     if !text.contains(',') {
-        return parse_beside(obj, &[parse_subnet(obj, text)?]);
+        return parse_subnets(obj, &[parse_subnet(obj, text)?]);
     }
     let subnets = text.split(',').map(|subnet| parse_subnet(obj, subnet.trim()));
-    parse_beside(obj, &subnets.collect::<Result<Vec<_>, _>>()?)
+    parse_subnets(obj, &subnets.collect::<Result<Vec<_>, _>>()?)
 }
 
-/// One set per family, in the order in which the families are named. Beside several subnets, keys that name one address
-/// are ambiguous.
-fn parse_beside(obj: &Obj<'_>, subnets: &[IpNet]) -> Result<Vec<RangeSet>, Error> {
+/// One set per family, in the order of the first subnet of each family. With several subnets, keys with a single address are
+/// ambiguous.
+fn parse_subnets(obj: &Obj<'_>, subnets: &[IpNet]) -> Result<Vec<RangeSet>, Error> {
     if subnets.len() > 1
         && let Some(key) = ["rangeStart", "rangeEnd", "gateway"].iter().find(|key| obj.get(key).is_some())
     {
-        return Err(invalid(key, "ambiguous beside several subnets; use ipam.ranges"));
+        return Err(invalid(key, "ambiguous with several subnets; use ipam.ranges"));
     }
     let mut families: Vec<Vec<Range>> = Vec::new();
     for subnet in subnets {
@@ -198,7 +203,7 @@ fn parse_beside(obj: &Obj<'_>, subnets: &[IpNet]) -> Result<Vec<RangeSet>, Error
             None => families.push(vec![range]),
         }
     }
-    let set = |ranges| RangeSet::new(ranges).map_err(|e| invalid(place(obj), e));
+    let set = |ranges| RangeSet::new(ranges).map_err(|e| invalid(key_of(obj), e));
     families.into_iter().map(set).collect()
 }
 
@@ -220,7 +225,7 @@ fn parse_sets(sets: &[Item<'_>]) -> Result<Vec<RangeSet>, Error> {
 fn parse_subnet(obj: &Obj<'_>, subnet: &str) -> Result<IpNet, Error> {
     subnet.parse().map_err(|_| {
         let example = types::DEFAULT_SUBNET_V4;
-        invalid(place(obj), format_args!("subnet {subnet:?} is not a CIDR such as {example}"))
+        invalid(key_of(obj), format_args!("subnet {subnet:?} is not a CIDR such as {example}"))
     })
 }
 
@@ -233,10 +238,10 @@ fn parse_range(obj: &Obj<'_>, subnet: IpNet) -> Result<Range, Error> {
         gateway: address("gateway")?,
         exclude: parse_exclude(obj, subnet)?,
     };
-    Range::new(spec).map_err(|e| invalid(place(obj), e))
+    Range::new(spec).map_err(|e| invalid(key_of(obj), e))
 }
 
-/// CIDRs or single addresses that are never handed out; those of the other family belong to the other range.
+/// CIDRs or addresses that are never assigned. Entries of the other family apply to the range of that family.
 fn parse_exclude(obj: &Obj<'_>, subnet: IpNet) -> Result<Vec<IpNet>, Error> {
     let mut nets = Vec::new();
     for item in obj.array("exclude")?.unwrap_or_default() {
@@ -250,7 +255,7 @@ fn parse_exclude(obj: &Obj<'_>, subnet: IpNet) -> Result<Vec<IpNet>, Error> {
     Ok(nets)
 }
 
-/// Where a range stands in the config; the top level has no name of its own.
-fn place<'a>(obj: &'a Obj<'_>) -> &'a str {
+/// The path of a range in the config, for errors. At the top level it is the key `subnet`.
+fn key_of<'a>(obj: &'a Obj<'_>) -> &'a str {
     if obj.path().is_empty() { "subnet" } else { obj.path() }
 }

@@ -1,12 +1,12 @@
-//! Network settings: the meaning of a CNI config for the engine, with every default filled in, and the networks of the agent.
+//! Network settings: converts a parsed CNI config into a [`NetConf`] with all defaults, and describes the agent's networks.
 //!
-//! Pure. The engine turns the config of a request that `cni` has parsed into a [`NetConf`] here. All names, ranges and routes
-//! of a `NetConf` are valid, and a config that asks for an unsupported feature is refused.
+//! Pure. Called by the engine with a config that `cni` has parsed. All names, ranges and routes of a `NetConf` are valid.
+//! Configs that use unsupported features are refused.
 //!
 //! ```text
-//! cni::Config ──────────────► Place    where state and log are: all that DEL and GC need
-//!             └─┬───────────► NetConf  bridge, mode, addresses, routes, capabilities: what ADD, CHECK and STATUS need
-//! NodeNetworks ─┘                      (the agent's part of a request; None without an agent)
+//! cni::NetworkConfig ───────► LocalPaths  run directory, log and agent socket: all that DEL and GC need
+//!             └─┬───────────► NetConf     bridge, mode, addresses, routes, capabilities: for ADD, CHECK and STATUS
+//! NodeNetworks ─┘                         (the agent's settings for a request; None without an agent)
 //!
 //! NetworkSettings + blocks ─► Network ─► NodeAllocation (per network) ─► NodeNetworks
 //! ```
@@ -14,33 +14,33 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+mod conf;
+mod local_paths;
 mod network;
 mod network_key;
-mod place;
-mod refuse;
 mod routes;
-mod wiring;
+mod unsupported;
 
 pub use addresses::{Addresses, external_ipam, is_dhcp};
+pub use conf::{DEFAULT_BRIDGE, NetConf};
+pub use local_paths::{DEFAULT_LOG_FILE, DEFAULT_RUN_DIR, LocalPaths, Log, default_socket};
 pub use network::{Network, NetworkSettings, NodeAllocation, NodeNetworks, comma_separated};
-pub use place::{DEFAULT_LOG_FILE, DEFAULT_RUN_DIR, LocalPaths, Log, default_socket};
 pub use routes::default_route;
-pub use wiring::{DEFAULT_BRIDGE, NetConf};
 
 #[cfg(test)]
 mod tests;
 
 use cni::{Error, ErrorCode};
 
-/// The config says something that cannot be (code 7).
+/// CNI error 7 for a key of the config.
 fn invalid(key: &str, reason: impl std::fmt::Display) -> Error {
     Error::new(ErrorCode::InvalidConfig, format!("{key}: {reason}"))
 }
 
-/// Refuses a list that is longer than any network needs.
-fn at_most(most: usize, key: &str, given: usize) -> Result<(), Error> {
-    if given <= most {
+/// Refuses a list with more than `max` entries.
+fn at_most(max: usize, key: &str, given: usize) -> Result<(), Error> {
+    if given <= max {
         return Ok(());
     }
-    Err(invalid(key, format_args!("{given} entries are more than the {most} that are allowed")))
+    Err(invalid(key, format_args!("{given} entries exceed the limit of {max}")))
 }

@@ -1,4 +1,4 @@
-//! The agent's networks: their settings, the blocks of them that this node owns, and the part that they have in a request.
+//! The agent's networks: their settings, the blocks that this node owns, and their role in a request.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use types::{AttachMode, IfName, NetworkId, NetworkName, Placement};
 
 use crate::addresses::{self, Addresses, NetworkSource};
-use crate::wiring::{self, NetConf};
+use crate::conf::{self, NetConf};
 use crate::{is_dhcp, network_key};
 
 /// The settings of a network, the same on every node.
@@ -22,9 +22,9 @@ pub struct NetworkSettings {
     pub name: NetworkName,
     pub mode: AttachMode,
     pub bridge: IfName,
-    /// One, or one for each family.
+    /// At most one per family.
     pub subnets: Vec<IpNet>,
-    /// None: the bridge's own if it is there, else 1500.
+    /// None: the MTU of the bridge if it exists, else 1500.
     pub mtu: Option<u32>,
     /// None: no limit.
     pub connections_per_pod: Option<u32>,
@@ -32,36 +32,37 @@ pub struct NetworkSettings {
 }
 
 impl NetworkSettings {
-    /// The subnets as configs write them.
+    /// The subnets, separated by commas as in configs.
     pub fn subnet_list(&self) -> String {
         comma_separated(&self.subnets)
     }
 }
 
-/// A list as configs write it.
+/// A list in the format of configs.
 pub fn comma_separated<T: Display>(items: &[T]) -> String {
     items.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// A network on this node. Valid and complete: pods that name nothing but the network get [`Self::conf`].
+/// A network on this node, validated and complete. [`Self::conf`] applies to pods with a config that contains only the
+/// network's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Network {
-    /// In the order in which they were claimed.
+    /// In the order of their claims.
     blocks: Vec<IpNet>,
-    /// The whole network, of which the blocks are a part.
+    /// The whole network. All blocks are inside.
     subnets: Vec<IpNet>,
     conf: NetConf,
 }
 
 impl Network {
-    /// `mtu` is what the node's links carry. That of the settings has precedence.
+    /// `mtu` is the MTU of the node's links. The MTU in the settings has precedence.
     pub fn new(settings: &NetworkSettings, blocks: Vec<IpNet>, mtu: Option<u32>) -> Result<Self, Error> {
         let addresses = Addresses::Own(addresses::pools_of(&blocks)?);
         network_key::check(&settings.subnets)?;
         let conf = NetConf {
             mode: settings.mode,
             bridge: settings.bridge.clone(),
-            mtu: wiring::usable_mtu(settings.mtu.or(mtu), &addresses)?,
+            mtu: conf::usable_mtu(settings.mtu.or(mtu), &addresses)?,
             is_gateway: true,
             is_default_gateway: true,
             ip_masq: settings.masquerade,
@@ -72,7 +73,7 @@ impl Network {
             requested: Vec::new(),
             mac: None,
             routes: Vec::new(),
-            cluster: wiring::cluster(&addresses, &settings.subnets),
+            cluster: conf::cluster(&addresses, &settings.subnets),
             addresses,
             dns: Dns::default(),
             ports: Vec::new(),
@@ -82,7 +83,7 @@ impl Network {
         Ok(Self { blocks, subnets: settings.subnets.clone(), conf })
     }
 
-    /// A node that owns the whole network.
+    /// For a node that owns the whole network.
     pub fn whole(settings: &NetworkSettings) -> Result<Self, Error> {
         Self::new(settings, settings.subnets.clone(), None)
     }
@@ -103,7 +104,7 @@ impl Network {
         &self.conf
     }
 
-    /// The ranges of the blocks, one set for each family.
+    /// The ranges of the blocks, one set per family.
     pub fn ranges(&self) -> &[RangeSet] {
         match &self.conf.addresses {
             Addresses::Own(pools) => pools.sets(),
@@ -111,11 +112,11 @@ impl Network {
         }
     }
 
-    /// The gateway of each block, in the order of the blocks. The node's gateway device carries them.
+    /// The gateway of each block, in the order of the blocks. They are assigned to the node's gateway device.
     pub fn gateways(&self) -> impl Iterator<Item = IpAddr> {
         let ranges = || self.ranges().iter().flat_map(RangeSet::ranges);
-        let is_of = |range: &Range, block: &IpNet| range.subnet().trunc() == block.trunc();
-        let gateway = move |block: &IpNet| ranges().find(|range| is_of(range, block)).map(Range::gateway);
+        let is_in = |range: &Range, block: &IpNet| range.subnet().trunc() == block.trunc();
+        let gateway = move |block: &IpNet| ranges().find(|range| is_in(range, block)).map(Range::gateway);
         self.blocks.iter().filter_map(gateway)
     }
 }
@@ -127,7 +128,7 @@ pub struct NodeAllocation {
 }
 
 impl NodeAllocation {
-    /// The blocks of the default network, and of no other.
+    /// Only blocks of the default network.
     pub fn of_default(network: Arc<Network>) -> Self {
         Self { networks: BTreeMap::from([(NetworkId::default(), network)]) }
     }
@@ -136,27 +137,28 @@ impl NodeAllocation {
         self.networks.get(&NetworkId::default())
     }
 
-    /// The network that a placement gets addresses from: the default network, unless the node has blocks of the named one.
+    /// The network that provides a placement's addresses: the named network if the node has blocks of it, else the default
+    /// network.
     pub fn network_of(&self, placement: &Placement) -> Option<&Network> {
         self.networks.get(&placement.network).or_else(|| self.default_network()).map(Arc::as_ref)
     }
 
-    /// The gateways of all networks: one device carries them.
+    /// The gateways of all networks. They are assigned to one device.
     pub fn gateways(&self) -> impl Iterator<Item = IpAddr> {
         self.networks.values().flat_map(|network| network.gateways())
     }
 }
 
-/// The agent's part of the requests that it serves. [`NetConf::merge`] documents the precedence.
+/// The agent's settings for the requests that it serves. [`NetConf::merge`] documents the precedence.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeNetworks<'a> {
     /// The CNI network name of the agent's networks.
     pub name: &'a NetworkName,
-    /// Of pods whose config states no mode, whatever their network.
+    /// The mode for configs without `mode`, in every network.
     pub mode: AttachMode,
-    /// The agent uses its own state only.
+    /// Replaces the `runDir` of a config.
     pub run_dir: &'a Path,
-    /// Err: the reason why this node owns no block.
+    /// Err: the reason for a node without blocks.
     pub allocation: Result<&'a NodeAllocation, &'a str>,
 }
 
@@ -169,23 +171,23 @@ impl<'a> NodeNetworks<'a> {
         if config.name != *self.name {
             return Ok(NetworkSource::OtherNetwork);
         }
-        let none = |why: &str| {
-            Error::new(ErrorCode::TryAgainLater, format!("this node has no addresses to give: {why}"))
+        let no_addresses = |reason: &str| {
+            Error::new(ErrorCode::TryAgainLater, format!("this node has no addresses to assign: {reason}"))
         };
-        let network = self.allocation.map_err(none)?.network_of(placement);
-        let network =
-            network.ok_or_else(|| none(&format!("it has no block of network {}", placement.network)))?;
+        let network = self.allocation.map_err(no_addresses)?.network_of(placement);
+        let network = network
+            .ok_or_else(|| no_addresses(&format!("it has no block of network {}", placement.network)))?;
         Ok(NetworkSource::AgentNetwork(network))
     }
 
-    /// The network whose blocks give this pod its addresses. None: the config names ranges or an IPAM plugin of its own.
+    /// The network that provides this pod's addresses from its blocks. None: the config has ranges or an IPAM plugin.
     pub fn network_for(&self, call: &AttachmentRequest) -> Option<&'a Network> {
-        let placement = wiring::placement_of(call).ok()?;
+        let placement = conf::placement_of(call).ok()?;
         let network = self.source(&call.config, &placement).ok()?.network()?;
-        addresses::leaves_ranges(&call.config).then_some(network)
+        addresses::uses_agent_ranges(&call.config).then_some(network)
     }
 
-    /// The mode of a config that states none. DHCP and layer 2 work only in mode `bridge`.
+    /// The mode for a config without `mode`. DHCP and layer 2 only work in mode `bridge`.
     pub(crate) fn mode_for(&self, addresses: &Addresses) -> AttachMode {
         match addresses {
             Addresses::Absent => AttachMode::Bridge,

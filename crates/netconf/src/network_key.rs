@@ -1,5 +1,5 @@
-//! The key `network` of a config. It has two meanings: configs in the style of the seed write the CIDRs of the cluster there,
-//! configs with placements write the id of a network.
+//! The key `network` of a config. It contains either the CIDRs of the cluster or, in configs with placements, the id of a
+//! network.
 
 use std::net::IpAddr;
 
@@ -11,19 +11,19 @@ use types::{NetworkId, Special};
 use crate::{at_most, invalid};
 
 const KEY: &str = "network";
-/// CIDRs in `network`.
-const MOST_CIDRS: usize = 64;
+/// Limit for the CIDRs in `network`.
+const MAX_CIDRS: usize = 64;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NetworkKey {
-    /// Pod traffic inside of them is not masqueraded.
+    /// Pod traffic inside these CIDRs is not masqueraded.
     Cidrs(Vec<IpNet>),
-    /// Part of the placement.
+    /// The network of the placement.
     Id(NetworkId),
 }
 
 impl NetworkKey {
-    /// None: the config has no such key, or it is empty.
+    /// None if the key is missing or empty.
     pub(crate) fn parse(top: &Obj<'_>) -> Result<Option<Self>, Error> {
         let Some(text) = top.nonempty(KEY)? else { return Ok(None) };
         let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
@@ -32,16 +32,16 @@ impl NetworkKey {
             return parse_id(text).map(|id| Some(Self::Id(id)));
         }
         if cidrs.len() < parts.len() {
-            let why = "mixes CIDRs with other text; state either CIDRs, separated by commas, or the name of one network";
-            return Err(invalid(KEY, format_args!("{text:?} {why}")));
+            let reason = "mixes CIDRs with other text; use either CIDRs, separated by commas, or the name of one network";
+            return Err(invalid(KEY, format_args!("{text:?} {reason}")));
         }
-        at_most(MOST_CIDRS, KEY, cidrs.len())?;
+        at_most(MAX_CIDRS, KEY, cidrs.len())?;
         check(&cidrs)?;
         Ok(Some(Self::Cidrs(cidrs)))
     }
 }
 
-/// Refuses CIDRs with addresses that no pod can have.
+/// Refuses CIDRs that overlap special-purpose addresses.
 pub(crate) fn check(cidrs: &[IpNet]) -> Result<(), Error> {
     let special = cidrs.iter().find_map(|net| Special::of(*net).map(|kind| (net, kind)));
     special.map_or(Ok(()), |(net, kind)| {
@@ -52,9 +52,9 @@ pub(crate) fn check(cidrs: &[IpNet]) -> Result<(), Error> {
 fn parse_id(text: &str) -> Result<NetworkId, Error> {
     let example = types::DEFAULT_SUBNET_V4;
     if text.parse::<IpAddr>().is_ok() {
-        let why =
-            format_args!("{text:?} is ambiguous: state a CIDR such as {example}, or the name of a network");
-        return Err(invalid(KEY, why));
+        let reason =
+            format_args!("{text:?} is ambiguous: use a CIDR such as {example}, or the name of a network");
+        return Err(invalid(KEY, reason));
     }
     NetworkId::try_from(text).map_err(|_| {
         invalid(KEY, format_args!("{text:?} is neither a CIDR such as {example} nor the name of a network"))
@@ -72,9 +72,9 @@ mod tests {
     }
 
     #[test]
-    fn b10_a_network_is_cidrs_or_an_id_and_never_both() {
+    fn b10_the_network_key_has_either_cidrs_or_an_id() {
         let cidrs = |all: &[&str]| NetworkKey::Cidrs(all.iter().map(|net| net.parse().unwrap()).collect());
-        for (text, wanted) in [
+        for (text, expected) in [
             ("", None),
             ("10.2.0.0/16", Some(cidrs(&["10.2.0.0/16"]))),
             ("10.2.0.0/16, fd00:2::/64", Some(cidrs(&["10.2.0.0/16", "fd00:2::/64"]))),
@@ -82,12 +82,12 @@ mod tests {
             ("blue", Some(NetworkKey::Id("blue".try_into().unwrap()))),
             ("10", Some(NetworkKey::Id("10".try_into().unwrap()))),
         ] {
-            assert_eq!(parse(json!(text)).unwrap(), wanted, "{text}");
+            assert_eq!(parse(json!(text)).unwrap(), expected, "{text}");
         }
-        for (text, why) in [
+        for (text, reason) in [
             ("10.2.0.0/16,blue", "mixes CIDRs with other text"),
             ("10.2.0.0/16,10.3.0.0/33", "mixes CIDRs with other text"),
-            ("10.2.0.0", "\"10.2.0.0\" is ambiguous: state a CIDR such as 10.83.0.0/16"),
+            ("10.2.0.0", "\"10.2.0.0\" is ambiguous: use a CIDR such as 10.83.0.0/16"),
             ("fd00::1", "is ambiguous"),
             ("10.2.0.0/33", "neither a CIDR such as 10.83.0.0/16 nor the name of a network"),
             ("blue,red", "neither a CIDR"),
@@ -96,7 +96,7 @@ mod tests {
         ] {
             let error = parse(json!(text)).unwrap_err();
             assert_eq!(error.code, cni::ErrorCode::InvalidConfig, "{text}: {error}");
-            assert!(error.msg.starts_with("network: ") && error.msg.contains(why), "{text}: {error}");
+            assert!(error.msg.starts_with("network: ") && error.msg.contains(reason), "{text}: {error}");
         }
         assert_eq!(parse(json!(7)).unwrap_err().code, cni::ErrorCode::Decode);
     }

@@ -1,5 +1,4 @@
-//! The routes a pod gets, in the protocol's own form. Without a gateway of its own a route goes through the network's
-//! gateway of its family.
+//! The routes of a pod. A route without `gw` uses the network's gateway of the same family.
 
 use std::net::IpAddr;
 
@@ -9,10 +8,10 @@ use ipnet::IpNet;
 
 use crate::{at_most, invalid};
 
-/// Each costs a netlink message and a place in the record.
-const MOST: usize = 256;
+/// Limit, because each route is a netlink message and part of the record.
+const MAX_ROUTES: usize = 256;
 
-/// The default route of a family.
+/// The default route for the family of `like`.
 pub fn default_route(like: IpAddr) -> PodRoute {
     let dst = match like {
         IpAddr::V4(_) => IpNet::V4(ipnet::Ipv4Net::default()),
@@ -21,14 +20,14 @@ pub fn default_route(like: IpAddr) -> PodRoute {
     PodRoute::new(dst, None)
 }
 
-/// Is it in the table that everybody uses?
+/// Whether the route is in the main routing table.
 pub(crate) fn is_in_main(route: &PodRoute) -> bool {
     route.table.is_none_or(|table| table == 0 || table == types::TABLE_MAIN)
 }
 
 pub(crate) fn parse_all(ipam: &Obj<'_>) -> Result<Vec<PodRoute>, Error> {
     let items = ipam.array("routes")?.unwrap_or_default();
-    at_most(MOST, "ipam.routes", items.len())?;
+    at_most(MAX_ROUTES, "ipam.routes", items.len())?;
     items.iter().filter(|item| !item.is_null()).map(|item| parse(&item.obj()?)).collect()
 }
 
@@ -37,7 +36,10 @@ fn parse(obj: &Obj<'_>) -> Result<PodRoute, Error> {
     let dst = dst.ok_or_else(|| invalid(obj.path(), "a route needs a dst such as 0.0.0.0/0"))?;
     let gw = obj.parse::<IpAddr>("gw", "an IP address")?;
     if let Some(gw) = gw.filter(|gw| gw.is_ipv4() != dst.addr().is_ipv4()) {
-        return Err(invalid(obj.path(), format_args!("gw {gw} is not of the family of dst {dst}")));
+        return Err(invalid(
+            obj.path(),
+            format_args!("gw {gw} and dst {dst} must have the same address family"),
+        ));
     }
     let scope = obj.u32("scope")?;
     if let Some(scope) = scope.filter(|scope| *scope > u8::MAX.into()) {

@@ -8,7 +8,7 @@ use crate::{Addresses, LocalPaths, Log, NetConf};
 mod merge;
 mod reference;
 
-/// A config with the given keys beside the ones that every config has.
+/// A config with the required keys and `extra`.
 fn config(extra: Value) -> NetworkConfig {
     let mut all = json!({ "cniVersion": "1.1.0", "name": "n", "type": "podwire-cni" });
     let (Value::Object(all), Value::Object(extra)) = (&mut all, extra) else { panic!("objects") };
@@ -30,7 +30,7 @@ fn pools(conf: &NetConf) -> Vec<Vec<String>> {
     }
 }
 
-fn placed(extra: Value, args: &str) -> Result<types::Placement, Error> {
+fn placement(extra: Value, args: &str) -> Result<types::Placement, Error> {
     let config = config(extra);
     let env = [
         ("CNI_COMMAND", "ADD"),
@@ -47,40 +47,41 @@ fn placed(extra: Value, args: &str) -> Result<types::Placement, Error> {
 }
 
 #[test]
-fn b10_config_and_args_say_whose_a_pod_is() {
-    let words = |p: types::Placement| format!("{} {} {:?}", p.tenant, p.network, p.group.map(String::from));
+fn b10_config_and_args_determine_the_placement() {
+    let describe =
+        |p: types::Placement| format!("{} {} {:?}", p.tenant, p.network, p.group.map(String::from));
     let base = json!({ "subnet": "10.88.0.0/24" });
-    assert_eq!(words(placed(base.clone(), "").unwrap()), "default default-net None");
+    assert_eq!(describe(placement(base.clone(), "").unwrap()), "default default-net None");
     let named = json!({ "subnet": "10.88.0.0/24", "tenant": "blue", "network": "front", "group": "web" });
-    assert_eq!(words(placed(named.clone(), "").unwrap()), r#"blue front Some("web")"#);
+    assert_eq!(describe(placement(named.clone(), "").unwrap()), r#"blue front Some("web")"#);
     let args = "io.contiv.tenant=blue;io.contiv.network=back;io.contiv.net-group=db";
-    assert_eq!(words(placed(base.clone(), args).unwrap()), r#"blue back Some("db")"#);
-    // A pod chooses within its tenant, and no other one.
-    assert_eq!(words(placed(named.clone(), args).unwrap()), r#"blue back Some("db")"#);
-    let error = placed(named, "podwire.io/tenant=red").unwrap_err();
+    assert_eq!(describe(placement(base.clone(), args).unwrap()), r#"blue back Some("db")"#);
+    // CNI_ARGS can select network and group, but not another tenant.
+    assert_eq!(describe(placement(named.clone(), args).unwrap()), r#"blue back Some("db")"#);
+    let error = placement(named, "podwire.io/tenant=red").unwrap_err();
     assert_eq!(error.code, ErrorCode::InvalidEnvironment);
     assert!(error.msg.contains("red") && error.msg.contains("blue"), "{error}");
-    // The seed's network is a CIDR and no name.
-    let seed = json!({ "subnet": "10.88.0.0/24", "network": "10.0.0.0/8" });
-    assert_eq!(words(placed(seed, "").unwrap()), "default default-net None");
-    assert_eq!(placed(base, "podwire.io/group=a b").unwrap_err().code, ErrorCode::InvalidConfig);
+    // A CIDR in `network` is not the id of a network.
+    let with_cidr = json!({ "subnet": "10.88.0.0/24", "network": "10.0.0.0/8" });
+    assert_eq!(describe(placement(with_cidr, "").unwrap()), "default default-net None");
+    assert_eq!(placement(base, "podwire.io/group=a b").unwrap_err().code, ErrorCode::InvalidConfig);
 }
 
 #[test]
 fn the_agents_socket_is_a_path_or_true() {
-    let place = |agent: Value| LocalPaths::parse(&config(json!({"runDir": "/run/x", "agent": agent})));
+    let paths = |agent: Value| LocalPaths::parse(&config(json!({"runDir": "/run/x", "agent": agent})));
     for off in [json!(null), json!(false), json!("")] {
-        assert_eq!(place(off).unwrap().agent, None);
+        assert_eq!(paths(off).unwrap().agent, None);
     }
-    assert_eq!(place(json!(true)).unwrap().agent, Some("/run/x/agent.sock".into()));
-    assert_eq!(place(json!("/a/b.sock")).unwrap().agent, Some("/a/b.sock".into()));
+    assert_eq!(paths(json!(true)).unwrap().agent, Some("/run/x/agent.sock".into()));
+    assert_eq!(paths(json!("/a/b.sock")).unwrap().agent, Some("/a/b.sock".into()));
     for bad in [json!("a.sock"), json!(1), json!({})] {
-        assert_eq!(place(bad).unwrap_err().code, ErrorCode::InvalidConfig);
+        assert_eq!(paths(bad).unwrap_err().code, ErrorCode::InvalidConfig);
     }
 }
 
 #[test]
-fn c1_the_seeds_config_is_a_network_with_a_way_out() {
+fn c1_a_config_with_bridge_and_subnet_gets_a_default_route() {
     let conf =
         parse(json!({ "bridge": "hcni0", "network": "100.100.0.0/16", "subnet": "100.100.1.0/24" })).unwrap();
     assert_eq!(conf.bridge.as_str(), "hcni0");
@@ -94,23 +95,26 @@ fn c1_the_seeds_config_is_a_network_with_a_way_out() {
 }
 
 #[test]
-fn several_subnets_of_one_family_are_one_choice() {
+fn several_subnets_of_one_family_form_one_set() {
     let conf = parse(json!({ "subnet": "10.1.0.0/24, 10.1.9.0/24,fd00:1::/64,10.1.7.0/24" })).unwrap();
     let Addresses::Own(pools) = &conf.addresses else { panic!("{conf:?}") };
     let sizes: Vec<usize> = pools.sets().iter().map(|set| set.ranges().len()).collect();
     assert_eq!(sizes, [3, 1]);
-    assert!(parse(json!({ "subnet": "10.1.0.0/24,10.1.0.128/25" })).is_err(), "they overlap");
+    assert!(
+        parse(json!({ "subnet": "10.1.0.0/24,10.1.0.128/25" })).is_err(),
+        "overlapping subnets were accepted"
+    );
     assert!(parse(json!({ "subnet": "10.1.0.0/24,10.1.9.0/24", "gateway": "10.1.0.9" })).is_err());
 }
 
 #[test]
-fn c1_a_network_that_is_no_cidr_is_a_label() {
+fn c1_a_network_that_is_not_a_cidr_is_an_id() {
     let conf = parse(json!({ "network": "blue", "subnet": "10.1.0.0/24" })).unwrap();
     assert_eq!(conf.cluster.len(), 1);
 }
 
 #[test]
-fn c2_one_string_may_hold_a_subnet_of_each_family() {
+fn c2_one_string_may_contain_a_subnet_of_each_family() {
     let conf = parse(json!({ "subnet": "10.88.0.0/29, fd00:88::/126" })).unwrap();
     assert_eq!(pools(&conf), [["10.88.0.1-10.88.0.6"], ["fd00:88::1-fd00:88::3"]]);
     let refused = parse(json!({ "subnet": "10.88.0.0/29,fd00::/64", "gateway": "10.88.0.1" })).unwrap_err();
@@ -119,7 +123,7 @@ fn c2_one_string_may_hold_a_subnet_of_each_family() {
 }
 
 #[test]
-fn host_locals_keys_mean_what_they_mean_there() {
+fn keys_of_host_local_have_the_same_meaning() {
     let conf = parse(json!({
         "isGateway": true,
         "ipam": {
@@ -134,7 +138,7 @@ fn host_locals_keys_mean_what_they_mean_there() {
     }))
     .unwrap();
     assert_eq!(pools(&conf)[0], ["10.1.0.10-10.1.0.20", "10.2.0.1-10.2.0.254"]);
-    assert!(!conf.is_default_gateway, "routes were given: they are what the pod gets");
+    assert!(!conf.is_default_gateway, "configured routes replace the default route");
     let routes = conf.pod_routes(&["10.1.0.11".parse().unwrap()]);
     assert_eq!(routes.len(), 2);
     assert_eq!(routes[1].dst.to_string(), "10.9.0.0/16");
@@ -142,7 +146,7 @@ fn host_locals_keys_mean_what_they_mean_there() {
 }
 
 #[test]
-fn c1_a_subnet_at_the_top_serves_an_ipam_without_one() {
+fn c1_a_top_level_subnet_is_used_if_ipam_has_none() {
     let conf =
         parse(json!({ "subnet": "10.1.0.0/24", "ipam": { "routes": [{ "dst": "10.9.0.0/16" }] } })).unwrap();
     assert_eq!(pools(&conf), [["10.1.0.1-10.1.0.254"]]);
@@ -151,7 +155,7 @@ fn c1_a_subnet_at_the_top_serves_an_ipam_without_one() {
 }
 
 #[test]
-fn a_default_route_in_another_table_is_not_the_default_route() {
+fn a_default_route_in_another_table_does_not_replace_the_default_route() {
     let conf = parse(json!({ "isDefaultGateway": true, "ipam": {
         "subnet": "10.1.0.0/24", "routes": [{ "dst": "0.0.0.0/0", "table": 100 }] } }))
     .unwrap();
@@ -159,7 +163,7 @@ fn a_default_route_in_another_table_is_not_the_default_route() {
 }
 
 #[test]
-fn default_routes_follow_the_pods_families() {
+fn a_pod_gets_a_default_route_per_address_family() {
     let conf = parse(json!({ "subnet": "10.1.0.0/24" })).unwrap();
     let both = ["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
     let dsts: Vec<String> = conf.pod_routes(&both).iter().map(|r| r.dst.to_string()).collect();
@@ -168,7 +172,7 @@ fn default_routes_follow_the_pods_families() {
 }
 
 #[test]
-fn e6_keys_match_whatever_their_case_and_null_is_absent() {
+fn e6_keys_are_case_insensitive_and_null_is_absent() {
     let conf =
         parse(json!({ "BRIDGE": "br7", "IPMasq": true, "Subnet": "10.1.0.0/24", "mtu": null })).unwrap();
     assert_eq!(conf.bridge.as_str(), "br7");
@@ -176,7 +180,7 @@ fn e6_keys_match_whatever_their_case_and_null_is_absent() {
 }
 
 #[test]
-fn e18_ip_ranges_of_the_runtime_come_first() {
+fn e18_ip_ranges_of_the_runtime_precede_configured_ranges() {
     let conf = parse(json!({
         "runtimeConfig": { "ipRanges": [[{ "subnet": "10.5.0.0/24" }]] },
         "ipam": { "ranges": [[{ "subnet": "fd00:5::/64" }]] },
@@ -187,8 +191,8 @@ fn e18_ip_ranges_of_the_runtime_come_first() {
 }
 
 #[test]
-fn e19_another_ipam_type_is_delegated_with_the_references_defaults() {
-    let conf = parse(json!({ "ipam": { "type": "host-local", "subnet": "nonsense is theirs" } })).unwrap();
+fn e19_an_external_ipam_type_is_delegated_with_reference_defaults() {
+    let conf = parse(json!({ "ipam": { "type": "host-local", "subnet": "not validated" } })).unwrap();
     assert_eq!(pools(&conf), [["host-local"]]);
     assert!(!conf.is_gateway && !conf.is_default_gateway);
     for bad in ["../evil", "a/b", ".."] {
@@ -203,13 +207,13 @@ fn e19_another_ipam_type_is_delegated_with_the_references_defaults() {
 #[test]
 fn b11_a_config_without_ipam_is_layer_2_only() {
     for ipam in [Value::Null, json!({}), json!({ "type": "" })] {
-        // The reference ignores these keys, too.
+        // The reference plugin ignores these keys, too.
         let conf = parse(json!({ "ipam": ipam, "isDefaultGateway": true, "ipMasq": true })).unwrap();
         assert!(matches!(conf.addresses, Addresses::Absent), "{conf:?}");
         assert!(!conf.is_gateway && !conf.is_default_gateway && !conf.ip_masq, "{conf:?}");
     }
     let ports = json!({ "portMappings": [{ "hostPort": 80, "containerPort": 80, "protocol": "tcp" }] });
-    for (refused, word) in [
+    for (refused, reason) in [
         (json!({ "mode": "routed" }), "mode"),
         (json!({ "runtimeConfig": ports }), "host ports"),
         (json!({ "ipam": { "type": "podwire" } }), "no addresses"),
@@ -218,14 +222,14 @@ fn b11_a_config_without_ipam_is_layer_2_only() {
     ] {
         let error = parse(refused.clone()).unwrap_err();
         assert_eq!(error.code, ErrorCode::InvalidConfig, "{refused}");
-        assert!(error.msg.contains(word), "{refused}: {error}");
+        assert!(error.msg.contains(reason), "{refused}: {error}");
     }
-    assert!(placed(json!({}), "IP=10.0.0.7").unwrap_err().msg.contains("requested"));
+    assert!(placement(json!({}), "IP=10.0.0.7").unwrap_err().msg.contains("requested"));
 }
 
 #[test]
 fn b11_a_config_with_any_address_key_is_not_layer_2_only() {
-    for (refused, word) in [
+    for (refused, reason) in [
         (json!({ "subnets": "10.1.0.0/24" }), "did you mean \"subnet\""),
         (json!({ "Subent": "10.1.0.0/24" }), "did you mean \"subnet\""),
         (json!({ "ipRanges": [[{ "subnet": "10.1.0.0/24" }]] }), "did you mean \"ranges\""),
@@ -239,7 +243,7 @@ fn b11_a_config_with_any_address_key_is_not_layer_2_only() {
         (json!({ "ipam": { "rangeStart": "10.1.0.7" } }), "no addresses"),
     ] {
         let error = parse(refused.clone()).unwrap_err();
-        assert!(error.code == ErrorCode::InvalidConfig && error.msg.contains(word), "{refused}: {error}");
+        assert!(error.code == ErrorCode::InvalidConfig && error.msg.contains(reason), "{refused}: {error}");
     }
     let layer2 = json!({ "isGateway": false, "ISDEFAULTGATEWAY": false, "network": "front", "mtu": 1400,
         "subnet": null, "IPAM": { "Type": "" }, "args": {}, "dns": {}, "capabilities": { "ipRanges": true } });
@@ -247,18 +251,18 @@ fn b11_a_config_with_any_address_key_is_not_layer_2_only() {
 }
 
 #[test]
-fn the_networks_own_type_is_refused_as_its_ipam_plugin() {
+fn a_plugin_is_refused_as_its_own_ipam_plugin() {
     let own = json!({ "ipam": { "type": "podwire-cni" }, "subnet": "10.1.0.0/24" });
     let error = parse(own.clone()).unwrap_err();
     assert_eq!(error.code, ErrorCode::InvalidConfig);
     assert!(error.msg.contains("ipam.type") && error.msg.contains("podwire-cni"), "{error}");
-    assert_eq!(crate::external_ipam(&config(own)), None, "DEL and GC run nothing");
+    assert_eq!(crate::external_ipam(&config(own)), None, "DEL and GC must not run the plugin itself");
     let named = json!({ "type": "x", "ipam": { "type": "podwire-cni" } });
     assert_eq!(crate::external_ipam(&config(named)), Some("podwire-cni"));
 }
 
 #[test]
-fn e7_what_we_do_not_do_is_refused_by_name() {
+fn e7_unsupported_keys_are_refused_by_name() {
     for (key, value) in [
         ("vlan", json!(7)),
         ("vlanTrunk", json!([{ "id": 1 }])),
@@ -277,8 +281,8 @@ fn e7_what_we_do_not_do_is_refused_by_name() {
 }
 
 #[test]
-fn bad_values_are_named_with_what_is_allowed() {
-    for (extra, code, words) in [
+fn errors_for_invalid_values_name_the_allowed_values() {
+    for (extra, code, text) in [
         (json!({ "ipam": { "routes": [] } }), ErrorCode::InvalidConfig, "subnet"),
         (json!({ "subnet": "10.1.0.5/24" }), ErrorCode::InvalidConfig, "10.1.0.0/24"),
         (json!({ "subnet": "10.1.0.0/31" }), ErrorCode::InvalidConfig, "/31"),
@@ -326,29 +330,29 @@ fn bad_values_are_named_with_what_is_allowed() {
     ] {
         let refused = parse(extra.clone()).map(drop).unwrap_err();
         assert_eq!(refused.code, code, "{extra}: {}", refused.msg);
-        assert!(refused.msg.contains(words), "{extra}: {}", refused.msg);
+        assert!(refused.msg.contains(text), "{extra}: {}", refused.msg);
     }
 }
 
 #[test]
-fn state_is_where_the_config_says() {
-    let place = |extra| LocalPaths::parse(&config(extra));
-    let default = place(json!({})).unwrap();
+fn local_paths_follow_the_config() {
+    let paths = |extra| LocalPaths::parse(&config(extra));
+    let default = paths(json!({})).unwrap();
     assert_eq!(default.run_dir.to_str(), Some("/run/podwire"));
     assert_eq!(default.log, Log::File("/var/log/podwire-cni.log".into()));
-    let named = place(json!({ "runDir": "/a", "ipam": { "dataDir": "/b" }, "logFile": "" })).unwrap();
+    let named = paths(json!({ "runDir": "/a", "ipam": { "dataDir": "/b" }, "logFile": "" })).unwrap();
     assert_eq!((named.run_dir.to_str(), named.log), (Some("/a"), Log::None));
-    assert_eq!(place(json!({ "logFile": "journal" })).unwrap().log, Log::Journal);
-    assert!(place(json!({ "logFile": "Journal" })).unwrap_err().msg.contains("`journal`"));
-    assert_eq!(place(json!({ "ipam": { "dataDir": "/b" } })).unwrap().run_dir.to_str(), Some("/b/podwire"));
-    let foreign = place(json!({ "ipam": { "type": "host-local", "dataDir": "/b" } })).unwrap();
-    assert_eq!(foreign.run_dir.to_str(), Some("/run/podwire"));
-    assert_eq!(place(json!({ "runDir": "relative" })).unwrap_err().code, ErrorCode::InvalidConfig);
-    // DEL and GC come through here: what else is wrong does not matter to them.
-    assert!(place(json!({ "mtu": "wrong", "bridge": 7 })).is_ok());
+    assert_eq!(paths(json!({ "logFile": "journal" })).unwrap().log, Log::Journal);
+    assert!(paths(json!({ "logFile": "Journal" })).unwrap_err().msg.contains("`journal`"));
+    assert_eq!(paths(json!({ "ipam": { "dataDir": "/b" } })).unwrap().run_dir.to_str(), Some("/b/podwire"));
+    let delegated = paths(json!({ "ipam": { "type": "host-local", "dataDir": "/b" } })).unwrap();
+    assert_eq!(delegated.run_dir.to_str(), Some("/run/podwire"));
+    assert_eq!(paths(json!({ "runDir": "relative" })).unwrap_err().code, ErrorCode::InvalidConfig);
+    // For DEL and GC, errors in other keys are ignored.
+    assert!(paths(json!({ "mtu": "wrong", "bridge": 7 })).is_ok());
 }
 
-/// JSON of the shapes that configs are made of, with our own keys in it.
+/// Random JSON with the keys of configs.
 fn any_config() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -391,9 +395,9 @@ fn any_config() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// Whatever stands in a config is a network or a sentence, never a panic.
+    /// No config causes a panic.
     #[test]
-    fn any_config_is_understood_or_refused(extra in any_config()) {
+    fn any_config_is_parsed_or_refused_with_a_message(extra in any_config()) {
         let mut all = extra.as_object().cloned().unwrap_or_default();
         all.insert("cniVersion".to_owned(), json!("1.1.0"));
         all.insert("name".to_owned(), json!("n"));
@@ -408,7 +412,7 @@ proptest! {
 }
 
 #[test]
-fn subnets_with_special_addresses_are_refused_by_key_and_value() {
+fn errors_for_special_subnets_name_key_and_value() {
     for subnet in [
         "0.0.0.0/8",
         "0.0.0.0/0",
@@ -454,7 +458,7 @@ fn gateways_with_special_addresses_are_refused() {
     for gateway in ["::", "::1", "ff02::1"] {
         assert!(with(gateway, "fd00::/64").unwrap_err().msg.contains(gateway));
     }
-    // Link-local gateways are in use.
+    // Link-local gateways are valid: pods reach them through an on-link route.
     assert!(with("169.254.1.1", "10.1.0.0/24").is_ok() && with("fe80::1", "fd00::/64").is_ok());
 }
 
@@ -467,8 +471,8 @@ fn lists_in_a_config_are_bounded() {
     let routes = |count: usize| (0..count).map(|n| json!({ "dst": net(n) })).collect::<Vec<_>>();
     let ports = |count| vec![json!({ "hostPort": 80, "containerPort": 80 }); count];
     let networks = |count| vec!["10.0.0.0/8"; count].join(",");
-    type Make<'a> = &'a dyn Fn(usize) -> Value;
-    let cases: [(&str, usize, Make<'_>); 6] = [
+    type Build<'a> = &'a dyn Fn(usize) -> Value;
+    let cases: [(&str, usize, Build<'_>); 6] = [
         ("ipam.ranges: ", 16, &|n| json!({ "ipam": { "ranges": sets(n) } })),
         ("ipam.ranges[0]: ", 1024, &|n| json!({ "ipam": { "ranges": ranges(n) } })),
         ("subnet: ", 16_384, &|n| json!({ "subnet": "10.0.0.0/24", "exclude": exclude(n) })),
@@ -480,14 +484,14 @@ fn lists_in_a_config_are_bounded() {
         ),
         ("network: ", 64, &|n| json!({ "subnet": "10.0.0.0/24", "network": networks(n) })),
     ];
-    for (key, most, make) in cases {
-        assert!(parse(make(most)).is_ok(), "{key} {:?}", parse(make(most)).err());
-        let error = parse(make(most + 1)).unwrap_err();
+    for (key, max, build) in cases {
+        assert!(parse(build(max)).is_ok(), "{key} {:?}", parse(build(max)).err());
+        let error = parse(build(max + 1)).unwrap_err();
         assert_eq!(error.code, ErrorCode::InvalidConfig);
-        let numbers = error.msg.contains(&most.to_string()) && error.msg.contains(&(most + 1).to_string());
-        assert!(error.msg.starts_with(key) && numbers, "{error}");
+        let has_numbers = error.msg.contains(&max.to_string()) && error.msg.contains(&(max + 1).to_string());
+        assert!(error.msg.starts_with(key) && has_numbers, "{error}");
     }
-    // Through both keys together.
+    // The limit applies to the sum of both keys.
     let both = json!({ "runtimeConfig": { "ipRanges": sets(16) }, "ipam": { "subnet": "10.200.0.0/24" } });
     assert!(parse(both).unwrap_err().msg.contains("17 range sets"));
 }

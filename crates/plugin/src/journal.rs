@@ -1,4 +1,4 @@
-//! journald's native protocol: one datagram of fields.
+//! The native protocol of journald: one datagram with fields.
 
 use std::io::Error as IoError;
 use std::os::unix::net::UnixDatagram;
@@ -6,10 +6,10 @@ use std::os::unix::net::UnixDatagram;
 use serde_json::{Map, Value};
 
 pub(crate) const SOCKET: &str = "/run/systemd/journal/socket";
-/// A datagram that is longer than the socket's buffer is refused: a field says no more than this.
-const LONGEST: usize = 8 * 1024;
+/// The size limit of a field. A datagram that is larger than the socket's buffer would be refused.
+const MAX_FIELD: usize = 8 * 1024;
 
-/// syslog's severities.
+/// Severities of syslog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Priority {
     Error = 3,
@@ -17,10 +17,10 @@ pub(crate) enum Priority {
     Info = 6,
 }
 
-/// Sends a line: `message` for people, and each field as `PODWIRE_…`.
+/// Sends an entry with `message` and with each field as `PODWIRE_…`.
 pub(crate) fn send(priority: Priority, message: &str, fields: &Map<String, Value>) -> Result<(), IoError> {
     let socket = UnixDatagram::unbound()?;
-    // A journal that is stuck must not hold a pod.
+    // A journal that does not read must not block a pod.
     socket.set_nonblocking(true)?;
     socket.send_to(&datagram(priority, message, fields), SOCKET)?;
     Ok(())
@@ -41,7 +41,7 @@ fn datagram(priority: Priority, message: &str, fields: &Map<String, Value>) -> V
     out
 }
 
-/// `requestId` becomes `REQUEST_ID`: the journal takes capitals, digits and underscores.
+/// Converts `requestId` to `REQUEST_ID`: the journal only accepts upper-case letters, digits and underscores.
 fn field_name(key: &str) -> String {
     let mut name = String::with_capacity(key.len() + 2);
     for c in key.chars() {
@@ -53,9 +53,9 @@ fn field_name(key: &str) -> String {
     name
 }
 
-/// `KEY=value`, or with a length before a value that holds a line break.
+/// Appends `KEY=value`. A value with a line break is preceded by its length instead.
 fn put(out: &mut Vec<u8>, key: &str, value: &str) {
-    let value = &value[..value.floor_char_boundary(LONGEST)];
+    let value = &value[..value.floor_char_boundary(MAX_FIELD)];
     out.extend_from_slice(key.as_bytes());
     if value.contains('\n') {
         out.push(b'\n');
@@ -74,14 +74,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b9_fields_are_lines_and_line_breaks_have_a_length() {
+    fn b9_fields_with_line_breaks_are_sent_with_their_length() {
         let fields =
-            json!({"requestId": "a0", "ms": 1.5, "error": "two\nlines", "long": "ä".repeat(LONGEST)});
+            json!({"requestId": "a0", "ms": 1.5, "error": "two\nlines", "long": "ä".repeat(MAX_FIELD)});
         let text = datagram(Priority::Warning, "DEL x", fields.as_object().unwrap());
         assert!(text.starts_with(b"MESSAGE=DEL x\nPRIORITY=4\nSYSLOG_IDENTIFIER=podwire-cni\n"));
         let has = |part: &[u8]| text.windows(part.len()).any(|window| window == part);
         assert!(has(b"\nPODWIRE_REQUEST_ID=a0\n") && has(b"\nPODWIRE_MS=1.5\n"));
         assert!(has(b"\nPODWIRE_ERROR\n\x09\0\0\0\0\0\0\0two\nlines\n"));
-        assert!(text.len() < LONGEST + 300);
+        assert!(text.len() < MAX_FIELD + 300);
     }
 }

@@ -1,5 +1,5 @@
-//! One line a request, as JSON in the log file or as fields in the journal: when it came, what was asked, for whom, how
-//! it went and how long it took. A log that can't be written never fails a pod.
+//! One log entry per request, as a JSON line in a file or as fields in the journal: time, command, pod, outcome and duration.
+//! A failed write to the log never fails a request.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -13,22 +13,22 @@ use engine::Done;
 use netconf::{LocalPaths, Log};
 use serde_json::{Map, Value, json};
 
-use crate::agent::{AgentExchange, ExchangeEnd};
+use crate::agent::{AgentExchange, ExchangeResult};
 use crate::journal::{self, Priority};
 use crate::{Served, config_of};
 
-/// Larger than this, the file moves aside (one old one is kept): the log is bounded.
-const LARGEST: u64 = 8 * 1024 * 1024;
+/// A larger log file is renamed to `.1`, which replaces the previous `.1`.
+const MAX_SIZE: u64 = 8 * 1024 * 1024;
 
 pub(crate) struct LogLine {
-    to: Log,
+    destination: Log,
     fields: Map<String, Value>,
 }
 
 impl LogLine {
     pub(crate) fn of(request: &Request, served: &Served, took: Duration) -> Self {
-        let place = config_of(request).and_then(|config| LocalPaths::parse(config).ok());
-        let mut line = Self::begin(place.map_or(Log::None, |place| place.log), command(request), took);
+        let paths = config_of(request).and_then(|config| LocalPaths::parse(config).ok());
+        let mut line = Self::begin(paths.map_or(Log::None, |paths| paths.log), command(request), took);
         match request {
             Request::Add(call) | Request::Del(call) | Request::Check(call) => line.put_call(call),
             Request::Gc(gc) => line.put("network", json!(gc.config.name)),
@@ -36,19 +36,19 @@ impl LogLine {
             Request::Version(_) => {}
         }
         match &served.outcome {
-            Ok(done) => line.put_done(done, request, served.asked.as_ref()),
+            Ok(done) => line.put_done(done, request, served.exchange.as_ref()),
             Err(error) => line.put_error(error),
         }
-        if let Some(asked) = &served.asked {
+        if let Some(exchange) = &served.exchange {
             line.put("agent", json!(true));
-            line.put("requestId", json!(asked.request_id));
-            line.put("attempts", json!(asked.attempts));
+            line.put("requestId", json!(exchange.request_id));
+            line.put("attempts", json!(exchange.attempts));
         }
         line.end(took)
     }
 
-    /// Of a request that was not understood, if its config says where to put it. Nothing in it can be relied upon.
-    pub(crate) fn of_refused(env: &Env, stdin: &[u8], failure: &Failure, took: Duration) -> Option<Self> {
+    /// For an invalid request, if its config has a log destination. All values in the request may be invalid.
+    pub(crate) fn of_invalid(env: &Env, stdin: &[u8], failure: &Failure, took: Duration) -> Option<Self> {
         let config: Map<String, Value> = serde_json::from_slice(stdin).ok()?;
         let top = Obj::root(&config);
         let text = |var| env.get(var).ok().flatten();
@@ -67,8 +67,8 @@ impl LogLine {
         Some(line.end(took))
     }
 
-    fn begin(to: Log, command: &str, took: Duration) -> Self {
-        let mut line = Self { to, fields: Map::new() };
+    fn begin(destination: Log, command: &str, took: Duration) -> Self {
+        let mut line = Self { destination, fields: Map::new() };
         line.put("time", json!(unix_time_before(took)));
         line.put("command", json!(command));
         line
@@ -99,17 +99,17 @@ impl LogLine {
         }
     }
 
-    fn put_done(&mut self, done: &Done, request: &Request, asked: Option<&AgentExchange>) {
-        let outcome = match asked.map(|asked| asked.ending) {
-            Some(ExchangeEnd::Tombstone) => "tombstone",
-            Some(ExchangeEnd::Reported) | None => "ok",
+    fn put_done(&mut self, done: &Done, request: &Request, exchange: Option<&AgentExchange>) {
+        let outcome = match exchange.map(|exchange| exchange.result) {
+            Some(ExchangeResult::Tombstone) => "tombstone",
+            Some(ExchangeResult::Returned) | None => "ok",
         };
         self.put("outcome", json!(outcome));
         if !done.addresses.is_empty() {
             self.put("addresses", json!(done.addresses));
         }
-        // The agent keeps its own books.
-        if matches!(request, Request::Gc(_)) && asked.is_none() {
+        // The agent does not return the number of collected attachments.
+        if matches!(request, Request::Gc(_)) && exchange.is_none() {
             self.put("collected", json!(done.collected));
         }
     }
@@ -120,9 +120,9 @@ impl LogLine {
         self.put("error", json!(error.to_string()));
     }
 
-    /// Says on stderr what went wrong with the log, and nothing more.
+    /// An error is only printed on stderr.
     pub(crate) fn write(self) {
-        let (written, place) = match &self.to {
+        let (written, path) = match &self.destination {
             Log::None => return,
             Log::File(path) => {
                 let json = Value::Object(self.fields).to_string();
@@ -131,27 +131,27 @@ impl LogLine {
                 (append(path, text.as_bytes()), path.as_path())
             }
             Log::Journal => {
-                let (priority, message) = self.sentence();
+                let (priority, message) = self.journal_message();
                 (journal::send(priority, &message, &self.fields), Path::new(journal::SOCKET))
             }
         };
         if let Err(e) = written {
-            let place = place.to_string_lossy();
-            eprintln!("podwire-cni: cannot write the log {}: {e}", types::one_line(&place));
+            let path = path.to_string_lossy();
+            eprintln!("podwire-cni: cannot write the log {}: {e}", types::one_line(&path));
         }
     }
 
-    /// For people who read the journal: `ADD shop/web-0: ok (10.83.0.7) in 2.41 ms`.
-    fn sentence(&self) -> (Priority, String) {
+    /// The message of a journal entry: `ADD shop/web-0: ok (10.83.0.7) in 2.41 ms`.
+    fn journal_message(&self) -> (Priority, String) {
         let text = |key: &str| self.fields.get(key).and_then(Value::as_str);
-        let whom = text("pod").or(text("container")).or(text("network")).unwrap_or("?");
+        let object = text("pod").or(text("container")).or(text("network")).unwrap_or("?");
         let outcome = text("outcome").unwrap_or_default();
         let priority = match outcome {
             "failed" => Priority::Error,
             "tombstone" => Priority::Warning,
             _ => Priority::Info,
         };
-        let more = match (text("error"), self.fields.get("addresses").and_then(Value::as_array)) {
+        let details = match (text("error"), self.fields.get("addresses").and_then(Value::as_array)) {
             (Some(error), _) => format!(": {error}"),
             (None, Some(all)) => {
                 format!(" ({})", all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "))
@@ -159,24 +159,25 @@ impl LogLine {
             (None, None) => String::new(),
         };
         let ms = self.fields.get("ms").and_then(Value::as_f64).unwrap_or_default();
-        let sentence = format!("{} {whom}: {outcome}{more} in {ms} ms", text("command").unwrap_or_default());
-        // The journal shows text with control characters as binary data, and every line of the message as one of its own.
-        (priority, types::one_line(&sentence).into_owned())
+        let command = text("command").unwrap_or_default();
+        let message = format!("{command} {object}: {outcome}{details} in {ms} ms");
+        // The journal shows text with control characters as binary data, and a line break as a new entry.
+        (priority, types::one_line(&message).into_owned())
     }
 }
 
-/// One write per line: lines of several processes do not mix.
+/// One write per line, so that lines of several processes do not mix.
 fn append(path: &Path, text: &[u8]) -> std::io::Result<()> {
     if path == Path::new("/dev/null") {
         return Ok(());
     }
     let mut file = files::open_unmanaged(path, File::options().create(true).append(true).mode(0o640))?;
     file.write_all(text)?;
-    if file.metadata()?.len() > LARGEST {
-        let mut old = path.as_os_str().to_owned();
-        old.push(".1");
-        // Two processes may both do it; the second moves a short file over the long one, which loses lines, not pods.
-        fs::rename(path, old)?;
+    if file.metadata()?.len() > MAX_SIZE {
+        let mut rotated = path.as_os_str().to_owned();
+        rotated.push(".1");
+        // If two processes rotate at the same time, the second one replaces the rotated file. Only log lines are lost.
+        fs::rename(path, rotated)?;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The `loopback` plugin, for runtimes that still call one (containerd before 2.0): `lo` is up in the pod's namespace.
-//! It does what the reference's does, and answers as it does.
+//! The `loopback` plugin, for runtimes that need one (containerd before 2.0). It sets `lo` up in the pod's namespace. Behaviour
+//! and answers are those of the reference plugin.
 
 use std::path::Path;
 
@@ -8,27 +8,27 @@ use netlink::{Link, LinkRef, NetNs, NetNsError, Op, RtSocket, SetLink};
 use serde_json::Value;
 use types::IfName;
 
-/// A loopback link has no address of its own; the reference says it like this.
+/// The reference plugin also reports this MAC for `lo`.
 const NO_MAC: &str = "00:00:00:00:00:00";
 
-/// What goes to stdout, if anything does.
+/// Returns the answer for stdout, if any.
 pub(crate) fn serve(request: &Request) -> Result<Option<Value>, Error> {
     match request {
         Request::Add(call) => add(call).map(Some),
         Request::Del(call) => del(call).map(|()| None),
         Request::Check(call) => check(call).map(|()| None),
-        // Nothing is kept that could be collected or be missing.
+        // The plugin has no state.
         Request::Gc(_) | Request::Status(_) => Ok(None),
-        Request::Version(asked) => Ok(Some(cni::version_answer(*asked))),
+        Request::Version(version) => Ok(Some(cni::version_answer(*version))),
     }
 }
 
 fn add(call: &AttachmentRequest) -> Result<Value, Error> {
-    let mut inside = PodLoopback::open(call)?;
-    inside.set_up(true)?;
+    let mut loopback = PodLoopback::open(call)?;
+    loopback.set_up(true)?;
     let result = match &call.config.prev_result {
         Some(previous) => previous.clone(),
-        None => inside.describe(call.netns.clone())?,
+        None => loopback.result(call.netns.clone())?,
     };
     Ok(result.to_json(call.config.version))
 }
@@ -42,18 +42,18 @@ fn check(call: &AttachmentRequest) -> Result<(), Error> {
     Err(Error::new(ErrorCode::CheckFailed, format!("lo in {path} is down")))
 }
 
-/// A namespace that is gone has no links any more, and one's own loopback is not a pod's.
+/// Succeeds without a change if the namespace no longer exists, or if it is the plugin's own namespace.
 fn del(call: &AttachmentRequest) -> Result<(), Error> {
     let Some(path) = call.netns.as_deref() else { return Ok(()) };
     match NetNs::open(Path::new(path)) {
         Ok(netns) if is_own(&netns)? && !call.netns_override => Ok(()),
         Ok(netns) => PodLoopback::of(&netns)?.set_up(false),
         Err(e) if e.is_gone() => Ok(()),
-        Err(e) => Err(namespace(&e)),
+        Err(e) => Err(netns_error(&e)),
     }
 }
 
-/// `lo` of a namespace.
+/// `lo` in a network namespace.
 struct PodLoopback {
     socket: RtSocket,
     name: IfName,
@@ -62,35 +62,34 @@ struct PodLoopback {
 impl PodLoopback {
     fn open(call: &AttachmentRequest) -> Result<Self, Error> {
         let path = call.netns.as_deref().unwrap_or_default();
-        let netns = NetNs::open(Path::new(path)).map_err(|e| namespace(&e))?;
+        let netns = NetNs::open(Path::new(path)).map_err(|e| netns_error(&e))?;
         if is_own(&netns)? && !call.netns_override {
-            let msg = format!("CNI_NETNS {path} is the plugin's own namespace: a pod needs one of its own");
-            return Err(
-                Error::new(ErrorCode::InvalidEnvironment, msg).with_details("CNI_NETNS_OVERRIDE=1 insists")
-            );
+            let msg = format!("CNI_NETNS {path} is the plugin's own namespace, not a pod's");
+            return Err(Error::new(ErrorCode::InvalidEnvironment, msg)
+                .with_details("CNI_NETNS_OVERRIDE=1 disables this check"));
         }
         Self::of(&netns)
     }
 
     fn of(netns: &NetNs) -> Result<Self, Error> {
         let name = IfName::try_from("lo").map_err(|e| Error::new(ErrorCode::Internal, e.to_string()))?;
-        Ok(Self { socket: RtSocket::open_in(netns).map_err(|e| kernel(&e))?, name })
+        Ok(Self { socket: RtSocket::open_in(netns).map_err(|e| kernel_error(&e))?, name })
     }
 
     fn set_up(&mut self, up: bool) -> Result<(), Error> {
         let change = SetLink { up: Some(up), ..SetLink::of(LinkRef::Name(&self.name)) };
-        self.socket.run(&Op::SetLink(change)).map_err(|e| kernel(&e))
+        self.socket.run(&Op::SetLink(change)).map_err(|e| kernel_error(&e))
     }
 
     fn link(&mut self) -> Result<Link, Error> {
-        let found = self.socket.link(&self.name).map_err(|e| kernel(&e))?;
-        found.ok_or_else(|| Error::new(ErrorCode::Kernel, "the namespace has no link lo"))
+        let link = self.socket.link(&self.name).map_err(|e| kernel_error(&e))?;
+        link.ok_or_else(|| Error::new(ErrorCode::Kernel, "the namespace has no link lo"))
     }
 
-    /// The first address of each family; a namespace without IPv6 has one alone.
-    fn describe(&mut self, sandbox: Option<String>) -> Result<CniResult, Error> {
+    /// The first address of each family. Without IPv6, only the IPv4 address.
+    fn result(&mut self, sandbox: Option<String>) -> Result<CniResult, Error> {
         let link = self.link()?;
-        let all = self.socket.addresses(Some(link.index)).map_err(|e| kernel(&e))?;
+        let all = self.socket.addresses(Some(link.index)).map_err(|e| kernel_error(&e))?;
         let first = |is_v4: bool| all.iter().map(|a| a.addr).find(|net| net.addr().is_ipv4() == is_v4);
         let ips = [first(true), first(false)].into_iter().flatten();
         Ok(CniResult {
@@ -107,10 +106,10 @@ impl PodLoopback {
 }
 
 fn is_own(netns: &NetNs) -> Result<bool, Error> {
-    NetNs::current().and_then(|own| own.is_same(netns)).map_err(|e| namespace(&e))
+    NetNs::current().and_then(|own| own.is_same(netns)).map_err(|e| netns_error(&e))
 }
 
-fn namespace(error: &NetNsError) -> Error {
+fn netns_error(error: &NetNsError) -> Error {
     let code = match error {
         NetNsError::Missing { .. } | NetNsError::NotNamespace { .. } => ErrorCode::UnknownContainer,
         NetNsError::OtherKind { .. } => ErrorCode::InvalidEnvironment,
@@ -123,6 +122,6 @@ fn namespace(error: &NetNsError) -> Error {
     Error::new(code, error.to_string())
 }
 
-fn kernel(error: &netlink::Error) -> Error {
+fn kernel_error(error: &netlink::Error) -> Error {
     Error::new(ErrorCode::Kernel, error.to_string())
 }

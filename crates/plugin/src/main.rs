@@ -1,12 +1,12 @@
-//! podwire-cni, the CNI plugin: environment and stdin in, one JSON value out, one line in the log.
+//! podwire-cni, the CNI plugin. Reads a request from the environment and stdin, prints one JSON value and writes one log line.
 //!
 //! ```text
 //!  CNI_*, stdin ─► Request ─┬─► engine, in this process                      standalone
 //!                           ├─► agent.rs: one POST to the agent's socket     "agent" in the config
-//!                           └─► loopback.rs                                  called by the name `loopback`
+//!                           └─► loopback.rs                                  executed as `loopback`
 //! ```
 //!
-//! Small, static, no async runtime, no credentials, no threads of its own.
+//! Small and static, without async runtime, credentials and additional threads.
 
 #![cfg_attr(not(test), no_main)]
 
@@ -29,27 +29,27 @@ use serde_json::Value;
 use agent::AgentExchange;
 use log::LogLine;
 
-/// How a request went, for stdout and for the log.
+/// The outcome of a request, for stdout and the log.
 pub(crate) struct Served {
     pub(crate) outcome: Result<Done, cni::Error>,
-    /// None: nobody was asked, it was done here.
-    pub(crate) asked: Option<AgentExchange>,
+    /// None if the plugin served the request itself.
+    pub(crate) exchange: Option<AgentExchange>,
 }
 
-/// Called by the C library itself, without the preparations of Rust's runtime: they read /proc/self/maps and set up signal
-/// handlers, all for a message when the stack overflows, and take a twelfth of what this process costs. Two of them are
-/// needed: whoever writes where nobody reads any more gets an error and is not killed by a signal, and no file of ours
-/// becomes standard output. glibc tells Rust arguments and environment all the same.
+/// Replaces the start-up code of Rust's runtime, which reads /proc/self/maps and installs signal handlers to report a stack
+/// overflow. That takes a twelfth of the run time of this process. Only two of its steps are needed: SIGPIPE is ignored, so
+/// that a write to a closed pipe returns an error, and closed standard descriptors are opened. With glibc, arguments and
+/// environment are available without the start-up code.
 #[cfg(not(test))]
 #[expect(
     unsafe_code,
-    reason = "the C library looks for a function of this name, and takes signals in its own way"
+    reason = "the C library calls a function with this exact name; signal(2) is a C function"
 )]
 #[unsafe(no_mangle)]
 extern "C" fn main() -> i32 {
-    // SAFETY: SIG_IGN is no function of ours, and there is one thread.
+    // SAFETY: SIG_IGN installs no handler function, and the process has only one thread.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-    if let Err(error) = stdio::hold_places() {
+    if let Err(error) = stdio::open_missing_descriptors() {
         eprintln!(
             "podwire-cni: stdin, stdout or stderr is closed, and /dev/null cannot be opened instead: {error}"
         );
@@ -58,8 +58,8 @@ extern "C" fn main() -> i32 {
     run()
 }
 
-/// The exit status.
-#[cfg_attr(test, expect(dead_code, reason = "the tests have a start of their own"))]
+/// Returns the exit code.
+#[cfg_attr(test, expect(dead_code, reason = "the test harness has its own main function"))]
 fn run() -> i32 {
     let start = Instant::now();
     let env = Env::from_vars(std::env::vars_os());
@@ -72,7 +72,7 @@ fn run() -> i32 {
         Ok(value) => (value, 0),
         Err(failure) => (Some(failure.to_json()), 1),
     };
-    // A runtime that cannot read the answer takes the call for failed: the status must say the same.
+    // A runtime that gets no answer treats the request as failed, so the exit code must be 1.
     if let Some(value) = value
         && let Err(e) = stdio::print(&value)
     {
@@ -85,28 +85,27 @@ fn run() -> i32 {
 fn about() -> String {
     let versions: Vec<&str> = Version::ALL.iter().map(|v| v.as_str()).collect();
     format!(
-        "podwire-cni {}: a CNI plugin, called by a container runtime (CNI_COMMAND is not set)\n\
+        "podwire-cni {}: a CNI plugin, executed by a container runtime (CNI_COMMAND is not set)\n\
          CNI protocol versions supported: {}",
         env!("CARGO_PKG_VERSION"),
         versions.join(", ")
     )
 }
 
-/// What goes to stdout, if anything does.
+/// Returns the answer for stdout, if any.
 fn answer(env: &Env, start: Instant) -> Result<Option<Value>, Failure> {
     let stdin = stdio::read_config().map_err(|error| Failure { error, version: Version::LATEST })?;
-    let named_loopback = is_named("loopback");
+    let is_loopback = is_executed_as("loopback");
     let request = match Request::parse(env, &stdin) {
         Ok(request) => request,
         Err(failure) => {
-            if !named_loopback && let Some(line) = LogLine::of_refused(env, &stdin, &failure, start.elapsed())
-            {
+            if !is_loopback && let Some(line) = LogLine::of_invalid(env, &stdin, &failure, start.elapsed()) {
                 line.write();
             }
             return Err(failure);
         }
     };
-    let outcome = if named_loopback {
+    let outcome = if is_loopback {
         loopback::serve(&request)
     } else {
         let served = serve(&request, &stdin);
@@ -117,24 +116,24 @@ fn answer(env: &Env, start: Instant) -> Result<Option<Value>, Failure> {
 }
 
 fn serve(request: &Request, stdin: &[u8]) -> Served {
-    // A place that cannot be read is the engine's to report, as everything else that is wrong with a config.
-    let place = config_of(request).and_then(|config| LocalPaths::parse(config).ok());
-    if let Some(place) = &place
-        && let Some(socket) = &place.agent
+    // Invalid paths are ignored here. The engine reports all errors in a config.
+    let paths = config_of(request).and_then(|config| LocalPaths::parse(config).ok());
+    if let Some(paths) = &paths
+        && let Some(socket) = &paths.agent
     {
-        return agent::ask(request, &agent::AgentPaths { socket, run_dir: &place.run_dir }, stdin);
+        return agent::forward(request, &agent::AgentPaths { socket, run_dir: &paths.run_dir }, stdin);
     }
     let warn = |message: &str| eprintln!("podwire-cni: {}", types::one_line(message));
-    Served { outcome: engine::serve(request, &engine::Caller::standalone(&warn)), asked: None }
+    Served { outcome: engine::serve(request, &engine::Caller::standalone(&warn)), exchange: None }
 }
 
-/// Whether this program was called by that name, as a link or a copy of it is.
-fn is_named(name: &str) -> bool {
-    let called = std::env::args_os().next();
-    called.is_some_and(|path| Path::new(&path).file_name() == Some(OsStr::new(name)))
+/// Whether this program is executed under that name, through a link or as a copy.
+fn is_executed_as(name: &str) -> bool {
+    let program = std::env::args_os().next();
+    program.is_some_and(|path| Path::new(&path).file_name() == Some(OsStr::new(name)))
 }
 
-/// VERSION has none: it is asked often and says nothing about a pod.
+/// None for VERSION, which is not logged: runtimes call it often, and it concerns no pod.
 fn config_of(request: &Request) -> Option<&NetworkConfig> {
     match request {
         Request::Add(call) | Request::Del(call) | Request::Check(call) => Some(&call.config),

@@ -1,4 +1,4 @@
-//! Standard input and output: the config is read with a bound, and stdout carries JSON and nothing else.
+//! Standard input and output. The config on stdin has a size limit, and stdout contains only JSON.
 
 use std::io::{Read, Write, stderr, stdin, stdout};
 
@@ -8,7 +8,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde_json::Value;
 
-/// Reads at most one byte more than is allowed, so that the protocol can say that it was too much.
+/// Reads at most one byte more than the limit, so that `cni` detects a config that is too large.
 pub(crate) fn read_config() -> Result<Vec<u8>, Error> {
     let mut config = Vec::with_capacity(4096);
     let mut stdin = stdin().lock().take(MAX_STDIN as u64 + 1);
@@ -18,7 +18,7 @@ pub(crate) fn read_config() -> Result<Vec<u8>, Error> {
     }
 }
 
-/// One write, so that a reader never sees half a value.
+/// Writes the value with one system call, so that a reader never gets a part of it.
 pub(crate) fn print(value: &Value) -> std::io::Result<()> {
     let mut text = value.to_string();
     text.push('\n');
@@ -27,25 +27,26 @@ pub(crate) fn print(value: &Value) -> std::io::Result<()> {
     stdout.flush()
 }
 
-/// A caller may leave 0, 1 or 2 closed. The next file that is opened would get that number, and what is printed.
-#[cfg_attr(test, expect(dead_code, reason = "the tests have a start of their own"))]
-pub(crate) fn hold_places() -> Result<(), Errno> {
-    for place in [stdin().as_fd(), stdout().as_fd(), stderr().as_fd()] {
-        if rustix::io::fcntl_getfd(place) == Err(Errno::BADF) {
-            // The lowest number that is free is this one. It stays open.
+/// Opens /dev/null for each closed standard descriptor. Otherwise the next opened file would get that descriptor, and output
+/// would be written to it.
+#[cfg_attr(test, expect(dead_code, reason = "the test harness has its own main function"))]
+pub(crate) fn open_missing_descriptors() -> Result<(), Errno> {
+    for descriptor in [stdin().as_fd(), stdout().as_fd(), stderr().as_fd()] {
+        if rustix::io::fcntl_getfd(descriptor) == Err(Errno::BADF) {
+            // open(2) returns the lowest free descriptor, which is this one.
             std::mem::forget(rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty())?);
         }
     }
     Ok(())
 }
 
-/// A bug must still be an answer: the error object on stdout, where and what on stderr.
+/// Answers a panic with an error object on stdout and the location on stderr.
 pub(crate) fn report_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let panic = panic.to_string();
         eprintln!("podwire-cni: {}", types::printable(&panic));
         let error = Error::new(ErrorCode::Internal, "internal error: please report it").with_details(panic);
-        // Stderr has it already, and nobody else is left to tell.
+        // The panic is already on stderr.
         let _ = print(&Failure { error, version: Version::LATEST }.to_json());
         std::process::exit(1);
     }));

@@ -1,4 +1,4 @@
-//! The README is true: every network config in it wires a pod.
+//! Tests the README: every network config in it attaches a pod.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ fn configs() -> Vec<Value> {
     blocks.map(|block| serde_json::from_str(block).unwrap()).collect()
 }
 
-/// Copies the plugin as the README says, into a directory of the lab.
+/// Runs the install commands of the README with a directory of the lab.
 fn install(dir: &Path) -> Plugin {
     let start = "install -D -m 0755 target/release/podwire-cni ";
     let block = README.split("```\n").find(|block| block.starts_with(start)).unwrap();
@@ -24,7 +24,7 @@ fn install(dir: &Path) -> Plugin {
     let bin = dir.join("opt/cni/bin");
     let script =
         block.replace("target/release/podwire-cni", &built).replace("/opt/cni/bin", bin.to_str().unwrap());
-    assert!(!script.contains(" /opt/"), "only the lab's directory is written: {script}");
+    assert!(!script.contains(" /opt/"), "the script writes outside the lab's directory: {script}");
     for _ in 0..2 {
         assert!(Command::new("sh").args(["-ec", &script]).status().unwrap().success(), "{script}");
     }
@@ -33,13 +33,13 @@ fn install(dir: &Path) -> Plugin {
 }
 
 #[test]
-fn every_config_in_the_readme_wires_a_pod() {
+fn every_config_in_the_readme_attaches_a_pod() {
     let configs = configs();
-    assert!(configs.len() >= 3, "the README has lost its configs");
+    assert!(configs.len() >= 3, "the README has too few configs");
     let lab = Lab::new("readme").unwrap();
     let plugin = install(lab.dir());
     for (n, config) in configs.into_iter().enumerate() {
-        let mut config = as_called(&config);
+        let mut config = first_plugin(&config);
         let node = lab.node(&format!("n{n}")).unwrap();
         let pod = node.pod("a").unwrap();
         config["runDir"] = json!(node.run_dir());
@@ -56,8 +56,8 @@ fn every_config_in_the_readme_wires_a_pod() {
     }
 }
 
-/// What a runtime sends to the first plugin of a list.
-fn as_called(config: &Value) -> Value {
+/// The config that a runtime sends to the first plugin of a list.
+fn first_plugin(config: &Value) -> Value {
     let mut plugin = config["plugins"][0].clone();
     for key in ["cniVersion", "name"] {
         plugin[key] = config[key].clone();
@@ -65,14 +65,14 @@ fn as_called(config: &Value) -> Value {
     plugin
 }
 
-/// podman 4 and containerd 1 refuse a newer version, and drop host ports without the capability.
+/// podman 4 and containerd 1 refuse newer versions, and ignore host ports without the capability.
 #[test]
-fn b17_the_readmes_configs_suit_all_runtimes() {
+fn b17_configs_in_the_readme_work_with_all_runtimes() {
     let versions: Vec<&str> =
         README.split("\"cniVersion\": \"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
     assert!(versions.len() >= 4 && versions.iter().all(|version| *version == "1.0.0"), "{versions:?}");
     for list in configs() {
-        // podman reads lists only, and only from files with this ending.
+        // podman only reads lists, from files with this extension.
         let file = format!("/etc/cni/net.d/10-{}.conflist", list["name"].as_str().unwrap());
         assert!(README.contains(&file), "{file} is not in the README");
         for capability in ["portMappings", "bandwidth", "ips", "mac"] {
@@ -81,16 +81,15 @@ fn b17_the_readmes_configs_suit_all_runtimes() {
     }
 }
 
-/// Every key of the reference table is one that the code reads.
 #[test]
-fn every_key_in_the_readmes_reference_is_read_by_the_code() {
+fn every_key_in_the_readme_is_used_in_the_code() {
     let table = README.split("## Config reference").nth(1).unwrap().split("\n## ").next().unwrap();
     let code = [
-        include_str!("../../netconf/src/wiring.rs"),
+        include_str!("../../netconf/src/conf.rs"),
         include_str!("../../netconf/src/addresses.rs"),
         include_str!("../../netconf/src/network_key.rs"),
         include_str!("../../netconf/src/routes.rs"),
-        include_str!("../../netconf/src/place.rs"),
+        include_str!("../../netconf/src/local_paths.rs"),
         include_str!("../../cni/src/config.rs"),
     ]
     .concat();
@@ -98,8 +97,8 @@ fn every_key_in_the_readmes_reference_is_read_by_the_code() {
     let mut keys = 0;
     for name in rows.flat_map(|row| row.split('|').nth(1).unwrap().split(',')) {
         let name = name.trim().trim_matches('`').rsplit('.').next().unwrap();
-        assert!(code.contains(&format!("\"{name}\"")), "{name} is in the README and nowhere in the code");
+        assert!(code.contains(&format!("\"{name}\"")), "{name} is in the README but not in the code");
         keys += 1;
     }
-    assert!(keys > 20, "the table has lost its rows");
+    assert!(keys > 20, "the table has too few rows");
 }

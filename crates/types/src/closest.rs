@@ -1,19 +1,19 @@
 //! Suggestions for misspelt words.
 
-/// A longer word is no misspelling, and would take long to compare.
-const LONGEST: usize = 100;
+/// Longer words get no suggestion: comparing them is slow.
+const MAX_WORD: usize = 100;
 
-/// The candidate that is most likely meant: at most a quarter of the letters differs, and at most two. Case, `-`, `_` and `.`
-/// do not count.
+/// The most similar candidate. At most a quarter of the letters may differ, and at most two. Case, `-`, `_` and `.` are
+/// ignored.
 pub fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = letters(word);
-    if word.len() > LONGEST {
+    if word.len() > MAX_WORD {
         return None;
     }
-    let most = (word.len() / 4).min(2);
+    let max_distance = (word.len() / 4).min(2);
     let rated = candidates.into_iter().map(|candidate| (distance(&word, &letters(candidate)), candidate));
     rated
-        .filter(|(distance, _)| *distance <= most)
+        .filter(|(distance, _)| *distance <= max_distance)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, best)| best)
 }
@@ -22,7 +22,7 @@ fn letters(word: &str) -> Vec<char> {
     word.chars().filter(|c| !matches!(c, '-' | '_' | '.')).flat_map(char::to_lowercase).collect()
 }
 
-/// How many letters are inserted, removed, replaced, or exchanged with their neighbour.
+/// Edit distance. Swapping two adjacent letters counts as one edit.
 fn distance(a: &[char], b: &[char]) -> usize {
     let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
     for i in 1..=a.len() {
@@ -47,8 +47,8 @@ mod tests {
     const WORDS: [&str; 4] = ["workers", "network.subnets", "network.vni", "etcd.endpoints"];
 
     #[test]
-    fn a8_a_misspelt_word_has_a_suggestion_and_another_word_has_none() {
-        for (word, wanted) in [
+    fn a8_only_misspelt_words_get_a_suggestion() {
+        for (word, expected) in [
             ("wrokers", Some("workers")),
             ("network.subnet", Some("network.subnets")),
             ("netwrok.vni", Some("network.vni")),
@@ -58,7 +58,7 @@ mod tests {
             ("x", None),
             ("", None),
         ] {
-            assert_eq!(closest(word, WORDS), wanted, "{word}");
+            assert_eq!(closest(word, WORDS), expected, "{word}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Conditions: states of a node that an operator should know, each with a stable code.
 //!
-//! Pure code and the engine return a [`Finding`]. The agent adds the time since when it holds (`api::Condition`).
+//! Pure code and the engine return a [`Finding`]. The agent adds the time when it began (`api::Condition`).
 
 use std::fmt;
 
@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::Fix;
 
-/// What a condition means for pods.
+/// The effect of a condition on new pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Severity {
     /// New pods cannot be started on this node.
     NotReady,
-    /// New pods are started, but something needs the operator. Also what a newer agent may add.
+    /// New pods are started, but something needs the operator. Severities that a newer agent adds are read as this one.
     #[serde(other)]
     Degraded,
 }
@@ -31,8 +31,8 @@ impl Severity {
 /// One table, so that name, severity, meaning and fix cannot diverge. `docs/reference/conditions.md` is generated from it.
 macro_rules! codes {
     ($($name:ident $severity:ident $meaning:literal $fix:literal;)*) => {
-        /// What a condition is about. The names are stable: they are labels of metrics and reasons of events.
-        /// Sorted by importance: the first condition that keeps a node from being ready is the one that is reported.
+        /// The kind of a condition. The names are stable: they are labels of metrics and reasons of events.
+        /// Sorted by importance: if several conditions make a node not ready, the first one is reported.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum Code {
             $(#[doc = $meaning] $name,)*
@@ -53,14 +53,14 @@ macro_rules! codes {
                 }
             }
 
-            /// In one sentence.
+            /// One sentence.
             pub fn meaning(self) -> &'static str {
                 match self {
                     $(Self::$name => $meaning,)*
                 }
             }
 
-            /// What to do, in general. A [`Finding`] has the exact command where there is one.
+            /// The general fix. A [`Finding`] has the exact command where there is one.
             pub fn advice(self) -> &'static str {
                 match self {
                     $(Self::$name => $fix,)*
@@ -73,59 +73,59 @@ macro_rules! codes {
 codes! {
     AgentStopping NotReady "The agent is stopping; requests in flight are finished." "`systemctl start podwire`";
     PermissionDenied NotReady "The process lacks root or a capability." "run the command as root on the node itself, outside of a container";
-    NftMissing NotReady "The `nft` program is not installed, and Podwire's tables cannot be made without it." "`apt install nftables`";
+    NftMissing NotReady "The `nft` program is not installed. Podwire cannot create its nftables tables without it." "`apt install nftables`";
     KernelFeatureMissing NotReady "The kernel lacks a feature that pods need." "load the module of the feature, or use a kernel that has it";
     RunDirFull NotReady "The file system of the run directory is full, and attachments cannot be recorded. Degraded while it is only nearly full." "free space: `df -h /run/podwire; df -i /run/podwire`";
     RunDirUnusable NotReady "The records in the run directory cannot be read or written." "`ls -la /run/podwire`";
     SubnetOverlap NotReady "A route or address that Podwire does not manage overlaps the pod network. Degraded if it appears while the agent is ready." "set `network.subnets`, without an agent `subnet` in the CNI config, to a subnet that no other program uses";
-    BridgeNameTaken NotReady "A link that is no bridge has the name of the network's bridge." "rename or delete the link, or set `network.bridge`, without an agent `bridge` in the CNI config";
-    BridgeMissing NotReady "The network's bridge does not exist and cannot be made. Degraded if CNI STATUS finds it missing while pods run." "correct the cause in the message. The agent then makes the bridge; without an agent, restart the pods of the bridge";
+    BridgeNameTaken NotReady "The network's bridge name is used by a link of another type." "rename or delete the link, or set `network.bridge`, without an agent `bridge` in the CNI config";
+    BridgeMissing NotReady "The network's bridge does not exist and cannot be created. Degraded if CNI STATUS finds it missing while pods run." "correct the cause in the message. The agent then creates the bridge; without an agent, restart the pods of the bridge";
     AddressesExhausted NotReady "All addresses of the network are in use." "delete pods, or use a larger subnet";
-    IpamUnavailable NotReady "The IPAM plugin of the network cannot be run or is not ready. Degraded if an agent reports it of another network than its own." "install the plugin that `ipam.type` names";
+    IpamUnavailable NotReady "The IPAM plugin of the network cannot be run or is not ready. Degraded if an agent reports it for a network that is not its own." "install the plugin that `ipam.type` names";
     BlockMissing NotReady "The node has no block of the network, so pods get no addresses." "correct the cause in the message; the agent retries";
-    SocketLost NotReady "The agent's socket was removed or replaced and cannot be made again." "`systemctl restart podwire`";
+    SocketLost NotReady "The agent's socket was removed or replaced and cannot be created again." "`systemctl restart podwire`";
     ReconcileFailed NotReady "The node's links, firewall or records cannot be listed. Degraded once the agent was ready." "correct the cause in the message. The agent retries; without an agent, run the command again";
-    InstallIncomplete NotReady "Plugin or config are not in place, or the runtime does not find the plugin, so that pods fail. Degraded if another runtime finds it, or if the configuration of a runtime cannot be read." "correct the cause in the message. The agent retries if it installs the files; otherwise run `podwire install`";
+    InstallIncomplete NotReady "The plugin or its config is not installed, or the runtime does not find the plugin, so pods fail. Degraded if another runtime finds it, or if a runtime's configuration cannot be read." "correct the cause in the message. The agent retries if it installs the files; otherwise run `podwire install`";
     AgentStarting NotReady "The agent has not finished its first reconcile." "wait; the agent's log shows its progress: `journalctl -u podwire`";
     ConfigInvalid NotReady "The agent's configuration is invalid, and the agent does not start." "correct the key that the message names: `podwire agent --check-config`";
     AgentUnreachable NotReady "No agent answers on its socket." "`systemctl start podwire`";
     ReconcileStuck Degraded "Reconcile hangs: pods are served, but drift is not repaired." "`systemctl restart podwire`";
     RepairFailed Degraded "Reconcile found drift and could not repair it." "correct the cause in the message; the agent retries";
-    MonitorFailed Degraded "The agent does not receive events of the kernel, so drift is found by the timer only." "correct the cause in the message; the agent retries";
+    MonitorFailed Degraded "The agent receives no kernel events, so only the timer detects drift." "correct the cause in the message; the agent retries";
     BridgeDown Degraded "The bridge of running pods is down." "`podwire doctor --repair`; an agent sets the bridge up itself";
-    GatewayMissing Degraded "The bridge of running pods lacks a gateway address, so that pods do not reach other networks." "`podwire doctor --repair`; an agent restores the address itself";
-    FirewallDrift Degraded "Podwire's tables are not as they should be." "`systemctl restart podwire`; without an agent `podwire doctor --repair`";
-    FirewallOrphans Degraded "Podwire's tables hold elements that no pod should have." "the `nft` command of the condition";
-    PodTrafficDropped Degraded "A firewall chain that Podwire does not manage drops the traffic of pods, or may drop it (see the message)." "the `nft` command of the condition; an agent with `network.accept_forward = true` keeps such rules itself";
-    PodModeDiffers Degraded "Pods of a network are attached in another mode than its new pods. Pods on the bridge and routed pods do not reach each other." "restart the pods that the message names";
+    GatewayMissing Degraded "The bridge of running pods lacks a gateway address, so pods cannot reach other networks." "`podwire doctor --repair`; an agent restores the address itself";
+    FirewallDrift Degraded "Podwire's nftables tables differ from the desired state." "`systemctl restart podwire`; without an agent `podwire doctor --repair`";
+    FirewallOrphans Degraded "Podwire's nftables tables contain elements that belong to no pod." "the `nft` command of the condition";
+    PodTrafficDropped Degraded "A firewall chain that Podwire does not manage drops pod traffic, or may drop it (see the message)." "the `nft` command of the condition; an agent with `network.accept_forward = true` keeps such rules itself";
+    PodModeDiffers Degraded "Running pods of a network use another mode than new pods. Bridged and routed pods cannot reach each other." "restart the pods that the message names";
     PodLinkMoved Degraded "The interface of a pod was renamed, or moved out of the pod's network namespace." "restart the pod, unless the condition has an `ip` command";
     PodMacChanged Degraded "The MAC address of a pod's interface was changed inside the pod; the source check drops its packets." "the `ip` command of the condition, or restart the pod";
     PodNetworkIncomplete Degraded "A pod lacks its link, addresses, routes or neighbours. Without an agent they are not restored." "restart the pod";
-    PodNotInspected Degraded "A pod cannot be inspected, so that changes inside it are not found. The record of such a pod was often recovered from its link." "restart the pod";
-    DhcpLeaseExpired Degraded "The interface of a pod with a DHCP address is down, as the DHCP client leaves it when the lease expires. Podwire does not set it up: the address may belong to another host." "check the DHCP server, then restart the pod";
+    PodNotInspected Degraded "A pod cannot be inspected, so changes inside it are not detected. This often affects pods with a record that was recovered from the link." "restart the pod";
+    DhcpLeaseExpired Degraded "The interface of a pod with a DHCP address is down, as the DHCP client leaves it when the lease expires. Podwire does not set it up, because the address may belong to another host." "check the DHCP server, then restart the pod";
     RecordUnreadable Degraded "The record of an attachment cannot be read; its addresses stay in use." "delete the pod, or remove the file and restart the pod";
     RecordNewer Degraded "A newer version of Podwire wrote the record of an attachment." "upgrade Podwire, or delete the pod";
     TombstoneFailed Degraded "A DEL that was received while no agent ran cannot be served yet." "correct the cause in the message; the agent retries";
-    TombstoneRejected Degraded "A DEL that was received while no agent ran cannot be served and was put aside." "`rm FILE`";
+    TombstoneRejected Degraded "A DEL that was received while no agent ran cannot be served and was moved aside." "`rm FILE`";
     MetricsUnavailable Degraded "Metrics cannot be served on the configured address." "`ss -ltnp 'sport = :PORT'`";
     EtcdKeyExposed Degraded "Other users can read the key of etcd's client certificate." "`chmod 600 FILE`";
-    StoreUnreachable Degraded "etcd does not answer. The last known state stays in force." "start etcd, or correct `etcd.endpoints`";
-    StoreFailed Degraded "The store refuses this node or cannot be used. The last known state stays in force." "correct the cause in the message; the agent retries, unless the message asks for a restart";
+    StoreUnreachable Degraded "etcd does not answer. The node continues with the last known state." "start etcd, or correct `etcd.endpoints`";
+    StoreFailed Degraded "The store refuses this node or cannot be used. The node continues with the last known state." "correct the cause in the message; the agent retries, unless the message asks for a restart";
     StoreValueUnreadable Degraded "A value in the store cannot be read and is ignored." "correct or delete the key";
-    NetworkMismatch Degraded "The network's settings differ from those in the store." "configure all nodes alike, or use another `etcd.prefix`";
-    NodeNameTaken Degraded "Another machine with a live agent has this node's name." "set `node` to another name";
-    BlocksExhausted Degraded "The node needs another block, and none could be claimed." "`podwire node rm NAME` for nodes that are gone, or a larger subnet";
-    BlockLost Degraded "A block of this node belongs to another node now." "delete and restart the pods of the block";
+    NetworkMismatch Degraded "The network's settings differ from those in the store." "configure all nodes identically, or use another `etcd.prefix`";
+    NodeNameTaken Degraded "Another host with a live agent has this node's name." "set `node` to another name";
+    BlocksExhausted Degraded "The node needs another block, and none could be claimed." "`podwire node rm NAME` for nodes that no longer exist, or a larger subnet";
+    BlockLost Degraded "A block of this node now belongs to another node." "delete and restart the pods of the block";
     StateDirUnwritable Degraded "The node's state directory cannot be written." "`df -h /var/lib/podwire`";
     PeerNotRegistered Degraded "A node has not registered again since the store lost its data." "start its agent, or `podwire node rm NAME`";
     StoreWatchStopped Degraded "The agent no longer follows the store." "`systemctl restart podwire`";
-    PeerAway Degraded "The agent of a node does not renew its lease." "start its agent, or `podwire node rm NAME` if the node is gone";
+    PeerAway Degraded "The agent of a node does not renew its lease." "start its agent, or `podwire node rm NAME` if the node no longer exists";
     PeerRecordRefused Degraded "Parts of a node's record are not used." "correct the node, or `podwire node rm NAME`";
-    PeerConflict Degraded "Several nodes publish the same address or tunnel MAC." "`podwire node rm NAME` for nodes that are gone";
+    PeerConflict Degraded "Several nodes publish the same address or tunnel MAC." "`podwire node rm NAME` for nodes that no longer exist";
     PeerUnrouted Degraded "A node or its blocks have no route." "correct the cause in the message";
     PeerUnreachable Degraded "A node does not answer, or its pod network does not." "`ping ADDRESS`";
     NodeAddressMissing Degraded "The node's own address is missing or ambiguous." "set `node_interface` or `node_addresses`";
-    PeerRouteFailed Degraded "The kernel refused a route or neighbour of another node." "correct the cause in the message; the agent retries";
+    PeerRouteFailed Degraded "The kernel rejected a route or neighbour of another node." "correct the cause in the message; the agent retries";
     TunnelFailed Degraded "The tunnel device cannot be set up." "correct the cause in the message; the agent retries";
     ForwardingDisabled Degraded "The kernel does not forward packets of pods." "the `sysctl` command of the condition";
     ReversePathStrict Degraded "Strict `rp_filter` on a tunnel drops packets of pods." "`sysctl -w net.ipv4.conf.TUNNEL.rp_filter=2`";
@@ -143,8 +143,8 @@ impl fmt::Display for Code {
 }
 
 impl Code {
-    /// Whether an agent reports it. The others are found by `podwire doctor`, by `podwire status` without an agent or by a
-    /// CNI STATUS.
+    /// Whether an agent reports it. All other codes are found by `podwire doctor`, by `podwire status` without an agent or
+    /// by a CNI STATUS.
     pub fn is_observed_by_agent(self) -> bool {
         !matches!(
             self,
@@ -166,15 +166,15 @@ impl Code {
     }
 }
 
-/// A condition as it was found, without a time.
+/// A condition without a time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     pub code: Code,
     pub severity: Severity,
-    /// What it is about: `link pw0abc`, `node n2`, `file /opt/cni/bin/podwire-cni`. With the code it is the identity.
+    /// The affected object: `link pw0abc`, `node n2`, `file /opt/cni/bin/podwire-cni`. Code and object identify a condition.
     pub object: String,
     pub message: String,
-    /// The command that helps, ready to paste.
+    /// A shell command that repairs the object.
     pub fix: Option<Fix>,
 }
 
@@ -188,7 +188,7 @@ impl Finding {
         Self { fix: Some(command.into()), ..self }
     }
 
-    /// New pods can be started all the same.
+    /// For a condition that does not prevent new pods, although its code usually does.
     pub fn degraded(self) -> Self {
         Self { severity: Severity::Degraded, ..self }
     }
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_camel_case_and_read_back_as_written() {
+    fn codes_are_camel_case_and_survive_serialization() {
         for &code in Code::ALL {
             let name = code.as_str();
             assert!(
@@ -223,11 +223,11 @@ mod tests {
             assert_eq!(serde_json::from_str::<Code>(&format!("\"{name}\"")).unwrap(), code);
             assert!(code.meaning().ends_with('.') && !code.advice().is_empty(), "{name}");
         }
-        assert!(Code::ALL.is_sorted(), "declared in the order of importance");
+        assert!(Code::ALL.is_sorted(), "codes are not declared in the order of importance");
         assert_eq!(serde_json::from_str::<Severity>("\"critical\"").unwrap(), Severity::Degraded);
     }
 
-    /// Standalone nodes report these, too: `podwire status`, `podwire doctor` and CNI STATUS find them without an agent.
+    /// `podwire status`, `podwire doctor` and CNI STATUS report these codes also without an agent.
     #[test]
     fn advice_for_standalone_nodes_does_not_rely_on_an_agent() {
         use Code::{

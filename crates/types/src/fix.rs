@@ -1,4 +1,4 @@
-//! Commands that operators paste into a root shell. Names in them may come from inside a pod.
+//! Commands that operators paste into a root shell. Names in them may be chosen inside a pod, so they are quoted.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,8 +6,8 @@ use std::ops::Deref;
 
 use crate::shell_word;
 
-/// A command for a shell. A fixed text is taken as it is. Everything else is built from words, each of which is quoted here,
-/// so that no caller can forget it.
+/// A shell command. Only a constant can be used verbatim. All other commands are built from words, and this type quotes each
+/// word.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fix(Cow<'static, str>);
 

@@ -1,11 +1,11 @@
 use sha2::{Digest as _, Sha256};
 
-/// A stable digest of a list of words. The same words give the same digest in every version of Podwire, because names
-/// in the kernel and on disk are derived from it.
+/// A digest of a list of words. It must not change between versions of Podwire: names in the kernel and on disk are derived
+/// from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Digest([u8; 32]);
 
-/// Lower-case RFC 4648 letters: all of them are legal in link and file names.
+/// The RFC 4648 alphabet in lower case. All characters are legal in link and file names.
 const BASE32: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
 impl Digest {
@@ -19,12 +19,12 @@ impl Digest {
         Self(hasher.finalize().into())
     }
 
-    /// Of a file's content.
+    /// The plain SHA-256, for the content of a file.
     pub fn of_bytes(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// The first `chars` base32 characters; at most 51, which is all the digest has.
+    /// The first `chars` base32 characters, at most 51 (256 bits).
     pub fn base32(&self, chars: usize) -> String {
         let bit = |i: usize| (self.0[i / 8] >> (7 - i % 8)) & 1;
         (0..chars.min(51))
@@ -46,14 +46,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_stable_and_separates_words() {
+    fn a_digest_is_stable_and_separates_words() {
         assert_eq!(
             Digest::of(&["net", "c1", "eth0"]).base32(13),
             Digest::of(&["net", "c1", "eth0"]).base32(13)
         );
         assert_ne!(Digest::of(&["ab", "c"]), Digest::of(&["a", "bc"]));
         assert_eq!(Digest::of(&[]).base32(99).len(), 51);
-        // SHA-256 of nothing begins e3 b0 c4 42 98.
+        // The SHA-256 of no input starts with e3 b0 c4 42 98.
         assert_eq!(Digest::of(&[]).base32(8), "4oymiquy");
     }
 }

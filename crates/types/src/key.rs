@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ContainerId, Digest, IfName, Mac, NetworkName};
 
-/// What an attachment is known by. Every name we derive includes all three parts, so that one container may have
-/// several interfaces, in several networks, independent of each other (CNI: ADD).
+/// The identity of an attachment. Every derived name includes all three parts, because one container may have several
+/// interfaces in several networks.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AttachmentKey {
     pub network: NetworkName,
@@ -13,22 +13,22 @@ pub struct AttachmentKey {
     pub ifname: IfName,
 }
 
-/// Longer ids are hashed where a file name (255 bytes) or a link alias (255 bytes) must hold them.
-const LONGEST_PLAIN_ID: usize = 64;
+/// Longer ids are hashed, because file names and link aliases are limited to 255 bytes.
+const MAX_PLAIN_ID: usize = 64;
 
-/// `id` as it is, or `#` and a digest where it is too long. `#` cannot be in an id, so the two never meet.
+/// A short `id` unchanged, or `#` and a digest of a longer one. Ids contain no `#`, so the two forms cannot collide.
 fn short(id: &str) -> String {
-    if id.len() <= LONGEST_PLAIN_ID { id.to_owned() } else { format!("#{}", Digest::of(&[id]).base32(51)) }
+    if id.len() <= MAX_PLAIN_ID { id.to_owned() } else { format!("#{}", Digest::of(&[id]).base32(51)) }
 }
 
 impl AttachmentKey {
-    /// The host end's link name: `pw` and 13 base32 characters. `salt` is 0 but for a clash with a foreign link.
+    /// The host end's link name: `pw` and 13 base32 characters. `salt` is 0 unless an unmanaged link has that name.
     pub fn host_link(&self, salt: u8) -> IfName {
         let name = format!("pw{}", self.digest("link", salt).base32(13));
         IfName::try_from(name).unwrap_or_else(|e| unreachable!("15 characters of [a-z2-7]: {e}"))
     }
 
-    /// The helper link that shapes what the pod sends, one per attachment that asks for it.
+    /// The ifb link that shapes the pod's egress. Only attachments with an egress limit have one.
     pub fn shaper_link(&self) -> IfName {
         let name = format!("pi{}", self.digest("shaper", 0).base32(13));
         IfName::try_from(name).unwrap_or_else(|e| unreachable!("15 characters of [a-z2-7]: {e}"))
@@ -42,7 +42,7 @@ impl AttachmentKey {
         Mac::local(self.digest("pod mac", 0).first5())
     }
 
-    /// The attachment's file name in its network's directory. `@` cannot be in a container id: the first one separates.
+    /// The attachment's file name in its network's directory. The first `@` separates: container ids contain none.
     pub fn file_stem(&self) -> String {
         format!("{}@{}", short(self.container.as_str()), self.ifname)
     }
@@ -52,7 +52,8 @@ impl AttachmentKey {
         short(network.as_str())
     }
 
-    /// What marks the host end as ours, and whose it is. The addresses follow after a space, as far as 255 bytes go.
+    /// The link alias that marks the host end as managed and names its attachment. Callers append a space and the pod's
+    /// addresses, up to 255 bytes.
     pub fn alias(&self) -> String {
         let network = Self::network_dir(&self.network);
         format!("podwire:{network}/{}/{}", short(self.container.as_str()), self.ifname)
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn f5_host_links_are_pw_and_13_characters_and_a_salt_changes_them() {
+    fn f5_host_link_names_have_15_characters_and_depend_on_the_salt() {
         let k = key("n", "c", "eth0");
         assert_eq!(k.host_link(0).as_str().len(), 15);
         assert!(k.host_link(0).as_str().starts_with("pw"));
@@ -112,7 +113,7 @@ mod tests {
             ifname in "[a-z0-9]{1,15}",
         ) {
             let k = key(&net, &id, &ifname);
-            // Room for a suffix such as ".pending", and in the alias for an IPv4 and an IPv6 address (42 + 16 + 1).
+            // Leaves space for a suffix such as ".pending", and in the alias for an IPv4 and an IPv6 address (42 + 16 + 1).
             prop_assert!(k.file_stem().len() <= 240);
             prop_assert!(k.alias().len() <= 255 - 59);
             prop_assert!(AttachmentKey::network_dir(&k.network).len() <= 240);

@@ -1,6 +1,6 @@
-//! Ids, names and keys. What comes from outside becomes one of these once, at the edge, and cannot be wrong afterwards.
+//! Ids, names and keys. External input is parsed into these types once, at the edge, and is valid afterwards.
 //!
-//! Pure: no I/O, no clock, no runtime. Everybody may depend on it; it depends on nobody of ours.
+//! Pure: no I/O, no clock, no runtime. Every crate may depend on it. It depends on no other crate of Podwire.
 
 #![forbid(unsafe_code)]
 
@@ -40,12 +40,11 @@ pub use subnet::{DEFAULT_SUBNET_V4, DEFAULT_SUBNET_V6, DEFAULT_SUBNETS};
 use text::shell_word;
 pub use text::{count, one_line, printable, printable_json};
 
-/// The route protocol number that marks a route or neighbour as ours (`ip route show proto 112`).
+/// The route protocol number of managed routes and neighbours of pods (`ip route show proto 112`).
 pub const ROUTE_PROTOCOL: u8 = 112;
-/// The route protocol number of what leads to other nodes (`ip route show proto 113`): routes to their blocks, and the
-/// neighbours behind the tunnel.
+/// The route protocol number of managed routes and neighbours of peers (`ip route show proto 113`).
 pub const PEER_PROTOCOL: u8 = 113;
-/// RT_TABLE_MAIN: the routing table of routes that name none.
+/// RT_TABLE_MAIN: the default routing table.
 pub const TABLE_MAIN: u32 = 254;
 /// The smallest MTU that IPv6 allows on a link (RFC 8200, section 5).
 pub const MIN_MTU_V6: u32 = 1280;

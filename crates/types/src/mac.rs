@@ -3,7 +3,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// An Ethernet address of one host (never multicast, never all zero).
+/// A unicast Ethernet address (not multicast, not all zero).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Mac([u8; 6]);
@@ -40,7 +40,7 @@ impl FromStr for Mac {
         let mut parts = text.split([':', '-']);
         for octet in &mut octets {
             let part = parts.next().filter(|p| p.len() == 2).ok_or_else(refuse)?;
-            // from_str_radix takes a sign; two hex digits do not have one.
+            // from_str_radix accepts a sign.
             if !part.bytes().all(|b| b.is_ascii_hexdigit()) {
                 return Err(refuse());
             }
@@ -78,14 +78,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_and_prints() {
+    fn macs_are_parsed_and_printed_in_lower_case() {
         let mac: Mac = "02:42:AC:11:00:02".parse().unwrap();
         assert_eq!(mac.to_string(), "02:42:ac:11:00:02");
         assert_eq!("02-42-ac-11-00-02".parse::<Mac>().unwrap(), mac);
     }
 
     #[test]
-    fn refuses_what_no_host_may_have() {
+    fn malformed_and_multicast_macs_are_refused() {
         for bad in ["", "02:42:ac:11:00", "02:42:ac:11:00:02:03", "01:00:5e:00:00:01", "00:00:00:00:00:00"] {
             assert!(bad.parse::<Mac>().is_err(), "{bad}");
         }

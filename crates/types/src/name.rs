@@ -2,22 +2,22 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a name from outside was refused; the sentence says what is allowed.
+/// A name that was refused, with the allowed form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     #[error("{0} is empty")]
     Empty(&'static str),
     #[error(
-        "{what} {value:?} is invalid: it must start with a letter or digit and hold only letters, digits, '_', '.' and '-'"
+        "{what} {value:?} is invalid: it must start with a letter or digit and contain only letters, digits, '_', '.' and '-'"
     )]
     Charset { what: &'static str, value: String },
     #[error("interface name {0:?} is invalid: it must have 1 to 15 bytes")]
     IfNameLength(String),
     #[error(
-        "interface name {0:?} is invalid: it must not be '.' or '..' nor hold '/', ':', '%' or white space"
+        "interface name {0:?} is invalid: it must not be '.' or '..' nor contain '/', ':', '%' or white space"
     )]
     IfNameCharset(String),
-    #[error("interface name {0:?} is invalid: the kernel's settings for all links have that name")]
+    #[error("interface name {0:?} is invalid: the kernel reserves this name (settings for all links)")]
     IfNameReserved(String),
     #[error("request id {0:?} is invalid: it must be 32 hexadecimal digits")]
     RequestId(String),
@@ -27,20 +27,20 @@ pub enum NameError {
     Length { what: &'static str, value: String, most: usize },
 }
 
-/// The spec's pattern for container ids and network names: `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, any length.
+/// The pattern of the CNI specification for container ids and network names: `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, any length.
 fn check_id(what: &'static str, value: &str) -> Result<(), NameError> {
     let mut bytes = value.bytes();
     let Some(first) = bytes.next() else { return Err(NameError::Empty(what)) };
-    let rest_ok = bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'));
-    if first.is_ascii_alphanumeric() && rest_ok {
+    let has_valid_tail = bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'));
+    if first.is_ascii_alphanumeric() && has_valid_tail {
         Ok(())
     } else {
         Err(NameError::Charset { what, value: value.to_owned() })
     }
 }
 
-/// Sixteen bytes in lower-case hex.
-fn is_random(value: &str) -> bool {
+/// 16 bytes in lower-case hex.
+fn is_hex_id(value: &str) -> bool {
     value.len() == 32 && value.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
@@ -92,7 +92,7 @@ macro_rules! name_type {
 }
 
 name_type!(
-    /// A container's id, as the runtime calls it. Any length.
+    /// A container's id in the container runtime. Any length.
     ContainerId,
     |v| check_id("container id", v)
 );
@@ -102,23 +102,23 @@ name_type!(
     |v| check_id("network name", v)
 );
 name_type!(
-    /// The id of a network of a tenant, as a placement names it. Several of them can have the same CNI network name.
+    /// The id of a tenant's network, as in a placement. Several networks can have the same CNI network name.
     NetworkId,
     |v| check_id("network name", v)
 );
 name_type!(
-    /// A link's name, valid for the kernel.
+    /// A link name that the kernel accepts.
     IfName,
     |v| {
         if v.is_empty() || v.len() > 15 {
             return Err(NameError::IfNameLength(v.to_owned()));
         }
-        // Of a name with `%d` the kernel makes another one, with a number: what was made would never be found again.
+        // The kernel replaces `%d` by a number, so the link would get a different name.
         let bad = |c: char| matches!(c, '/' | ':' | '%' | '\0') || c.is_whitespace();
         if v == "." || v == ".." || v.chars().any(bad) {
             return Err(NameError::IfNameCharset(v.to_owned()));
         }
-        // Directories in /proc/sys/net/ipv4/conf: the kernel refuses links of that name, but only halfway.
+        // The kernel creates links with these names but not their directories in /proc/sys/net/ipv4/conf.
         if matches!(v, "all" | "default") {
             return Err(NameError::IfNameReserved(v.to_owned()));
         }
@@ -127,14 +127,14 @@ name_type!(
 );
 
 name_type!(
-    /// One run of the plugin, chosen by it at random: a retry carries the same one.
+    /// The random id of one run of the plugin. A retry sends the same id.
     RequestId,
     |v| {
-        if is_random(v) { Ok(()) } else { Err(NameError::RequestId(v.to_owned())) }
+        if is_hex_id(v) { Ok(()) } else { Err(NameError::RequestId(v.to_owned())) }
     }
 );
 name_type!(
-    /// A node's name: its host name, or what Kubernetes calls it.
+    /// A node's name: its host name or its name in Kubernetes.
     NodeName,
     |v| {
         check_id("node name", v)?;
@@ -145,17 +145,13 @@ name_type!(
     }
 );
 name_type!(
-    /// Which of all machines that ever had a node's name: chosen at random once, and kept on its disk.
+    /// Distinguishes hosts that had the same node name at different times. Generated once per host and stored on its disk.
     NodeUid,
     |v| {
-        if is_random(v) { Ok(()) } else { Err(NameError::NodeUid(v.to_owned())) }
+        if is_hex_id(v) { Ok(()) } else { Err(NameError::NodeUid(v.to_owned())) }
     }
 );
-name_type!(
-    /// A tenant's name.
-    TenantName,
-    |v| check_id("tenant", v)
-);
+name_type!(TenantName, |v| check_id("tenant", v));
 name_type!(
     /// The name of a group of pods inside a tenant.
     GroupName,
@@ -163,7 +159,7 @@ name_type!(
 );
 
 impl Default for NetworkId {
-    /// The network of pods whose placement names none.
+    /// The network of pods without a network in their placement.
     fn default() -> Self {
         Self(crate::DEFAULT_NETWORK.to_owned())
     }
@@ -192,11 +188,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn e3_ids_follow_the_specs_pattern() {
+    fn e3_ids_match_the_pattern_of_the_specification() {
         for good in ["a", "0", "web_1.x-y", &"a".repeat(300)] {
             assert!(ContainerId::try_from(good).is_ok(), "{good}");
             assert!(NetworkName::try_from(good).is_ok(), "{good}");
-            assert!(NetworkId::try_from(good).is_ok(), "records of earlier versions have it: {good}");
+            assert!(
+                NetworkId::try_from(good).is_ok(),
+                "records of earlier versions contain such ids: {good}"
+            );
         }
         for bad in ["", ".a", "-a", "_a", "a/b", "a b", "a\n", "ä", "a:b"] {
             assert!(ContainerId::try_from(bad).is_err(), "{bad}");
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn e3_ifnames_are_what_the_kernel_takes() {
+    fn e3_interface_names_that_the_kernel_rejects_are_refused() {
         for good in ["eth0", "a", "fifteen-bytes-x", "net.1", "eth0@x", "all0", "lo"] {
             assert!(IfName::try_from(good).is_ok(), "{good}");
         }

@@ -3,7 +3,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// A peer that sends from `outer` may carry packets from `inner`: one of its blocks, or one of its own addresses.
+/// A tunnel source that the firewall accepts: packets from `outer` may contain packets from `inner`, a block or a node address
+/// of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerSource {
     pub outer: IpAddr,

@@ -5,7 +5,7 @@ use crate::{GroupName, NameError, NetworkId, TenantName};
 pub const DEFAULT_TENANT: &str = "default";
 pub const DEFAULT_NETWORK: &str = "default-net";
 
-/// Whose a pod is: its tenant, the tenant's network, and the group that policies bind to.
+/// A pod's tenant, the tenant's network and the group that policies select.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     pub tenant: TenantName,
@@ -15,7 +15,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// The defaults where nothing is said (None). The first name that is invalid is refused.
+    /// None means the default. Returns an error for the first invalid name.
     pub fn parse(
         tenant: Option<&str>,
         network: Option<&str>,
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b10_defaults_and_bad_names() {
+    fn b10_placements_have_defaults_and_invalid_names_are_refused() {
         let placement = Placement::parse(None, None, None).unwrap();
         assert_eq!(placement, Placement::default());
         assert_eq!(placement.tenant.as_str(), "default");

@@ -23,7 +23,7 @@ impl Protocol {
         }
     }
 
-    /// Its number in an IP header.
+    /// The protocol number in an IP header.
     pub fn number(self) -> u8 {
         match self {
             Self::Tcp => 6,
@@ -39,7 +39,7 @@ pub struct ProtocolError(String);
 
 impl FromStr for Protocol {
     type Err = ProtocolError;
-    /// In any case, as runtimes write both.
+    /// Case-insensitive: some runtimes write upper case.
     fn from_str(text: &str) -> Result<Self, ProtocolError> {
         let known = Self::ALL.into_iter().find(|p| p.as_str().eq_ignore_ascii_case(text));
         known.ok_or_else(|| ProtocolError(text.to_owned()))

@@ -1,11 +1,11 @@
-//! Addresses with a meaning of their own, which no pod and no node can have.
+//! Special-purpose addresses, which neither a pod nor a node can have.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// Why an address cannot be a pod's or a node's.
+/// The kind of a special-purpose address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Special {
     Unspecified,
@@ -20,7 +20,7 @@ pub enum Special {
 }
 
 impl fmt::Display for Special {
-    /// With its article: "a loopback".
+    /// With an article: "a loopback".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Unspecified => "an unspecified",
@@ -44,7 +44,7 @@ const fn v6(first: u16, last: [u16; 3], length: u8) -> IpNet {
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(first, 0, 0, 0, 0, x, y, z), length))
 }
 
-/// Single addresses before the networks that contain them: the first match is reported.
+/// The first match is reported, so single addresses precede the networks that contain them.
 const SPECIAL: [(IpNet, Special); 12] = [
     (v4([0, 0, 0, 0], 32), Special::Unspecified),
     (v4([0, 0, 0, 0], 8), Special::Reserved),
@@ -61,7 +61,7 @@ const SPECIAL: [(IpNet, Special); 12] = [
 ];
 
 impl Special {
-    /// Of a network that lies in a special one or contains one; of an address as a network of one.
+    /// The kind of the first special-purpose network that overlaps `net`.
     pub fn of(net: IpNet) -> Option<Self> {
         let overlaps = |special: &IpNet| special.contains(&net) || net.contains(special);
         SPECIAL.iter().find(|(special, _)| overlaps(special)).map(|(_, kind)| *kind)
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_in_and_around_special_ones_are_recognized() {
+    fn networks_that_overlap_special_ones_are_recognized() {
         for (net, kind) in [
             ("0.0.0.0/8", Special::Unspecified),
             ("0.1.0.0/16", Special::Reserved),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_that_pods_can_have_are_not_special() {
+    fn networks_for_pods_are_not_special() {
         for net in ["10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "1.0.0.0/8", "fd00::/8"]
         {
             assert_eq!(of(net), None, "{net}");

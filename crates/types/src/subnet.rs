@@ -1,8 +1,8 @@
-//! The default pod subnets, in one place. They overlap with no network that common runtimes, CNIs and clouds use.
+//! The default pod subnets. They overlap no default network of common runtimes, CNI plugins and clouds.
 
 pub const DEFAULT_SUBNET_V4: &str = "10.83.0.0/16";
 pub const DEFAULT_SUBNET_V6: &str = "fd00:88::/64";
-/// Both, as configs write them.
+/// Both subnets, separated by a comma as in configs.
 pub const DEFAULT_SUBNETS: &str = "10.83.0.0/16,fd00:88::/64";
 
 #[cfg(test)]
@@ -11,7 +11,7 @@ mod tests {
 
     use super::*;
 
-    /// Who uses what by default.
+    /// Default networks of other software.
     const COMMON: [(&str, &str); 24] = [
         ("10.0.0.0/16", "cloud VPCs, docker swarm, Cilium, LXC"),
         ("10.1.0.0/16", "MicroK8s"),
@@ -43,16 +43,16 @@ mod tests {
     ];
 
     #[test]
-    fn b10_the_default_subnet_is_no_default_of_another_runtime() {
-        let ours: Ipv4Net = DEFAULT_SUBNET_V4.parse().unwrap();
+    fn b10_the_default_subnet_overlaps_no_common_network() {
+        let default: Ipv4Net = DEFAULT_SUBNET_V4.parse().unwrap();
         for (net, user) in COMMON {
             let net: Ipv4Net = net.parse().unwrap();
-            assert!(!net.contains(&ours) && !ours.contains(&net), "{net}: {user}");
+            assert!(!net.contains(&default) && !default.contains(&net), "{net}: {user}");
         }
     }
 
     #[test]
-    fn the_joined_default_has_both_families() {
+    fn default_subnets_contain_both_families() {
         assert_eq!(DEFAULT_SUBNETS, [DEFAULT_SUBNET_V4, DEFAULT_SUBNET_V6].join(","));
     }
 }

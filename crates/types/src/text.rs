@@ -1,9 +1,9 @@
-//! Text from outside, made safe to show. A record, a pod name or an answer may hold escape sequences that a terminal would
-//! obey, line breaks that forge a line, and marks that change the direction of the text around them.
+//! Escapes external text for output. A record, a pod name or an answer may contain terminal escape sequences, line breaks that
+//! forge a line, and bidirectional control characters.
 
 use std::borrow::Cow;
 
-/// The text as one word of a shell command: quoted where the shell would interpret it.
+/// One word of a shell command, quoted if necessary.
 pub(crate) fn shell_word(text: &str) -> Cow<'_, str> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@+%".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {
@@ -12,42 +12,46 @@ pub(crate) fn shell_word(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("'{}'", text.replace('\'', r"'\''")))
 }
 
-/// The text without line breaks and without characters that a terminal would interpret; those are shown as `\u{1b}` or `\n`.
-/// For a value inside a line: a table's cell, a field of a log line.
+/// Escapes line breaks and characters that a terminal would interpret, as `\n` or `\u{1b}`. For a value inside a line: a table
+/// cell or a field of a log line.
 pub fn one_line(text: &str) -> Cow<'_, str> {
     escaped(text, is_printable, |out, c| out.extend(c.escape_debug()))
 }
 
-/// The same for text of several lines: line feeds and tabs stay.
+/// The same for text of several lines. Line feeds and tabs are not escaped.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    let may_stay = |c| matches!(c, '\n' | '\t') || is_printable(c);
-    escaped(text, may_stay, |out, c| out.extend(c.escape_debug()))
+    let is_allowed = |c| matches!(c, '\n' | '\t') || is_printable(c);
+    escaped(text, is_allowed, |out, c| out.extend(c.escape_debug()))
 }
 
-/// The same for JSON, which stays JSON with the same content: encoders escape the characters below the space only, and DEL,
-/// U+009B or U+202E are interpreted as well. Such characters occur inside strings alone.
+/// The same for JSON: the result is JSON with the same content. Encoders escape only characters below U+0020, but terminals
+/// also interpret DEL, U+009B or U+202E. Valid JSON contains such characters only inside strings.
 pub fn printable_json(json: &str) -> Cow<'_, str> {
-    let may_stay = |c| matches!(c, '\n' | '\t') || is_printable(c);
-    escaped(json, may_stay, |out, c| {
+    let is_allowed = |c| matches!(c, '\n' | '\t') || is_printable(c);
+    escaped(json, is_allowed, |out, c| {
         for unit in c.encode_utf16(&mut [0; 2]) {
             out.push_str(&format!("\\u{unit:04x}"));
         }
     })
 }
 
-/// Control characters of both sets, format characters such as bidirectional overrides, separators other than the space and
-/// marks that combine with the character before them are not.
+/// False for C0 and C1 control characters, format characters such as bidirectional overrides, separators other than the space,
+/// and combining marks.
 fn is_printable(c: char) -> bool {
     matches!(c, '"' | '\'' | '\\') || c.escape_debug().len() == 1
 }
 
-fn escaped(text: &str, may_stay: impl Fn(char) -> bool, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
-    if text.chars().all(&may_stay) {
+fn escaped(
+    text: &str,
+    is_allowed: impl Fn(char) -> bool,
+    escape: impl Fn(&mut String, char),
+) -> Cow<'_, str> {
+    if text.chars().all(&is_allowed) {
         return Cow::Borrowed(text);
     }
     let mut out = String::with_capacity(text.len() + 16);
     for c in text.chars() {
-        if may_stay(c) {
+        if is_allowed(c) {
             out.push(c);
         } else {
             escape(&mut out, c);
@@ -68,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a3_a_word_of_a_command_is_quoted_where_it_must_be() {
+    fn a3_shell_words_are_quoted_only_if_necessary() {
         for (text, word) in [
             ("/run/podwire/a-1.json", "/run/podwire/a-1.json"),
             ("/run/pod wire", "'/run/pod wire'"),
@@ -81,7 +85,7 @@ mod tests {
         }
     }
 
-    /// What a terminal or a pager acts upon.
+    /// Characters that terminals and pagers interpret.
     fn is_dangerous(c: char) -> bool {
         matches!(c, '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{61c}' | '\u{200e}' | '\u{200f}')
             || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -99,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_text_stays_as_it_is() {
+    fn ordinary_text_is_not_escaped() {
         let text = "default/web-1 \"q\" 'x' C:\\y: ██░ 10 % … — über 漢字";
         assert!(matches!(one_line(text), Cow::Borrowed(same) if same == text));
         assert!(matches!(printable("a\n\tb"), Cow::Borrowed("a\n\tb")));
@@ -108,7 +112,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn escaped_json_is_printable_and_means_the_same(text in any::<String>(), more in "[\u{7f}-\u{a0}\u{2028}-\u{202e}\u{2066}-\u{2069}😀\u{e0001}]{0,8}") {
+        fn escaped_json_is_printable_and_has_the_same_content(text in any::<String>(), more in "[\u{7f}-\u{a0}\u{2028}-\u{202e}\u{2066}-\u{2069}😀\u{e0001}]{0,8}") {
             let value = serde_json::json!({ format!("k{more}"): [text, more] });
             let json = serde_json::to_string_pretty(&value).unwrap();
             let shown = printable_json(&json);

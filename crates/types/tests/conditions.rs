@@ -12,10 +12,10 @@ fn a1_recorded_conditions_have_severity_meaning_and_fix() {
     let row = |code: &Code| {
         format!("| `{code}` | {} | {} | {} |\n", code.severity().as_str(), code.meaning(), code.advice())
     };
-    let wanted: String = Code::ALL.iter().map(row).collect();
+    let expected: String = Code::ALL.iter().map(row).collect();
     if std::env::var_os("PODWIRE_RECORD").is_some() {
-        std::fs::write(PAGE, format!("{before}{BEGIN}{wanted}")).unwrap();
+        std::fs::write(PAGE, format!("{before}{BEGIN}{expected}")).unwrap();
     } else {
-        assert_eq!(table, wanted, "PODWIRE_RECORD=1 cargo test -p types recorded");
+        assert_eq!(table, expected, "PODWIRE_RECORD=1 cargo test -p types recorded");
     }
 }

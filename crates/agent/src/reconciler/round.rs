@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use engine::reconcile::{self, Depth, Order, ReconcileOutcome, RepairKind};
+use engine::reconcile::{self, Depth, ReconcileOutcome, ReconcileRequest, RepairKind};
 use netconf::Network;
 use tracing::{debug, info};
 use types::{Code, Finding, IfName, Severity};
@@ -37,21 +37,21 @@ impl Reconciler {
         let network = self.parts.allocations.default_network();
         // A gateway in a subnet of another program would take packets from it.
         let own = network.as_ref().ok().filter(|_| !self.is_blocked());
-        let order = Order {
+        let request = ReconcileRequest {
             run_dir: &config.run_dir,
             network: own.map(|network| (&config.network.name, network.conf())),
             mode: Some((&config.network.name, config.network.mode)),
             depth: due.depth,
-            memory: &self.memory,
+            earlier_records: &self.memory,
             unrepaired: &self.unrepaired,
             kernel_cache: Some(self.parts.work.kernel_cache()),
             is_only_agent: || lock::agents_here().is_ok_and(|all| all.len() <= 1),
             warn: log::engine_warning,
         };
-        let outcome = reconcile::reconcile(order);
+        let outcome = reconcile::reconcile(request);
         let took = started.elapsed();
         if due.timer {
-            let flows = reconcile::forget_flows(&order).map_err(cni::Error::from);
+            let flows = reconcile::forget_flows(&request).map_err(cni::Error::from);
             self.report_rule("flows orphaned", "remove connection tracking entries of removed pods", flows);
             let config = &self.parts.config;
             self.parts.agent_status.set(Source::Config, config.exposed_key().into_iter().collect());
@@ -98,12 +98,12 @@ impl Reconciler {
         let mut repairs = Vec::new();
         for repair in &outcome.repairs {
             if is_fresh && is_of_node(repair.kind) {
-                info!(kind = repair.kind.as_str(), "{}", repair.what);
+                info!(kind = repair.kind.as_str(), "{}", repair.message);
                 continue;
             }
-            info!(kind = repair.kind.as_str(), "repaired: {}", repair.what);
+            info!(kind = repair.kind.as_str(), "repaired: {}", repair.message);
             self.parts.metrics.repaired(repair.kind.as_str(), 1);
-            repairs.push(repair.what.clone());
+            repairs.push(repair.message.clone());
         }
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         self.parts.agent_status.reconciled(took_ms, &repairs);
@@ -301,7 +301,7 @@ fn is_of_node(kind: RepairKind) -> bool {
         | RepairKind::Route
         | RepairKind::Neighbour
         | RepairKind::Shaping
-        | RepairKind::Stray
+        | RepairKind::OrphanLink
         | RepairKind::Record => false,
     }
 }

@@ -100,7 +100,7 @@ impl Work {
         let caller = Caller {
             request: Some(&call.request_id),
             cancelled: &|| false,
-            wait: Wait::UntilGone,
+            wait: Wait::UntilLinkRemoved,
             kernel_cache: Some(&self.kernel_cache),
             delegates: Delegates::Allowed(&self.delegates),
             networks: Some(self.networks(&allocation)),

@@ -309,7 +309,7 @@ fn a_full_disk_is_told_and_survived() {
 fn a_read_only_state_directory_is_told_and_survived() {
     let mut disk = Disk::new("rostate");
     let cure = |disk: &Disk| disk.remount("remount,rw");
-    disk.expect(&|disk| disk.remount("remount,ro"), &cure, &["Read-only file system", "can be written"]);
+    disk.expect(&|disk| disk.remount("remount,ro"), &cure, &["Read-only file system", "writable"]);
 }
 
 #[test]

@@ -67,13 +67,13 @@ fn what_an_agent_makes_on_a_fresh_machine_is_no_repair() {
         assert!(status()["rounds"].as_u64().unwrap() > 0, "{mode}: {}", status());
         assert_eq!(status()["repairs"], 0, "{mode}: {}", status());
         let log = host.agent.log().unwrap();
-        assert!(log.contains(&format!("bridge {BRIDGE} made")), "{mode}: {log}");
+        assert!(log.contains(&format!("created bridge {BRIDGE}")), "{mode}: {log}");
         assert!(!log.contains("repaired: "), "{mode}: {log}");
         // The same, once it was there, is one.
         run(&host.node, "nft delete table inet podwire");
         wait_until("the repair", SOON, || Ok(status()["repairs"] == 1)).unwrap();
         let what = &status()["recentRepairs"][0]["message"];
-        assert_eq!(*what, "firewall put right: table inet podwire is missing", "{mode}");
+        assert_eq!(*what, "repaired the firewall: table inet podwire is missing", "{mode}");
     });
 }
 

@@ -39,8 +39,8 @@ fn a_link_whose_address_another_pod_has_goes_and_those_of_others_stay() {
     for name in ["pwother", "pwplain", "pwbare"] {
         assert!(has_link(&host, name), "{name}");
     }
-    let told = "link pwstray of podwire/ghost@eth0 removed: no record knows it";
-    wait_until("the stray to be told", SOON, || Ok(host.agent.log()?.contains(told))).unwrap();
+    let message = "removed link pwstray of podwire/ghost@eth0, which has no record";
+    wait_until("the stray to be told", SOON, || Ok(host.agent.log()?.contains(message))).unwrap();
 }
 
 /// Without its records the agent does not know whose link it is.
@@ -64,7 +64,7 @@ fn a_link_stays_while_the_directory_of_records_is_a_file() {
         assert!(error.code == 50 && error.details.starts_with("RunDirUnusable"), "{mode}: {error:?}");
         exchange();
         wait_until("ready", SOON, || Ok(host.agent.is_ready())).unwrap();
-        assert!(!is_removed() && !host.agent.log().unwrap().contains("no record knows it"), "{mode}");
+        assert!(!is_removed() && !host.agent.log().unwrap().contains("which has no record"), "{mode}");
         host.plugin.check(&pod, &config, &result).unwrap().ok().unwrap();
     });
 }
@@ -138,7 +138,7 @@ fn a_pending_record_is_undone() {
         host.agent.wait_ready().unwrap();
         assert_eq!(host.held(), held, "{mode}");
         wait_until("the kernel to be done", SOON, || Ok(picture(&host.node) == node)).unwrap();
-        assert!(host.agent.log().unwrap().contains("cut off in the middle, was undone"), "{mode}");
+        assert!(host.agent.log().unwrap().contains("undid interrupted attachment"), "{mode}");
         // The pod can be attached again, also under the same addresses.
         let wanted: Vec<String> = ips(&result).iter().map(ToString::to_string).collect();
         let again = host.add_with(&pod, &json!({"runtimeConfig": {"ips": wanted}}));

@@ -19,6 +19,7 @@ pub(crate) struct Contest {
 pub(crate) struct ContestOthers {
     pub(crate) routed: Times,
     pub(crate) floor: Times,
+    pub(crate) spawned_floor: Times,
     pub(crate) agent: Times,
     pub(crate) agent_bridge: Times,
 }
@@ -48,6 +49,7 @@ pub(crate) fn run(
             let others = [
                 Lane::plugin(plugins.podwire(&site.routed, AttachMode::Routed, network)?),
                 Lane::floor(&site.floor, network)?,
+                Lane::spawned_floor(&site.spawned_floor, network)?,
                 Lane::plugin(plugins.agent(&site.agent, AttachMode::Routed, network)?),
                 Lane::plugin(plugins.agent(&site.agent_bridge, AttachMode::Bridge, network)?),
             ];
@@ -69,6 +71,7 @@ pub(crate) fn run(
         beside: (sides == Sides::All).then(|| ContestOthers {
             routed: next(),
             floor: next(),
+            spawned_floor: next(),
             agent: next(),
             agent_bridge: next(),
         }),
@@ -77,7 +80,15 @@ pub(crate) fn run(
 
 fn leftovers_of(stage: &Stage<'_>, network: BenchNetwork, sides: Sides) -> Result<Vec<String>> {
     let site = stage.site;
-    let seats = [&site.podwire, &site.reference, &site.routed, &site.floor, &site.agent, &site.agent_bridge];
+    let seats = [
+        &site.podwire,
+        &site.reference,
+        &site.routed,
+        &site.floor,
+        &site.spawned_floor,
+        &site.agent,
+        &site.agent_bridge,
+    ];
     let mut left: Vec<String> = seats.into_iter().flat_map(leftovers::links).collect();
     left.extend(leftovers::podwire_state(&site.podwire, network, Recorded::NOTHING)?);
     left.extend(leftovers::reference_state(&site.reference, network)?);

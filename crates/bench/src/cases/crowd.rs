@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, bail};
 use engine::state::{
     Addressing, Allocation, AllocationRequest, Attachment, Begin, NetworkState, NodeState, PodAddress,
-    StateError, Survivor, Wiring,
+    RecoveredLink, StateError, Wiring,
 };
 use ipam::{Pools, RangeSpec};
 use ipnet::IpNet;
@@ -61,7 +61,7 @@ fn fill(seat: &Seat, network: BenchNetwork, count: usize) -> Result<()> {
 }
 
 /// A new network has no pods that outlived their records.
-fn nobody() -> Result<Vec<Survivor>, StateError> {
+fn nobody() -> Result<Vec<RecoveredLink>, StateError> {
     Ok(vec![])
 }
 

@@ -134,6 +134,8 @@ fn rows_table<'a>(other: &str, rows: impl Iterator<Item = &'a Row>) -> Table {
         let beside = match row.beside {
             ReferenceKind::Reference => "",
             ReferenceKind::Floor => " (raw netlink)",
+            ReferenceKind::SpawnedFloor => " (spawned)",
+            ReferenceKind::Standalone => " (no agent)",
             ReferenceKind::FewAddresses => " (few in use)",
             ReferenceKind::AnyProcess => " (/bin/true)",
         };

@@ -41,6 +41,8 @@ pub(super) enum Unit {
 pub(super) enum ReferenceKind {
     Reference,
     Floor,
+    SpawnedFloor,
+    Standalone,
     FewAddresses,
     AnyProcess,
 }
@@ -161,6 +163,12 @@ fn agent_floor_rows(stack: &str, contest: &Contest, bursts: &Bursts) -> Vec<Row>
     };
     vec![
         times(&beside.agent.add, &beside.floor.add, "ADD, agent"),
+        Versus::times(ReferenceKind::SpawnedFloor, &beside.agent.add, &beside.spawned_floor.add)
+            .row(format!("ADD, agent, {stack}"), RatioTarget::Aim(1.6)),
+        Versus::times(ReferenceKind::SpawnedFloor, &beside.agent_bridge.add, &beside.spawned_floor.add)
+            .row(format!("ADD, agent, mode bridge, {stack}"), RatioTarget::Aim(1.6)),
+        Versus::rates(ReferenceKind::Standalone, &bursts.agent_bridge.add, &bursts.podwire.add)
+            .row(format!("ADD/s, agent, mode bridge, in parallel, {stack}"), RatioTarget::AimAtLeast(1.1)),
         times(&beside.agent.del, &beside.floor.gone, "DEL until the link is gone, agent"),
         rates(&bursts.agent.add, &bursts.floor.add, "ADD/s, agent"),
         rates(&bursts.agent.del, &bursts.floor.del, "DEL/s, agent"),
@@ -214,6 +222,7 @@ fn samples<'a>(measured: &'a PodMeasurements, scale: &Scale) -> Vec<(String, &'a
             put(case, "agent", &beside.agent);
             put(case, "agent bridge", &beside.agent_bridge);
             put(case, "raw netlink", &beside.floor);
+            put(case, "raw netlink, spawned", &beside.spawned_floor);
         }
     }
     put(&format!("{} in use", scale.few), "podwire", &measured.crowd.few);

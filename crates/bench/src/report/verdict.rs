@@ -15,6 +15,8 @@ pub(super) enum RatioTarget {
     AtLeast(f64),
     /// Not promised.
     Aim(f64),
+    /// Not promised.
+    AimAtLeast(f64),
     /// For information.
     None,
 }
@@ -39,7 +41,8 @@ impl RatioTarget {
             }
             Self::AtLeast(limit) => TargetVerdict::of(holds(&|r| r >= limit)),
             Self::Aim(aim) if holds(&|r| r < aim) => TargetVerdict::Ok,
-            Self::Aim(_) => TargetVerdict::AimMissed,
+            Self::AimAtLeast(aim) if holds(&|r| r >= aim) => TargetVerdict::Ok,
+            Self::Aim(_) | Self::AimAtLeast(_) => TargetVerdict::AimMissed,
             Self::None => TargetVerdict::None,
         }
     }
@@ -58,6 +61,7 @@ impl fmt::Display for RatioTarget {
             Self::AtMostAiming { limit, aim } => write!(f, "≤ {limit} (aim {aim:.2})"),
             Self::AtLeast(limit) => write!(f, "≥ {limit}"),
             Self::Aim(aim) => write!(f, "aim < {aim}"),
+            Self::AimAtLeast(aim) => write!(f, "aim ≥ {aim}"),
             Self::None => Ok(()),
         }
     }
@@ -87,6 +91,8 @@ mod tests {
         assert_eq!(RatioTarget::AtLeast(4.0).judge(Some(4.0)), TargetVerdict::Ok);
         assert_eq!(RatioTarget::Aim(2.5).judge(Some(2.5)), TargetVerdict::AimMissed);
         assert_eq!(RatioTarget::Aim(2.5).judge(Some(2.4)), TargetVerdict::Ok);
+        assert_eq!(RatioTarget::AimAtLeast(1.1).judge(Some(1.0)), TargetVerdict::AimMissed);
+        assert_eq!(RatioTarget::AimAtLeast(1.1).judge(Some(1.1)), TargetVerdict::Ok);
         assert_eq!(RatioTarget::None.judge(Some(99.0)), TargetVerdict::None);
     }
 

@@ -1,4 +1,4 @@
-//! Whatever comes in: no panic, and what we write we can read.
+//! Property tests: no input causes a panic, and output can be parsed again.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use crate::{
     Request, RequestedIp, Var, Version,
 };
 
-/// Words that parsers look for, so that random input gets past the first check.
+/// Keys and values of the protocol, so that random input passes the first checks.
 const WORDS: &[&str] = &[
     "cniVersion",
     "name",
@@ -92,7 +92,7 @@ fn any_env() -> impl Strategy<Value = Env> {
         pairs.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(";").into_bytes()
     });
     let value = prop_oneof![id, args, vec(any::<u8>(), 0..12)];
-    // A request with the mark of delegates is refused before anything else of it is read.
+    // A request with CNI_PODWIRE_DELEGATED is refused before the other variables are read.
     let vars: Vec<Var> = Var::ALL.into_iter().filter(|var| *var != Var::Delegated).collect();
     (option::weighted(0.9, command), vec((select(vars), value), 0..9)).prop_map(|(command, vars)| {
         let command = command.map(|c| (Var::Command, c));
@@ -101,7 +101,7 @@ fn any_env() -> impl Strategy<Value = Env> {
     })
 }
 
-/// A config with everything in it, to be broken byte by byte.
+/// A config with many keys, to be corrupted byte by byte.
 fn rich_config() -> Vec<u8> {
     bytes(&json!({
         "cniVersion": "1.1.0", "name": "net", "type": "t", "ipam": { "type": "x" },
@@ -123,8 +123,8 @@ fn text() -> impl Strategy<Value = String> {
 
 fn any_net() -> impl Strategy<Value = IpNet> {
     (any::<IpAddr>(), 0u8..=128).prop_map(|(addr, prefix)| {
-        let longest = if addr.is_ipv4() { 32 } else { 128 };
-        IpNet::new(addr, prefix.min(longest)).unwrap()
+        let max_prefix = if addr.is_ipv4() { 32 } else { 128 };
+        IpNet::new(addr, prefix.min(max_prefix)).unwrap()
     })
 }
 
@@ -164,8 +164,8 @@ prop_compose! {
     }
 }
 
-/// What of a result a version can carry.
-fn carried(mut result: CniResult, version: Version) -> CniResult {
+/// The part of a result that a version can represent.
+fn representable(mut result: CniResult, version: Version) -> CniResult {
     if version < Version::V1_1_0 {
         for link in &mut result.interfaces {
             *link = Interface { mtu: None, socket_path: None, pci_id: None, ..link.clone() };
@@ -188,7 +188,7 @@ fn carried(mut result: CniResult, version: Version) -> CniResult {
     old
 }
 
-fn calls(request: &Request) -> Option<&AttachmentRequest> {
+fn attachment_request(request: &Request) -> Option<&AttachmentRequest> {
     match request {
         Request::Add(call) | Request::Del(call) | Request::Check(call) => Some(call),
         Request::Gc(_) | Request::Status(_) | Request::Version(_) => None,
@@ -199,7 +199,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn b5_no_bytes_make_a_request_panic(env in any_env(), stdin in vec(any::<u8>(), 0..200)) {
+    fn b5_random_bytes_cause_no_panic(env in any_env(), stdin in vec(any::<u8>(), 0..200)) {
         if let Err(failure) = Request::parse(&env, &stdin) {
             prop_assert!(failure.to_json()["code"].as_u64() >= Some(1));
             prop_assert!(!failure.error.msg.is_empty());
@@ -207,7 +207,7 @@ proptest! {
     }
 
     #[test]
-    fn b5_no_json_makes_a_request_panic(
+    fn b5_random_json_causes_no_panic(
         env in any_env(), command in select(Command::ALL.to_vec()), extra in vec((word(), any_json()), 0..8),
     ) {
         let mut map: Map<String, Value> = extra.into_iter().collect();
@@ -216,7 +216,7 @@ proptest! {
         let stdin = bytes(&Value::Object(map));
         let _ = Request::parse(&env, &stdin);
         match Request::parse(&env_for(command.as_str()), &stdin) {
-            Ok(request) => if let Some(call) = calls(&request) {
+            Ok(request) => if let Some(call) = attachment_request(&request) {
                 prop_assert_eq!(&call.config.raw, &stdin);
                 call.requested_ips();
                 call.requested_mac();
@@ -226,29 +226,30 @@ proptest! {
     }
 
     #[test]
-    fn b5_no_broken_config_makes_a_request_panic(
-        command in select(Command::ALL.to_vec()), hits in vec((any::<Index>(), any::<u8>()), 0..4), cut in option::of(any::<Index>()),
+    fn b5_a_corrupted_config_causes_no_panic(
+        command in select(Command::ALL.to_vec()), changes in vec((any::<Index>(), any::<u8>()), 0..4),
+        end in option::of(any::<Index>()),
     ) {
         let mut stdin = rich_config();
-        for (place, byte) in hits {
-            let place = place.index(stdin.len());
-            stdin[place] = byte;
+        for (position, byte) in changes {
+            let position = position.index(stdin.len());
+            stdin[position] = byte;
         }
-        if let Some(cut) = cut {
-            stdin.truncate(cut.index(stdin.len()));
+        if let Some(end) = end {
+            stdin.truncate(end.index(stdin.len()));
         }
         let _ = Request::parse(&env_for(command.as_str()), &stdin);
     }
 
     #[test]
-    fn b1_args_never_panic(text in any::<String>(), pairs in vec((word(), any::<String>()), 0..4)) {
+    fn b1_random_args_cause_no_panic(text in any::<String>(), pairs in vec((word(), any::<String>()), 0..4)) {
         let _ = Args::parse(&text);
         let joined: Vec<_> = pairs.iter().map(|(k, v)| format!("{k}={v}")).collect();
         let _ = Args::parse(&joined.join(";"));
     }
 
     #[test]
-    fn b1_args_of_kubelet_arrive_as_they_are(namespace in "[a-z0-9-]{1,63}", name in "[a-z0-9.-]{1,253}", unknown in "[A-Z]{3,9}") {
+    fn b1_args_of_kubelet_are_not_changed(namespace in "[a-z0-9-]{1,63}", name in "[a-z0-9.-]{1,253}", unknown in "[A-Z]{3,9}") {
         let text = format!("{unknown}=1;IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
         let args = Args::parse(&text).unwrap();
         prop_assert_eq!(args.pod_namespace, Some(namespace));
@@ -256,7 +257,7 @@ proptest! {
     }
 
     #[test]
-    fn e5_versions_never_panic_and_only_the_known_parse(text in "[0-9.]{0,6}|\\PC*") {
+    fn e5_only_known_versions_are_accepted(text in "[0-9.]{0,6}|\\PC*") {
         let known = Version::ALL.iter().any(|v| v.as_str() == text);
         prop_assert_eq!(Version::parse(&text).is_ok(), known);
     }
@@ -270,23 +271,23 @@ proptest! {
     }
 
     #[test]
-    fn e10_any_json_as_a_result_never_panics(value in any_json(), version in select(Version::ALL.to_vec())) {
+    fn e10_random_json_as_a_result_causes_no_panic(value in any_json(), version in select(Version::ALL.to_vec())) {
         if let Ok(result) = CniResult::from_json(version, &value) {
-            let again = CniResult::from_json(version, &result.to_json(version)).unwrap();
-            prop_assert_eq!(again.to_json(version), result.to_json(version));
+            let reparsed = CniResult::from_json(version, &result.to_json(version)).unwrap();
+            prop_assert_eq!(reparsed.to_json(version), result.to_json(version));
         }
     }
 
     #[test]
-    fn e10_results_round_trip_as_far_as_their_version_carries(result in any_result()) {
+    fn e10_results_round_trip_in_every_version(result in any_result()) {
         for version in Version::ALL {
             let read = CniResult::from_json(version, &result.to_json(version));
-            prop_assert_eq!(read, Ok(carried(result.clone(), version)));
+            prop_assert_eq!(read, Ok(representable(result.clone(), version)));
         }
     }
 
     #[test]
-    fn e11_a_prev_result_passes_through_a_config(result in any_result(), version in select(Version::ALL.to_vec())) {
+    fn e11_a_prev_result_in_a_config_is_not_changed(result in any_result(), version in select(Version::ALL.to_vec())) {
         let written = result.to_json(version);
         let stdin = json!({ "cniVersion": version.as_str(), "name": "n", "prevResult": written });
         let config = NetworkConfig::from_slice(&bytes(&stdin)).unwrap();

@@ -1,15 +1,15 @@
 use serde_json::json;
 
-use super::{add, bytes, config, env_for, refused};
+use super::{add, assert_refused, bytes, config, env_for};
 use crate::{Dns, ErrorCode, NetworkConfig, Request, Version};
 
 #[test]
-fn e6_tolerates_what_others_put_into_a_config() {
+fn e6_unknown_keys_are_ignored() {
     let call = add(&json!({
         "args": { "labels": [{ "key": "a" }], "cni": { "labels": [] } },
         "capabilities": { "portMappings": true },
         "runtimeConfig": { "infinibandGUID": "x", "somethingNew": { "a": [1] } },
-        "dns": {}, "ipam": {}, "type": null, "prevResult": null, "unheardOf": [[]],
+        "dns": {}, "ipam": {}, "type": null, "prevResult": null, "unknownKey": [[]],
     }))
     .unwrap();
     assert!(call.config.dns.is_empty());
@@ -18,7 +18,7 @@ fn e6_tolerates_what_others_put_into_a_config() {
 }
 
 #[test]
-fn e6_null_for_any_field() {
+fn e6_null_is_accepted_for_every_field() {
     for key in [
         "args",
         "capabilities",
@@ -45,7 +45,7 @@ fn e6_null_for_any_field() {
 }
 
 #[test]
-fn e6_keys_in_any_case() {
+fn e6_keys_are_case_insensitive() {
     let stdin =
         json!({ "CniVersion": "0.4.0", "NAME": "net", "Type": "t", "IPAM": { "TYPE": "host-local" } });
     let Ok(Request::Add(call)) = Request::parse(&env_for("ADD"), &bytes(&stdin)) else { panic!("no ADD") };
@@ -55,13 +55,13 @@ fn e6_keys_in_any_case() {
 }
 
 #[test]
-fn e6_of_a_key_that_is_there_twice_the_last_counts() {
+fn e6_the_last_value_of_a_duplicate_key_wins() {
     let config = NetworkConfig::from_slice(br#"{"cniVersion":"1.1.0","name":"a","name":"b"}"#).unwrap();
     assert_eq!(config.name.as_str(), "b");
 }
 
 #[test]
-fn e6_wrong_types_are_refused_with_their_path() {
+fn e6_type_errors_name_the_path() {
     for (extra, message) in [
         (json!({ "type": 1 }), "type: expected a string, found 1"),
         (json!({ "ipam": "x" }), "ipam: expected an object, found \"x\""),
@@ -71,38 +71,38 @@ fn e6_wrong_types_are_refused_with_their_path() {
         (json!({ "runtimeConfig": [] }), "runtimeConfig: expected an object, found a list"),
         (json!({ "prevResult": 7 }), "prevResult: expected an object, found 7"),
     ] {
-        refused(&extra, ErrorCode::Decode, &[message]);
+        assert_refused(&extra, ErrorCode::Decode, &[message]);
     }
 }
 
 #[test]
-fn e11_the_runtimes_dns_goes_before_the_networks() {
+fn e11_dns_of_the_runtime_precedes_dns_of_the_network() {
     let network = json!({ "nameservers": ["1.1.1.1"], "domain": "a", "search": ["b"], "options": ["c"] });
-    let of_network = Dns {
+    let network_dns = Dns {
         nameservers: vec!["1.1.1.1".into()],
         domain: Some("a".into()),
         search: vec!["b".into()],
         options: vec!["c".into()],
     };
     let call = add(&json!({ "dns": network, "runtimeConfig": { "dns": {} } })).unwrap();
-    assert_eq!(call.config.result_dns(), &of_network);
+    assert_eq!(call.config.result_dns(), &network_dns);
     let runtime = json!({ "dns": { "servers": ["2.2.2.2"], "searches": ["x"], "options": ["y"] } });
     let call = add(&json!({ "dns": network, "runtimeConfig": runtime })).unwrap();
-    let of_runtime = Dns {
+    let runtime_dns = Dns {
         nameservers: vec!["2.2.2.2".into()],
         domain: None,
         search: vec!["x".into()],
         options: vec!["y".into()],
     };
-    assert_eq!(call.config.result_dns(), &of_runtime);
+    assert_eq!(call.config.result_dns(), &runtime_dns);
 }
 
 #[test]
-fn e11_prev_result_is_read_in_the_configs_version() {
+fn e11_prev_result_is_parsed_in_the_configs_version() {
     let old = json!({ "cniVersion": "0.2.0", "name": "n", "prevResult": { "ip4": { "ip": "10.0.0.2/24" } } });
     let config = NetworkConfig::from_slice(&bytes(&old)).unwrap();
     assert_eq!(config.prev_result.unwrap().ips[0].address.to_string(), "10.0.0.2/24");
-    refused(
+    assert_refused(
         &json!({ "prevResult": { "ips": [{ "address": "10.0.0.2/24" }, { "address": "x" }] } }),
         ErrorCode::InvalidConfig,
         &["prevResult.ips[1].address", "\"x\""],
@@ -110,14 +110,14 @@ fn e11_prev_result_is_read_in_the_configs_version() {
 }
 
 #[test]
-fn e19_a_delegate_gets_stdin_byte_for_byte() {
+fn e19_a_delegate_gets_stdin_unchanged() {
     let stdin = b" {\"name\" : \"n\",\"cniVersion\":\"1.0.0\",  \"ipam\":{\"type\":\"dhcp\"}} \n";
     let config = NetworkConfig::from_slice(stdin).unwrap();
     assert_eq!((config.raw.as_slice(), config.ipam_type.as_deref()), (&stdin[..], Some("dhcp")));
 }
 
 #[test]
-fn the_whole_config_stays_readable() {
+fn keys_of_the_plugin_are_available() {
     let call = add(&json!({ "bridge": "br0" })).unwrap();
     assert_eq!(call.config.obj().str("bridge").unwrap(), Some("br0"));
     assert_eq!(serde_json::Value::Object(call.config.map), config(&json!({ "bridge": "br0" })));

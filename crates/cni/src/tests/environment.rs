@@ -7,7 +7,7 @@ use super::{bytes, config, env, env_for};
 use crate::{Args, Env, ErrorCode, Request, Var};
 
 #[test]
-fn e4_without_a_command_the_caller_can_tell() {
+fn e4_a_missing_command_is_detected() {
     for empty in [env(&[]), env(&[("CNI_COMMAND", "")])] {
         assert!(!empty.has_command());
         let error = Request::parse(&empty, b"").unwrap_err().error;
@@ -20,7 +20,7 @@ fn e4_without_a_command_the_caller_can_tell() {
 }
 
 #[test]
-fn e8_netns_override() {
+fn e8_netns_override_accepts_1_and_true() {
     for (value, expected) in
         [("1", true), ("true", true), ("TRUE", true), ("0", false), ("", false), ("yes", false)]
     {
@@ -30,14 +30,14 @@ fn e8_netns_override() {
 }
 
 #[test]
-fn e14_del_tolerates_a_netns_that_is_no_text() {
-    let odd = OsString::from_vec(vec![b'/', 0xff]);
+fn e14_del_ignores_a_netns_that_is_not_utf8() {
+    let invalid = OsString::from_vec(vec![b'/', 0xff]);
     let vars = |command: &str| {
         Env::from_vars([
             ("CNI_COMMAND".into(), command.into()),
             ("CNI_CONTAINERID".into(), "c1".into()),
             ("CNI_IFNAME".into(), "eth0".into()),
-            ("CNI_NETNS".into(), odd.clone()),
+            ("CNI_NETNS".into(), invalid.clone()),
         ])
     };
     let stdin = bytes(&config(&json!({})));
@@ -50,7 +50,7 @@ fn e14_del_tolerates_a_netns_that_is_no_text() {
 }
 
 #[test]
-fn b1_all_variables_arrive() {
+fn b1_all_variables_are_parsed() {
     let vars = [
         ("CNI_COMMAND", "ADD"),
         ("CNI_CONTAINERID", "c1"),
@@ -60,7 +60,7 @@ fn b1_all_variables_arrive() {
         ("CNI_PATH", "/a::/b"),
         ("CNI_NETNS_OVERRIDE", "true"),
         ("PATH", "/bin"),
-        // The first one of a pair is what getenv(3) sees.
+        // The first value wins, as in getenv(3).
         ("CNI_IFNAME", "eth9"),
     ];
     let stdin = bytes(&config(&json!({})));
@@ -73,7 +73,7 @@ fn b1_all_variables_arrive() {
 }
 
 #[test]
-fn b1_values_that_are_no_utf8_are_named() {
+fn b1_errors_for_values_that_are_not_utf8_name_the_variable() {
     for var in Var::ALL {
         let vars = Env::from_vars([(var.name().into(), OsString::from_vec(vec![0xc3, 0x28]))]);
         let error = vars.get(var).unwrap_err();
@@ -85,7 +85,7 @@ fn b1_values_that_are_no_utf8_are_named() {
 }
 
 #[test]
-fn b1_args_known_keys() {
+fn b1_known_args_are_parsed() {
     let kubelet = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=u-1";
     let args = Args::parse(kubelet).unwrap();
     let expected = Args {
@@ -106,8 +106,8 @@ fn b1_args_known_keys() {
 }
 
 #[test]
-fn b1_args_refusals() {
-    for (text, words) in [
+fn b1_invalid_args_are_refused() {
+    for (args, texts) in [
         ("FOO=1;BAR=2", &["unknown keys FOO, BAR", "IgnoreUnknown"][..]),
         ("IgnoreUnknown=0;FOO=1", &["FOO"]),
         ("IgnoreUnknown=1;FOO=1;IgnoreUnknown=false", &["FOO"]),
@@ -122,10 +122,10 @@ fn b1_args_refusals() {
         ("IP=10.0.0.1/33", &["IP", "10.0.0.1/33"]),
         ("MAC=01:00:00:00:00:00", &["MAC", "01:00"]),
     ] {
-        let error = Args::parse(text).unwrap_err();
-        assert_eq!(error.code, ErrorCode::InvalidEnvironment, "{text}");
+        let error = Args::parse(args).unwrap_err();
+        assert_eq!(error.code, ErrorCode::InvalidEnvironment, "{args}");
         assert!(error.msg.starts_with("CNI_ARGS: "), "{error}");
-        assert!(words.iter().all(|word| error.msg.contains(word)), "{text}: {error}");
+        assert!(texts.iter().all(|text| error.msg.contains(text)), "{args}: {error}");
     }
     for good in ["IgnoreUnknown=1;FOO=1", "FOO=1;IgnoreUnknown=TRUE", "IgnoreUnknown=true;FOO="] {
         assert!(Args::parse(good).is_ok(), "{good}");

@@ -3,17 +3,20 @@ use serde_json::{Value, json};
 use crate::json::Obj;
 use crate::{Error, ErrorCode};
 
-fn on<T>(value: &Value, read: impl Fn(&Obj<'_>) -> Result<T, Error>) -> Result<T, Error> {
+fn read_root<T>(value: &Value, read: impl Fn(&Obj<'_>) -> Result<T, Error>) -> Result<T, Error> {
     read(&Obj::root(value.as_object().unwrap()))
 }
 
 #[test]
-fn e6_keys_match_whatever_their_case_and_the_exact_one_first() {
+fn e6_keys_are_case_insensitive_and_an_exact_match_wins() {
     let value = json!({ "CNIVERSION": "a", "mtu": 1, "MTU": 2, "Name": null, "nAME": "n", "dns": null });
-    assert_eq!(on(&value, |o| Ok(o.str("cniVersion")?.map(str::to_owned))).unwrap().as_deref(), Some("a"));
-    assert_eq!(on(&value, |o| o.u64("mtu")).unwrap(), Some(1));
-    assert_eq!(on(&value, |o| o.u32("MTU")).unwrap(), Some(2));
-    assert_eq!(on(&value, |o| Ok(o.str("Name")?.map(str::to_owned))).unwrap().as_deref(), Some("n"));
+    assert_eq!(
+        read_root(&value, |o| Ok(o.str("cniVersion")?.map(str::to_owned))).unwrap().as_deref(),
+        Some("a")
+    );
+    assert_eq!(read_root(&value, |o| o.u64("mtu")).unwrap(), Some(1));
+    assert_eq!(read_root(&value, |o| o.u32("MTU")).unwrap(), Some(2));
+    assert_eq!(read_root(&value, |o| Ok(o.str("Name")?.map(str::to_owned))).unwrap().as_deref(), Some("n"));
     let keys: Vec<_> = Obj::root(value.as_object().unwrap()).keys().map(str::to_owned).collect();
     assert_eq!(keys, ["CNIVERSION", "MTU", "mtu", "nAME"]);
 }
@@ -21,21 +24,21 @@ fn e6_keys_match_whatever_their_case_and_the_exact_one_first() {
 #[test]
 fn e6_null_is_absent_for_every_getter() {
     let value = json!({ "k": null });
-    assert!(on(&value, |o| Ok(o.get("k").is_none() && o.get("other").is_none())).unwrap());
-    assert_eq!(on(&value, |o| Ok(o.str("k")?.map(str::len))).unwrap(), None);
-    assert_eq!(on(&value, |o| o.bool("k")).unwrap(), None);
-    assert_eq!(on(&value, |o| o.u64("k")).unwrap(), None);
-    assert_eq!(on(&value, |o| o.u16("k")).unwrap(), None);
-    assert_eq!(on(&value, |o| Ok(o.obj("k")?.is_none())), Ok(true));
-    assert_eq!(on(&value, |o| Ok(o.array("k")?.is_none())), Ok(true));
-    assert_eq!(on(&value, |o| o.parse::<u8>("k", "a byte")), Ok(None));
-    assert_eq!(on(&json!({ "k": ["a", null] }), |o| o.strings("k")), Ok(vec!["a".to_owned()]));
+    assert!(read_root(&value, |o| Ok(o.get("k").is_none() && o.get("other").is_none())).unwrap());
+    assert_eq!(read_root(&value, |o| Ok(o.str("k")?.map(str::len))).unwrap(), None);
+    assert_eq!(read_root(&value, |o| o.bool("k")).unwrap(), None);
+    assert_eq!(read_root(&value, |o| o.u64("k")).unwrap(), None);
+    assert_eq!(read_root(&value, |o| o.u16("k")).unwrap(), None);
+    assert_eq!(read_root(&value, |o| Ok(o.obj("k")?.is_none())), Ok(true));
+    assert_eq!(read_root(&value, |o| Ok(o.array("k")?.is_none())), Ok(true));
+    assert_eq!(read_root(&value, |o| o.parse::<u8>("k", "a byte")), Ok(None));
+    assert_eq!(read_root(&json!({ "k": ["a", null] }), |o| o.strings("k")), Ok(vec!["a".to_owned()]));
 }
 
 #[test]
-fn e5_wrong_types_name_the_whole_path() {
+fn e5_type_errors_name_the_full_path() {
     let value = json!({ "ipam": { "ranges": [[{}, { "subnet": 7 }]] } });
-    let error = on(&value, |o| {
+    let error = read_root(&value, |o| {
         let ranges = o.obj("ipam")?.unwrap().array("ranges")?.unwrap();
         let range = ranges[0].array()?[1].obj()?;
         assert_eq!(range.path(), "ipam.ranges[0][1]");
@@ -47,7 +50,7 @@ fn e5_wrong_types_name_the_whole_path() {
 }
 
 #[test]
-fn e5_wrong_types_say_what_is_expected_and_found() {
+fn e5_type_errors_name_the_expected_and_the_actual_type() {
     let value = json!({ "s": "x", "n": 7, "b": true, "a": [], "o": {}, "long": "y".repeat(500) });
     let message = |outcome: Result<(), Error>| {
         let error = outcome.unwrap_err();
@@ -69,22 +72,22 @@ fn e7_numbers_out_of_range_are_config_errors() {
     for (value, max) in
         [(json!(-1), "4294967295"), (json!(1.5), "4294967295"), (json!(4_294_967_296_u64), "4294967295")]
     {
-        let error = on(&json!({ "mtu": value }), |o| o.u32("mtu")).unwrap_err();
+        let error = read_root(&json!({ "mtu": value }), |o| o.u32("mtu")).unwrap_err();
         assert_eq!(error.code, ErrorCode::InvalidConfig);
         assert_eq!(error.msg, format!("mtu: expected a whole number from 0 to {max}, found {value}"));
     }
-    assert_eq!(on(&json!({ "n": u64::MAX }), |o| o.u64("n")), Ok(Some(u64::MAX)));
-    assert_eq!(on(&json!({ "n": 65_535 }), |o| o.u16("n")), Ok(Some(65_535)));
-    assert!(on(&json!({ "n": 65_536 }), |o| o.u16("n")).is_err());
+    assert_eq!(read_root(&json!({ "n": u64::MAX }), |o| o.u64("n")), Ok(Some(u64::MAX)));
+    assert_eq!(read_root(&json!({ "n": 65_535 }), |o| o.u16("n")), Ok(Some(65_535)));
+    assert!(read_root(&json!({ "n": 65_536 }), |o| o.u16("n")).is_err());
 }
 
 #[test]
-fn e7_texts_that_stand_for_nothing_are_config_errors() {
+fn e7_strings_that_cannot_be_parsed_are_config_errors() {
     let value = json!({ "gw": "10.0.0", "none": "" });
-    let error = on(&value, |o| o.parse::<std::net::IpAddr>("gw", "an IP address")).unwrap_err();
+    let error = read_root(&value, |o| o.parse::<std::net::IpAddr>("gw", "an IP address")).unwrap_err();
     assert_eq!(
         (error.code, error.msg.as_str()),
         (ErrorCode::InvalidConfig, "gw: expected an IP address, found \"10.0.0\"")
     );
-    assert_eq!(on(&value, |o| o.parse::<std::net::IpAddr>("none", "an IP address")), Ok(None));
+    assert_eq!(read_root(&value, |o| o.parse::<std::net::IpAddr>("none", "an IP address")), Ok(None));
 }

@@ -1,4 +1,4 @@
-//! The protocol as tables, one requirement each, and then everything that is no request at all.
+//! Table tests of the protocol, one requirement each, and property tests with random input (`any_input`).
 
 mod any_input;
 mod config;
@@ -33,7 +33,7 @@ pub(crate) fn bytes(config: &Value) -> Vec<u8> {
     serde_json::to_vec(config).unwrap()
 }
 
-/// A 1.1.0 config with `extra` laid over it.
+/// A 1.1.0 config with the keys of `extra`.
 pub(crate) fn config(extra: &Value) -> Value {
     let mut config = json!({ "cniVersion": "1.1.0", "name": "net", "type": "podwire-cni" });
     for (key, value) in extra.as_object().unwrap() {
@@ -42,24 +42,24 @@ pub(crate) fn config(extra: &Value) -> Value {
     config
 }
 
-pub(crate) fn ask(command: &str, config: &Value) -> Result<Request, Failure> {
+pub(crate) fn request(command: &str, config: &Value) -> Result<Request, Failure> {
     Request::parse(&env_for(command), &bytes(config))
 }
 
 pub(crate) fn add(extra: &Value) -> Result<AttachmentRequest, Error> {
-    match ask("ADD", &config(extra)) {
+    match request("ADD", &config(extra)) {
         Ok(Request::Add(call)) => Ok(call),
-        Ok(other) => panic!("ADD became {other:?}"),
+        Ok(other) => panic!("ADD was parsed as {other:?}"),
         Err(failure) => Err(failure.error),
     }
 }
 
-/// ADD with `extra` is refused with this code, and the message holds all of these words.
+/// Asserts that ADD with `extra` is refused with this code, and that the message contains all texts.
 #[track_caller]
-pub(crate) fn refused(extra: &Value, code: ErrorCode, words: &[&str]) {
+pub(crate) fn assert_refused(extra: &Value, code: ErrorCode, texts: &[&str]) {
     let error = add(extra).unwrap_err();
     assert_eq!(error.code, code, "{error}");
-    for word in words {
-        assert!(error.msg.contains(word), "{word} is not in: {error}");
+    for text in texts {
+        assert!(error.msg.contains(text), "{text} is not in: {error}");
     }
 }

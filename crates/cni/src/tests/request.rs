@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::{add, ask, bytes, config, env, env_for, refused};
+use super::{add, assert_refused, bytes, config, env, env_for, request};
 use crate::{Args, Command, Error, ErrorCode, MAX_STDIN, Request, Version, version_answer};
 
 fn minimal(version: &str) -> Value {
@@ -13,7 +13,7 @@ fn failed(command: &str, stdin: &[u8]) -> (Error, Version) {
 }
 
 #[test]
-fn e2_every_missing_variable_is_named_at_once() {
+fn e2_one_error_names_all_missing_variables() {
     let table: [(&str, &[&str], &[&str]); 6] = [
         ("ADD", &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"], &["CNI_PATH", "CNI_ARGS"]),
         ("CHECK", &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"], &["CNI_PATH"]),
@@ -22,29 +22,29 @@ fn e2_every_missing_variable_is_named_at_once() {
         ("STATUS", &[], &[]),
         ("VERSION", &[], &[]),
     ];
-    for (command, needed, not_needed) in table {
-        // Empty is missing.
+    for (command, required, optional) in table {
+        // An empty variable counts as missing.
         for vars in [vec![("CNI_COMMAND", command)], vec![("CNI_COMMAND", command), ("CNI_CONTAINERID", "")]]
         {
             let outcome = Request::parse(&env(&vars), &bytes(&minimal("1.1.0")));
-            if needed.is_empty() {
+            if required.is_empty() {
                 outcome.unwrap();
                 continue;
             }
             let error = outcome.unwrap_err().error;
             assert_eq!(error.code, ErrorCode::InvalidEnvironment, "{command}");
-            assert!(needed.iter().all(|var| error.msg.contains(var)), "{command}: {error}");
-            assert!(!not_needed.iter().any(|var| error.msg.contains(var)), "{command}: {error}");
+            assert!(required.iter().all(|var| error.msg.contains(var)), "{command}: {error}");
+            assert!(!optional.iter().any(|var| error.msg.contains(var)), "{command}: {error}");
         }
     }
 }
 
 #[test]
-fn e2_commands_run_with_just_what_they_need() {
+fn e2_commands_need_only_their_required_variables() {
     let stdin = bytes(&minimal("1.1.0"));
     let attachment = [("CNI_CONTAINERID", "c1"), ("CNI_IFNAME", "eth0")];
-    let with = |command, more: &[(&'static str, &'static str)]| {
-        let vars: Vec<_> = [("CNI_COMMAND", command)].into_iter().chain(more.to_vec()).collect();
+    let with = |command, vars: &[(&'static str, &'static str)]| {
+        let vars: Vec<_> = [("CNI_COMMAND", command)].into_iter().chain(vars.to_vec()).collect();
         Request::parse(&env(&vars), &stdin)
     };
     let netns = [&attachment[..], &[("CNI_NETNS", "/run/netns/x")]].concat();
@@ -59,7 +59,7 @@ fn e2_commands_run_with_just_what_they_need() {
 }
 
 #[test]
-fn e2_e3_invalid_and_missing_variables_share_one_message() {
+fn e2_e3_one_error_names_invalid_and_missing_variables() {
     let vars = [
         ("CNI_COMMAND", "ADD"),
         ("CNI_CONTAINERID", "../x"),
@@ -74,7 +74,7 @@ fn e2_e3_invalid_and_missing_variables_share_one_message() {
 }
 
 #[test]
-fn e3_container_id_ifname_and_network_name_are_checked_on_del_too() {
+fn e3_add_check_and_del_validate_ids_and_names() {
     for command in ["ADD", "CHECK", "DEL"] {
         for (id, ifname, var) in [(".a", "eth0", "CNI_CONTAINERID"), ("c1", "sixteen-bytes-xx", "CNI_IFNAME")]
         {
@@ -95,21 +95,21 @@ fn e3_container_id_ifname_and_network_name_are_checked_on_del_too() {
             let mut stdin = minimal("1.1.0");
             stdin["name"] = name.clone();
             assert_eq!(
-                ask(command, &stdin).unwrap_err().error.code,
+                request(command, &stdin).unwrap_err().error.code,
                 ErrorCode::InvalidConfig,
                 "{command} {name}"
             );
         }
         let mut stdin = minimal("1.1.0");
         stdin["name"] = json!(7);
-        assert_eq!(ask(command, &stdin).unwrap_err().error.code, ErrorCode::Decode);
+        assert_eq!(request(command, &stdin).unwrap_err().error.code, ErrorCode::Decode);
     }
 }
 
 #[test]
-fn e4_unknown_and_lower_case_commands() {
+fn e4_unknown_and_lower_case_commands_are_refused() {
     for command in ["add", "Add", "FOO", "ADD ", "del"] {
-        // Whatever else is wrong, this comes first.
+        // The command is checked before variables and stdin.
         let error = Request::parse(&env(&[("CNI_COMMAND", command)]), b"").unwrap_err().error;
         assert_eq!(error.code, ErrorCode::InvalidEnvironment);
         assert_eq!(error.to_string(), format!("unknown CNI_COMMAND: {command}"));
@@ -120,9 +120,9 @@ fn e4_unknown_and_lower_case_commands() {
 }
 
 #[test]
-fn e5_stdin_that_cannot_be_decoded() {
+fn e5_stdin_that_is_not_a_json_object_is_refused() {
     for command in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
-        for (stdin, words) in [
+        for (stdin, text) in [
             (&b""[..], "empty"),
             (b" \n\t", "empty"),
             (b"{", "line 1 column 1"),
@@ -134,13 +134,13 @@ fn e5_stdin_that_cannot_be_decoded() {
         ] {
             let (error, version) = failed(command, stdin);
             assert_eq!((error.code, version), (ErrorCode::Decode, Version::LATEST), "{command}: {error}");
-            assert!(error.msg.contains(words), "{command}: {words} is not in: {error}");
+            assert!(error.msg.contains(text), "{command}: {text} is not in: {error}");
         }
     }
 }
 
 #[test]
-fn e5_stdin_that_is_too_large_or_too_deep() {
+fn e5_stdin_that_is_too_large_or_too_deep_is_refused() {
     let mut stdin = bytes(&minimal("1.1.0"));
     stdin.resize(MAX_STDIN, b' ');
     Request::parse(&env_for("ADD"), &stdin).unwrap();
@@ -152,10 +152,10 @@ fn e5_stdin_that_is_too_large_or_too_deep() {
 }
 
 #[test]
-fn e5_versions() {
+fn e5_unsupported_versions_are_refused() {
     for version in Version::ALL {
-        assert!(ask("ADD", &minimal(version.as_str())).is_ok(), "{version}");
-        assert!(ask("DEL", &minimal(version.as_str())).is_ok(), "{version}");
+        assert!(request("ADD", &minimal(version.as_str())).is_ok(), "{version}");
+        assert!(request("DEL", &minimal(version.as_str())).is_ok(), "{version}");
     }
     for absent in [
         json!({ "name": "n" }),
@@ -163,7 +163,7 @@ fn e5_versions() {
         json!({ "name": "n", "cniVersion": "" }),
     ] {
         assert!(
-            matches!(ask("ADD", &absent), Ok(Request::Add(call)) if call.config.version == Version::V0_1_0)
+            matches!(request("ADD", &absent), Ok(Request::Add(call)) if call.config.version == Version::V0_1_0)
         );
     }
     for unsupported in ["9.9.9", "1.2.0", "0.3", "1.1.0 ", "v1.0.0", "0.0.0"] {
@@ -177,20 +177,20 @@ fn e5_versions() {
             assert!(Version::ALL.iter().all(|v| error.msg.contains(v.as_str())), "{error}");
         }
     }
-    for no_string in [json!(1), json!(1.1), json!(["1.1.0"]), json!({}), json!(true)] {
-        let (error, _) = failed("ADD", &bytes(&json!({ "name": "n", "cniVersion": no_string })));
+    for other_type in [json!(1), json!(1.1), json!(["1.1.0"]), json!({}), json!(true)] {
+        let (error, _) = failed("ADD", &bytes(&json!({ "name": "n", "cniVersion": other_type })));
         assert_eq!(error.code, ErrorCode::Decode);
         assert!(error.msg.starts_with("cniVersion: expected a string, found "), "{error}");
     }
 }
 
 #[test]
-fn e5_commands_that_a_version_does_not_have() {
+fn e5_commands_need_a_version_that_defines_them() {
     for version in Version::ALL {
         for (command, since) in
             [("CHECK", Version::V0_4_0), ("GC", Version::V1_1_0), ("STATUS", Version::V1_1_0)]
         {
-            let outcome = ask(command, &minimal(version.as_str()));
+            let outcome = request(command, &minimal(version.as_str()));
             if version >= since {
                 assert!(outcome.is_ok(), "{command} {version}: {outcome:?}");
             } else {
@@ -203,7 +203,7 @@ fn e5_commands_that_a_version_does_not_have() {
 }
 
 #[test]
-fn e12_del_succeeds_with_whatever_made_add_fail() {
+fn e12_del_accepts_configs_that_add_refuses() {
     for extra in [
         json!({ "runtimeConfig": 7 }),
         json!({ "runtimeConfig": { "portMappings": [{ "hostPort": 70000 }] } }),
@@ -215,7 +215,7 @@ fn e12_del_succeeds_with_whatever_made_add_fail() {
         json!({ "type": 7 }),
     ] {
         assert!(add(&extra).is_err(), "{extra}");
-        assert!(matches!(ask("DEL", &config(&extra)), Ok(Request::Del(_))), "{extra}");
+        assert!(matches!(request("DEL", &config(&extra)), Ok(Request::Del(_))), "{extra}");
     }
     let vars =
         [("CNI_CONTAINERID", "c1"), ("CNI_IFNAME", "eth0"), ("CNI_NETNS", "/n"), ("CNI_ARGS", "FOO=1")];
@@ -230,23 +230,23 @@ fn e12_del_succeeds_with_whatever_made_add_fail() {
 #[test]
 fn e15_check_needs_a_prev_result() {
     for absent in [json!({}), json!({ "prevResult": null })] {
-        let error = ask("CHECK", &config(&absent)).unwrap_err().error;
+        let error = request("CHECK", &config(&absent)).unwrap_err().error;
         assert_eq!(error.code, ErrorCode::InvalidConfig);
         assert!(error.msg.contains("prevResult is missing"), "{error}");
     }
-    assert!(ask("CHECK", &config(&json!({ "prevResult": { "dns": {} } }))).is_ok());
+    assert!(request("CHECK", &config(&json!({ "prevResult": { "dns": {} } }))).is_ok());
 }
 
 fn gc(extra: &Value) -> Result<Vec<String>, Error> {
-    match ask("GC", &config(extra)) {
+    match request("GC", &config(extra)) {
         Ok(Request::Gc(gc)) => Ok(gc.valid.iter().map(|(id, ifname)| format!("{id}/{ifname}")).collect()),
-        Ok(other) => panic!("GC became {other:?}"),
+        Ok(other) => panic!("GC was parsed as {other:?}"),
         Err(failure) => Err(failure.error),
     }
 }
 
 #[test]
-fn e16_the_valid_set() {
+fn e16_gc_uses_the_union_of_all_valid_lists() {
     let (new, old) = ("cni.dev/valid-attachments", "cni.dev/attachments");
     let a = json!([{ "containerID": "a", "ifname": "eth0" }]);
     let b = json!([{ "containerID": "b", "ifname": "eth1", "more": 1 }, { "containerid": "a", "IfName": "eth0" }]);
@@ -267,8 +267,8 @@ fn e16_the_valid_set() {
 }
 
 #[test]
-fn e16_an_element_that_cannot_be_read_stops_gc() {
-    for (element, place) in [
+fn e16_gc_refuses_a_list_with_an_invalid_element() {
+    for (element, path) in [
         (json!(null), "cni.dev/valid-attachments[1]"),
         (json!("a"), "cni.dev/valid-attachments[1]"),
         (json!({}), "[1].containerID"),
@@ -280,12 +280,12 @@ fn e16_an_element_that_cannot_be_read_stops_gc() {
         let list = json!([{ "containerID": "good", "ifname": "eth0" }, element]);
         let error = gc(&json!({ "cni.dev/valid-attachments": list })).unwrap_err();
         assert_eq!(error.code, ErrorCode::InvalidConfig, "{error}");
-        assert!(error.msg.contains(place), "{place} is not in: {error}");
+        assert!(error.msg.contains(path), "{path} is not in: {error}");
     }
 }
 
 #[test]
-fn e17_version_answers_whatever_is_on_stdin() {
+fn e17_version_is_answered_with_any_stdin() {
     let table: [(&[u8], Version); 8] = [
         (b"", Version::LATEST),
         (b"{\"cniVersion\":\"0.3.1\"}", Version::V0_3_1),
@@ -299,7 +299,7 @@ fn e17_version_answers_whatever_is_on_stdin() {
     for (stdin, version) in table {
         assert_eq!(Request::parse(&env(&[("CNI_COMMAND", "VERSION")]), stdin), Ok(Request::Version(version)));
     }
-    // libcni sends these.
+    // Values that libcni sends.
     let dummies = [
         ("CNI_COMMAND", "VERSION"),
         ("CNI_NETNS", "dummy"),
@@ -316,7 +316,7 @@ fn e17_version_answers_whatever_is_on_stdin() {
 }
 
 #[test]
-fn b5_every_failure_is_an_error_object() {
+fn b5_failures_are_error_objects_in_the_requests_version() {
     let error = Error::new(ErrorCode::TryAgainLater, "the agent is starting").with_details("socket refused");
     assert_eq!(
         error.to_json(Version::V0_4_0),
@@ -326,7 +326,7 @@ fn b5_every_failure_is_an_error_object() {
     let short = Error::new(ErrorCode::Io, "x");
     assert_eq!(short.to_json(Version::V1_1_0), json!({ "cniVersion": "1.1.0", "code": 5, "msg": "x" }));
     assert_eq!(short.to_string(), "x");
-    // The version is the request's as soon as that can be read, also for what is wrong with the environment.
+    // Errors in variables also have the version of the config.
     let failure = Request::parse(&env(&[("CNI_COMMAND", "ADD")]), br#"{"cniVersion":"0.3.1"}"#).unwrap_err();
     assert_eq!(
         (failure.to_json()["cniVersion"].as_str(), failure.to_json()["code"].as_u64()),
@@ -335,22 +335,22 @@ fn b5_every_failure_is_an_error_object() {
 }
 
 #[test]
-fn e7_codes_and_foreign_error_objects() {
+fn e7_error_objects_of_delegates_are_parsed() {
     let numbers: Vec<u32> = ErrorCode::ALL.iter().map(|code| code.number()).collect();
     assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 11, 50, 51, 100, 101, 102, 103, 104, 105, 106, 199]);
     for code in ErrorCode::ALL {
         let error = Error::new(code, "m").with_details("d");
         assert_eq!(Error::from_json(&error.to_json(Version::LATEST)), Some(error));
     }
-    let foreign = Error::from_json(&json!({ "code": 999, "msg": "no", "details": "why" })).unwrap();
-    assert_eq!((foreign.code, foreign.to_string().as_str()), (ErrorCode::Delegate, "no: code 999 why"));
+    let unknown = Error::from_json(&json!({ "code": 999, "msg": "no", "details": "why" })).unwrap();
+    assert_eq!((unknown.code, unknown.to_string().as_str()), (ErrorCode::Delegate, "no: code 999 why"));
     for none in [json!({}), json!([]), json!({ "msg": "x" }), json!({ "code": "7" })] {
         assert_eq!(Error::from_json(&none), None);
     }
 }
 
 #[test]
-fn e18_requested_addresses_and_macs_from_all_three_places() {
+fn e18_addresses_and_macs_are_requested_through_three_sources() {
     let stdin = config(&json!({
         "args": { "cni": { "ips": ["10.0.0.6", "10.0.0.5"], "mac": "02:00:00:00:00:02" } },
         "runtimeConfig": { "ips": ["10.0.0.7/24", "::ffff:10.0.0.6"], "mac": "02:00:00:00:00:03" },
@@ -370,12 +370,12 @@ fn e18_requested_addresses_and_macs_from_all_three_places() {
     assert_eq!(call.requested_mac().unwrap().to_string(), "02:00:00:00:00:02");
     call.config.args_cni_mac = None;
     assert_eq!(call.requested_mac().unwrap().to_string(), "02:00:00:00:00:01");
-    refused(
+    assert_refused(
         &json!({ "args": { "cni": { "ips": ["x"] } } }),
         ErrorCode::InvalidConfig,
         &["args.cni.ips[0]", "\"x\""],
     );
-    refused(
+    assert_refused(
         &json!({ "args": { "cni": { "mac": "x" } } }),
         ErrorCode::InvalidConfig,
         &["args.cni.mac", "\"x\""],
@@ -383,7 +383,7 @@ fn e18_requested_addresses_and_macs_from_all_three_places() {
 }
 
 #[test]
-fn a_request_that_carries_the_mark_of_delegates_is_refused() {
+fn a_request_with_the_delegated_variable_is_refused() {
     let stdin = bytes(&config(&json!({ "prevResult": {}, "cni.dev/valid-attachments": [] })));
     for command in Command::ALL {
         let vars = [
@@ -393,9 +393,9 @@ fn a_request_that_carries_the_mark_of_delegates_is_refused() {
             ("CNI_IFNAME", "eth0"),
             ("CNI_PATH", "/a"),
         ];
-        let marked = [&vars[..], &[("CNI_PODWIRE_DELEGATED", "1")]].concat();
+        let delegated = [&vars[..], &[("CNI_PODWIRE_DELEGATED", "1")]].concat();
         assert!(Request::parse(&env(&vars), &stdin).is_ok(), "{command}");
-        match Request::parse(&env(&marked), &stdin) {
+        match Request::parse(&env(&delegated), &stdin) {
             Ok(request) => {
                 assert_eq!((command, request), (Command::Version, Request::Version(Version::V1_1_0)));
             }

@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use crate::{CniResult, Dns, ErrorCode, Interface, IpConfig, PodRoute, Version};
 
-/// Everything a result can hold, two addresses of a family included.
+/// A result with every field, and with two addresses of one family.
 fn full() -> CniResult {
     let ip = |address: &str, gateway: Option<&str>, interface| IpConfig {
         address: address.parse().unwrap(),
@@ -53,7 +53,7 @@ fn dns() -> Value {
 }
 
 #[test]
-fn e10_results_of_0_1_and_0_2() {
+fn e10_results_have_the_format_of_0_1_and_0_2() {
     for version in [Version::V0_1_0, Version::V0_2_0] {
         let expected = json!({
             "cniVersion": version.as_str(),
@@ -66,7 +66,7 @@ fn e10_results_of_0_1_and_0_2() {
 }
 
 #[test]
-fn e10_results_of_0_3_to_0_4() {
+fn e10_results_have_the_format_of_0_3_to_0_4() {
     for version in [Version::V0_3_0, Version::V0_3_1, Version::V0_4_0] {
         let expected = json!({
             "cniVersion": version.as_str(),
@@ -87,7 +87,7 @@ fn e10_results_of_0_3_to_0_4() {
 }
 
 #[test]
-fn e10_results_of_1_0() {
+fn e10_results_have_the_format_of_1_0() {
     let expected = json!({
         "cniVersion": "1.0.0",
         "interfaces": [
@@ -106,21 +106,21 @@ fn e10_results_of_1_0() {
 }
 
 #[test]
-fn e10_results_of_1_1() {
+fn e10_results_have_the_format_of_1_1() {
     let mut expected = full().to_json(Version::V1_0_0);
     expected["cniVersion"] = json!("1.1.0");
     expected["interfaces"][1]["mtu"] = json!(1450);
     expected["interfaces"][1]["socketPath"] = json!("/run/s");
     expected["interfaces"][1]["pciID"] = json!("0000:00:01.0");
-    let more = json!({ "mtu": 1400, "advmss": 1360, "priority": 10, "table": 100, "scope": 0 });
-    for (key, value) in more.as_object().unwrap() {
+    let route_fields = json!({ "mtu": 1400, "advmss": 1360, "priority": 10, "table": 100, "scope": 0 });
+    for (key, value) in route_fields.as_object().unwrap() {
         expected["routes"][0][key] = value.clone();
     }
     assert_eq!(full().to_json(Version::V1_1_0), expected);
 }
 
 #[test]
-fn e10_an_empty_result_has_its_version_and_dns() {
+fn e10_an_empty_result_has_version_and_dns() {
     for version in Version::ALL {
         let empty = CniResult::default().to_json(version);
         assert_eq!(empty, json!({ "cniVersion": version.as_str(), "dns": {} }));
@@ -129,7 +129,7 @@ fn e10_an_empty_result_has_its_version_and_dns() {
 }
 
 #[test]
-fn e11_other_plugins_results_may_lack_anything() {
+fn e11_results_of_other_plugins_may_lack_any_field() {
     for (value, ips, routes) in [
         (json!({}), 0, 0),
         (json!({ "interfaces": null, "ips": null, "routes": null, "dns": null }), 0, 0),
@@ -146,12 +146,12 @@ fn e11_other_plugins_results_may_lack_anything() {
     }
     let result =
         CniResult::from_json(Version::LATEST, &json!({ "interfaces": [null, {}, { "name": "a" }] })).unwrap();
-    assert_eq!(result.interfaces.len(), 3, "places are what addresses point to");
+    assert_eq!(result.interfaces.len(), 3, "addresses refer to interfaces by index");
     assert_eq!(result.interfaces[2].name, "a");
 }
 
 #[test]
-fn e11_where_both_shapes_are_there_the_version_decides() {
+fn e11_the_version_decides_between_two_formats() {
     let both = json!({ "ip4": { "ip": "10.0.0.2/24" }, "ips": [{ "address": "10.0.0.3/24" }] });
     let first = |version| CniResult::from_json(version, &both).unwrap().ips[0].address.to_string();
     assert_eq!(first(Version::V0_2_0), "10.0.0.2/24");
@@ -159,7 +159,7 @@ fn e11_where_both_shapes_are_there_the_version_decides() {
 }
 
 #[test]
-fn e11_what_is_there_must_be_readable() {
+fn e11_invalid_fields_of_results_are_refused() {
     for (value, code, message) in [
         (json!([]), ErrorCode::Decode, "expected an object, found a list"),
         (json!({ "ips": {} }), ErrorCode::Decode, "ips: expected a list, found an object"),
@@ -189,7 +189,7 @@ fn e11_what_is_there_must_be_readable() {
 }
 
 #[test]
-fn e15_routes_compare_without_their_host_bits_and_keep_them() {
+fn e15_routes_keep_host_bits_and_compare_without_them() {
     let route = |dst: &str| PodRoute::new(dst.parse().unwrap(), None);
     assert_eq!(route("10.0.0.5/8"), route("10.9.9.9/8"));
     assert_ne!(route("10.0.0.0/8"), route("10.0.0.0/9"));

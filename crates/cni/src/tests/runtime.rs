@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::{add, refused};
+use super::{add, assert_refused};
 use types::Protocol;
 
 use crate::{Bandwidth, Error, ErrorCode, PortMapping, RuntimeConfig};
@@ -10,12 +10,12 @@ fn runtime(value: &Value) -> Result<RuntimeConfig, Error> {
 }
 
 #[track_caller]
-fn refuses(value: &Value, words: &[&str]) {
-    refused(&json!({ "runtimeConfig": value }), ErrorCode::InvalidConfig, words);
+fn assert_runtime_refused(value: &Value, texts: &[&str]) {
+    assert_refused(&json!({ "runtimeConfig": value }), ErrorCode::InvalidConfig, texts);
 }
 
 #[test]
-fn e18_everything_the_conventions_have() {
+fn e18_all_keys_of_the_conventions_are_parsed() {
     let runtime = runtime(&json!({
         "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "udp", "hostIP": "192.0.2.1" }],
         "bandwidth": { "ingressRate": 1, "ingressBurst": 2, "egressRate": 3, "egressBurst": 4 },
@@ -41,7 +41,7 @@ fn e18_everything_the_conventions_have() {
 }
 
 #[test]
-fn e18_port_mappings() {
+fn e18_ports_without_a_host_port_are_ignored() {
     let runtime = runtime(&json!({ "portMappings": [
         { "hostPort": 0, "containerPort": 80 },
         { "containerPort": 80 },
@@ -53,9 +53,9 @@ fn e18_port_mappings() {
     ] }))
     .unwrap();
     let ip = |text: &str| Some(text.parse().unwrap());
-    let of = |m: &PortMapping| (m.host_ip, m.host_port, m.container_port, m.protocol);
+    let fields = |m: &PortMapping| (m.host_ip, m.host_port, m.container_port, m.protocol);
     assert_eq!(
-        runtime.port_mappings.iter().map(of).collect::<Vec<_>>(),
+        runtime.port_mappings.iter().map(fields).collect::<Vec<_>>(),
         [
             (None, 1, 65535, Protocol::Tcp),
             (None, 2, 1, Protocol::Tcp),
@@ -67,8 +67,8 @@ fn e18_port_mappings() {
 }
 
 #[test]
-fn e18_port_mappings_that_cannot_be() {
-    for (mapping, words) in [
+fn e18_invalid_port_mappings_are_refused() {
+    for (mapping, texts) in [
         (json!({ "hostPort": 65536, "containerPort": 80 }), ["hostPort", "65536"]),
         (json!({ "hostPort": -1, "containerPort": 80 }), ["hostPort", "-1"]),
         (json!({ "hostPort": 1.5, "containerPort": 80 }), ["hostPort", "1.5"]),
@@ -78,11 +78,11 @@ fn e18_port_mappings_that_cannot_be() {
         (json!({ "hostPort": 80, "containerPort": 80, "protocol": "icmp" }), ["protocol", "icmp"]),
         (json!({ "hostPort": 80, "containerPort": 80, "hostIP": "host" }), ["hostIP", "\"host\""]),
     ] {
-        let path = format!("runtimeConfig.portMappings[1].{}", words[0]);
+        let path = format!("runtimeConfig.portMappings[1].{}", texts[0]);
         let good = json!({ "hostPort": 80, "containerPort": 80 });
-        refuses(&json!({ "portMappings": [good, mapping] }), &[&path, words[1]]);
+        assert_runtime_refused(&json!({ "portMappings": [good, mapping] }), &[&path, texts[1]]);
     }
-    refused(
+    assert_refused(
         &json!({ "runtimeConfig": { "portMappings": [{ "hostPort": "80" }] } }),
         ErrorCode::Decode,
         &["runtimeConfig.portMappings[0].hostPort: expected a whole number, found \"80\""],
@@ -90,25 +90,31 @@ fn e18_port_mappings_that_cannot_be() {
 }
 
 #[test]
-fn e18_bandwidth_from_the_runtime_or_the_config() {
+fn e18_bandwidth_of_the_runtime_precedes_the_config() {
     let limits = |extra: Value| add(&extra).unwrap().config.runtime.bandwidth;
-    let of = |rate: u64| json!({ "ingressRate": rate, "ingressBurst": rate });
+    let limit_of = |rate: u64| json!({ "ingressRate": rate, "ingressBurst": rate });
     let ingress =
         |rate| Some(Bandwidth { ingress_rate: rate, ingress_burst: rate, egress_rate: 0, egress_burst: 0 });
-    assert_eq!(limits(json!({ "runtimeConfig": { "bandwidth": of(1) }, "bandwidth": of(2) })), ingress(1));
-    assert_eq!(limits(json!({ "bandwidth": of(2), "ingressRate": 3, "ingressBurst": 3 })), ingress(2));
+    assert_eq!(
+        limits(json!({ "runtimeConfig": { "bandwidth": limit_of(1) }, "bandwidth": limit_of(2) })),
+        ingress(1)
+    );
+    assert_eq!(limits(json!({ "bandwidth": limit_of(2), "ingressRate": 3, "ingressBurst": 3 })), ingress(2));
     assert_eq!(limits(json!({ "ingressRate": 3, "ingressBurst": 3 })), ingress(3));
-    assert_eq!(limits(json!({ "runtimeConfig": { "bandwidth": of(0) }, "bandwidth": of(2) })), ingress(2));
+    assert_eq!(
+        limits(json!({ "runtimeConfig": { "bandwidth": limit_of(0) }, "bandwidth": limit_of(2) })),
+        ingress(2)
+    );
     assert_eq!(limits(json!({ "runtimeConfig": { "bandwidth": {} } })), None);
-    assert_eq!(limits(json!({ "runtimeConfig": { "bandwidth": of(0) }, "bandwidth": {} })), None);
-    // What CRI-O sends for a burst.
+    assert_eq!(limits(json!({ "runtimeConfig": { "bandwidth": limit_of(0) }, "bandwidth": {} })), None);
+    // The burst that CRI-O sends.
     let largest = u64::from(u32::MAX) * 8 - 1;
-    assert_eq!(limits(json!({ "bandwidth": of(largest) })), ingress(largest));
+    assert_eq!(limits(json!({ "bandwidth": limit_of(largest) })), ingress(largest));
 }
 
 #[test]
-fn e18_bandwidth_that_cannot_be() {
-    for (limits, words) in [
+fn e18_invalid_bandwidth_limits_are_refused() {
+    for (limits, texts) in [
         (json!({ "ingressRate": 5 }), ["bandwidth.ingressRate is 5", "ingressBurst"]),
         (json!({ "egressBurst": 5 }), ["bandwidth.egressBurst is 5", "egressRate"]),
         (json!({ "egressRate": -5 }), ["bandwidth.egressRate", "-5"]),
@@ -117,10 +123,10 @@ fn e18_bandwidth_that_cannot_be() {
             ["bandwidth.egressBurst", "34359738360"],
         ),
     ] {
-        refuses(&json!({ "bandwidth": limits }), &words);
-        refused(&json!({ "bandwidth": limits }), ErrorCode::InvalidConfig, &words);
+        assert_runtime_refused(&json!({ "bandwidth": limits }), &texts);
+        assert_refused(&json!({ "bandwidth": limits }), ErrorCode::InvalidConfig, &texts);
     }
-    refused(
+    assert_refused(
         &json!({ "bandwidth": { "unshapedSubnets": ["10.0.0.0/8"] } }),
         ErrorCode::UnsupportedField,
         &["bandwidth.unshapedSubnets[0]", "10.0.0.0/8"],
@@ -129,12 +135,12 @@ fn e18_bandwidth_that_cannot_be() {
 }
 
 #[test]
-fn e18_requested_addresses_and_mac_that_cannot_be() {
+fn e18_invalid_requested_addresses_and_macs_are_refused() {
     for bad in ["", "x", "10.0.0.256", "10.0.0.5/33", "10.0.0.5/", "fd00::5/129", "::ffff:10.0.0.5/64"] {
-        refuses(&json!({ "ips": ["10.0.0.4", bad] }), &["runtimeConfig.ips[1]", bad]);
+        assert_runtime_refused(&json!({ "ips": ["10.0.0.4", bad] }), &["runtimeConfig.ips[1]", bad]);
     }
     for bad in ["x", "01:00:5e:00:00:01", "00:00:00:00:00:00"] {
-        refuses(&json!({ "mac": bad }), &["runtimeConfig.mac", bad]);
+        assert_runtime_refused(&json!({ "mac": bad }), &["runtimeConfig.mac", bad]);
     }
     assert_eq!(runtime(&json!({ "mac": "" })).unwrap().mac, None);
     let mapped = runtime(&json!({ "ips": ["::ffff:10.0.0.5", "::ffff:10.0.0.6/120"] })).unwrap().ips;

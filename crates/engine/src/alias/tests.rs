@@ -30,10 +30,10 @@ fn placement(parts: [&str; 3]) -> Placement {
 
 #[test]
 fn a9_only_an_exact_placement_is_taken_from_an_alias() {
-    for (words, wanted) in [
+    for (words, expected) in [
         ("10.0.0.2/24 in=shop/front/web", Some(["shop", "front", "web"])),
         ("in=shop/front", Some(["shop", "front", ""])),
-        // As the version before wrote them.
+        // Written by the previous version.
         ("10.0.0.2/24 fd00::2/64", None),
         ("10.0.0.2/24 mac=02:00:00:00:00:01", None),
         ("in=", None),
@@ -48,15 +48,15 @@ fn a9_only_an_exact_placement_is_taken_from_an_alias() {
         ("x in=shop/front/web\n", None),
     ] {
         let text = format!("podwire:blue/c1/eth0 {words}");
-        assert_eq!(Alias::parse(&text).unwrap().placement, wanted.map(placement), "{words:?}");
+        assert_eq!(Alias::parse(&text).unwrap().placement, expected.map(placement), "{words:?}");
     }
 }
 
 #[test]
-fn f7_every_managed_link_has_a_mark_and_no_other_link_has_one() {
+fn f7_only_managed_links_have_a_mark() {
     let blue = NetworkName::try_from("blue").unwrap();
     let tunnel = of_tunnel(&blue);
-    for (alias, wanted) in [
+    for (alias, expected) in [
         (BRIDGE_ALIAS, Some(LinkMark::Bridge)),
         (tunnel.as_str(), Some(LinkMark::Tunnel("blue"))),
         ("podwire:blue/c1/eth0", Alias::parse("podwire:blue/c1/eth0").map(LinkMark::HostEnd)),
@@ -67,7 +67,7 @@ fn f7_every_managed_link_has_a_mark_and_no_other_link_has_one() {
         ("podwire0 of the lab", None),
         ("", None),
     ] {
-        assert_eq!(LinkMark::of(&link(alias)), wanted, "{alias}");
+        assert_eq!(LinkMark::of(&link(alias)), expected, "{alias}");
     }
     assert_eq!(LinkMark::of(&Link { alias: None, ..link("") }), None);
 }
@@ -96,14 +96,14 @@ fn address() -> impl Strategy<Value = IpNet> {
 
 proptest! {
     #[test]
-    fn f5_what_is_written_into_an_alias_is_read_back_or_left_out(
+    fn f5_alias_words_are_read_back_or_omitted(
         network in "[a-z0-9]{1,90}",
         container in "[a-zA-Z0-9][a-zA-Z0-9_.-]{0,90}",
         ifname in "[a-z0-9]{1,15}",
         addresses in proptest::collection::vec(address(), 0..6),
         mac in proptest::option::of(any::<[u8; 5]>()),
         addressing in prop_oneof![Just(Addressing::Assigned), Just(Addressing::Dhcp), Just(Addressing::None)],
-        place in proptest::option::of(("[a-z0-9]{1,60}", "[a-z0-9]{1,60}", proptest::option::of("[a-z0-9]{1,60}"))),
+        parts in proptest::option::of(("[a-z0-9]{1,60}", "[a-z0-9]{1,60}", proptest::option::of("[a-z0-9]{1,60}"))),
     ) {
         let key = AttachmentKey {
             network: network.as_str().try_into().unwrap(),
@@ -111,26 +111,26 @@ proptest! {
             ifname: ifname.as_str().try_into().unwrap(),
         };
         let mac = mac.map(Mac::local);
-        let place = place.map(|(tenant, network, group)| {
+        let placement = parts.map(|(tenant, network, group)| {
             Placement::parse(Some(&tenant), Some(&network), group.as_deref()).unwrap()
         });
-        let written = Attachment { placement: place.clone(), ..attachment(&key, &addresses, mac, addressing) };
+        let written = Attachment { placement: placement.clone(), ..attachment(&key, &addresses, mac, addressing) };
         let text = written.alias();
-        prop_assert!(text.len() <= LONGEST);
+        prop_assert!(text.len() <= MAX_LENGTH);
         let link = link(&text);
         let read = Alias::of(&link).unwrap();
         prop_assert!(read.is_of(&key) && is_of(&link, &key));
         prop_assert_eq!(read.stem(), key.file_stem());
         prop_assert_eq!(read.network, AttachmentKey::network_dir(&key.network));
         prop_assert_eq!(read.addressing, addressing);
-        let is_whole = read.addresses == addresses;
-        prop_assert!(is_whole || read.may_lack_addresses);
+        let is_complete = read.addresses == addresses;
+        prop_assert!(is_complete || read.may_lack_addresses);
         prop_assert!(read.addresses.iter().all(|address| addresses.contains(address)));
         prop_assert_eq!(&ips_of(&link), &read.ips().collect::<Vec<_>>());
         let without = Attachment { placement: None, ..written }.alias();
-        let fits = |word: &str| without.len() + 1 + word.len() <= LONGEST;
-        prop_assert_eq!(read.placement, place.filter(|place| fits(&placement_word(place))));
-        if is_whole && without.len() + "mac=02:00:00:00:00:01 ".len() <= LONGEST {
+        let fits = |word: &str| without.len() + 1 + word.len() <= MAX_LENGTH;
+        prop_assert_eq!(read.placement, placement.filter(|placement| fits(&placement_word(placement))));
+        if is_complete && without.len() + "mac=02:00:00:00:00:01 ".len() <= MAX_LENGTH {
             prop_assert_eq!(read.mac, mac.filter(|mac| *mac != key.pod_mac()));
         }
     }

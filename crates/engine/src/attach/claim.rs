@@ -1,4 +1,4 @@
-//! Addresses for one attachment: claimed, and checked against everything else on the node that may have them.
+//! Claims addresses for one attachment, and checks that no other object of the node uses them.
 
 use std::net::IpAddr;
 
@@ -13,42 +13,42 @@ use crate::state::{
     Allocation, AllocationRequest, Attachment, Begin, HeldAttachment, NetworkState, NodeState, RecordPhase,
     StateError,
 };
-use crate::wire::Neighbours;
+use crate::veth::NeighbourCaches;
 use crate::{Error, alias, detach, firewall, gc};
 
-/// How many addresses that the node uses otherwise are skipped for one pod.
-const SKIPPED: usize = 256;
+/// Maximum number of addresses that are skipped for one pod because the node uses them otherwise.
+const MAX_SKIPPED: usize = 256;
 
-/// A record that was begun, with its addresses.
+/// A pending record with its addresses.
 pub(super) struct Claimed {
     pub(super) held: HeldAttachment,
-    pub(super) neighbours: Neighbours,
+    pub(super) neighbours: NeighbourCaches,
     /// Pods of other run directories may get the same addresses.
-    pub(super) has_others: bool,
+    pub(super) has_other_pods: bool,
 }
 
-/// Addresses that another owner on the node has. They are not tried again for this pod.
+/// Addresses with another owner on the node. They are not tried again for this pod.
 #[derive(Default)]
 pub(super) struct Skipped(Vec<IpAddr>);
 
 impl Skipped {
-    /// Refuses the pod where the address was requested, or nothing else is left to try.
-    pub(super) fn add(&mut self, ip: IpAddr, why: String, conf: &NetConf) -> Result<(), Error> {
+    /// Fails if the address was requested, or if too many addresses were skipped.
+    pub(super) fn add(&mut self, ip: IpAddr, reason: String, conf: &NetConf) -> Result<(), Error> {
         let is_requested = conf.requested.iter().any(|requested| requested.addr == ip);
-        if is_requested || self.0.contains(&ip) || self.0.len() == SKIPPED {
-            return Err(Error::AddressInUse { ip, why });
+        if is_requested || self.0.contains(&ip) || self.0.len() == MAX_SKIPPED {
+            return Err(Error::AddressInUse { ip, reason });
         }
         self.0.push(ip);
         Ok(())
     }
 
-    fn has_some(&self) -> bool {
+    fn is_not_empty(&self) -> bool {
         !self.0.is_empty()
     }
 }
 
-/// Claims addresses that nothing else of the node uses. Others are given back and, if they were not requested, the next ones
-/// are tried: addresses are given round robin.
+/// Claims addresses that no other object of the node uses. Used addresses are released and, if they were not requested, the
+/// next ones are tried. Addresses are assigned round robin.
 pub(super) fn claim_usable_addresses(
     network: &NetworkState,
     context: &AttachContext<'_>,
@@ -59,40 +59,40 @@ pub(super) fn claim_usable_addresses(
         conf: context.conf,
         key: context.key,
         bridge: context.bridge_index,
-        has_others: skipped.has_some(),
+        has_other_pods: skipped.is_not_empty(),
     };
     loop {
         let claimed = begin(network, context, kernel.host)?;
         let ips: Vec<IpAddr> = claimed.held.attachment().into_iter().flat_map(Attachment::ips).collect();
         let checked = refuse_shared(kernel.state, network, &ips)
             .and_then(|()| overlap::check(kernel.host, &query, &ips));
-        if let Ok(Usability::Usable { has_others }) = checked {
-            return Ok(Claimed { has_others, ..claimed });
+        if let Ok(Usability::Usable { has_other_pods }) = checked {
+            return Ok(Claimed { has_other_pods, ..claimed });
         }
-        // Nothing is in the kernel yet. What it remembers of these addresses belongs to the other owner.
+        // The kernel has no object of this pod yet. Its flows of these addresses belong to the other owner.
         claimed.held.release(&ips)?;
-        if let Usability::Unusable(Unusable { ip, why }) = checked? {
-            skipped.add(ip, why, context.conf)?;
-            query.has_others = true;
+        if let Usability::Unusable(Unusable { ip, reason }) = checked? {
+            skipped.add(ip, reason, context.conf)?;
+            query.has_other_pods = true;
         }
     }
 }
 
-/// Undoes an attachment whose link exists, and of which another pod got an address at the same time. The firewall's elements
-/// of the address are that pod's, too: they are removed only if it is gone, because both pods found each other.
-pub(super) fn give_way(held: HeldAttachment, host: &mut RtSocket) -> Result<(), Error> {
+/// Undoes an attachment whose link exists if another pod got one of its addresses at the same time. Both pods detect the
+/// conflict, so firewall elements of a shared address are removed only if the other pod does not exist any more.
+pub(super) fn undo_conflict(held: HeldAttachment, host: &mut RtSocket) -> Result<(), Error> {
     let Some(attachment) = held.attachment() else { return Ok(()) };
     if let Some(index) = host.index_of(&attachment.host_link)? {
         detach::delete_link(host, index)?;
     }
     firewall::remove_link(attachment)?;
-    let others: Vec<IpAddr> = match host.links() {
+    let other_pods: Vec<IpAddr> = match host.links() {
         Ok(links) => links.iter().flat_map(alias::ips_of).collect(),
-        // The other pod may be there.
+        // The other pod may exist.
         Err(netlink::Error::Interrupted { .. }) => attachment.ips().collect(),
         Err(error) => return Err(error.into()),
     };
-    let (shared, own): (Vec<IpAddr>, Vec<IpAddr>) = attachment.ips().partition(|ip| others.contains(ip));
+    let (shared, own): (Vec<IpAddr>, Vec<IpAddr>) = attachment.ips().partition(|ip| other_pods.contains(ip));
     firewall::sweep(&[], &own)?;
     Ok(held.release(&[shared, own].concat())?)
 }
@@ -105,28 +105,28 @@ fn begin(network: &NetworkState, context: &AttachContext<'_>, host: &mut RtSocke
         Addresses::Delegated(_) | Addresses::Absent => None,
     };
     if let Some(pools) = pools {
-        // Every set of ranges gives an address.
+        // Every range set provides one address.
         let ranges = pools.sets().iter().flat_map(ipam::RangeSet::ranges);
         firewall::check_ports(&context.conf.ports, families(ranges.map(ipam::Range::is_ipv4)))?;
     }
-    let wanted =
+    let request =
         AllocationRequest { key: context.key, pools, requested: &requested, clean: &firewall::forget_flows };
-    let mut neighbours = Neighbours::KnowNothing;
-    let mut make = |given: &[Allocation]| {
-        neighbours = neighbours_of(context.conf.mode, given.iter().any(|a| a.used_before));
-        decide(context, &given.iter().map(own_address).collect::<Vec<_>>(), None)
+    let mut neighbours = NeighbourCaches::Clean;
+    let mut new_record = |allocated: &[Allocation]| {
+        neighbours = neighbours_of(context.conf.mode, allocated.iter().any(|a| a.used_before));
+        decide(context, &allocated.iter().map(own_address).collect::<Vec<_>>(), None)
     };
-    let begun = match network.begin(&wanted, &mut make) {
-        // Containers that vanished without a DEL must not keep their addresses for ever.
+    let begun = match network.begin(&request, &mut new_record) {
+        // Containers that were removed without a DEL must not block their addresses.
         Err(StateError::Exhausted { .. } | StateError::Taken { .. })
             if gc::collect_dead(network, host, context.caller).is_ok_and(|collected| collected > 0) =>
         {
-            network.begin(&wanted, &mut make)?
+            network.begin(&request, &mut new_record)?
         }
         other => other?,
     };
     match begun {
-        Begin::Started(held) => Ok(Claimed { held: *held, neighbours, has_others: false }),
+        Begin::Started(held) => Ok(Claimed { held: *held, neighbours, has_other_pods: false }),
         Begin::Exists(RecordPhase::Ready) => Err(Error::AlreadyAttached(context.key.clone())),
         Begin::Exists(RecordPhase::Pending) => Err(Error::Cni(cni::Error::new(
             cni::ErrorCode::TryAgainLater,
@@ -135,7 +135,7 @@ fn begin(network: &NetworkState, context: &AttachContext<'_>, host: &mut RtSocke
     }
 }
 
-/// Two networks with one subnet would give one address to two pods, and the DEL of one would take the other's rules.
+/// Two networks with the same subnet could assign an address twice. Then the DEL of one pod would remove the other's rules.
 pub(crate) fn refuse_shared(state: &NodeState, network: &NetworkState, ips: &[IpAddr]) -> Result<(), Error> {
     for other in state.networks()?.iter().filter(|other| other.name() != network.name()) {
         if let Some(ip) = ips.iter().find(|ip| other.is_claimed(**ip)) {

@@ -1,4 +1,4 @@
-//! What an attachment is to have. Pure: from the configuration, the addresses, and what is known of pod and node.
+//! Computes the desired attachment from the config, the addresses and the observed pod and node. Pure.
 
 use cni::{AttachmentRequest, CniResult, PodRoute};
 use ipnet::IpNet;
@@ -9,13 +9,13 @@ use super::{AttachContext, netns_path};
 use crate::lease;
 use crate::state::{Allocation, Attachment, PodAddress, PodName, Wiring};
 use crate::sysctl::ForwardedFamilies;
-use crate::wire::Neighbours;
+use crate::veth::NeighbourCaches;
 
-/// Everything about the attachment, from the addresses it got, and what another IPAM plugin said besides.
+/// Computes the attachment from its addresses, and from the result of a delegated IPAM plugin.
 pub(crate) fn decide(
     context: &AttachContext<'_>,
     subnets: &[PodAddress],
-    given: Option<&CniResult>,
+    delegated: Option<&CniResult>,
 ) -> Attachment {
     let (conf, call) = (context.conf, context.call);
     let routed = conf.mode == AttachMode::Routed;
@@ -27,18 +27,19 @@ pub(crate) fn decide(
         })
         .collect();
     let ips: Vec<_> = addresses.iter().map(|a| a.address.addr()).collect();
-    let mut routes: Vec<PodRoute> = given.map(|r| r.routes.clone()).unwrap_or_default();
-    // A default route that the other plugin gave is the one.
-    let ours = conf.pod_routes(&ips).into_iter().filter(|r| !routes.iter().any(|given| given.dst == r.dst));
-    routes.extend(ours.collect::<Vec<_>>());
+    let mut routes: Vec<PodRoute> = delegated.map(|r| r.routes.clone()).unwrap_or_default();
+    // Routes of the delegated plugin have precedence.
+    let is_delegated = |dst: &IpNet| routes.iter().any(|route| route.dst == *dst);
+    let configured = conf.pod_routes(&ips).into_iter().filter(|r| !is_delegated(&r.dst));
+    routes.extend(configured.collect::<Vec<_>>());
     if routed {
         routes.extend(subnet_routes(context, subnets, &routes));
     }
     let gateways =
         if conf.is_gateway { subnets.iter().filter_map(gateway_net).collect() } else { Vec::new() };
     let mut cluster = conf.cluster.clone();
-    // With single addresses every pod would have a cluster, and a chain, of its own; that pods of this node are not outside is
-    // known anyway.
+    // Single addresses are not added: every pod would get its own chain. Traffic between pods of this node is not masqueraded
+    // anyway.
     cluster.extend(
         subnets.iter().map(|a| a.address.trunc()).filter(|net| is_subnet(net) && !conf.cluster.contains(net)),
     );
@@ -68,52 +69,53 @@ pub(crate) fn decide(
             routes,
             gateways,
             hairpin: conf.hairpin,
-            dns: given.map(|r| r.dns.clone()).unwrap_or_default(),
+            dns: delegated.map(|r| r.dns.clone()).unwrap_or_default(),
         },
         created: context.now,
     }
 }
 
-pub(crate) fn neighbours_of(mode: AttachMode, used_before: bool) -> Neighbours {
+pub(crate) fn neighbours_of(mode: AttachMode, used_before: bool) -> NeighbourCaches {
     match mode {
-        AttachMode::Bridge if used_before => Neighbours::MayRemember,
-        AttachMode::Bridge | AttachMode::Routed => Neighbours::KnowNothing,
+        AttachMode::Bridge if used_before => NeighbourCaches::MayBeStale,
+        AttachMode::Bridge | AttachMode::Routed => NeighbourCaches::Clean,
     }
 }
 
-pub(super) fn own_address(given: &Allocation) -> PodAddress {
-    let address = IpNet::new(given.address, given.prefix_len).unwrap_or_else(|_| given.address.into());
-    PodAddress { address, gateway: Some(given.gateway) }
+pub(super) fn own_address(allocation: &Allocation) -> PodAddress {
+    let address =
+        IpNet::new(allocation.address, allocation.prefix_len).unwrap_or_else(|_| allocation.address.into());
+    PodAddress { address, gateway: Some(allocation.gateway) }
 }
 
 fn gateway_net(pod: &PodAddress) -> Option<IpNet> {
     pod.gateway.and_then(|gateway| IpNet::new(gateway, pod.address.prefix_len()).ok())
 }
 
-/// In mode `routed` a pod's own prefix is a single address: without a default route it still needs its subnet. Where another
-/// interface has the default route, answers to pods of this network would leave by that one, which drops them. With the
-/// reference's `bridge` the subnet is on the interface; here the pods of other nodes have routes, too.
+/// In mode `routed` a pod's prefix is a single address, so without a default route it needs a route to its subnet. If another
+/// interface has the default route, replies to pods of this network would leave through that interface, which drops them. In
+/// mode `bridge` the subnet is on the interface. Pods of other nodes need routes too.
 fn subnet_routes(context: &AttachContext<'_>, subnets: &[PodAddress], routes: &[PodRoute]) -> Vec<PodRoute> {
     let has_default = |like: &IpNet| routes.iter().any(|r| r.dst == default_route(like.addr()).dst);
-    let mut wanted: Vec<IpNet> = Vec::new();
+    let mut destinations: Vec<IpNet> = Vec::new();
     for net in subnets.iter().map(|a| a.address.trunc()) {
         let is_v4 = net.addr().is_ipv4();
         if if is_v4 { context.defaults.ipv4 } else { context.defaults.ipv6 } {
             let cluster = context.conf.cluster.iter().filter(|other| other.addr().is_ipv4() == is_v4);
-            wanted.extend(cluster.chain([&net]).filter(|net| is_subnet(net)));
+            destinations.extend(cluster.chain([&net]).filter(|net| is_subnet(net)));
         } else if !has_default(&net) {
-            wanted.push(net);
+            destinations.push(net);
         }
     }
-    wanted.sort();
-    wanted.dedup();
-    let is_covered = |net: &IpNet| wanted.iter().any(|other| other != net && other.contains(net));
-    let is_given = |net: &IpNet| routes.iter().any(|r| r.dst == *net);
-    let all = wanted.iter().filter(|net| !is_covered(net) && !is_given(net));
-    all.map(|net| PodRoute { dst: *net, ..default_route(net.addr()) }).collect()
+    destinations.sort();
+    destinations.dedup();
+    let is_covered = |net: &IpNet| destinations.iter().any(|other| other != net && other.contains(net));
+    let has_route = |net: &IpNet| routes.iter().any(|r| r.dst == *net);
+    let missing = destinations.iter().filter(|net| !is_covered(net) && !has_route(net));
+    missing.map(|net| PodRoute { dst: *net, ..default_route(net.addr()) }).collect()
 }
 
-/// An IPAM plugin that gives single addresses says nothing of the subnet.
+/// An IPAM plugin that assigns single addresses does not return the subnet.
 fn is_subnet(net: &IpNet) -> bool {
     net.prefix_len() < net.max_prefix_len()
 }
@@ -124,7 +126,7 @@ fn pod_name(call: &AttachmentRequest) -> Option<PodName> {
     Some(PodName { namespace, name, uid: call.args.pod_uid.clone() })
 }
 
-/// The families of addresses; true stands for an IPv4 address.
+/// The address families. Each item is true for an IPv4 address.
 pub(crate) fn families(v4: impl Iterator<Item = bool>) -> ForwardedFamilies {
     let v4: Vec<bool> = v4.collect();
     ForwardedFamilies { ipv4: v4.contains(&true), ipv6: v4.contains(&false) }

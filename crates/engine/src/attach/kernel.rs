@@ -1,4 +1,4 @@
-//! The kernel's part of an ADD: bridge, guard, pair, gateways, and the inside of the pod.
+//! The kernel part of an ADD: bridge, anti-spoofing filter, veth pair, gateways and pod end.
 
 use ipnet::IpNet;
 use netconf::NetConf;
@@ -7,58 +7,58 @@ use types::{AttachMode, MIN_MTU_V6};
 
 use super::decide::families;
 use super::{AttachContext, AttachResult};
-use crate::bridge::{self, Bridge, Placed, Spec};
-use crate::kernel_cache::KnownBridge;
+use crate::bridge::{self, Bridge, PlacedGateway, Spec};
+use crate::kernel_cache::CachedBridge;
 use crate::lease::Lease;
 use crate::reconcile::subnet;
 use crate::state::{Attachment, NodeState};
 use crate::sysctl::{self, ForwardedFamilies};
-use crate::wire::{self, Inside, Neighbours};
+use crate::veth::{self, NeighbourCaches, PodEnd};
 use crate::{Error, detach, firewall, layer2, settle, shaping};
 
-/// What an ADD works on.
+/// Sockets and state of one ADD.
 pub(crate) struct AttachKernel<'a> {
     pub(crate) host: &'a mut RtSocket,
     pub(crate) pod: &'a mut RtSocket,
     pub(crate) state: &'a NodeState,
-    pub(crate) bridge: FoundBridge,
+    pub(crate) bridge: BridgeLookup,
     pub(crate) lease: Lease<'a>,
 }
 
-/// The bridge as it was found.
-pub(crate) enum FoundBridge {
-    Known(KnownBridge),
+/// The bridge before the ADD.
+pub(crate) enum BridgeLookup {
+    Cached(CachedBridge),
     Link(Link),
-    Nothing,
+    Missing,
 }
 
-impl FoundBridge {
+impl BridgeLookup {
     pub(super) fn index(&self) -> Option<u32> {
         match self {
-            Self::Known(known) => Some(known.bridge.index),
+            Self::Cached(cached) => Some(cached.bridge.index),
             Self::Link(link) => Some(link.index),
-            Self::Nothing => None,
+            Self::Missing => None,
         }
     }
 
     pub(super) fn mtu(&self, conf: &NetConf) -> u32 {
         match self {
-            Self::Known(known) => known.mtu,
+            Self::Cached(cached) => cached.mtu,
             Self::Link(link) => bridge::mtu(conf, Some(link)),
-            Self::Nothing => bridge::mtu(conf, None),
+            Self::Missing => bridge::mtu(conf, None),
         }
     }
 }
 
-/// An interface that exists, and what it is to have.
+/// An existing interface and its desired attachment.
 pub(crate) struct AttachedInterface {
     pub(crate) attachment: Attachment,
     pub(crate) bridge: Bridge,
-    pub(crate) neighbours: Neighbours,
+    pub(crate) neighbours: NeighbourCaches,
 }
 
-/// The pair, guarded, and the gateways on the bridge.
-pub(super) fn make_interface(
+/// Creates the veth pair with its anti-spoofing filter, and adds the gateways to the bridge.
+pub(super) fn create_interface(
     attachment: &Attachment,
     context: &AttachContext<'_>,
     kernel: &mut AttachKernel<'_>,
@@ -68,11 +68,11 @@ pub(super) fn make_interface(
     }
     let families = usable_families(attachment)?;
     let (bridge, gateways) = bridge_for(attachment, families, context, kernel)?;
-    // In force before the link exists: a pod is never unprotected.
+    // The filter is active before the link exists, so a pod is never unprotected.
     firewall::add_pod(attachment, kernel.state, context.caller.kernel_cache, context.caller.warn)?;
-    let placed = wire::make_pair(kernel.host, &context.wire(attachment, &bridge), &gateways)?;
-    layer2::refuse_sharing(kernel.host, attachment.addressing, &bridge, &placed)?;
-    settle_gateways(&placed, &bridge, context, kernel)?;
+    let placed = veth::create_pair(kernel.host, &context.veth_setup(attachment, &bridge), &gateways)?;
+    layer2::refuse_shared_bridge(kernel.host, attachment.addressing, &bridge, &placed)?;
+    finish_gateways(&placed, &bridge, context, kernel)?;
     Ok(bridge)
 }
 
@@ -84,8 +84,8 @@ pub(crate) fn usable_families(attachment: &Attachment) -> Result<ForwardedFamili
     Ok(families)
 }
 
-pub(crate) fn settle_gateways(
-    placed: &[Placed],
+pub(crate) fn finish_gateways(
+    placed: &[PlacedGateway],
     bridge: &Bridge,
     context: &AttachContext<'_>,
     kernel: &mut AttachKernel<'_>,
@@ -94,35 +94,35 @@ pub(crate) fn settle_gateways(
         bridge::resolve_conflicts(kernel.host, bridge, context.conf, new)?;
         settle::wait_for_address(kernel.host, new.gateway.address.addr())?;
     }
-    // An earlier version's address, with the kernel's route to its subnet: not in any later ADD.
-    let is_earlier = |p: &&Placed| !p.is_new_address && p.is_new_route && bridge.is_ours();
+    // An earlier version added the address with the kernel's route to its subnet. The first ADD removes that route.
+    let is_earlier = |p: &&PlacedGateway| !p.is_new_address && p.is_new_route && bridge.is_managed();
     if context.conf.mode == AttachMode::Routed {
         for earlier in placed.iter().filter(is_earlier) {
             subnet::remove_earlier(kernel.host, kernel.state, (bridge, &earlier.gateway))?;
         }
     }
     if placed.iter().any(|placed| placed.is_new_address) {
-        bridge::adopt(kernel.host, bridge, &context.log)?;
+        bridge::prepare_unmanaged(kernel.host, bridge, &context.log)?;
     }
     Ok(())
 }
 
-/// Everything that is on the interface.
-pub(super) fn set_up(
-    made: AttachedInterface,
+/// Configures addresses, routes and bandwidth limits of the interface.
+pub(super) fn configure_interface(
+    interface: AttachedInterface,
     context: &AttachContext<'_>,
     kernel: &mut AttachKernel<'_>,
 ) -> Result<AttachResult, Error> {
-    let AttachedInterface { attachment, bridge, neighbours } = made;
-    let wire = context.wire(&attachment, &bridge);
-    let Inside { host_index, routes } = wire::set_up_inside(kernel.host, kernel.pod, &wire, neighbours)?;
+    let AttachedInterface { attachment, bridge, neighbours } = interface;
+    let setup = context.veth_setup(&attachment, &bridge);
+    let PodEnd { host_index, routes } = veth::configure_pod_end(kernel.host, kernel.pod, &setup, neighbours)?;
     if attachment.mode == AttachMode::Routed {
-        wire::route_to_pod(kernel.host, &attachment, host_index)?;
+        veth::route_to_pod(kernel.host, &attachment, host_index)?;
     }
-    wire::let_loopback_in(&attachment, &bridge, &context.log)?;
+    veth::allow_loopback_clients(&attachment, &bridge, &context.log)?;
     shaping::apply(kernel.host, &attachment, host_index)?;
     settle::wait(kernel.host, kernel.pod, &attachment)?;
-    wire::announce(kernel.pod, &attachment, neighbours)?;
+    veth::announce(kernel.pod, &attachment, neighbours)?;
     if let Some(kernel_cache) = context.caller.kernel_cache {
         kernel_cache.remember_host_end(context.key, host_index);
         kernel_cache.remember_bridge(&bridge, &attachment);
@@ -130,7 +130,7 @@ pub(super) fn set_up(
     Ok(AttachResult { attachment, bridge, routes })
 }
 
-/// The bridge, made or repaired if need be, and the gateways that it may lack.
+/// Returns the bridge, created or repaired if needed, and the gateways that it may lack.
 fn bridge_for(
     attachment: &Attachment,
     families: ForwardedFamilies,
@@ -138,18 +138,18 @@ fn bridge_for(
     kernel: &mut AttachKernel<'_>,
 ) -> Result<(Bridge, Vec<IpNet>), Error> {
     let gateways = &attachment.wiring.gateways;
-    let found = match std::mem::replace(&mut kernel.bridge, FoundBridge::Nothing) {
-        FoundBridge::Known(known)
-            if gateways.iter().all(|gateway| known.gateways.get(gateway) == Some(&attachment.mode)) =>
+    let link = match std::mem::replace(&mut kernel.bridge, BridgeLookup::Missing) {
+        BridgeLookup::Cached(cached)
+            if gateways.iter().all(|gateway| cached.gateways.get(gateway) == Some(&attachment.mode)) =>
         {
-            return Ok((known.bridge, Vec::new()));
+            return Ok((cached.bridge, Vec::new()));
         }
-        FoundBridge::Known(known) => kernel.host.link(&known.bridge.name)?,
-        FoundBridge::Link(link) => Some(link),
-        FoundBridge::Nothing => None,
+        BridgeLookup::Cached(cached) => kernel.host.link(&cached.bridge.name)?,
+        BridgeLookup::Link(link) => Some(link),
+        BridgeLookup::Missing => None,
     };
     let spec = Spec { name: &context.conf.bridge, mtu: context.conf.mtu, promisc: context.conf.promisc };
-    let bridge = bridge::ensure(kernel.host, &spec, found)?;
+    let bridge = bridge::ensure(kernel.host, &spec, link)?;
     if context.conf.is_gateway {
         sysctl::enable_forwarding(kernel.host, &context.log, families, &context.settings)?;
     }

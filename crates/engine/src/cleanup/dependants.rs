@@ -1,5 +1,5 @@
-//! Other programs that need settings which Podwire changed. They found forwarding switched on and did not have to enable
-//! it: only their links and rules in the kernel show that they need it.
+//! Detects other programs that need settings which Podwire changed. If forwarding was already enabled, such a program did not
+//! have to enable it. Then only its links and rules in the kernel show that it needs it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,29 +10,29 @@ use nft::ChainFamily;
 
 use crate::Error;
 use crate::alias::LinkMark;
-use crate::state::{Changed, Sysctl, SysctlUse};
+use crate::state::{Sysctl, SysctlChange, SysctlUse};
 
-/// Virtual links of these kinds are the node's own. Those of all other kinds lead to containers, machines or networks for which
-/// the host may be a router.
-const OWN_KINDS: [&str; 5] = ["dummy", "bond", "team", "vlan", "ifb"];
+/// Virtual links of these kinds belong to the node. Links of all other kinds connect containers, virtual machines or networks
+/// for which the host may be a router.
+const NODE_KINDS: [&str; 5] = ["dummy", "bond", "team", "vlan", "ifb"];
 
-/// Who needs a setting, in words.
+/// Descriptions of objects that need a setting.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Dependants {
     forwarding4: Option<String>,
     forwarding6: Option<String>,
-    /// Rules that send connections to another host.
+    /// DNAT rules to another host.
     translation4: Option<String>,
-    /// By link, an IPv6 address that it has.
+    /// An IPv6 address of each link, by link name.
     addresses6: BTreeMap<String, String>,
 }
 
 impl Dependants {
-    /// To be called when everything of Podwire is removed.
+    /// Called after all of Podwire's objects were removed.
     pub(super) fn observe(host: &mut RtSocket) -> Result<Self, Error> {
-        let mut found = Self::of_links(&host.links()?, &routed_nets(host)?);
+        let mut dependants = Self::of_links(&host.links()?, &routed_nets(host)?);
         for chain in nft::forwarding_chains()? {
-            let words =
+            let description =
                 format!("chain {} of the firewall's table {} {}", chain.chain, chain.family, chain.table);
             let (is_v4, is_v6) = match chain.family {
                 ChainFamily::Ip => (true, false),
@@ -40,76 +40,76 @@ impl Dependants {
                 ChainFamily::Inet => (true, true),
             };
             if is_v4 && chain.translates {
-                found.translation4.get_or_insert_with(|| words.clone());
+                dependants.translation4.get_or_insert_with(|| description.clone());
             }
-            found.note(words, is_v4, is_v6);
+            dependants.add(description, is_v4, is_v6);
         }
-        // Their rules are not in nftables, and cannot be listed here.
+        // Legacy iptables rules are not visible in nftables and cannot be listed here.
         for (file, is_v4) in [("ip_tables_names", true), ("ip6_tables_names", false)] {
             let tables = fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
             if tables.lines().any(|table| table == "nat") {
-                found.note("table nat of iptables-legacy".to_owned(), is_v4, !is_v4);
+                dependants.add("table nat of iptables-legacy".to_owned(), is_v4, !is_v4);
             }
         }
-        Ok(found)
+        Ok(dependants)
     }
 
-    fn note(&mut self, words: String, is_v4: bool, is_v6: bool) {
+    fn add(&mut self, description: String, is_v4: bool, is_v6: bool) {
         if is_v4 {
-            self.forwarding4.get_or_insert_with(|| words.clone());
+            self.forwarding4.get_or_insert_with(|| description.clone());
         }
         if is_v6 {
-            self.forwarding6.get_or_insert(words);
+            self.forwarding6.get_or_insert(description);
         }
     }
 
     /// Pure.
     fn of_links(links: &[Link], nets: &BTreeSet<(u32, IpNet)>) -> Self {
-        // The way to the rest of the world, also of a node that is itself a container or a machine on a bridge.
+        // Links with a default route, also if the node is itself a container or a virtual machine on a bridge.
         let uplinks: BTreeSet<u32> =
             nets.iter().filter(|(_, net)| net.prefix_len() == 0).map(|(link, _)| *link).collect();
-        let mut found = Self::default();
+        let mut dependants = Self::default();
         for link in links.iter().filter(|link| LinkMark::of(link).is_none()) {
             let of_link = || nets.iter().filter(|(index, _)| *index == link.index).map(|(_, net)| net);
             if let Some(net) = of_link().find(|net| net.addr().is_ipv6()) {
-                found.addresses6.insert(link.name.clone(), net.to_string());
+                dependants.addresses6.insert(link.name.clone(), net.to_string());
             }
-            let kind = link.kind.as_deref().filter(|kind| !OWN_KINDS.contains(kind));
+            let kind = link.kind.as_deref().filter(|kind| !NODE_KINDS.contains(kind));
             let Some(kind) = kind.filter(|_| link.up && !uplinks.contains(&link.index)) else { continue };
             for net in of_link() {
                 let is_v4 = net.addr().is_ipv4();
-                found.note(format!("{kind} {} ({net})", link.name), is_v4, !is_v4);
+                dependants.add(format!("{kind} {} ({net})", link.name), is_v4, !is_v4);
             }
         }
-        found
+        dependants
     }
 
-    /// Who needs the setting as it is.
-    pub(super) fn of(&self, sysctl: &Sysctl, changed: &Changed) -> Option<&str> {
+    /// The object that needs the current value of the setting.
+    pub(super) fn of(&self, sysctl: &Sysctl, change: &SysctlChange) -> Option<&str> {
         match sysctl.purpose() {
             SysctlUse::Forwarding4 => self.forwarding4.as_deref(),
             SysctlUse::Forwarding6 => self.forwarding6.as_deref(),
-            // 2: a host that forwards takes no other router advertisements, and would lose its default route.
-            SysctlUse::Advertisements if changed.ours == "2" => self.forwarding6.as_deref(),
+            // 2: a forwarding host with 1 would ignore router advertisements and lose its default route.
+            SysctlUse::Advertisements if change.after == "2" => self.forwarding6.as_deref(),
             SysctlUse::Advertisements => None,
             SysctlUse::LoopbackSource => self.translation4.as_deref(),
-            // To switch IPv6 off removes the addresses of a link.
+            // Disabling IPv6 removes the IPv6 addresses of the link.
             SysctlUse::Ipv6(link) => self.addresses6.get(link).map(String::as_str),
         }
     }
 }
 
-/// Addresses and destinations of routes that are not of a link alone, with their links.
+/// Addresses and route destinations with their links, except link-local ones.
 fn routed_nets(host: &mut RtSocket) -> Result<BTreeSet<(u32, IpNet)>, Error> {
     let (addresses, routes) = (host.addresses(None)?, host.routes(RouteFilter::default())?);
     let mut nets: BTreeSet<(u32, IpNet)> = addresses.iter().map(|a| (a.link, a.addr)).collect();
     nets.extend(routes.iter().filter_map(|route| Some((route.link?, route.dst))));
-    nets.retain(|(_, net)| !is_of_link(net));
+    nets.retain(|(_, net)| !is_not_routed(net));
     Ok(nets)
 }
 
-/// An address that is not routed.
-fn is_of_link(net: &IpNet) -> bool {
+/// Loopback, link-local and multicast addresses.
+fn is_not_routed(net: &IpNet) -> bool {
     match net {
         IpNet::V4(v4) => v4.addr().is_multicast() || v4.addr().is_loopback(),
         IpNet::V6(v6) => {
@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// What is observed after these commands, in a namespace of its own.
+    /// Observes a new namespace after these commands.
     fn after(commands: &[&str]) -> Dependants {
         let in_a_namespace = || {
             for line in commands {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn b13_links_and_rules_of_others_need_forwarding_of_their_family() {
+    fn b13_unmanaged_links_and_rules_need_forwarding_of_their_family() {
         let bridge = "ip link add br7 type bridge && ip link set br7 up";
         let pair = "ip link add v1 type veth peer name v2 && ip link set v1 up && ip link set v2 up";
         let nat = "nat hook postrouting";
@@ -165,7 +165,7 @@ mod tests {
                 false,
                 false,
             ),
-            // A route of its own, as Calico has it, and a node that is itself a container.
+            // A host route, as Calico adds it, and a node that is itself a container.
             (vec![pair, "ip route add 10.1.0.2/32 dev v1"], true, false),
             (vec![pair, "ip -6 route add fd01::2/128 dev v1"], false, true),
             (vec![pair, "ip addr add 10.1.0.2/24 dev v1", "ip route add default via 10.1.0.1"], false, false),
@@ -195,47 +195,48 @@ mod tests {
             (vec![&chain("ip", forward, "iifname eth7 drop")], false, false),
             (vec![&chain("inet", forward, "iifname eth7 accept comment \"podwire blue\"")], false, false),
         ] {
-            let found = after(&commands);
-            let seen = (found.forwarding4.is_some(), found.forwarding6.is_some());
-            assert_eq!(seen, (v4, v6), "{commands:?}: {found:?}");
+            let dependants = after(&commands);
+            let needed = (dependants.forwarding4.is_some(), dependants.forwarding6.is_some());
+            assert_eq!(needed, (v4, v6), "{commands:?}: {dependants:?}");
         }
     }
 
-    /// Not every kernel has all of these.
+    /// Some kernels lack some of these kinds, so the links are not created.
     #[test]
-    fn b13_virtual_links_need_forwarding_whatever_their_kind_but_for_the_nodes_own() {
+    fn b13_virtual_links_need_forwarding_unless_they_belong_to_the_node() {
         let in_a_namespace = || {
-            let words =
+            let command =
                 "ip link add br7 type bridge && ip link set br7 up && ip addr add 10.1.0.1/24 dev br7";
-            assert!(Command::new("sh").args(["-c", words]).status().unwrap().success());
+            assert!(Command::new("sh").args(["-c", command]).status().unwrap().success());
             let mut host = RtSocket::open().unwrap();
             (host.links().unwrap(), routed_nets(&mut host).unwrap())
         };
         let (mut links, nets) = NetNs::create().unwrap().run(in_a_namespace).unwrap();
         let routing =
             ["ppp", "ipip", "gre", "sit", "ip6tnl", "xfrm", "macvlan", "ipvlan", "tun", "wireguard", "vrf"];
-        let own = [Some("dummy"), Some("bond"), Some("team"), Some("vlan"), Some("ifb"), None];
-        let all = routing.map(|kind| (Some(kind), true)).into_iter().chain(own.map(|kind| (kind, false)));
+        let node = [Some("dummy"), Some("bond"), Some("team"), Some("vlan"), Some("ifb"), None];
+        let all = routing.map(|kind| (Some(kind), true)).into_iter().chain(node.map(|kind| (kind, false)));
         for (kind, is_needed) in all {
             links.iter_mut().for_each(|link| link.kind = kind.map(str::to_owned));
-            let found = Dependants::of_links(&links, &nets);
-            let seen = (found.forwarding4.is_some(), found.forwarding6.is_some());
-            assert_eq!(seen, (is_needed, false), "{kind:?}: {found:?}");
+            let dependants = Dependants::of_links(&links, &nets);
+            let needed = (dependants.forwarding4.is_some(), dependants.forwarding6.is_some());
+            assert_eq!(needed, (is_needed, false), "{kind:?}: {dependants:?}");
         }
     }
 
     #[test]
-    fn b13_other_settings_stay_for_those_who_need_them() {
-        let setting = |path: &str, ours: &str, before: &str| {
+    fn b13_other_settings_stay_for_programs_that_need_them() {
+        let setting = |path: &str, after: &str, before: &str| {
             let sysctl = Sysctl::parse(&format!("/proc/sys/net/{path}")).unwrap();
-            (sysctl, Changed { before: before.to_owned(), ours: ours.to_owned() })
+            (sysctl, SysctlChange { before: before.to_owned(), after: after.to_owned() })
         };
         let advertisements = setting("ipv6/conf/eth0/accept_ra", "2", "1");
         let refused = setting("ipv6/conf/br7/accept_ra", "0", "1");
         let loopback = setting("ipv4/conf/br7/route_localnet", "1", "0");
         let ipv6 = setting("ipv6/conf/br7/disable_ipv6", "0", "1");
         let all = [&advertisements, &refused, &loopback, &ipv6];
-        let needed = |found: &Dependants| all.map(|(sysctl, changed)| found.of(sysctl, changed).is_some());
+        let needed =
+            |dependants: &Dependants| all.map(|(sysctl, change)| dependants.of(sysctl, change).is_some());
         assert_eq!(needed(&after(&[])), [false; 4]);
         let bridge =
             "ip link add br7 type bridge && ip link set br7 up && ip -6 addr add fd01::1/64 dev br7 nodad";

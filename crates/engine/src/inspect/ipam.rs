@@ -1,4 +1,4 @@
-//! Another IPAM plugin that a config names: without it no pod of the network can be started.
+//! Inspects the delegated IPAM plugin of a config. Without it no pod of the network can be started.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,30 +10,31 @@ use crate::Error;
 use crate::condition::FailureContext;
 use crate::delegate::{Delegate, Delegates};
 
-/// Whether the IPAM plugin of a config can be run. It is not run.
+/// Checks that the IPAM plugin of a config can be run, without running it.
 pub fn ipam_program(config: &NetworkConfig, allowed: Delegates<'_>, run_dir: &Path) -> Option<Finding> {
     let plugin = netconf::external_ipam(config)?;
     Delegate::find(plugin, config, allowed).err().map(|error| unavailable(plugin, error, run_dir))
 }
 
-/// Why an IPAM plugin cannot be used.
+/// The reason why an IPAM plugin cannot be used.
 pub(crate) struct IpamFault {
     pub(crate) finding: Finding,
-    /// The code of the plugin's own error, which CNI STATUS passes on.
+    /// The code of the plugin's error. CNI STATUS returns it.
     pub(crate) code: Option<cni::ErrorCode>,
 }
 
-/// Whether the IPAM plugin of a config can be run and is ready: the plugin itself is asked, and has so long to answer.
+/// Checks that the IPAM plugin of a config can be run, and calls its STATUS with this timeout.
 pub(crate) fn ipam_status(
     config: &NetworkConfig,
     (allowed, timeout): (Delegates<'_>, Duration),
     run_dir: &Path,
 ) -> Option<IpamFault> {
     let plugin = netconf::external_ipam(config)?;
-    let asked = Delegate::find(plugin, config, allowed).and_then(|found| found.within(timeout).status());
-    asked.err().map(|error| {
+    let outcome =
+        Delegate::find(plugin, config, allowed).and_then(|delegate| delegate.within(timeout).status());
+    outcome.err().map(|error| {
         let code = match &error {
-            Error::Cni(own) => Some(own.code),
+            Error::Cni(error) => Some(error.code),
             _ => None,
         };
         let finding = unavailable(plugin, error, run_dir);

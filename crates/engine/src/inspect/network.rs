@@ -1,4 +1,4 @@
-//! One network: its bridge, its addresses, and firewalls that drop its packets.
+//! Inspects one network: its bridge, its addresses, and firewalls that drop its packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,23 +14,23 @@ use crate::overlap;
 use crate::state::{Attachment, NodeState, StateError};
 use crate::{Error, bridge, firewall, mode};
 
-/// A network as its config describes it, or as far as its pods tell.
+/// A network, described by its config or derived from its pods.
 pub(super) struct InspectedNetwork<'a> {
     pub(super) name: NetworkName,
     bridge: IfName,
-    /// Those that the node routes.
+    /// The subnets that the node routes.
     pub(super) subnets: Vec<IpNet>,
-    /// None: known by its pods only.
+    /// None if the network is known only from its pods.
     conf: Option<&'a NetConf>,
     is_routed: bool,
     has_firewall: bool,
-    /// The bridges of pods. They may have been attached with an earlier config.
+    /// The bridges of pods. Pods may have been attached with an earlier config.
     used: BTreeMap<IfName, UsedBridge>,
-    /// Pods in another mode than new ones.
-    differing: Option<Finding>,
+    /// Reports pods in another mode than new pods get.
+    mixed_modes: Option<Finding>,
 }
 
-/// What the pods of a bridge need of it.
+/// Pods and gateways of a bridge.
 #[derive(Default)]
 struct UsedBridge {
     pods: usize,
@@ -47,7 +47,7 @@ impl<'a> InspectedNetwork<'a> {
             is_routed: conf.mode == AttachMode::Routed || conf.is_gateway,
             has_firewall: conf.spoof_check || conf.ip_masq,
             used: used(pods),
-            differing: mode::differing(name, Some(conf.mode), pods),
+            mixed_modes: mode::mixed_modes(name, Some(conf.mode), pods),
         }
     }
 
@@ -65,7 +65,7 @@ impl<'a> InspectedNetwork<'a> {
             conf: None,
             has_firewall: pods.iter().any(|pod| firewall::is_needed(pod)),
             used: used(pods),
-            differing: mode::differing(&first.key.network, None, pods),
+            mixed_modes: mode::mixed_modes(&first.key.network, None, pods),
         })
     }
 
@@ -77,40 +77,40 @@ impl<'a> InspectedNetwork<'a> {
         overlap::NetworkExtent { name: &self.name, bridge: &self.bridge, subnets: &self.subnets }
     }
 
-    pub(super) fn differing_mode(&self) -> Option<Finding> {
-        self.differing.clone()
+    pub(super) fn mixed_modes(&self) -> Option<Finding> {
+        self.mixed_modes.clone()
     }
 
-    /// New pods need the name of the bridge; running pods are affected when their bridge is gone or down, or has no gateway.
+    /// New pods need the name of the bridge. Running pods are affected if their bridge is missing, down, or lacks a gateway.
     pub(super) fn bridge_findings(&self, run_dir: &Path) -> Result<Vec<Finding>, Error> {
         let mut host = RtSocket::open()?;
-        let mut found = Vec::new();
+        let mut findings = Vec::new();
         let unused = self.conf.iter().map(|conf| &conf.bridge).filter(|name| !self.used.contains_key(*name));
-        let none = UsedBridge::default();
-        for (bridge, used) in self.used.iter().chain(unused.map(|name| (name, &none))) {
+        let no_pods = UsedBridge::default();
+        for (bridge, used) in self.used.iter().chain(unused.map(|name| (name, &no_pods))) {
             match host.link(bridge)? {
                 Some(link) if link.kind.as_deref() != Some("bridge") => {
                     let failed = FailureContext { code: Code::BridgeNameTaken, object: "link", run_dir };
-                    found.push(not_a_bridge(&mut host, bridge, link).finding(&failed));
+                    findings.push(not_a_bridge(&mut host, bridge, link).finding(&failed));
                 }
-                Some(link) if link.up => found.extend(used.lost_gateways(&mut host, &link, run_dir)?),
+                Some(link) if link.up => findings.extend(used.missing_gateways(&mut host, &link, run_dir)?),
                 _ if used.pods == 0 => {}
-                Some(_) => found.push(used.down(bridge, run_dir)),
-                None => found.push(used.gone(bridge)),
+                Some(_) => findings.push(used.down(bridge, run_dir)),
+                None => findings.push(used.missing(bridge)),
             }
         }
-        Ok(found)
+        Ok(findings)
     }
 
-    /// Whether a record can be written, and every address family has an address left.
+    /// Checks that a record can be written and that every address family has a free address.
     pub(super) fn addresses(&self, run_dir: &Path) -> Option<Finding> {
         let Addresses::Own(pools) = &self.conf?.addresses else { return None };
-        let has_room =
-            || match NodeState::open_existing(run_dir)?.and_then(|it| it.existing_network(&self.name)) {
-                Some(network) => network.has_room(pools),
-                None => Ok(()),
-            };
-        let error = has_room().err()?;
+        let check = || match NodeState::open_existing(run_dir)?.and_then(|it| it.existing_network(&self.name))
+        {
+            Some(network) => network.check_capacity(pools),
+            None => Ok(()),
+        };
+        let error = check().err()?;
         let object = format!("network {}", self.name);
         let code = match error {
             StateError::Exhausted { .. } => Code::AddressesExhausted,
@@ -119,7 +119,7 @@ impl<'a> InspectedNetwork<'a> {
         Some(Error::from(error).finding(&FailureContext { code, object: &object, run_dir }))
     }
 
-    /// Chains of other programs that drop packets of pods: those that certainly do, and those that probably do.
+    /// Chains of other programs that drop packets of pods: first those that certainly do, then those that probably do.
     pub(super) fn dropped(&self) -> Result<(Vec<Finding>, Vec<Finding>), Error> {
         if !self.is_routed {
             return Ok((Vec::new(), Vec::new()));
@@ -137,7 +137,7 @@ impl<'a> InspectedNetwork<'a> {
         Ok((findings(certain), findings(likely)))
     }
 
-    /// Do pods have addresses that a table of this family sees? Those of another IPAM plugin are not known.
+    /// Whether pods have addresses of this family. Addresses of a delegated IPAM plugin are unknown and count as both.
     fn has_family(&self, family: ChainFamily) -> bool {
         match family {
             ChainFamily::Inet => true,
@@ -149,13 +149,13 @@ impl<'a> InspectedNetwork<'a> {
     }
 }
 
-/// The subnets of a pod that the node routes. Without a gateway the pod is on a network that is not the node's.
+/// The subnets of a pod that the node routes. Without a gateway, the pod is on a network that the node does not route.
 fn routed(pod: &Attachment) -> impl Iterator<Item = IpNet> {
     let own = pod.ips().map(IpNet::from).filter(|_| pod.mode == AttachMode::Routed);
     pod.wiring.gateways.iter().map(IpNet::trunc).chain(own)
 }
 
-/// The bridges of pods. A record that was recovered from a link does not know the bridge and names the link instead.
+/// The bridges of pods. A record that was recovered from a link contains the link's name instead of the bridge's.
 fn used(pods: &[&Attachment]) -> BTreeMap<IfName, UsedBridge> {
     let mut used: BTreeMap<IfName, UsedBridge> = BTreeMap::new();
     for pod in pods.iter().filter(|pod| pod.bridge != pod.host_link) {
@@ -167,7 +167,7 @@ fn used(pods: &[&Attachment]) -> BTreeMap<IfName, UsedBridge> {
 }
 
 impl UsedBridge {
-    /// The subject of a sentence, and how to go on about it.
+    /// The parts of a message that depend on the number of pods.
     fn pods_have(&self) -> (String, &'static str) {
         match self.pods {
             1 => ("1 pod has".to_owned(), "it is"),
@@ -181,14 +181,14 @@ impl UsedBridge {
         Finding::new(Code::BridgeDown, format_args!("bridge {bridge}"), message).fix(repair_command(run_dir))
     }
 
-    fn gone(&self, bridge: &IfName) -> Finding {
+    fn missing(&self, bridge: &IfName) -> Finding {
         let (pods, they_are) = self.pods_have();
-        let message = format!("bridge {bridge} is gone, and {pods} no network until {they_are} restarted");
+        let message = format!("bridge {bridge} is missing, and {pods} no network until {they_are} restarted");
         Finding::new(Code::BridgeMissing, format_args!("bridge {bridge}"), message).degraded()
     }
 
-    /// The kernel removes the IPv6 addresses of a link that is set down.
-    fn lost_gateways(
+    /// For example, the kernel removes IPv6 addresses when a link is set down.
+    fn missing_gateways(
         &self,
         host: &mut RtSocket,
         bridge: &Link,
@@ -197,14 +197,14 @@ impl UsedBridge {
         if self.gateways.is_empty() {
             return Ok(None);
         }
-        let carried = host.addresses(Some(bridge.index))?;
-        let is_missing = |gateway: &&IpNet| !bridge::carries(&carried, gateway);
+        let addresses = host.addresses(Some(bridge.index))?;
+        let is_missing = |gateway: &&IpNet| !bridge::has_gateway(&addresses, gateway);
         let missing: Vec<String> = self.gateways.iter().filter(is_missing).map(ToString::to_string).collect();
         let (name, missing_text, pods) = (&bridge.name, missing.join(", "), self.pods_have().0);
         let message = format!(
             "bridge {name} lacks the gateway address {missing_text}, and {pods} no network outside of the subnet"
         );
-        let found = Finding::new(Code::GatewayMissing, format_args!("bridge {name}"), message);
-        Ok((!missing.is_empty()).then(|| found.fix(repair_command(run_dir))))
+        let finding = Finding::new(Code::GatewayMissing, format_args!("bridge {name}"), message);
+        Ok((!missing.is_empty()).then(|| finding.fix(repair_command(run_dir))))
     }
 }

@@ -1,23 +1,24 @@
-//! Records and the pods themselves.
+//! Inspects records and pods.
 
 use types::{Code, Finding};
 
 use super::{Inspection, ready};
 use crate::Error;
 use crate::condition::FailureContext;
-use crate::reconcile::{Restore, inside_faults, is_alive, pod_finding};
+use crate::reconcile::{Restore, is_alive, pod_faults, pod_finding};
 use crate::state::{Attachment, ListedRecord, NetworkState, RecordPhase};
 
 impl Inspection<'_> {
     pub(super) fn pods(&mut self) {
         for (network, listed) in std::mem::take(&mut self.records) {
-            for record in
-                listed.iter().filter(|one| one.phase == RecordPhase::Ready && one.attachment.is_none())
+            for record in listed
+                .iter()
+                .filter(|record| record.phase == RecordPhase::Ready && record.attachment.is_none())
             {
                 self.operator.push(self.unreadable(&network, record));
             }
             for attachment in ready(&listed) {
-                let found = self.pod(&network, attachment).unwrap_or_else(|error| {
+                let finding = self.pod(&network, attachment).unwrap_or_else(|error| {
                     let object = format!("attachment {}", attachment.key);
                     let failed = FailureContext {
                         code: Code::PodNotInspected,
@@ -26,7 +27,7 @@ impl Inspection<'_> {
                     };
                     Some(error.finding(&failed).degraded())
                 });
-                self.operator.extend(found);
+                self.operator.extend(finding);
             }
         }
     }
@@ -45,28 +46,28 @@ impl Inspection<'_> {
     }
 
     fn pod(&self, network: &NetworkState, attachment: &Attachment) -> Result<Option<Finding>, Error> {
-        let found = match pod_finding(attachment, &self.links, Restore::ByRestart)? {
-            Some(found) => Some(found),
+        let finding = match pod_finding(attachment, &self.links, Restore::ByRestart)? {
+            Some(finding) => Some(finding),
             None => self.incomplete(attachment)?,
         };
-        // A DEL may have begun since the records were listed.
+        // A DEL may have started after the records were listed.
         let is_idle = || Ok::<_, Error>(network.find_idle(&attachment.key.file_stem())?.is_some());
-        Ok(match found {
-            Some(found) if is_idle()? => Some(found),
+        Ok(match finding {
+            Some(finding) if is_idle()? => Some(finding),
             Some(_) | None => None,
         })
     }
 
-    /// The link, addresses, routes or neighbours that the pod lacks. Without an agent nothing restores them.
+    /// Missing links, addresses, routes or neighbours of the pod. Without an agent they are not restored.
     fn incomplete(&self, attachment: &Attachment) -> Result<Option<Finding>, Error> {
         let Attachment { key, host_link, .. } = attachment;
         let faults = match self.links.iter().any(|link| link.name == host_link.as_str()) {
-            true => inside_faults(attachment)?,
-            false if is_alive(attachment)? => vec![format!("link {host_link} of the node is gone")],
+            true => pod_faults(attachment)?,
+            false if is_alive(attachment)? => vec![format!("host link {host_link} is missing")],
             false => Vec::new(),
         };
         let message = format!("{}; restart the pod", faults.join(", "));
-        let found = Finding::new(Code::PodNetworkIncomplete, format_args!("attachment {key}"), message);
-        Ok((!faults.is_empty()).then_some(found))
+        let finding = Finding::new(Code::PodNetworkIncomplete, format_args!("attachment {key}"), message);
+        Ok((!faults.is_empty()).then_some(finding))
     }
 }

@@ -1,4 +1,4 @@
-//! What is wrong with an attachment, seen from the host. Pure.
+//! Drift of an attachment on the host side. Pure.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,9 +13,9 @@ use crate::state::Attachment;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum HostDrift {
-    LinkGone,
+    LinkMissing,
     LinkDown,
-    /// It answers and learns by ARP, as those of earlier versions do.
+    /// The host end answers and learns from ARP. Earlier versions created it so.
     Arp,
     NoAlias,
     NotAPort,
@@ -27,9 +27,12 @@ pub(super) enum HostDrift {
 impl HostDrift {
     pub(super) fn kind(&self) -> RepairKind {
         match self {
-            Self::LinkGone | Self::LinkDown | Self::Arp | Self::NoAlias | Self::NotAPort | Self::Hairpin => {
-                RepairKind::Link
-            }
+            Self::LinkMissing
+            | Self::LinkDown
+            | Self::Arp
+            | Self::NoAlias
+            | Self::NotAPort
+            | Self::Hairpin => RepairKind::Link,
             Self::NoRoute(_) => RepairKind::Route,
             Self::NoNeighbour(_) => RepairKind::Neighbour,
         }
@@ -39,25 +42,25 @@ impl HostDrift {
 impl fmt::Display for HostDrift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::LinkGone => f.write_str("its link was gone"),
+            Self::LinkMissing => f.write_str("its link was missing"),
             Self::LinkDown => f.write_str("its host end was down"),
             Self::Arp => f.write_str("its host end answered ARP"),
-            Self::NoAlias => f.write_str("the alias of its host end was not as recorded"),
-            Self::NotAPort => f.write_str("its host end was no port of the bridge"),
-            Self::Hairpin => f.write_str("its port's hairpin mode was another"),
-            Self::NoRoute(ip) => write!(f, "the host route to {ip} was gone"),
-            Self::NoNeighbour(ip) => write!(f, "the neighbour {ip} was gone"),
+            Self::NoAlias => f.write_str("the alias of its host end differed from the record"),
+            Self::NotAPort => f.write_str("its host end was not a port of the bridge"),
+            Self::Hairpin => f.write_str("the hairpin mode of its port differed"),
+            Self::NoRoute(ip) => write!(f, "the host route to {ip} was missing"),
+            Self::NoNeighbour(ip) => write!(f, "the neighbour {ip} was missing"),
         }
     }
 }
 
-/// A record that was made anew from the link of a network that is not configured here does not tell its bridge.
-pub(super) fn knows_bridge(attachment: &Attachment) -> bool {
+/// A record that was recovered from a link without its config contains the link's name instead of the bridge's.
+pub(super) fn has_bridge_name(attachment: &Attachment) -> bool {
     attachment.bridge != attachment.host_link
 }
 
-/// Whether an alias has the key, the kind of addressing, and the placement if that fits: a record that is lost is recovered from it. An alias that
-/// has more is as good.
+/// Whether an alias has the key, the addressing, and the placement if that fits. A lost record is recovered from these. An alias
+/// with more words is accepted.
 fn is_recorded(alias: &Alias<'_>, attachment: &Attachment) -> bool {
     let recorded = attachment.alias();
     Alias::parse(&recorded).is_some_and(|recorded| {
@@ -67,22 +70,24 @@ fn is_recorded(alias: &Alias<'_>, attachment: &Attachment) -> bool {
     })
 }
 
-pub(super) fn faults(attachment: &Attachment, seen: &ObservedHost) -> Vec<HostDrift> {
-    let Some(link) = seen.links.get(attachment.host_link.as_str()) else { return vec![HostDrift::LinkGone] };
+pub(super) fn faults(attachment: &Attachment, observed: &ObservedHost) -> Vec<HostDrift> {
+    let Some(link) = observed.links.get(attachment.host_link.as_str()) else {
+        return vec![HostDrift::LinkMissing];
+    };
     let mut faults = Vec::new();
     if !link.up {
         faults.push(HostDrift::LinkDown);
     }
-    if link.arp && !seen.without_arp.contains(&link.index) {
+    if link.arp && !observed.without_arp.contains(&link.index) {
         faults.push(HostDrift::Arp);
     }
     if !Alias::of(link).is_some_and(|alias| is_recorded(&alias, attachment)) {
         faults.push(HostDrift::NoAlias);
     }
     match attachment.mode {
-        AttachMode::Bridge if !knows_bridge(attachment) => {}
+        AttachMode::Bridge if !has_bridge_name(attachment) => {}
         AttachMode::Bridge => {
-            let bridge = seen.links.get(attachment.bridge.as_str()).map(|bridge| bridge.index);
+            let bridge = observed.links.get(attachment.bridge.as_str()).map(|bridge| bridge.index);
             if bridge.is_none() || link.master != bridge {
                 faults.push(HostDrift::NotAPort);
             } else if link.hairpin.is_some_and(|hairpin| hairpin != attachment.wiring.hairpin) {
@@ -91,10 +96,10 @@ pub(super) fn faults(attachment: &Attachment, seen: &ObservedHost) -> Vec<HostDr
         }
         AttachMode::Routed => {
             for ip in attachment.ips() {
-                if !seen.routes.contains(&(IpNet::from(ip), link.index)) {
+                if !observed.routes.contains(&(IpNet::from(ip), link.index)) {
                     faults.push(HostDrift::NoRoute(ip));
                 }
-                if !seen.neighbours.contains(&(ip, link.index, attachment.pod_mac)) {
+                if !observed.neighbours.contains(&(ip, link.index, attachment.pod_mac)) {
                     faults.push(HostDrift::NoNeighbour(ip));
                 }
             }

@@ -1,4 +1,4 @@
-//! The firewall's tables: their structure, and every pod in them.
+//! Reconciles the firewall's tables: their structure, and the elements of all pods.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,41 +9,41 @@ use nft::{Firewall, FirewallPod, ListedElements, NetworkChain, PodElement, Struc
 use types::{AttachmentKey, Code, Finding, NetworkName};
 
 use super::{Depth, ReconcileRound, RepairKind};
-use crate::firewall::{self, FirewallMember, Living};
+use crate::firewall::{self, FirewallMember, LivePods};
 use crate::state::Attachment;
 use crate::{Error, lease};
 
 impl ReconcileRound<'_> {
     pub(super) fn firewall(&mut self) {
         let attachments = std::mem::take(&mut self.outcome.attachments);
-        if let Err(error) = self.look_at_tables(&attachments) {
-            // New pods need the tables too: a cause that concerns all of them keeps its severity.
-            let found = self.finding("tables podwire", error);
-            self.outcome.findings.push(found);
+        if let Err(error) = self.reconcile_tables(&attachments) {
+            // New pods need the tables too, so the finding is not degraded.
+            let finding = self.finding("tables podwire", error);
+            self.outcome.findings.push(finding);
         }
         self.outcome.attachments = attachments;
     }
 
-    fn look_at_tables(&mut self, attachments: &[Attachment]) -> Result<(), Error> {
+    fn reconcile_tables(&mut self, attachments: &[Attachment]) -> Result<(), Error> {
         let members: Vec<FirewallMember<'_>> = attachments.iter().filter_map(FirewallMember::of).collect();
         let pods: Vec<FirewallPod<'_>> = members.iter().map(FirewallMember::pod).collect();
         let mut tables = Firewall::open()?;
-        let chain = self.order.network.and_then(|(name, conf)| firewall::chain_of(name, conf));
-        if let Some(kernel_cache) = self.order.kernel_cache {
-            kernel_cache.keep_chain(chain.as_ref().map(NetworkChain::id));
+        let chain = self.request.network.and_then(|(name, conf)| firewall::chain_of(name, conf));
+        if let Some(kernel_cache) = self.request.kernel_cache {
+            kernel_cache.retain_chain(chain.as_ref().map(NetworkChain::id));
         }
         let mut structure = Structure::of(&pods);
-        // The tables of the agent's own network are ready when the first pod comes.
-        if let Some((_, conf)) = self.order.network.filter(|(_, conf)| conf.spoof_check || conf.ip_masq) {
+        // The tables of the agent's network exist before its first pod.
+        if let Some((_, conf)) = self.request.network.filter(|(_, conf)| conf.spoof_check || conf.ip_masq) {
             let guard = firewall::guard(conf.spoof_check, lease::addressing(conf));
             structure = structure.with(conf.mode, guard, chain.as_ref());
         }
         let drift = tables.drift(&structure)?;
         if !drift.is_empty() {
-            let kernel_cache = self.order.kernel_cache;
+            let kernel_cache = self.request.kernel_cache;
             let other = tables.other_version(&structure)?.filter(|_| kernel_cache.is_some());
             if let Some(revision) =
-                other.filter(|it| !kernel_cache.is_some_and(|known| known.may_replace(*it)))
+                other.filter(|it| !kernel_cache.is_some_and(|cache| cache.may_replace(*it)))
             {
                 let message = format!(
                     "another version of Podwire on this node replaced the tables (revision {revision:#010x}) within a \
@@ -53,18 +53,18 @@ impl ReconcileRound<'_> {
                 return Ok(());
             }
             tables.repair(&structure, &pods)?;
-            firewall::take_back(&self.state, attachments)?;
-            self.repaired(RepairKind::Firewall, format_args!("firewall put right: {}", drift.join(", ")));
+            firewall::remove_deleted(&self.state, attachments)?;
+            self.repaired(RepairKind::Firewall, format_args!("repaired the firewall: {}", drift.join(", ")));
         }
         let (mut listing, mut is_changed) = (tables.list_elements()?, false);
-        for lacking in tables.missing_in(&listing, &pods)? {
-            let Some(attachment) = members.get(lacking).map(FirewallMember::attachment) else { continue };
+        for index in tables.missing_in(&listing, &pods)? {
+            let Some(attachment) = members.get(index).map(FirewallMember::attachment) else { continue };
             let Some(network) = self.state.existing_network(&attachment.key.network) else { continue };
-            // With its record held: a DEL at the same time must not be followed by what it has just removed.
-            if firewall::put_one_back(&self.state, &network, attachment)? {
+            // The record is locked, so that a concurrent DEL does not leave elements behind.
+            if firewall::restore_pod(&self.state, &network, attachment)? {
                 self.repaired(
                     RepairKind::Firewall,
-                    format_args!("{} put back into the firewall", attachment.key),
+                    format_args!("restored {} in the firewall", attachment.key),
                 );
                 is_changed = true;
             }
@@ -75,8 +75,8 @@ impl ReconcileRound<'_> {
         self.remove_surplus(&mut tables, &listing, attachments)
     }
 
-    /// Removes elements that a pod of this run directory should not have: they may permit it to use addresses of others, or drop
-    /// what it sends. And bindings of addresses that are not this node's.
+    /// Removes elements that a pod of this run directory should not have. They may permit it to use addresses of other pods, or
+    /// drop its packets. Also removes bindings of addresses that do not belong to this node.
     fn remove_surplus(
         &mut self,
         tables: &mut Firewall,
@@ -84,51 +84,52 @@ impl ReconcileRound<'_> {
         attachments: &[Attachment],
     ) -> Result<(), Error> {
         let mut surplus = listing.surplus_of(&firewall::known(attachments)?);
-        let is_deep = self.order.depth == Depth::Pods;
-        if surplus.elements.is_empty() && !is_deep {
+        let inspects_pods = self.request.depth == Depth::Pods;
+        if surplus.elements.is_empty() && !inspects_pods {
             return Ok(());
         }
-        // After the listing: an ADD writes its record first.
-        let living = Living::now(&mut self.host, Some(&self.state))?;
-        surplus.elements.retain(|element| living.alive.disowns(element));
-        if is_deep {
-            surplus.elements.extend(self.unowned_bindings(listing, &living));
+        // Observed after the listing, because an ADD writes its record first.
+        let live = LivePods::observe(&mut self.host, Some(&self.state))?;
+        surplus.elements.retain(|element| live.owners.disowns(element));
+        if inspects_pods {
+            surplus.elements.extend(self.orphaned_bindings(listing, &live));
         }
-        let now = || Ok(Living::now(&mut self.host, Some(&self.state))?.alive);
-        for element in tables.remove_surplus::<Error>(surplus, now)? {
-            let why = match living.alive.disowns(&element) {
+        let observe_again = || Ok(LivePods::observe(&mut self.host, Some(&self.state))?.owners);
+        for element in tables.remove_surplus::<Error>(surplus, observe_again)? {
+            let reason = match live.owners.disowns(&element) {
                 true => "its pod should not have it",
                 false => "no pod of this node has the address",
             };
-            self.repaired(RepairKind::Firewall, format_args!("removed {}: {why}", element.element));
+            self.repaired(RepairKind::Firewall, format_args!("removed {}: {reason}", element.element));
         }
         Ok(())
     }
 
-    /// Bindings of addresses that are not this node's, if two rounds in a row find them without a pod: they would drop the traffic
-    /// of a pod of another node that has the address now. An address is claimed before it is bound.
-    fn unowned_bindings(
+    /// Bindings of addresses of other nodes that two consecutive rounds found without a pod. They would drop the traffic of a pod
+    /// on another node that has the address now. An address is claimed before it is bound.
+    fn orphaned_bindings(
         &self,
         listing: &ListedElements,
-        Living { alive, has_others }: &Living,
+        LivePods { owners, has_unrecorded_links }: &LivePods,
     ) -> Vec<PodElement> {
-        let (Some(kernel_cache), Some((name, conf))) = (self.order.kernel_cache, self.order.network) else {
+        let (Some(kernel_cache), Some((name, conf))) = (self.request.kernel_cache, self.request.network)
+        else {
             return Vec::new();
         };
-        let mut unowned = BTreeSet::new();
+        let mut orphaned = BTreeSet::new();
         let bindings = listing.elements().elements.into_iter().filter(PodElement::is_binding);
-        for element in bindings.filter(|element| !has_others && alive.lacks(element)) {
+        for element in bindings.filter(|element| !has_unrecorded_links && owners.lacks(element)) {
             let is_local = element.address().map_or(Ok(true), |ip| self.is_local(ip, name, conf));
             if is_local.is_ok_and(|local| !local) {
-                unowned.insert(element);
+                orphaned.insert(element);
             }
         }
-        let before = kernel_cache.replace_unowned(unowned.clone());
-        unowned.into_iter().filter(|element| before.contains(element)).collect()
+        let before = kernel_cache.replace_orphans(orphaned.clone());
+        orphaned.into_iter().filter(|element| before.contains(element)).collect()
     }
 
-    /// Whether the address is in a range of a network of this run directory. The agent's own network has the blocks that it
-    /// has now; of others only the ranges that they ever had are known.
+    /// Whether the address is in a range of a network of this run directory. For the agent's network the current blocks count, for
+    /// other networks all current and former ranges.
     fn is_local(&self, address: IpAddr, name: &NetworkName, conf: &NetConf) -> Result<bool, Error> {
         if let Addresses::Own(pools) = &conf.addresses
             && pools.sets().iter().flat_map(RangeSet::ranges).any(|range| range.subnet().contains(&address))
@@ -152,8 +153,8 @@ mod tests {
     use testkit::Lab;
 
     use super::*;
-    use crate::reconcile::{Order, reconcile};
-    use crate::{KernelCache, relearn};
+    use crate::reconcile::{ReconcileRequest, reconcile};
+    use crate::{KernelCache, recover};
 
     const REMOTE: [&str; 4] = [
         "bound4 { 10.88.9.9 }",
@@ -173,53 +174,57 @@ mod tests {
             NetConf::parse(&cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
         let name = NetworkName::try_from("blue").unwrap();
         let round = || {
-            let order = Order {
+            let request = ReconcileRequest {
                 run_dir: dir.path(),
                 network: Some((&name, &conf)),
                 mode: Some((&name, conf.mode)),
                 depth: Depth::Pods,
-                memory: &[],
+                earlier_records: &[],
                 unrepaired: &[],
                 kernel_cache: Some(&kernel_cache),
                 is_only_agent: || true,
                 warn: |message| panic!("{message}"),
             };
-            let outcome = node.enter(|| reconcile(order).unwrap()).unwrap();
+            let outcome = node.enter(|| reconcile(request).unwrap()).unwrap();
             assert_eq!(outcome.findings, []);
-            outcome.repairs.into_iter().map(|repair| repair.what).collect::<Vec<_>>()
+            outcome.repairs.into_iter().map(|repair| repair.message).collect::<Vec<_>>()
         };
-        let sh = |words: &str| node.sh(&["sh", "-c", words]).unwrap();
+        let sh = |command: &str| node.sh(&["sh", "-c", command]).unwrap();
         let add = |elements: &[&str]| {
             elements.iter().for_each(|e| drop(sh(&format!("nft 'add element inet podwire {e}'"))));
         };
         round();
-        // Another network of this run directory, with an ADD under way that has a claim.
+        // Another network of this run directory, with a claim of an ADD in progress.
         let red = dir.path().join("networks/red");
         let state = crate::state::NodeState::open(dir.path()).unwrap();
-        relearn::network(&state, &"red".try_into().unwrap(), None).unwrap();
+        recover::network(&state, &"red".try_into().unwrap(), None).unwrap();
         fs::write(red.join("index/10.77.0.1-10.77.0.254.used"), "").unwrap();
         let record = File::create(red.join("attachments/c1@eth0.pending")).unwrap();
         record.lock().unwrap();
         fs::hard_link(red.join("attachments/c1@eth0.pending"), red.join("addresses/10.66.0.2")).unwrap();
-        let stay = [
+        let local = [
             "bound4 { 10.88.1.99 }",
             "bound6 { fd88:0:0:1::99 }",
             "bound4 { 10.77.0.9 }",
             "bound4 { 10.66.0.2 }",
             "pods4 { 10.88.9.9 }",
         ];
-        add(&stay);
+        add(&local);
         add(&REMOTE);
-        assert_eq!(round().iter().filter(|what| what.starts_with("removed")).count(), 0, "seen only once");
+        assert_eq!(
+            round().iter().filter(|message| message.starts_with("removed")).count(),
+            0,
+            "found only once"
+        );
         let removed = round();
-        let removed: Vec<&String> = removed.iter().filter(|what| what.starts_with("removed")).collect();
+        let removed: Vec<&String> = removed.iter().filter(|message| message.starts_with("removed")).collect();
         assert_eq!(removed.len(), REMOTE.len(), "{removed:?}");
         let table = sh("nft list table inet podwire");
-        for there in ["10.88.1.99", "fd88:0:0:1::99", "10.77.0.9", "10.66.0.2"] {
-            assert!(table.contains(there), "{there}: {table}");
+        for address in ["10.88.1.99", "fd88:0:0:1::99", "10.77.0.9", "10.66.0.2"] {
+            assert!(table.contains(address), "{address}: {table}");
         }
         assert!(!table.contains("fd88:0:0:9::9") && table.contains("10.88.9.9"), "{table}");
-        // Pods of another run directory are known by their links only.
+        // Pods of another run directory are known only from their links.
         sh("ip link add pwother type veth peer name peer");
         sh("ip link set pwother alias 'podwire:green/c1/eth0 10.60.0.2/32'");
         add(&REMOTE);
@@ -241,40 +246,40 @@ mod tests {
             NetConf::parse(&cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
         let name = NetworkName::try_from("blue").unwrap();
         let round = || {
-            let order = Order {
+            let request = ReconcileRequest {
                 run_dir: dir.path(),
                 network: Some((&name, &conf)),
                 mode: Some((&name, conf.mode)),
                 depth: Depth::Pods,
-                memory: &[],
+                earlier_records: &[],
                 unrepaired: &[],
                 kernel_cache: Some(&kernel_cache),
                 is_only_agent: || true,
                 warn: |message| panic!("{message}"),
             };
-            node.enter(|| reconcile(order).unwrap()).unwrap().findings
+            node.enter(|| reconcile(request).unwrap()).unwrap().findings
         };
         let revision = || node.sh(&["nft", "list", "map", "inet", "podwire", "revision"]).unwrap();
-        let other = |number: &str| {
-            let text = format!(
+        let set_revision = |number: &str| {
+            let command = format!(
                 "nft 'flush map inet podwire revision; add element inet podwire revision {{ 1 : {number} }}'"
             );
-            node.sh(&["sh", "-c", &text]).unwrap();
+            node.sh(&["sh", "-c", &command]).unwrap();
         };
         assert_eq!(round(), []);
         let own = revision();
         for number in ["0x7", "0x8"] {
-            other(number);
+            set_revision(number);
             assert_eq!(round(), []);
             assert_eq!(revision(), own, "{number}: replaced");
         }
-        other("0x7");
-        let theirs = revision();
-        let found = round();
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].message.contains("another version of Podwire"), "{found:?}");
-        assert_eq!(revision(), theirs);
-        // Tables that are not as the other version made them are repaired in any case.
+        set_revision("0x7");
+        let other = revision();
+        let findings = round();
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert!(findings[0].message.contains("another version of Podwire"), "{findings:?}");
+        assert_eq!(revision(), other);
+        // Tables that differ from the other version's are repaired without a pause.
         node.sh(&["nft", "flush", "chain", "inet", "podwire", "guard"]).unwrap();
         assert_eq!(round(), []);
         assert_eq!(revision(), own);

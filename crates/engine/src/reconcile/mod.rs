@@ -1,24 +1,24 @@
-//! Reconcile: the records against the kernel. What somebody removed is put back, what nobody has any more is collected,
-//! and each of it is told.
+//! Reconcile compares the records with the kernel. It restores removed objects, collects dead attachments, and reports each
+//! change.
 //!
 //! ```text
-//! records ─┐
-//! Seen ────┴► diff (pure) ─► per attachment, with its record held: repair, or collect if its namespace is gone
-//! node: bridges with their gateways, forwarding        firewall: structure, then pods        strays: links without record
+//! records ───────┐
+//! ObservedHost ──┴► diff (pure) ─► per attachment, with its record locked: repair, or collect without a namespace
+//! node: bridges with gateways, forwarding     firewall: structure, then pods     orphan links: links without a record
 //! ```
 //!
-//! Called by the agent at its start, on events and on a timer. A round that finds all right changes nothing and locks
-//! nothing. The picture is taken without locks; whatever looks wrong in it is looked at again with the record held.
+//! The agent calls it at its start, on events and on a timer. A round without drift changes nothing and takes no locks. The
+//! host is observed without locks. Detected drift is checked again with the record locked.
 
 mod diff;
 mod firewall;
 mod gateways;
-mod inside;
 mod node;
 mod observe;
+mod orphan_links;
 mod pod;
+mod pod_drift;
 mod repair;
-mod stray;
 pub(crate) mod subnet;
 
 use std::collections::BTreeMap;
@@ -34,45 +34,45 @@ use crate::delegate::NONE_ALLOWED;
 use crate::state::{
     Attachment, HeldAttachment, ListedRecord, NetworkState, NodeState, RecordPhase, StateError,
 };
-use crate::{Caller, Delegates, Error, InactivePortMapping, KernelCache, Wait, inactive_ports, relearn};
+use crate::{Caller, Delegates, Error, InactivePortMapping, KernelCache, Wait, inactive_ports, recover};
 use crate::{detach, gc, mode};
-pub(crate) use inside::mend_routes;
-use node::Renewed;
+use node::BridgeChange;
 use observe::ObservedHost;
 pub(crate) use pod::{Restore, pod_finding};
+pub(crate) use pod_drift::repair_routes;
 
-/// Of an attachment with addresses of another IPAM plugin, for messages.
-const TO_THE_PLUGIN: &str = "its addresses go back to the IPAM plugin with the next DEL or GC";
+/// Part of messages about attachments with addresses of a delegated IPAM plugin.
+const RELEASE_LATER: &str = "the next DEL or GC releases its addresses in the IPAM plugin";
 
-/// What a round is to look at.
+/// The inputs of a round.
 #[derive(Debug, Clone, Copy)]
-pub struct Order<'a> {
+pub struct ReconcileRequest<'a> {
     pub run_dir: &'a Path,
-    /// The agent's own network: its bridge is there also without pods.
+    /// The agent's network. Its bridge exists also without pods.
     pub network: Option<(&'a NetworkName, &'a NetConf)>,
-    /// The mode of new pods in the agent's network, also while it has no block. None: without an agent.
+    /// The mode of new pods in the agent's network, also while it has no block. None without an agent.
     pub mode: Option<(&'a NetworkName, AttachMode)>,
     pub depth: Depth,
-    /// What the last round knew: it helps where records were lost or damaged.
-    pub memory: &'a [Attachment],
-    /// What the last round could not repair in pods. It lasts for pods that this round does not inspect.
+    /// The attachments of the last round. They replace lost or corrupt records.
+    pub earlier_records: &'a [Attachment],
+    /// Unrepaired drift of pods in the last round. It is carried over for pods that this round does not inspect.
     pub unrepaired: &'a [PodFinding],
     pub kernel_cache: Option<&'a KernelCache>,
-    /// Whether no other agent runs in this network namespace. The gateways of another agent without pods may be on the same
+    /// Whether no other agent runs in this network namespace. Gateways of another agent without pods may be on the same
     /// bridge.
     pub is_only_agent: fn() -> bool,
-    /// As [`Caller::warn`].
+    /// See [`Caller::warn`].
     pub warn: fn(&str),
 }
 
-impl Order<'_> {
+impl ReconcileRequest<'_> {
     fn caller(&self) -> Caller<'_> {
         Caller {
             request: None,
             cancelled: &|| false,
-            wait: Wait::UntilGone,
+            wait: Wait::UntilLinkRemoved,
             kernel_cache: self.kernel_cache,
-            // It undoes what records say, and runs no plugin.
+            // It undoes recorded attachments and runs no plugin.
             delegates: Delegates::Allowed(&NONE_ALLOWED),
             networks: None,
             warn: &self.warn,
@@ -80,19 +80,19 @@ impl Order<'_> {
     }
 }
 
-/// Looking into every pod takes a system call or ten for each.
+/// Inspecting a pod takes up to ten system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Depth {
     Node,
     Pods,
 }
 
-/// What kind of thing was repaired, for counting.
+/// The kind of a repaired object, for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RepairKind {
-    /// An attachment that was cut off in the middle was undone.
+    /// An interrupted attachment was undone.
     Pending,
-    /// An attachment whose namespace is gone was taken apart.
+    /// An attachment without a namespace was removed.
     Collected,
     Link,
     Bridge,
@@ -102,9 +102,9 @@ pub enum RepairKind {
     Firewall,
     Shaping,
     Sysctl,
-    /// A link of ours that no record knows was removed.
-    Stray,
-    /// A record was written anew.
+    /// A managed link without a record was removed.
+    OrphanLink,
+    /// A record was rewritten.
     Record,
 }
 
@@ -121,7 +121,7 @@ impl RepairKind {
             Self::Firewall => "firewall",
             Self::Shaping => "shaping",
             Self::Sysctl => "sysctl",
-            Self::Stray => "stray_link",
+            Self::OrphanLink => "stray_link",
             Self::Record => "record",
         }
     }
@@ -130,95 +130,95 @@ impl RepairKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DoneRepair {
     pub kind: RepairKind,
-    pub what: String,
+    pub message: String,
 }
 
-/// What could not be repaired of one recorded attachment.
+/// Drift of one recorded attachment that could not be repaired.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodFinding {
-    /// The directory of its network and the name of its record.
+    /// The directory name of its network and the file stem of its record.
     record: (String, String),
     pub finding: Finding,
 }
 
-/// What a round did and found.
+/// The result of a round.
 #[derive(Debug, Default)]
 pub struct ReconcileOutcome {
     pub repairs: Vec<DoneRepair>,
-    /// What could not be repaired of the node.
+    /// Drift of the node that could not be repaired.
     pub findings: Vec<Finding>,
-    /// The same of attachments.
+    /// Drift of attachments that could not be repaired.
     pub unrepaired: Vec<PodFinding>,
-    /// What was changed in pods, if the round inspected them.
+    /// Changes inside pods that are not undone. None if the round did not inspect pods.
     pub pods: Option<Vec<Finding>>,
-    /// All attachments that are ready now, as they are recorded.
+    /// The records of all attachments that are ready now.
     pub attachments: Vec<Attachment>,
     /// Host ports on addresses that the node does not have.
     pub inactive_ports: Vec<InactivePortMapping>,
 }
 
-/// One round, while it runs.
+/// State of one round.
 struct ReconcileRound<'a> {
-    order: Order<'a>,
+    request: ReconcileRequest<'a>,
     state: NodeState,
     host: RtSocket,
     outcome: ReconcileOutcome,
-    /// Bridges that were not in force.
-    renewed: Vec<(IfName, Renewed)>,
+    /// Bridges that were created or set up in this round.
+    changed_bridges: Vec<(IfName, BridgeChange)>,
 }
 
-/// Compares and repairs. An error means that nothing could be looked at; what goes wrong with one object is a
-/// [`Finding`], and the others are repaired all the same.
-pub fn reconcile(order: Order<'_>) -> Result<ReconcileOutcome, Error> {
-    let state = NodeState::open(order.run_dir)?;
+/// Compares and repairs. Returns an error only if nothing could be compared. A failed repair of one object becomes a
+/// [`Finding`], and the other objects are repaired.
+pub fn reconcile(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Error> {
+    let state = NodeState::open(request.run_dir)?;
     let (host, outcome) = (RtSocket::open()?, ReconcileOutcome::default());
-    let mut round = ReconcileRound { order, state, host, outcome, renewed: Vec::new() };
-    round.relearn()?;
+    let mut round = ReconcileRound { request, state, host, outcome, changed_bridges: Vec::new() };
+    round.recover()?;
     let records = round.records()?;
     round.node(&records);
-    let seen = ObservedHost::of(&mut round.host)?;
+    let observed = ObservedHost::of(&mut round.host)?;
     for (network, listed) in &records {
         for record in listed {
-            round.record(network, record, &seen);
+            round.record(network, record, &observed);
         }
     }
     round.settle_bridges();
-    round.strays(&seen);
+    round.orphan_links(&observed);
     for (network, _) in &records {
-        round.orphans(network, &seen);
+        round.orphan_claims(network, &observed);
     }
     round.firewall();
     round.pods();
     round.modes();
     match inactive_ports(&round.outcome.attachments, &mut round.host) {
         Ok(inactive) => round.outcome.inactive_ports = inactive,
-        Err(error) => round.trouble("host ports", error),
+        Err(error) => round.report_failure("host ports", error),
     }
     Ok(round.outcome)
 }
 
-/// Sets bridges of running pods up and restores their gateways and routes, as a round of the agent does. A bridge that is gone
-/// is not made: its pods have to be restarted. `only`: the bridges of this network's pods.
+/// Sets bridges of running pods up and restores their gateways and routes, like a round of the agent. A missing bridge is not
+/// created, because its pods have to be restarted. `only` limits this to the bridges of one network's pods.
 pub fn restore_bridges(run_dir: &Path, only: Option<&NetworkName>) -> Result<(), Error> {
     let Some(state) = NodeState::open_existing(run_dir)? else { return Ok(()) };
-    let order = Order {
+    let request = ReconcileRequest {
         run_dir,
         network: None,
         mode: None,
         depth: Depth::Node,
-        memory: &[],
+        earlier_records: &[],
         unrepaired: &[],
         kernel_cache: None,
         is_only_agent: || false,
-        // It undoes no attachment, and only that warns.
+        // Only undoing an attachment warns, and this function does not do that.
         warn: |_| (),
     };
     let (host, outcome) = (RtSocket::open()?, ReconcileOutcome::default());
-    let mut round = ReconcileRound { order, state, host, outcome, renewed: Vec::new() };
-    round.existing_bridges(only)
+    let mut round = ReconcileRound { request, state, host, outcome, changed_bridges: Vec::new() };
+    round.restore_existing_bridges(only)
 }
 
-/// The condition of a round that failed as a whole. Without its records no pod can be served.
+/// The condition of a round that failed completely. Without records no pod can be served.
 pub fn failure(error: Error, run_dir: &Path) -> Finding {
     let directory = format!("directory {}", run_dir.display());
     let (code, object) = match &error {
@@ -229,37 +229,37 @@ pub fn failure(error: Error, run_dir: &Path) -> Finding {
     error.finding(&FailureContext { code, object, run_dir })
 }
 
-/// What a pod lacks inside its namespace.
-pub(crate) fn inside_faults(attachment: &Attachment) -> Result<Vec<String>, Error> {
-    Ok(inside::faults(attachment)?.iter().map(ToString::to_string).collect())
+/// Describes drift inside a pod's namespace.
+pub(crate) fn pod_faults(attachment: &Attachment) -> Result<Vec<String>, Error> {
+    Ok(pod_drift::faults(attachment)?.iter().map(ToString::to_string).collect())
 }
 
 /// Whether the recorded namespace of a pod exists.
 pub(crate) fn is_alive(attachment: &Attachment) -> Result<bool, Error> {
-    Ok(inside::open(attachment)?.is_some())
+    Ok(pod_drift::open(attachment)?.is_some())
 }
 
-/// Removes from the kernel what is left of flows of pods that are gone: all of them in one go, and not while a pod waits.
-pub fn forget_flows(order: &Order<'_>) -> Result<(), Error> {
-    let Some((name, conf)) = order.network else { return Ok(()) };
-    let network = NodeState::open_existing(order.run_dir)?.and_then(|state| state.existing_network(name));
+/// Removes conntrack flows of removed pods from the kernel: all at once, and not while an ADD waits.
+pub fn forget_flows(request: &ReconcileRequest<'_>) -> Result<(), Error> {
+    let Some((name, conf)) = request.network else { return Ok(()) };
+    let network = NodeState::open_existing(request.run_dir)?.and_then(|state| state.existing_network(name));
     match (network, &conf.addresses) {
         (Some(network), Addresses::Own(pools)) => {
-            Ok(network.clean_rested(pools, &crate::firewall::forget_flows)?)
+            Ok(network.clean_quarantined(pools, &crate::firewall::forget_flows)?)
         }
         (Some(_) | None, _) => Ok(()),
     }
 }
 
 impl ReconcileRound<'_> {
-    fn repaired(&mut self, kind: RepairKind, what: impl fmt::Display) {
-        self.outcome.repairs.push(DoneRepair { kind, what: what.to_string() });
+    fn repaired(&mut self, kind: RepairKind, message: impl fmt::Display) {
+        self.outcome.repairs.push(DoneRepair { kind, message: message.to_string() });
     }
 
-    /// One object could not be repaired. That is no reason to refuse new pods.
-    fn trouble(&mut self, object: impl fmt::Display, error: impl Into<Error>) {
-        let found = self.finding(object, error.into());
-        self.outcome.findings.push(found.degraded());
+    /// Reports an object that could not be repaired. New pods are not affected.
+    fn report_failure(&mut self, object: impl fmt::Display, error: impl Into<Error>) {
+        let finding = self.finding(object, error.into());
+        self.outcome.findings.push(finding.degraded());
     }
 
     fn finding(&self, object: impl fmt::Display, error: Error) -> Finding {
@@ -267,35 +267,36 @@ impl ReconcileRound<'_> {
         error.finding(&FailureContext {
             code: Code::RepairFailed,
             object: &object,
-            run_dir: self.order.run_dir,
+            run_dir: self.request.run_dir,
         })
     }
 
-    /// New pods need the bridge of the agent's own network. A kernel that cannot be asked for it is no reason to refuse
-    /// them.
-    fn bridge_trouble(&mut self, name: &IfName, error: Error) {
-        let found = self.finding(format_args!("bridge {name}"), error);
+    /// Without the bridge of the agent's network, new pods fail. If the link cannot be read, the bridge counts as existing.
+    fn report_bridge_failure(&mut self, name: &IfName, error: Error) {
+        let finding = self.finding(format_args!("bridge {name}"), error);
         let is_bridge = |link: Option<Link>| link.is_some_and(|it| it.kind.as_deref() == Some("bridge"));
-        let is_there = self.host.link(name).map_or(true, is_bridge);
-        let is_own = self.order.network.is_some_and(|(_, conf)| conf.bridge == *name);
-        let found = match found.code {
-            Code::RepairFailed if !is_there => Finding::new(Code::BridgeMissing, found.object, found.message),
-            _ => found,
+        let exists = self.host.link(name).map_or(true, is_bridge);
+        let is_own = self.request.network.is_some_and(|(_, conf)| conf.bridge == *name);
+        let finding = match finding.code {
+            Code::RepairFailed if !exists => {
+                Finding::new(Code::BridgeMissing, finding.object, finding.message)
+            }
+            _ => finding,
         };
-        self.outcome.findings.push(if is_own && !is_there { found } else { found.degraded() });
+        self.outcome.findings.push(if is_own && !exists { finding } else { finding.degraded() });
     }
 
-    /// Networks whose state was lost begin with what lives: before the first ADD that could give an address twice.
-    /// Only networks that we knew: another state directory's are not ours.
-    fn relearn(&mut self) -> Result<(), Error> {
-        let own = self.order.network;
-        let known = self
-            .order
-            .memory
+    /// Recovers lost state of networks from their links, before an ADD could assign an address twice. Only networks of earlier
+    /// rounds are recovered, because others belong to other run directories.
+    fn recover(&mut self) -> Result<(), Error> {
+        let own = self.request.network;
+        let earlier = self
+            .request
+            .earlier_records
             .iter()
             .map(|a| &a.key.network)
             .filter(|name| own.is_none_or(|(own, _)| own != *name));
-        let mut names: Vec<(&NetworkName, Option<&NetConf>)> = known.map(|name| (name, None)).collect();
+        let mut names: Vec<(&NetworkName, Option<&NetConf>)> = earlier.map(|name| (name, None)).collect();
         names.sort_by(|a, b| a.0.cmp(b.0));
         names.dedup_by(|a, b| a.0 == b.0);
         names.extend(own.map(|(name, conf)| (name, Some(conf))));
@@ -303,12 +304,13 @@ impl ReconcileRound<'_> {
             if self.state.existing_network(name).is_some() {
                 continue;
             }
-            let hints = relearn::Hints { conf, memory: self.order.memory };
-            let found = relearn::network_with(&self.state, name, hints)?.list()?.len();
-            if found > 0 {
+            let hints = recover::Hints { conf, earlier_records: self.request.earlier_records };
+            let count = recover::network_with(&self.state, name, hints)?.list()?.len();
+            if count > 0 {
+                let attachments = types::count(count as u64, "attachment");
                 self.repaired(
                     RepairKind::Record,
-                    format_args!("{found} attachments of {name} relearnt from their links"),
+                    format_args!("recovered {attachments} of {name} from links"),
                 );
             }
         }
@@ -316,41 +318,41 @@ impl ReconcileRound<'_> {
     }
 
     fn pods(&mut self) {
-        if self.order.depth != Depth::Pods {
+        if self.request.depth != Depth::Pods {
             return;
         }
         let links = match self.host.links() {
             Ok(links) => links,
-            Err(error) => return self.trouble("links", error),
+            Err(error) => return self.report_failure("links", error),
         };
         let attachments = std::mem::take(&mut self.outcome.attachments);
-        let mut found = Vec::new();
+        let mut findings = Vec::new();
         for attachment in &attachments {
             match pod_finding(attachment, &links, Restore::ByAgent) {
-                Ok(finding) => found.extend(finding),
+                Ok(finding) => findings.extend(finding),
                 Err(error) => {
                     let object = format_args!("attachment {}", attachment.key);
-                    found.push(self.finding(object, error).degraded());
+                    findings.push(self.finding(object, error).degraded());
                 }
             }
         }
         self.outcome.attachments = attachments;
-        self.outcome.pods = Some(found);
+        self.outcome.pods = Some(findings);
     }
 
-    /// Networks with pods in another mode than new pods get.
+    /// Reports networks with pods in another mode than new pods get.
     fn modes(&mut self) {
         let mut networks: BTreeMap<&NetworkName, Vec<&Attachment>> = BTreeMap::new();
         for attachment in &self.outcome.attachments {
             networks.entry(&attachment.key.network).or_default().push(attachment);
         }
         let configured =
-            |name: &NetworkName| self.order.mode.filter(|(own, _)| *own == name).map(|(_, mode)| mode);
-        let found: Vec<Finding> = networks
+            |name: &NetworkName| self.request.mode.filter(|(own, _)| *own == name).map(|(_, mode)| mode);
+        let findings: Vec<Finding> = networks
             .into_iter()
-            .filter_map(|(name, pods)| mode::differing(name, configured(name), &pods))
+            .filter_map(|(name, pods)| mode::mixed_modes(name, configured(name), &pods))
             .collect();
-        self.outcome.findings.extend(found);
+        self.outcome.findings.extend(findings);
     }
 
     fn records(&mut self) -> Result<Vec<(NetworkState, Vec<ListedRecord>)>, Error> {
@@ -362,23 +364,23 @@ impl ReconcileRound<'_> {
         Ok(records)
     }
 
-    fn record(&mut self, network: &NetworkState, listed: &ListedRecord, seen: &ObservedHost) {
-        let done = match (&listed.attachment, listed.phase) {
-            (_, RecordPhase::Pending) => self.undo_pending(network, listed, seen),
+    fn record(&mut self, network: &NetworkState, listed: &ListedRecord, observed: &ObservedHost) {
+        let outcome = match (&listed.attachment, listed.phase) {
+            (_, RecordPhase::Pending) => self.undo_pending(network, listed, observed),
             (Some(attachment), RecordPhase::Ready) => {
-                let life = self.attachment(network, attachment, seen);
-                if matches!(life, Ok(AttachmentFate::NotInspected)) {
+                let verdict = self.attachment(network, attachment, observed);
+                if matches!(verdict, Ok(AttachmentVerdict::NotInspected)) {
                     self.carry_over(network, &listed.stem);
                 }
-                // Also one that could not be repaired: it is there, and has its place in the firewall.
-                if !matches!(life, Ok(AttachmentFate::Left)) {
+                // An attachment that could not be repaired exists too, and needs its firewall elements.
+                if !matches!(verdict, Ok(AttachmentVerdict::Gone)) {
                     self.outcome.attachments.push(attachment.clone());
                 }
-                life.map(drop)
+                verdict.map(drop)
             }
-            (None, RecordPhase::Ready) => self.unreadable(network, listed, seen),
+            (None, RecordPhase::Ready) => self.unreadable(network, listed, observed),
         };
-        if let Err(error) = done {
+        if let Err(error) = outcome {
             let record = (network.name(), listed.stem.clone());
             let object =
                 format_args!("attachment {}/{}", record.0, record.1.replacen('@', "/", 1)).to_string();
@@ -387,21 +389,22 @@ impl ReconcileRound<'_> {
         }
     }
 
-    /// What was wrong inside a pod is wrong until a round inspects the pod again.
+    /// Keeps a finding inside a pod until a round inspects the pod again.
     fn carry_over(&mut self, network: &NetworkState, stem: &str) {
-        let is_of = |it: &&PodFinding| it.record.1 == stem && it.record.0 == network.name();
-        self.outcome.unrepaired.extend(self.order.unrepaired.iter().filter(is_of).cloned());
+        let is_same = |it: &&PodFinding| it.record.1 == stem && it.record.0 == network.name();
+        self.outcome.unrepaired.extend(self.request.unrepaired.iter().filter(is_same).cloned());
     }
 
-    /// A pending record that no process holds was left by a process that was killed. If another IPAM plugin gave the
-    /// addresses, the record stays until DEL, GC or the next ADD calls that plugin.
+    /// A pending record without a lock was left by a killed process. If a delegated IPAM plugin assigned the addresses, the
+    /// record stays until DEL, GC or the next ADD calls that plugin.
     fn undo_pending(
         &mut self,
         network: &NetworkState,
         listed: &ListedRecord,
-        seen: &ObservedHost,
+        observed: &ObservedHost,
     ) -> Result<(), Error> {
-        let is_in_kernel = |a: &Attachment| !a.is_retired() || seen.links.contains_key(a.host_link.as_str());
+        let is_in_kernel =
+            |a: &Attachment| !a.is_retired() || observed.links.contains_key(a.host_link.as_str());
         if !listed.attachment.as_ref().is_none_or(is_in_kernel) {
             return Ok(());
         }
@@ -413,56 +416,55 @@ impl ReconcileRound<'_> {
         let name = format!("{}/{}", network.name(), listed.stem);
         if held.attachment().is_some_and(|attachment| attachment.delegated) {
             let key = held.key();
-            detach::retire(&mut held, key.as_ref(), &self.order.caller())?;
+            detach::retire(&mut held, key.as_ref(), &self.request.caller())?;
             self.repaired(
                 RepairKind::Pending,
-                format_args!("{name}, interrupted, was removed from the kernel; {TO_THE_PLUGIN}"),
+                format_args!("removed interrupted attachment {name} from the kernel; {RELEASE_LATER}"),
             );
         } else {
-            gc::undo_held(held, &self.order.caller())?;
-            self.repaired(RepairKind::Pending, format_args!("{name}, cut off in the middle, was undone"));
+            gc::undo_held(held, &self.request.caller())?;
+            self.repaired(RepairKind::Pending, format_args!("undid interrupted attachment {name}"));
         }
         Ok(())
     }
 
-    /// A damaged record is rewritten from memory or from its link. A record of a newer schema is left as it is: its pod
-    /// keeps its addresses and its elements in the firewall. A record of which neither is known stays, and keeps its
-    /// addresses.
+    /// A corrupt record is rewritten from the last round's record or from its link. A record with a newer schema is not changed:
+    /// its pod keeps its addresses and its firewall elements. A record without either source stays and keeps its addresses.
     fn unreadable(
         &mut self,
         network: &NetworkState,
         listed: &ListedRecord,
-        seen: &ObservedHost,
+        observed: &ObservedHost,
     ) -> Result<(), Error> {
-        let remembered = self.order.memory.iter().find(|a| {
+        let earlier = self.request.earlier_records.iter().find(|a| {
             AttachmentKey::network_dir(&a.key.network) == network.name() && a.key.file_stem() == listed.stem
         });
-        let own = self.order.network.filter(|(name, _)| AttachmentKey::network_dir(name) == network.name());
+        let own = self.request.network.filter(|(name, _)| AttachmentKey::network_dir(name) == network.name());
         let from_link = || {
             let name =
                 own.map(|(name, _)| name.clone()).or_else(|| network.name().as_str().try_into().ok())?;
-            let link = seen.link_of(&network.name(), &listed.stem)?;
-            relearn::attachment_of(&name, link, own.map(|(_, conf)| conf))
+            let link = observed.link_of(&network.name(), &listed.stem)?;
+            recover::attachment_of(&name, link, own.map(|(_, conf)| conf))
         };
         let record = network.path_of(&listed.stem);
-        let completed = match listed.newer {
+        let recovered = match listed.newer {
             // The newer version may have attached the pod again, with other addresses.
-            Some(_) => from_link().or_else(|| remembered.cloned()),
-            None => remembered.cloned().or_else(from_link),
+            Some(_) => from_link().or_else(|| earlier.cloned()),
+            None => earlier.cloned().or_else(from_link),
         };
-        let Some(attachment) = completed else { return Err(Error::Unreadable { record }) };
+        let Some(attachment) = recovered else { return Err(Error::Unreadable { record }) };
         let is_same = |held: &HeldAttachment| held.attachment().is_none() && held.newer() == listed.newer;
         let Some(mut held) = network.find_idle(&listed.stem)?.filter(is_same) else { return Ok(()) };
         if listed.newer.is_none() {
             held.rewrite(attachment.clone())?;
             self.repaired(
                 RepairKind::Record,
-                format_args!("the damaged record of {} was written anew", attachment.key),
+                format_args!("rewrote the corrupt record of {}", attachment.key),
             );
         }
         let claimed = match attachment.delegated {
             true => Ok(()),
-            false => self.claim_again(network, &held, &attachment),
+            false => self.restore_claims(network, &held, &attachment),
         };
         self.outcome.attachments.push(attachment);
         match listed.newer {
@@ -471,29 +473,32 @@ impl ReconcileRound<'_> {
         }
     }
 
-    /// Removes claims without a record, with the firewall elements of their addresses.
-    fn orphans(&mut self, network: &NetworkState, seen: &ObservedHost) {
-        let freed = network.has_orphans().map_err(Error::from).and_then(|has| match has {
-            true => gc::free_orphans(network, seen.links.values()),
+    /// Removes claims without a record, and the firewall elements of their addresses.
+    fn orphan_claims(&mut self, network: &NetworkState, observed: &ObservedHost) {
+        let freed = network.has_orphans().map_err(Error::from).and_then(|has_orphans| match has_orphans {
+            true => gc::free_orphans(network, observed.links.values()),
             false => Ok(0),
         });
         match freed {
             Ok(0) => {}
-            Ok(count) => self.repaired(
-                RepairKind::Record,
-                format_args!("{count} claims of {} had no record and were removed", network.name()),
-            ),
-            Err(error) => self.trouble(format_args!("network {}", network.name()), error),
+            Ok(count) => {
+                let claims = types::count(count as u64, "claim");
+                self.repaired(
+                    RepairKind::Record,
+                    format_args!("removed {claims} without a record of {}", network.name()),
+                );
+            }
+            Err(error) => self.report_failure(format_args!("network {}", network.name()), error),
         }
     }
 }
 
-/// What became of an attachment.
+/// The state of an attachment after it was reconciled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AttachmentFate {
-    Kept,
-    /// Right as far as the host shows; the round does not look into pods.
+enum AttachmentVerdict {
+    Present,
+    /// The host side has no drift. The round does not inspect pods.
     NotInspected,
-    /// Its namespace is gone, or somebody else is working on it.
-    Left,
+    /// Its namespace does not exist, or another process is working on it.
+    Gone,
 }

@@ -1,4 +1,4 @@
-//! What belongs to the node and not to one pod: bridges with their gateways, and forwarding.
+//! Reconciles objects of the node: bridges with their gateways, and forwarding.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,9 +11,9 @@ use netconf::Addresses;
 use netlink::{Address, Link, LinkRef, Mode, Op, Route, RouteFilter, SetLink};
 use types::{AttachMode, AttachmentKey, Code, Finding, IfName, Mac, NetworkName, ROUTE_PROTOCOL};
 
-use super::diff::knows_bridge;
+use super::diff::has_bridge_name;
 use super::gateways::OwnGateways;
-use super::subnet::{self, RouteRemoval, needs};
+use super::subnet::{self, RouteRemoval, needs_gateway};
 use super::{ReconcileRound, RepairKind};
 use crate::alias::BRIDGE_ALIAS;
 use crate::bridge::{self, Bridge, Gateway, Spec};
@@ -21,27 +21,27 @@ use crate::state::{Attachment, ListedRecord, NetworkState, RecordPhase};
 use crate::sysctl::{self, ForwardedFamilies, HostSettings};
 use crate::{Error, layer2, settle};
 
-/// Reading a link lets it carry at once since Linux 6.9; before, it takes a moment. Where IPv6 is off there is no
-/// link-local address to come.
-const LOOKS: u32 = 100;
-const LOOK_PAUSE: Duration = Duration::from_millis(1);
+/// Since Linux 6.9, reading a link updates its carrier state at once. Older kernels need a moment. If IPv6 is disabled, the
+/// bridge never gets a link-local address, so the number of attempts is limited.
+const ATTEMPTS: u32 = 100;
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(1);
 
-/// A bridge that was not in force when the round began.
+/// A change of a bridge in this round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Renewed {
-    Made,
-    PutUp,
+pub(super) enum BridgeChange {
+    Created,
+    SetUp,
 }
 
-/// A bridge as the records and the agent's own network want it.
+/// The desired state of a bridge, from the records and the agent's network.
 #[derive(Debug, Default)]
-struct WantedBridge {
+struct DesiredBridge {
     mtu: Option<u32>,
-    /// With the kind of pods that need them. Where both do, the bridge's pods need more.
+    /// The gateways and the mode of their pods. If both modes need a gateway, mode `bridge` is used, because it needs more.
     gateways: BTreeMap<IpNet, AttachMode>,
 }
 
-impl WantedBridge {
+impl DesiredBridge {
     fn add_gateway(&mut self, gateway: IpNet, mode: AttachMode) {
         match mode {
             AttachMode::Bridge => self.gateways.insert(gateway, mode),
@@ -52,38 +52,40 @@ impl WantedBridge {
 
 impl ReconcileRound<'_> {
     pub(super) fn node(&mut self, records: &[(NetworkState, Vec<ListedRecord>)]) {
-        for (name, wanted) in self.bridges(records) {
-            if let Err(error) = self.bridge(&name, &wanted) {
-                self.bridge_trouble(&name, error);
+        for (name, desired) in self.bridges(records) {
+            if let Err(error) = self.bridge(&name, &desired) {
+                self.report_bridge_failure(&name, error);
             }
         }
         match bridge::remove_stale_subnets(&mut self.host) {
             Ok(removed) => removed.iter().for_each(|subnet| {
                 self.repaired(
                     RepairKind::Route,
-                    format_args!("removed the unreachable route to {subnet}, which has no gateway here"),
+                    format_args!("removed the unreachable route to {subnet}, which has no gateway"),
                 );
             }),
-            Err(error) => self.trouble("unreachable routes", error),
+            Err(error) => self.report_failure("unreachable routes", error),
         }
     }
 
-    /// The bridges of running pods that exist, without the rest of the node. A bridge that several networks share is restored
+    /// Restores existing bridges of running pods, and nothing else of the node. A bridge that several networks share is restored
     /// with the gateways of all of them.
-    pub(super) fn existing_bridges(&mut self, only: Option<&NetworkName>) -> Result<(), Error> {
+    pub(super) fn restore_existing_bridges(&mut self, only: Option<&NetworkName>) -> Result<(), Error> {
         let records = self.records()?;
-        let is_asked = |network: &NetworkState| {
+        let is_selected = |network: &NetworkState| {
             only.is_none_or(|only| AttachmentKey::network_dir(only) == network.name())
         };
-        let asked = records.iter().filter(|(network, _)| is_asked(network)).flat_map(|(_, listed)| listed);
-        let asked: BTreeSet<IfName> =
-            asked.filter_map(|one| one.attachment.as_ref()).map(|pod| pod.bridge.clone()).collect();
+        let selected =
+            records.iter().filter(|(network, _)| is_selected(network)).flat_map(|(_, listed)| listed);
+        let selected: BTreeSet<IfName> =
+            selected.filter_map(|record| record.attachment.as_ref()).map(|pod| pod.bridge.clone()).collect();
         let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == RecordPhase::Ready);
         self.outcome.attachments = ready.filter_map(|l| l.attachment.clone()).collect();
         let mut failed = Vec::new();
-        for (name, wanted) in self.bridges(&records).into_iter().filter(|(name, _)| asked.contains(name)) {
+        for (name, desired) in self.bridges(&records).into_iter().filter(|(name, _)| selected.contains(name))
+        {
             match self.host.link(&name) {
-                Ok(Some(_)) => failed.extend(self.bridge(&name, &wanted).err()),
+                Ok(Some(_)) => failed.extend(self.bridge(&name, &desired).err()),
                 Ok(None) => {}
                 Err(error) => failed.push(error.into()),
             }
@@ -93,28 +95,28 @@ impl ReconcileRound<'_> {
         Error::collect(failed)
     }
 
-    fn bridges(&self, records: &[(NetworkState, Vec<ListedRecord>)]) -> BTreeMap<IfName, WantedBridge> {
-        let mut bridges: BTreeMap<IfName, WantedBridge> = BTreeMap::new();
+    fn bridges(&self, records: &[(NetworkState, Vec<ListedRecord>)]) -> BTreeMap<IfName, DesiredBridge> {
+        let mut bridges: BTreeMap<IfName, DesiredBridge> = BTreeMap::new();
         let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == RecordPhase::Ready);
-        for attachment in ready.filter_map(|l| l.attachment.as_ref()).filter(|a| knows_bridge(a)) {
-            let wanted = bridges.entry(attachment.bridge.clone()).or_default();
-            wanted.mtu = Some(attachment.mtu);
+        for attachment in ready.filter_map(|l| l.attachment.as_ref()).filter(|a| has_bridge_name(a)) {
+            let desired = bridges.entry(attachment.bridge.clone()).or_default();
+            desired.mtu = Some(attachment.mtu);
             for gateway in &attachment.wiring.gateways {
-                wanted.add_gateway(*gateway, attachment.mode);
+                desired.add_gateway(*gateway, attachment.mode);
             }
         }
-        if let Some((_, conf)) = self.order.network {
-            let wanted = bridges.entry(conf.bridge.clone()).or_default();
-            wanted.mtu = conf.mtu.or(wanted.mtu);
+        if let Some((_, conf)) = self.request.network {
+            let desired = bridges.entry(conf.bridge.clone()).or_default();
+            desired.mtu = conf.mtu.or(desired.mtu);
             for gateway in own_gateways(&conf.addresses) {
-                wanted.add_gateway(gateway, conf.mode);
+                desired.add_gateway(gateway, conf.mode);
             }
         }
-        // A record that was restored from a link alone does not name its gateways.
+        // A record that was recovered from a link without its config has no gateways.
         let ready = records.iter().flat_map(|(_, listed)| listed).filter_map(|l| l.attachment.as_ref());
         for attachment in ready.filter(|a| a.mode == AttachMode::Bridge) {
-            for (gateway, mode) in bridges.values_mut().flat_map(|wanted| &mut wanted.gateways) {
-                if needs(attachment, gateway) {
+            for (gateway, mode) in bridges.values_mut().flat_map(|desired| &mut desired.gateways) {
+                if needs_gateway(attachment, gateway) {
                     *mode = AttachMode::Bridge;
                 }
             }
@@ -122,79 +124,84 @@ impl ReconcileRound<'_> {
         bridges
     }
 
-    fn bridge(&mut self, name: &IfName, wanted: &WantedBridge) -> Result<(), Error> {
-        let found = self.host.link(name)?;
-        let found = found.map(|link| self.mark(name, link)).transpose()?;
-        let (was_there, was_up) = (found.is_some(), found.as_ref().is_some_and(|link| link.up));
-        // An MTU that somebody gave the bridge stays, as it does when a pod is attached.
-        let own = self.order.network.filter(|(_, conf)| conf.bridge == *name);
-        let mtu = if was_there { own.and_then(|(_, conf)| conf.mtu) } else { wanted.mtu };
+    fn bridge(&mut self, name: &IfName, desired: &DesiredBridge) -> Result<(), Error> {
+        let link = self.host.link(name)?;
+        let link = link.map(|link| self.restore_mark(name, link)).transpose()?;
+        let (existed, was_up) = (link.is_some(), link.as_ref().is_some_and(|link| link.up));
+        // The MTU of an existing bridge is kept unless it is configured, as in an ADD.
+        let own = self.request.network.filter(|(_, conf)| conf.bridge == *name);
+        let mtu = if existed { own.and_then(|(_, conf)| conf.mtu) } else { desired.mtu };
         let promisc = own.is_some_and(|(_, conf)| conf.promisc);
-        let ours = found.as_ref().filter(|link| bridge::is_marked(link));
-        if ours.is_some_and(|link| !link.up) {
-            skip_detection(name)?;
+        let managed = link.as_ref().filter(|link| bridge::is_marked(link));
+        if managed.is_some_and(|link| !link.up) {
+            disable_dad(name)?;
         }
-        // It gets its first one from the kernel when it begins to carry.
+        // The kernel adds the first link-local address when the bridge gets carrier.
         let link_local =
-            ours.filter(|link| link.up && link.running).and_then(|link| link.mac).map(link_local);
-        let bridge = bridge::ensure(&mut self.host, &Spec { name, mtu, promisc }, found)?;
-        match (was_there, was_up) {
+            managed.filter(|link| link.up && link.running).and_then(|link| link.mac).map(link_local);
+        let bridge = bridge::ensure(&mut self.host, &Spec { name, mtu, promisc }, link)?;
+        match (existed, was_up) {
             (false, _) => {
-                skip_detection(name)?;
-                self.renewed.push((name.clone(), Renewed::Made));
-                self.repaired(RepairKind::Bridge, format_args!("bridge {name} made"));
+                disable_dad(name)?;
+                self.changed_bridges.push((name.clone(), BridgeChange::Created));
+                self.repaired(RepairKind::Bridge, format_args!("created bridge {name}"));
             }
             (true, false) => {
-                self.renewed.push((name.clone(), Renewed::PutUp));
+                self.changed_bridges.push((name.clone(), BridgeChange::SetUp));
                 self.repaired(RepairKind::Bridge, format_args!("bridge {name} was down"));
             }
             (true, true) => {}
         }
-        if bridge.is_ours() {
-            self.keep_settings(&bridge)?;
+        if bridge.is_managed() {
+            self.restore_settings(&bridge)?;
         }
         let addresses = self.host.addresses(Some(bridge.index))?;
         if let Some((_, conf)) = own {
             self.remove_gateways(&bridge, &OwnGateways::of([conf]), &addresses)?;
         }
-        let carried: Vec<IpNet> = addresses.iter().map(|a| a.addr).collect();
+        let existing: Vec<IpNet> = addresses.iter().map(|a| a.addr).collect();
         let log = self.state.sysctls();
-        let lacks = |gateway: &IpNet| !bridge::carries(&addresses, gateway);
-        for (&address, &mode) in wanted.gateways.iter().filter(|(gateway, _)| lacks(gateway)) {
+        let is_missing = |gateway: &IpNet| !bridge::has_gateway(&addresses, gateway);
+        for (&address, &mode) in desired.gateways.iter().filter(|(gateway, _)| is_missing(gateway)) {
             let gateway = Gateway { bridge: bridge.index, address, mode };
-            let placed = bridge::put_gateway(&mut self.host, &bridge, &gateway, &log)?;
+            let placed = bridge::add_gateway(&mut self.host, &bridge, &gateway, &log)?;
             layer2::refuse_ports(&mut self.host, &bridge, &[placed])?;
             if let Some((_, conf)) = own {
                 bridge::resolve_conflicts(&mut self.host, &bridge, conf, &placed)?;
             }
             settle::wait_for_address(&mut self.host, address.addr())?;
-            bridge::adopt(&mut self.host, &bridge, &log)?;
-            self.repaired(RepairKind::Address, format_args!("address {address} put on bridge {name}"));
+            bridge::prepare_unmanaged(&mut self.host, &bridge, &log)?;
+            self.repaired(RepairKind::Address, format_args!("added address {address} to bridge {name}"));
         }
-        self.subnets(&bridge, wanted, &addresses)?;
-        let has_ipv6 = wanted.gateways.keys().any(|gateway| gateway.addr().is_ipv6());
-        if let Some(address) = link_local.filter(|_| has_ipv6 && !carried.iter().any(is_link_local)) {
+        self.subnets(&bridge, desired, &addresses)?;
+        let has_ipv6 = desired.gateways.keys().any(|gateway| gateway.addr().is_ipv6());
+        if let Some(address) = link_local.filter(|_| has_ipv6 && !existing.iter().any(is_link_local)) {
             let gateway = Gateway { bridge: bridge.index, address, mode: AttachMode::Bridge };
-            bridge::put_gateway(&mut self.host, &bridge, &gateway, &log)?;
-            self.repaired(RepairKind::Address, format_args!("address {address} put on bridge {name}"));
+            bridge::add_gateway(&mut self.host, &bridge, &gateway, &log)?;
+            self.repaired(RepairKind::Address, format_args!("added address {address} to bridge {name}"));
         }
-        self.forwarding(&wanted.gateways)
+        self.forwarding(&desired.gateways)
     }
 
-    /// The routes to the subnets of a bridge's gateways, as their pods need them: see [`Gateway`].
-    fn subnets(&mut self, bridge: &Bridge, wanted: &WantedBridge, carried: &[Address]) -> Result<(), Error> {
+    /// Restores the routes to the subnets of a bridge's gateways: see [`Gateway`].
+    fn subnets(
+        &mut self,
+        bridge: &Bridge,
+        desired: &DesiredBridge,
+        addresses: &[Address],
+    ) -> Result<(), Error> {
         let unreachable = bridge::unreachable_subnets(&mut self.host)?;
         let over_bridge =
             self.host.routes(RouteFilter { link: Some(bridge.index), ..RouteFilter::default() })?;
-        for (&address, &mode) in &wanted.gateways {
+        for (&address, &mode) in &desired.gateways {
             let gateway = Gateway { bridge: bridge.index, address, mode };
             let Some(route) = gateway.subnet_route() else { continue };
-            let surplus = over_bridge.iter().find(|route| gateway.is_over_bridge(route));
-            let is_there = match mode {
+            let bridge_route = over_bridge.iter().find(|route| gateway.is_over_bridge(route));
+            let exists = match mode {
                 AttachMode::Routed => unreachable.contains(&route.dst),
-                AttachMode::Bridge => surplus.is_some(),
+                AttachMode::Bridge => bridge_route.is_some(),
             };
-            if !is_there {
+            if !exists {
                 match self.host.run(&Op::AddRoute { route, mode: Mode::Exclusive }) {
                     Err(e) if e.is_exists() => {}
                     other => {
@@ -203,10 +210,10 @@ impl ReconcileRound<'_> {
                     }
                 }
             }
-            // On an unmanaged bridge the address and its route may be the operator's.
+            // On an unmanaged bridge the operator may have added the address and its route.
             let is_managed = |a: &&Address| a.addr == address && a.protocol == Some(ROUTE_PROTOCOL);
-            let may_remove = bridge.is_ours() || carried.iter().any(|a| is_managed(&a));
-            match (mode, surplus) {
+            let may_remove = bridge.is_managed() || addresses.iter().any(|a| is_managed(&a));
+            match (mode, bridge_route) {
                 (AttachMode::Routed, Some(route)) if may_remove => {
                     self.remove_subnet_route(bridge, &gateway, route)?;
                 }
@@ -232,80 +239,80 @@ impl ReconcileRound<'_> {
             RouteRemoval::Needed => {}
             RouteRemoval::MayBeNeeded(record) => {
                 let record = record.display();
-                let what = format!(
-                    "the {route} stays, and with it addresses that no pod has make neighbour entries: \
+                let message = format!(
+                    "the {route} was not removed, so packets to addresses without a pod create neighbour entries: \
                      {record} cannot be read, and its pod may need the route"
                 );
-                let found = Finding::new(Code::RecordUnreadable, format_args!("file {record}"), what);
-                self.outcome.findings.push(found);
+                let finding = Finding::new(Code::RecordUnreadable, format_args!("file {record}"), message);
+                self.outcome.findings.push(finding);
             }
         }
         Ok(())
     }
 
-    /// A bridge that had our mark gets it back: without it cleanup would take it for somebody else's.
-    fn mark(&mut self, name: &IfName, link: Link) -> Result<Link, Error> {
-        let Some(kernel_cache) = self.order.kernel_cache else { return Ok(link) };
-        if bridge::is_marked(&link) || !kernel_cache.was_own_bridge(name, link.index) {
+    /// Restores the lost mark of a managed bridge. Without it, cleanup would treat the bridge as unmanaged.
+    fn restore_mark(&mut self, name: &IfName, link: Link) -> Result<Link, Error> {
+        let Some(kernel_cache) = self.request.kernel_cache else { return Ok(link) };
+        if bridge::is_marked(&link) || !kernel_cache.was_managed_bridge(name, link.index) {
             return Ok(link);
         }
         let change = SetLink::of(LinkRef::Index(link.index));
         self.host.run(&Op::SetLink(SetLink { alias: Some(BRIDGE_ALIAS), ..change }))?;
-        // An ADD may have taken it for somebody else's meanwhile.
+        // An ADD may have cached it as unmanaged in the meantime.
         kernel_cache.forget_bridges();
-        self.repaired(RepairKind::Bridge, format_args!("bridge {name} marked as ours again"));
+        self.repaired(RepairKind::Bridge, format_args!("restored the alias of bridge {name}"));
         Ok(Link { alias: Some(BRIDGE_ALIAS.to_owned()), ..link })
     }
 
-    /// What a bridge of ours was made with.
-    fn keep_settings(&mut self, bridge: &Bridge) -> Result<(), Error> {
-        if let Some(kernel_cache) = self.order.kernel_cache {
-            kernel_cache.remember_own_bridge(bridge);
+    /// Restores settings that a managed bridge was created with.
+    fn restore_settings(&mut self, bridge: &Bridge) -> Result<(), Error> {
+        if let Some(kernel_cache) = self.request.kernel_cache {
+            kernel_cache.remember_managed_bridge(bridge);
         }
         if self.host.snoops_multicast(bridge.index)? == Some(true) {
             let change = SetLink::of(LinkRef::Index(bridge.index));
             self.host.run(&Op::SetLink(SetLink { no_snooping: true, ..change }))?;
             self.repaired(
                 RepairKind::Bridge,
-                format_args!("multicast snooping of bridge {} switched off", bridge.name),
+                format_args!("disabled multicast snooping of bridge {}", bridge.name),
             );
         }
-        if let Some(changed) = sysctl::keep_advertisements_out(&bridge.name)? {
-            self.repaired(RepairKind::Sysctl, format_args!("{} set to 0", changed.display()));
+        if let Some(path) = sysctl::restore_accept_ra(&bridge.name)? {
+            self.repaired(RepairKind::Sysctl, format_args!("{} set to 0", path.display()));
         }
         Ok(())
     }
 
-    /// Called when the pods are on their bridges again.
+    /// Called after the pods were reconnected to their bridges.
     pub(super) fn settle_bridges(&mut self) {
-        for (name, how) in std::mem::take(&mut self.renewed) {
-            let is_on_it = |a: &Attachment| a.mode == AttachMode::Bridge && a.bridge == name;
-            if self.outcome.attachments.iter().any(is_on_it)
-                && let Err(error) = self.settle_bridge(&name, how)
+        for (name, change) in std::mem::take(&mut self.changed_bridges) {
+            let is_port = |a: &Attachment| a.mode == AttachMode::Bridge && a.bridge == name;
+            if self.outcome.attachments.iter().any(is_port)
+                && let Err(error) = self.settle_bridge(&name, change)
             {
-                self.bridge_trouble(&name, error);
+                self.report_bridge_failure(&name, error);
             }
         }
     }
 
-    /// Waits until the bridge carries and asks for neighbours. Left alone, the kernel takes up to a second for it.
-    fn settle_bridge(&mut self, name: &IfName, how: Renewed) -> Result<(), Error> {
-        for _ in 0..LOOKS {
+    /// Waits until the bridge has carrier and can resolve neighbours. Reading its state avoids a delay of up to a second.
+    fn settle_bridge(&mut self, name: &IfName, change: BridgeChange) -> Result<(), Error> {
+        for _ in 0..ATTEMPTS {
             let Some(bridge) = self.host.link(name)? else { return Ok(()) };
             let addresses = self.host.addresses(Some(bridge.index))?;
             if bridge.running && addresses.iter().any(|a| is_link_local(&a.addr) && !a.tentative) {
                 break;
             }
-            std::thread::sleep(LOOK_PAUSE);
+            std::thread::sleep(ATTEMPT_PAUSE);
         }
-        match how {
-            Renewed::Made => self.announce(name),
-            Renewed::PutUp => Ok(()),
+        match change {
+            BridgeChange::Created => self.announce(name),
+            BridgeChange::SetUp => Ok(()),
         }
     }
 
-    /// A bridge that was made anew has another MAC: pods on it would send to the one that is gone until they ask again,
-    /// which takes them up to a minute. The kernel tells the neighbours when a MAC is set, also to what it is.
+    /// A new bridge has another MAC. Without an announcement, its pods would send to the old MAC for up to a minute. The kernel
+    /// sends announcements when a MAC is set, also if it does not change.
     fn announce(&mut self, name: &IfName) -> Result<(), Error> {
         sysctl::announce_addresses(name)?;
         let Some(bridge) = self.host.link(name)? else { return Ok(()) };
@@ -318,9 +325,9 @@ impl ReconcileRound<'_> {
             ipv4: gateways.keys().any(|gateway| gateway.addr().is_ipv4()),
             ipv6: gateways.keys().any(|gateway| gateway.addr().is_ipv6()),
         };
-        let (log, settings) = (self.state.sysctls(), HostSettings::open(self.order.kernel_cache)?);
-        for changed in sysctl::enable_forwarding(&mut self.host, &log, families, &settings)? {
-            self.repaired(RepairKind::Sysctl, format_args!("{} set to 1", changed.display()));
+        let (log, settings) = (self.state.sysctls(), HostSettings::open(self.request.kernel_cache)?);
+        for path in sysctl::enable_forwarding(&mut self.host, &log, families, &settings)? {
+            self.repaired(RepairKind::Sysctl, format_args!("{} set to 1", path.display()));
         }
         Ok(())
     }
@@ -330,27 +337,27 @@ fn is_link_local(address: &IpNet) -> bool {
     matches!(address, IpNet::V6(v6) if v6.addr().is_unicast_link_local())
 }
 
-/// As the kernel makes it of a MAC. It makes one once: whoever flushes a bridge's addresses takes it for good, and with it
-/// what neighbours are asked from.
+/// The link-local address that the kernel derives from a MAC. The kernel adds it only once: if a program flushes the bridge's
+/// addresses, it stays missing, and neighbour solicitations have no source address.
 fn link_local(mac: Mac) -> IpNet {
     let [a, b, c, d, e, f] = mac.octets();
     let address = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f];
     IpNet::V6(Ipv6Net::new_assert(address.into(), 64))
 }
 
-/// A router asks for neighbours from its link-local address, and asks nobody as long as the kernel looks for duplicates of
-/// it: the pods of a bridge that comes up would not be reached for a second or two. Nobody else has the MAC of a bridge of
-/// ours, nor the address that is made of it.
-fn skip_detection(bridge: &IfName) -> Result<(), Error> {
+/// Disables duplicate address detection. During detection the bridge cannot send neighbour solicitations from its link-local
+/// address, so pods on a bridge that comes up would be unreachable for a second or two. The MAC of a managed bridge is unique,
+/// and so is the address that is derived from it.
+fn disable_dad(bridge: &IfName) -> Result<(), Error> {
     let path = Path::new("/proc/sys/net/ipv6/conf").join(bridge.as_str()).join("accept_dad");
     match fs::write(&path, "0") {
-        // IPv6 is not in this kernel.
+        // The kernel has no IPv6.
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
         other => other.map_err(|source| Error::Sysctl { path, value: "0".to_owned(), source }),
     }
 }
 
-/// The gateways of a network whose addresses are ours to give.
+/// The gateways of a network with addresses that Podwire assigns.
 pub(super) fn own_gateways(addresses: &Addresses) -> Vec<IpNet> {
     let Addresses::Own(pools) = addresses else { return Vec::new() };
     let ranges = pools.sets().iter().flat_map(ipam::RangeSet::ranges);
@@ -365,9 +372,9 @@ pub(super) mod tests {
     use types::NetworkName;
 
     use super::*;
-    use crate::reconcile::{Depth, Order, reconcile};
+    use crate::reconcile::{Depth, ReconcileRequest, reconcile};
 
-    /// A round of an agent that has these blocks.
+    /// Runs a round of an agent with these blocks. Returns the addresses of the bridge.
     pub(in crate::reconcile) fn round(node: &Ns, run_dir: &Path, blocks: &str, mode: &str) -> Vec<String> {
         let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
             "subnet": blocks, "network": "10.88.0.0/16,fd88::/48", "isGateway": true, "mode": mode});
@@ -375,18 +382,18 @@ pub(super) mod tests {
             NetConf::parse(&cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
         let name = NetworkName::try_from("blue").unwrap();
         let network = Some((&name, &conf));
-        let order = Order {
+        let request = ReconcileRequest {
             run_dir,
             network,
             mode: Some((&name, conf.mode)),
             depth: Depth::Node,
-            memory: &[],
+            earlier_records: &[],
             unrepaired: &[],
             kernel_cache: None,
             is_only_agent: || true,
             warn: |message| panic!("{message}"),
         };
-        let outcome = node.enter(|| reconcile(order).unwrap()).unwrap();
+        let outcome = node.enter(|| reconcile(request).unwrap()).unwrap();
         assert_eq!(outcome.findings, []);
         inspect::addresses(node, "pw0").unwrap().iter().map(|a| a.net.to_string()).collect()
     }

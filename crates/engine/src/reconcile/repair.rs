@@ -1,4 +1,4 @@
-//! One attachment: its link and what hangs on it, put back. Its record is held meanwhile, so that no DEL comes between.
+//! Repairs one attachment: its link, routes, neighbours and limits. Its record is locked, so no DEL can run concurrently.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -8,11 +8,11 @@ use types::AttachMode;
 
 use super::diff::{self, HostDrift};
 use super::observe::ObservedHost;
-use super::{AttachmentFate, Depth, ReconcileRound, RepairKind, TO_THE_PLUGIN, inside};
+use super::{AttachmentVerdict, Depth, RELEASE_LATER, ReconcileRound, RepairKind, pod_drift};
 use crate::bridge::{self, Bridge, Spec};
 use crate::state::{Addressing, Attachment, HeldAttachment, NetworkState, RecordPhase};
 use crate::sysctl::HostSettings;
-use crate::wire::{self, Neighbours, Wire, host_route};
+use crate::veth::{self, NeighbourCaches, VethSetup, host_route};
 use crate::{Error, detach, firewall, layer2, settle, shaping, sysctl};
 
 impl ReconcileRound<'_> {
@@ -20,80 +20,86 @@ impl ReconcileRound<'_> {
         &mut self,
         network: &NetworkState,
         attachment: &Attachment,
-        seen: &ObservedHost,
-    ) -> Result<AttachmentFate, Error> {
-        let faults = diff::faults(attachment, seen);
+        observed: &ObservedHost,
+    ) -> Result<AttachmentVerdict, Error> {
+        let faults = diff::faults(attachment, observed);
         let unclaimed =
             !attachment.delegated && !network.has_claims(&attachment.key.file_stem(), attachment.ips());
-        if faults.is_empty() && !unclaimed && self.order.depth == Depth::Node {
-            return Ok(AttachmentFate::NotInspected);
+        if faults.is_empty() && !unclaimed && self.request.depth == Depth::Node {
+            return Ok(AttachmentVerdict::NotInspected);
         }
-        // What cannot be looked at is no reason to leave the rest as it is.
+        // A failed inspection does not prevent other repairs.
         let mut errors = Vec::new();
-        let within = match faults.contains(&HostDrift::LinkGone) {
+        let pod_faults = match faults.contains(&HostDrift::LinkMissing) {
             true => Vec::new(),
-            false => kept(inside::faults(attachment), &mut errors),
+            false => or_record_error(pod_drift::faults(attachment), &mut errors),
         };
-        let shaping = kept(self.lost_shaping(attachment, seen), &mut errors);
-        if faults.is_empty() && !unclaimed && within.is_empty() && shaping.is_empty() {
-            return Error::collect(errors).map(|()| AttachmentFate::Kept);
+        let missing_limits = or_record_error(self.missing_limits(attachment, observed), &mut errors);
+        if faults.is_empty() && !unclaimed && pod_faults.is_empty() && missing_limits.is_empty() {
+            return Error::collect(errors).map(|()| AttachmentVerdict::Present);
         }
-        // The picture was taken without a lock: somebody may be taking it apart, or have done so.
-        let Some(held) = hold(network, attachment)? else { return Ok(AttachmentFate::Left) };
-        if faults.contains(&HostDrift::LinkGone) {
-            return self.remake(held, attachment);
+        // The host was observed without a lock. Another process may have removed the attachment, or be doing so.
+        let Some(held) = lock_record(network, attachment)? else { return Ok(AttachmentVerdict::Gone) };
+        if faults.contains(&HostDrift::LinkMissing) {
+            return self.recreate_link(held, attachment);
         }
         if unclaimed {
-            self.claim_again(network, &held, attachment)?;
+            self.restore_claims(network, &held, attachment)?;
         }
-        let Some(link) = self.host.link(&attachment.host_link)? else { return Ok(AttachmentFate::Kept) };
+        let Some(link) = self.host.link(&attachment.host_link)? else {
+            return Ok(AttachmentVerdict::Present);
+        };
         for fault in &faults {
-            match self.mend(attachment, &link, fault) {
+            match self.repair_host_drift(attachment, &link, fault) {
                 Ok(()) => self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key)),
-                // No reason to leave the others as they are.
+                // The remaining faults are repaired anyway.
                 Err(error) => errors.push(error),
             }
         }
-        if !within.is_empty() {
-            match inside::mend(attachment) {
-                Ok(()) => within.iter().for_each(|fault| {
+        if !pod_faults.is_empty() {
+            match pod_drift::repair(attachment) {
+                Ok(()) => pod_faults.iter().for_each(|fault| {
                     self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key));
                 }),
                 Err(error) => errors.push(error),
             }
         }
-        if !shaping.is_empty() {
+        if !missing_limits.is_empty() {
             match shaping::renew(&mut self.host, attachment, link.index) {
                 Ok(()) => {
                     self.repaired(
                         RepairKind::Shaping,
-                        format_args!("{}: {}", attachment.key, shaping.join(", ")),
+                        format_args!("{}: {}", attachment.key, missing_limits.join(", ")),
                     );
                 }
                 Err(error) => errors.push(error),
             }
         }
-        Error::collect(errors).map(|()| AttachmentFate::Kept)
+        Error::collect(errors).map(|()| AttachmentVerdict::Present)
     }
 
-    pub(super) fn claim_again(
+    pub(super) fn restore_claims(
         &mut self,
         network: &NetworkState,
         held: &HeldAttachment,
         attachment: &Attachment,
     ) -> Result<(), Error> {
         let addresses: Vec<IpAddr> = attachment.ips().collect();
-        for address in network.claim_again(held, &addresses)? {
+        for address in network.restore_claims(held, &addresses)? {
             self.repaired(
                 RepairKind::Record,
-                format_args!("{}: the claim of {address} was gone", attachment.key),
+                format_args!("{}: the claim of {address} was missing", attachment.key),
             );
         }
         Ok(())
     }
 
-    fn lost_shaping(&mut self, attachment: &Attachment, seen: &ObservedHost) -> Result<Vec<String>, Error> {
-        match seen.links.get(attachment.host_link.as_str()) {
+    fn missing_limits(
+        &mut self,
+        attachment: &Attachment,
+        observed: &ObservedHost,
+    ) -> Result<Vec<String>, Error> {
+        match observed.links.get(attachment.host_link.as_str()) {
             Some(link) if attachment.bandwidth.is_some() => {
                 shaping::missing(&mut self.host, attachment, link)
             }
@@ -101,21 +107,26 @@ impl ReconcileRound<'_> {
         }
     }
 
-    fn mend(&mut self, attachment: &Attachment, link: &Link, fault: &HostDrift) -> Result<(), Error> {
+    fn repair_host_drift(
+        &mut self,
+        attachment: &Attachment,
+        link: &Link,
+        fault: &HostDrift,
+    ) -> Result<(), Error> {
         let change = SetLink::of(LinkRef::Index(link.index));
         let hairpin = Some(attachment.wiring.hairpin);
         match fault {
-            HostDrift::LinkGone => Ok(()),
+            HostDrift::LinkMissing => Ok(()),
             HostDrift::LinkDown => Ok(self.host.run(&Op::SetLink(SetLink { up: Some(true), ..change }))?),
             HostDrift::Arp if attachment.mode == AttachMode::Routed && !sysctl::may_accept_arp() => {
                 sysctl::ignore_arp(&attachment.host_link)
             }
-            // The kernel removes the neighbours with it. The same send replaces those that a packet made meanwhile, with the
-            // host end's own MAC; that packet is lost.
+            // The kernel removes the neighbours with this change. The same send replaces neighbours that a packet created in
+            // between with the host end's MAC. That packet is lost.
             HostDrift::Arp => {
                 let mut ops = vec![Op::SetLink(SetLink { no_arp: true, ..change })];
                 if attachment.mode == AttachMode::Routed {
-                    ops.extend(attachment.ips().map(|ip| wire::neighbour_op(attachment, link.index, ip)));
+                    ops.extend(attachment.ips().map(|ip| veth::neighbour_op(attachment, link.index, ip)));
                 }
                 Ok(self.host.run_every(&ops)?)
             }
@@ -133,8 +144,8 @@ impl ReconcileRound<'_> {
                     self.host.run(&Op::SetLink(SetLink { master: Some(0), ..change }))?;
                     return Err(error);
                 }
-                // The bridge may be another one than it was.
-                wire::let_loopback_in(attachment, &bridge, &self.state.sysctls())
+                // The bridge may be a new one.
+                veth::allow_loopback_clients(attachment, &bridge, &self.state.sysctls())
             }
             HostDrift::Hairpin => Ok(self.host.run(&Op::SetLink(SetLink { hairpin, ..change }))?),
             HostDrift::NoRoute(ip) => {
@@ -142,28 +153,32 @@ impl ReconcileRound<'_> {
                 Ok(self.host.run(&Op::AddRoute { route, mode: Mode::Exclusive })?)
             }
             HostDrift::NoNeighbour(ip) => {
-                Ok(self.host.run(&wire::neighbour_op(attachment, link.index, *ip))?)
+                Ok(self.host.run(&veth::neighbour_op(attachment, link.index, *ip))?)
             }
         }
     }
 
     fn bridge_of(&mut self, attachment: &Attachment) -> Result<Bridge, Error> {
-        let found = self.host.link(&attachment.bridge)?;
-        let mtu = if found.is_some() { None } else { Some(attachment.mtu) };
-        bridge::ensure(&mut self.host, &Spec { name: &attachment.bridge, mtu, promisc: false }, found)
+        let link = self.host.link(&attachment.bridge)?;
+        let mtu = if link.is_some() { None } else { Some(attachment.mtu) };
+        bridge::ensure(&mut self.host, &Spec { name: &attachment.bridge, mtu, promisc: false }, link)
     }
 
-    /// The link is gone. If the pod's namespace is the one it was, somebody deleted the link: it is made anew (F4).
-    /// Otherwise the pod is gone, and so is its address.
-    fn remake(&mut self, held: HeldAttachment, attachment: &Attachment) -> Result<AttachmentFate, Error> {
-        // It may be back already, or be under way.
+    /// Called if the link is missing. If the pod's namespace still exists, the link was deleted and is created again (F4).
+    /// Otherwise the pod does not exist any more, and its addresses are released.
+    fn recreate_link(
+        &mut self,
+        held: HeldAttachment,
+        attachment: &Attachment,
+    ) -> Result<AttachmentVerdict, Error> {
+        // Another process may have created it in the meantime.
         if self.host.link(&attachment.host_link)?.is_some() {
-            return Ok(AttachmentFate::Kept);
+            return Ok(AttachmentVerdict::Present);
         }
         let netns = match NetNs::open(Path::new(&attachment.netns)) {
             Ok(netns) => netns,
             Err(e) if e.is_gone() => return self.collect(held, attachment),
-            // What we cannot see we do not touch.
+            // The state of the namespace is unknown, so nothing is changed.
             Err(e) => return Err(e.into()),
         };
         let mut pod = RtSocket::open_in(&netns)?;
@@ -176,57 +191,62 @@ impl ReconcileRound<'_> {
         }
         let bridge = self.bridge_of(attachment)?;
         let log = self.state.sysctls();
-        let settings = HostSettings::open(self.order.kernel_cache)?;
-        let wire = Wire { attachment, bridge: &bridge, netns: &netns, log: &log, settings: &settings };
-        firewall::add_pod(attachment, &self.state, None, &self.order.warn)?;
-        let placed = wire::make_pair(&mut self.host, &wire, &attachment.wiring.gateways)?;
-        if let Err(error) = layer2::refuse_sharing(&mut self.host, attachment.addressing, &bridge, &placed) {
-            // The next round tries it again.
-            let made = self.host.index_of(&attachment.host_link)?;
-            made.map_or(Ok(()), |index| detach::delete_link(&mut self.host, index))?;
+        let settings = HostSettings::open(self.request.kernel_cache)?;
+        let setup = VethSetup { attachment, bridge: &bridge, netns: &netns, log: &log, settings: &settings };
+        firewall::add_pod(attachment, &self.state, None, &self.request.warn)?;
+        let placed = veth::create_pair(&mut self.host, &setup, &attachment.wiring.gateways)?;
+        if let Err(error) =
+            layer2::refuse_shared_bridge(&mut self.host, attachment.addressing, &bridge, &placed)
+        {
+            // The next round retries.
+            let index = self.host.index_of(&attachment.host_link)?;
+            index.map_or(Ok(()), |index| detach::delete_link(&mut self.host, index))?;
             return Err(error);
         }
-        // It has the same address at the same MAC as before.
-        let inside = wire::set_up_inside(&self.host, &mut pod, &wire, Neighbours::KnowNothing)?;
-        let host_index = inside.host_index;
+        // It has the same address and MAC as before, so caches of neighbours are valid.
+        let pod_end = veth::configure_pod_end(&self.host, &mut pod, &setup, NeighbourCaches::Clean)?;
+        let host_index = pod_end.host_index;
         if attachment.mode == AttachMode::Routed {
-            wire::route_to_pod(&mut self.host, attachment, host_index)?;
+            veth::route_to_pod(&mut self.host, attachment, host_index)?;
         }
-        wire::let_loopback_in(attachment, &bridge, &log)?;
+        veth::allow_loopback_clients(attachment, &bridge, &log)?;
         shaping::apply(&mut self.host, attachment, host_index)?;
         settle::wait(&mut self.host, &mut pod, attachment)?;
         self.repaired(
             RepairKind::Link,
-            format_args!("{}: {}, and was made anew", attachment.key, HostDrift::LinkGone),
+            format_args!("{}: {} and was created again", attachment.key, HostDrift::LinkMissing),
         );
-        Ok(AttachmentFate::Kept)
+        Ok(AttachmentVerdict::Present)
     }
 
-    fn collect(&mut self, held: HeldAttachment, attachment: &Attachment) -> Result<AttachmentFate, Error> {
-        detach::undo_without_plugin(held, Some(&attachment.key), &self.order.caller())?;
+    fn collect(&mut self, held: HeldAttachment, attachment: &Attachment) -> Result<AttachmentVerdict, Error> {
+        detach::undo_without_plugin(held, Some(&attachment.key), &self.request.caller())?;
         let ips: Vec<String> = attachment.ips().map(|ip| ip.to_string()).collect();
         let addresses = match attachment.delegated {
-            true => format!("{} removed from the kernel; {TO_THE_PLUGIN}", ips.join(", ")),
-            false => format!("{} given back", ips.join(", ")),
+            true => format!("{} removed from the kernel; {RELEASE_LATER}", ips.join(", ")),
+            false => format!("{} released", ips.join(", ")),
         };
         self.repaired(
             RepairKind::Collected,
-            format_args!("{}: its namespace is gone; {addresses}", attachment.key),
+            format_args!("{}: its namespace does not exist; {addresses}", attachment.key),
         );
-        Ok(AttachmentFate::Left)
+        Ok(AttachmentVerdict::Gone)
     }
 }
 
-/// What was found, or nothing and why.
-fn kept<T>(found: Result<Vec<T>, Error>, errors: &mut Vec<Error>) -> Vec<T> {
-    found.unwrap_or_else(|error| {
+/// Returns the faults. On error, records it and returns none.
+fn or_record_error<T>(faults: Result<Vec<T>, Error>, errors: &mut Vec<Error>) -> Vec<T> {
+    faults.unwrap_or_else(|error| {
         errors.push(error);
         Vec::new()
     })
 }
 
-/// The record, if it still says what was seen and nobody is working on it.
-pub(super) fn hold(network: &NetworkState, attachment: &Attachment) -> Result<Option<HeldAttachment>, Error> {
+/// Locks the record if it is unchanged and no other process holds it.
+pub(super) fn lock_record(
+    network: &NetworkState,
+    attachment: &Attachment,
+) -> Result<Option<HeldAttachment>, Error> {
     let held = network.find_idle(&attachment.key.file_stem())?;
     Ok(held.filter(|held| held.phase() == RecordPhase::Ready && held.attachment() == Some(attachment)))
 }

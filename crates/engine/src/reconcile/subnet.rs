@@ -1,5 +1,5 @@
-//! The route to a gateway's subnet over its bridge. The kernel made it with a gateway address of an earlier version, or pods
-//! on the bridge needed it. Where all pods of the subnet are routed it is removed.
+//! The route to a gateway's subnet over its bridge. The kernel added it with a gateway address of an earlier version, or bridged
+//! pods needed it. It is removed if all pods of the subnet are routed.
 
 use std::path::PathBuf;
 
@@ -7,24 +7,23 @@ use ipnet::IpNet;
 use netlink::{Link, Mode, Op, Route, RouteFilter, RtSocket};
 use types::AttachMode;
 
-use super::diff::knows_bridge;
+use super::diff::has_bridge_name;
 use crate::Error;
 use crate::alias::Alias;
 use crate::bridge::{Bridge, Gateway};
 use crate::state::{Attachment, NodeState, RecordPhase};
 
-/// Whether the route is gone.
+/// The outcome of a removal.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RouteRemoval {
     Removed,
-    /// A pod on the bridge needs it.
+    /// A bridged pod needs it.
     Needed,
-    /// The pod of a record that cannot be read may need it.
+    /// The pod of an unreadable record may need it.
     MayBeNeeded(PathBuf),
 }
 
-/// Removes the routes that an earlier version left, from a managed bridge. What cannot be removed stays: the pods that need
-/// it come first.
+/// Removes routes of an earlier version from a managed bridge. Routes that a pod needs or may need stay.
 pub(crate) fn remove_earlier(
     host: &mut RtSocket,
     state: &NodeState,
@@ -44,8 +43,8 @@ pub(super) fn remove(
     (bridge, gateway): (&Bridge, &Gateway),
     route: &Route,
 ) -> Result<RouteRemoval, Error> {
-    // Listed after the routes: an ADD has a record before it makes a route.
-    match need(host, state, (bridge, gateway))? {
+    // Records are listed after the routes, because an ADD writes its record before it adds a route.
+    match check_need(host, state, (bridge, gateway))? {
         RouteRemoval::Removed => delete(host, state, (bridge, gateway), route),
         needed @ (RouteRemoval::Needed | RouteRemoval::MayBeNeeded(_)) => Ok(needed),
     }
@@ -61,10 +60,10 @@ fn delete(
         Err(e) if e.is_missing() => {}
         other => other?,
     }
-    // An ADD that began after the records were listed may have found the route, and relies on it. Its record is there.
-    let need = need(host, state, (bridge, gateway))?;
-    let replay = Gateway { mode: AttachMode::Bridge, ..*gateway }.subnet_route();
-    if let (RouteRemoval::Needed | RouteRemoval::MayBeNeeded(_), Some(route)) = (&need, replay) {
+    // An ADD that started after the records were listed may have relied on the route. Its record exists now.
+    let need = check_need(host, state, (bridge, gateway))?;
+    let restored = Gateway { mode: AttachMode::Bridge, ..*gateway }.subnet_route();
+    if let (RouteRemoval::Needed | RouteRemoval::MayBeNeeded(_), Some(route)) = (&need, restored) {
         match host.run(&Op::AddRoute { route, mode: Mode::Exclusive }) {
             Err(e) if e.is_exists() => {}
             other => other?,
@@ -73,8 +72,8 @@ fn delete(
     Ok(need)
 }
 
-/// Who needs the route, by the records as they are now. `Removed`: no pod does.
-fn need(
+/// Checks the current records for pods that need the route. Returns `Removed` if no pod does.
+fn check_need(
     host: &mut RtSocket,
     state: &NodeState,
     (bridge, gateway): (&Bridge, &Gateway),
@@ -83,7 +82,9 @@ fn need(
     for network in state.networks()? {
         for listed in network.list()? {
             match &listed.attachment {
-                Some(attachment) if is_on(attachment, bridge) && needs(attachment, &gateway.address) => {
+                Some(attachment)
+                    if is_on(attachment, bridge) && needs_gateway(attachment, &gateway.address) =>
+                {
                     return Ok(RouteRemoval::Needed);
                 }
                 Some(_) => {}
@@ -97,10 +98,11 @@ fn need(
     let links = host.links()?;
     let has_ports = links.iter().any(|link| link.master == Some(bridge.index));
     for (path, network, listed) in unreadable {
-        let is_its = |link: &&Link| Alias::of(link).is_some_and(|a| a.is_of_record(&network, &listed.stem));
-        let may_need = match links.iter().find(is_its) {
+        let is_host_end =
+            |link: &&Link| Alias::of(link).is_some_and(|a| a.is_of_record(&network, &listed.stem));
+        let may_need = match links.iter().find(is_host_end) {
             Some(link) => link.master == Some(bridge.index),
-            // Its link is not made yet, or it is a port that lost its alias.
+            // Its link does not exist yet, or is a port that lost its alias.
             None => listed.phase == RecordPhase::Pending || has_ports,
         };
         if may_need {
@@ -110,13 +112,14 @@ fn need(
     Ok(RouteRemoval::Removed)
 }
 
-/// A record that was recovered from a link alone does not name its bridge.
+/// A record that was recovered from a link without its config does not name its bridge.
 fn is_on(attachment: &Attachment, bridge: &Bridge) -> bool {
-    attachment.mode == AttachMode::Bridge && (attachment.bridge == bridge.name || !knows_bridge(attachment))
+    attachment.mode == AttachMode::Bridge
+        && (attachment.bridge == bridge.name || !has_bridge_name(attachment))
 }
 
-/// Is the gateway's subnet one of this pod's?
-pub(super) fn needs(attachment: &Attachment, gateway: &IpNet) -> bool {
+/// Whether the gateway's subnet contains an address or gateway of this pod.
+pub(super) fn needs_gateway(attachment: &Attachment, gateway: &IpNet) -> bool {
     let mut addresses = attachment.addresses.iter().map(|a| a.address.addr());
     attachment.wiring.gateways.contains(gateway) || addresses.any(|address| gateway.contains(&address))
 }
@@ -142,16 +145,16 @@ mod tests {
         record.to_string()
     }
 
-    fn put_record(run_dir: &Path, phase: &str, text: &str) -> NodeState {
+    fn write_record(run_dir: &Path, phase: &str, text: &str) -> NodeState {
         let state = NodeState::open(run_dir).unwrap();
         let network = state.network(&"blue".try_into().unwrap(), || Ok::<_, Error>(Vec::new())).unwrap();
         fs::write(network.path_of("c1@eth0").with_extension(phase), text).unwrap();
         state
     }
 
-    /// A bridge whose gateway has the kernel's route to its subnet.
-    fn in_node(
-        of: impl Fn(&mut RtSocket, &Bridge, &Gateway, &Route) + Sync + Send,
+    /// Calls `test` with a bridge and its gateway, which has the kernel's route to its subnet. Returns the remaining routes.
+    fn routes_after(
+        test: impl Fn(&mut RtSocket, &Bridge, &Gateway, &Route) + Sync + Send,
     ) -> Vec<inspect::ListedRoute> {
         let lab = Lab::new("subnet").unwrap();
         let node = lab.node("n").unwrap();
@@ -165,7 +168,7 @@ mod tests {
             let routes = host.routes(RouteFilter { link: Some(bridge.index), ..RouteFilter::default() });
             let gateway = Gateway { mode: AttachMode::Routed, ..add };
             let route = routes.unwrap().into_iter().find(|route| gateway.is_over_bridge(route)).unwrap();
-            of(&mut host, &bridge, &gateway, &route);
+            test(&mut host, &bridge, &gateway, &route);
         })
         .unwrap();
         let mut routes = inspect::routes(&node, inspect::Family::V4).unwrap();
@@ -174,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a6_only_records_of_pods_on_the_bridge_keep_its_route() {
+    fn a6_only_records_of_bridged_pods_keep_the_route() {
         let newer = r#"{"schema": 99}"#.to_owned();
         for (phase, text, is_kept) in [
             ("pending", attachment("routed", "pw0"), false),
@@ -183,13 +186,13 @@ mod tests {
             ("ready", newer.clone(), false),
             ("pending", attachment("bridge", "pw0"), true),
             ("ready", attachment("bridge", "pw0"), true),
-            // Its bridge is not known.
+            // The bridge is unknown.
             ("ready", attachment("bridge", "pwx"), true),
             ("pending", newer, true),
         ] {
             let dir = tempfile::tempdir().unwrap();
-            let state = put_record(dir.path(), phase, &text);
-            let routes = in_node(|host, bridge, gateway, route| {
+            let state = write_record(dir.path(), phase, &text);
+            let routes = routes_after(|host, bridge, gateway, route| {
                 let removal = remove(host, &state, (bridge, gateway), route).unwrap();
                 assert_eq!(removal != RouteRemoval::Removed, is_kept, "{phase} {text}: {removal:?}");
             });
@@ -198,11 +201,11 @@ mod tests {
     }
 
     #[test]
-    fn a6_a_route_that_an_add_relied_on_meanwhile_is_restored() {
+    fn a6_a_route_needed_by_a_concurrent_add_is_restored() {
         let dir = tempfile::tempdir().unwrap();
-        let state = put_record(dir.path(), "pending", &attachment("bridge", "pw0"));
-        let routes = in_node(|host, bridge, gateway, route| {
-            // As if the record had been written after the records were listed.
+        let state = write_record(dir.path(), "pending", &attachment("bridge", "pw0"));
+        let routes = routes_after(|host, bridge, gateway, route| {
+            // Simulates a record that was written after the records were listed.
             let removal = delete(host, &state, (bridge, gateway), route).unwrap();
             assert_eq!(removal, RouteRemoval::Needed);
         });

@@ -1,4 +1,4 @@
-//! Claiming addresses: the index proposes, link(2) decides.
+//! Claims addresses. The index proposes an address, and link(2) decides whether it is free.
 
 use std::cell::RefCell;
 use std::fs;
@@ -8,47 +8,47 @@ use std::path::Path;
 
 use ipam::{Pools, Range, RangeSet};
 
-use super::file::{StateError, io, remove_if_there};
+use super::file::{StateError, io, remove_if_exists};
 use super::held::holder;
 use super::index::{self, Bitmaps, Cursors, Index};
 use super::network::{Allocation, AllocationRequest, Clean, NetworkState};
 
-/// The claims of one attach that is under way. Called with the network's lock held.
+/// The claims of one ADD in progress. Used with the network's lock held.
 pub(super) struct AddressClaims<'a> {
     network: &'a NetworkState,
     /// The record that the claims are links to.
     record: &'a Path,
-    made: Vec<IpAddr>,
-    /// The indexes that were opened: each is searched and then changed.
+    claimed: Vec<IpAddr>,
+    /// Open indexes. Each is searched and then changed.
     indexes: RefCell<Vec<(String, Index)>>,
     cursors: Option<Cursors>,
 }
 
 impl<'a> AddressClaims<'a> {
     pub(super) fn new(network: &'a NetworkState, record: &'a Path) -> Self {
-        Self { network, record, made: Vec::new(), indexes: RefCell::default(), cursors: None }
+        Self { network, record, claimed: Vec::new(), indexes: RefCell::default(), cursors: None }
     }
 
-    /// One address of every set: the requested one, or the next.
+    /// Claims one address of every set: the requested one, or the next free one.
     pub(super) fn take(
         &mut self,
         pools: &Pools,
-        wanted: &AllocationRequest<'_>,
+        request: &AllocationRequest<'_>,
     ) -> Result<Vec<Allocation>, StateError> {
-        let plan = pools.plan_requests(wanted.requested).map_err(StateError::Request)?;
+        let plan = pools.plan_requests(request.requested).map_err(StateError::Request)?;
         let mut allocations = Vec::with_capacity(pools.sets().len());
         for (number, (set, planned)) in pools.sets().iter().zip(plan).enumerate() {
             let (range, address) = match planned {
                 Some((range, address)) => {
-                    (&set.ranges()[range], self.take_requested(&set.ranges()[range], address, wanted.clean)?)
+                    (&set.ranges()[range], self.take_requested(&set.ranges()[range], address, request.clean)?)
                 }
-                None => self.take_next(set, number, wanted.clean)?,
+                None => self.take_next(set, number, request.clean)?,
             };
             allocations.push(Allocation {
                 address,
                 prefix_len: range.prefix_len(),
                 gateway: range.gateway(),
-                used_before: index::use_again(&self.network.dir, range, address)?,
+                used_before: index::mark_used(&self.network.dir, range, address)?,
             });
         }
         Ok(allocations)
@@ -60,7 +60,7 @@ impl<'a> AddressClaims<'a> {
         address: IpAddr,
         clean: &Clean<'_>,
     ) -> Result<IpAddr, StateError> {
-        self.wake(range, address, clean)?;
+        self.clean_if_quarantined(range, address, clean)?;
         if !self.claim(address)? {
             let holder = holder(&self.network.claim_path(address));
             return Err(StateError::Taken { address, holder });
@@ -83,7 +83,7 @@ impl<'a> AddressClaims<'a> {
         };
         let mut last = cursors.last(number);
         let mut rebuilt = false;
-        // Bounded: each round either ends, sets one more bit, or rebuilds (once).
+        // The loop ends: each iteration returns, sets one more bit, or rebuilds the index (once).
         loop {
             let Some(pick) = set.next_after(last, |range| self.index(range))? else {
                 if rebuilt {
@@ -94,7 +94,7 @@ impl<'a> AddressClaims<'a> {
                 continue;
             };
             let range = &set.ranges()[pick.range];
-            self.wake(range, pick.ip, clean)?;
+            self.clean_if_quarantined(range, pick.ip, clean)?;
             let claimed = self.claim(pick.ip)?;
             ipam::set(&mut self.index(range)?, pick.offset)?;
             if claimed {
@@ -106,18 +106,23 @@ impl<'a> AddressClaims<'a> {
         }
     }
 
-    /// A new owner must not inherit what the last one left in the kernel (F3).
-    fn wake(&self, range: &Range, address: IpAddr, clean: &Clean<'_>) -> Result<(), StateError> {
+    /// A new owner must not inherit flows of the last one (F3).
+    fn clean_if_quarantined(
+        &self,
+        range: &Range,
+        address: IpAddr,
+        clean: &Clean<'_>,
+    ) -> Result<(), StateError> {
         let dir = &self.network.dir;
-        if !index::rests(dir, range, address)? {
+        if !index::is_quarantined(dir, range, address)? {
             return Ok(());
         }
         clean(range, &|ip| self.network.is_claimed(ip))?;
-        index::wake(dir, range)
+        index::clear_quarantine(dir, range)
     }
 
-    /// Fails like an attach would if a set has nothing left.
-    pub(super) fn room(&self, pools: &Pools) -> Result<(), StateError> {
+    /// Returns the error of an ADD if a set has no free address.
+    pub(super) fn check_capacity(&self, pools: &Pools) -> Result<(), StateError> {
         for set in pools.sets() {
             if set.next_after(None, |range| self.index(range))?.is_none() {
                 self.rebuild(set)?;
@@ -132,7 +137,7 @@ impl<'a> AddressClaims<'a> {
     fn index(&self, range: &Range) -> Result<Index, StateError> {
         let name = range.name();
         let mut indexes = self.indexes.borrow_mut();
-        if let Some((_, index)) = indexes.iter().find(|(known, _)| *known == name) {
+        if let Some((_, index)) = indexes.iter().find(|(open, _)| *open == name) {
             return Ok(index.clone());
         }
         let index = Index::open(&self.network.dir, range)?;
@@ -140,7 +145,7 @@ impl<'a> AddressClaims<'a> {
         Ok(index)
     }
 
-    /// A bit too many hides a free address: nothing is called full before the claims were asked.
+    /// A stale bit hides a free address, so the index is rebuilt from the claims before a set counts as exhausted.
     fn rebuild(&self, set: &RangeSet) -> Result<(), StateError> {
         self.indexes.borrow_mut().clear();
         set.ranges().iter().try_for_each(|range| Index::build(&self.network.dir, range).map(drop))
@@ -154,12 +159,12 @@ impl<'a> AddressClaims<'a> {
         })
     }
 
-    /// True if the address is ours now, false if somebody has it.
+    /// Returns false if the address is already claimed.
     fn claim(&mut self, address: IpAddr) -> Result<bool, StateError> {
         let path = self.network.claim_path(address);
         match fs::hard_link(self.record, &path) {
             Ok(()) => {
-                self.made.push(address);
+                self.claimed.push(address);
                 Ok(true)
             }
             Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(false),
@@ -167,15 +172,15 @@ impl<'a> AddressClaims<'a> {
         }
     }
 
-    /// Undoes what was claimed.
-    pub(super) fn give_back(&self) -> Result<(), StateError> {
-        if self.made.is_empty() {
+    /// Undoes all claims.
+    pub(super) fn release(&self) -> Result<(), StateError> {
+        if self.claimed.is_empty() {
             return Ok(());
         }
         let bitmaps = Bitmaps::list(&self.network.dir)?;
-        self.made.iter().try_for_each(|address| {
-            remove_if_there(&self.network.claim_path(*address))?;
-            bitmaps.forget(*address)
+        self.claimed.iter().try_for_each(|address| {
+            remove_if_exists(&self.network.claim_path(*address))?;
+            bitmaps.free(*address)
         })
     }
 }

@@ -1,5 +1,6 @@
-//! State that dies with a boot, also where /run is a disk: it carries the boot id, and another id means empty.
+//! State is valid for one boot, also if /run is on a disk. It contains the boot ID, and with another ID it is discarded.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
@@ -14,7 +15,7 @@ use super::sysctls::SysctlLog;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Read once: it does not change while a process lives.
+/// Read once, because it does not change while a process runs.
 fn this_boot() -> Result<&'static [u8], StateError> {
     static ID: OnceLock<Vec<u8>> = OnceLock::new();
     match ID.get() {
@@ -28,7 +29,7 @@ fn this_boot() -> Result<&'static [u8], StateError> {
 
 fn recorded(dir: &Path) -> Result<Option<Vec<u8>>, StateError> {
     let path = dir.join("boot");
-    // A path that leads through a file never had a state: a DEL finds nothing to remove.
+    // If a path component is a file, there never was a state: a DEL has nothing to remove.
     files::optional(files::read(&path)).map_err(io("read", &path))
 }
 
@@ -39,7 +40,7 @@ pub(super) fn is_current(dir: &Path) -> Result<bool, StateError> {
     }
 }
 
-/// The lock around what makes or empties whole directories; given back when the file is dropped.
+/// The lock for creating or emptying directories. It is released when the file is dropped.
 pub(super) fn lock(dir: &Path) -> Result<File, StateError> {
     let path = dir.join(LOCK);
     let lock = files::open(&path, File::options().create(true).append(true).mode(0o600));
@@ -48,14 +49,15 @@ pub(super) fn lock(dir: &Path) -> Result<File, StateError> {
     Ok(lock)
 }
 
-/// The first file that we make in a state directory: it says that the directory is ours.
+/// The first file in a state directory. It marks the directory as Podwire's.
 const LOCK: &str = "podwire.lock";
-/// What is removed when the directory is of another boot. Tombstones stay: an agent that finds nothing to delete removes them.
-const EMPTIED: [&str; 2] = ["networks", "sysctls"];
-/// Everything in the state of a network.
-const NETWORK: [&str; 4] = ["attachments", "addresses", "index", "lock"];
-/// Everything that Podwire makes in a run directory. Earlier versions made temporary files whose names end with `.new`.
-const OURS: [&str; 9] = [
+/// Removed if the directory is of another boot. Tombstones stay: the agent removes those without an attachment.
+const REMOVED_AFTER_BOOT: [&str; 2] = ["networks", "sysctls"];
+/// All files and directories in the state of a network.
+const NETWORK_FILES: [&str; 4] = ["attachments", "addresses", "index", "lock"];
+/// All files and directories that Podwire creates in a run directory. Earlier versions created temporary files with the suffix
+/// `.new`.
+const MANAGED_FILES: [&str; 9] = [
     LOCK,
     "networks",
     "sysctls",
@@ -67,71 +69,72 @@ const OURS: [&str; 9] = [
     "boot",
 ];
 
-/// A directory of an earlier boot is emptied, so it must be Podwire's: files of other programs are never touched. `rm -rf`
-/// beside a running agent can remove the mark and leave directories that the agent just made, so they count by content.
-fn refuse_foreign(dir: &Path) -> Result<(), StateError> {
+/// A directory of an earlier boot is emptied, so it must be Podwire's: files of other programs are never changed. `rm -rf` beside
+/// a running agent can remove the mark and leave directories that the agent just created, so these are recognized by content.
+fn refuse_unmanaged(dir: &Path) -> Result<(), StateError> {
     if [LOCK, "boot"].iter().any(|name| dir.join(name).symlink_metadata().is_ok()) {
         return Ok(());
     }
-    let foreign = |found: &str| StateError::Foreign { dir: dir.to_owned(), found: found.to_owned() };
+    let unmanaged = |entry: &str| StateError::Unmanaged { dir: dir.to_owned(), entry: entry.to_owned() };
     let networks = dir.join("networks");
-    let found = optional(fs::symlink_metadata(&networks)).map_err(io("inspect", &networks))?;
-    if found.is_some_and(|meta| !meta.is_dir()) || !holds_networks(&networks)? {
-        return Err(foreign("networks"));
+    let meta = optional(fs::symlink_metadata(&networks)).map_err(io("inspect", &networks))?;
+    if meta.is_some_and(|meta| !meta.is_dir()) || !contains_only_networks(&networks)? {
+        return Err(unmanaged("networks"));
     }
     match SysctlLog::new(dir.join("sysctls")).read() {
         Ok(changes) if changes.refused.is_empty() => Ok(()),
-        Ok(_) | Err(_) => Err(foreign("sysctls")),
+        Ok(_) | Err(_) => Err(unmanaged("sysctls")),
     }
 }
 
-/// Whether everything in a directory is the state of a network.
-fn holds_networks(dir: &Path) -> Result<bool, StateError> {
+/// Whether every entry of a directory is the state of a network.
+fn contains_only_networks(dir: &Path) -> Result<bool, StateError> {
     for network in file::list(dir)? {
         let network = dir.join(network);
         let is_dir = network.symlink_metadata().is_ok_and(|meta| meta.is_dir());
-        if !is_dir || !file::list(&network)?.iter().all(|name| NETWORK.iter().any(|own| name == own)) {
+        let is_expected = |name: &OsString| NETWORK_FILES.iter().any(|expected| name == expected);
+        if !is_dir || !file::list(&network)?.iter().all(is_expected) {
             return Ok(false);
         }
     }
     Ok(true)
 }
 
-/// Removes what is ours, and the directory if nothing else is in it. The lock goes last: until then the directory is ours.
+/// Removes Podwire's files, and the directory if it is then empty. The lock file is removed last, because it is the mark.
 pub(super) fn remove(dir: &Path) -> Result<(), StateError> {
     files::remove_leftovers(dir, None, Duration::ZERO).map_err(io("remove temporary files in", dir))?;
-    for name in OURS.iter().rev() {
+    for name in MANAGED_FILES.iter().rev() {
         file::remove_any(&dir.join(name))?;
     }
     match fs::remove_dir(dir) {
-        // In a container the directory may be a mount: empty is all it can be.
+        // In a container the directory may be a mount point, which cannot be removed.
         Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::ResourceBusy) => Ok(()),
         other => other.map_err(io("remove", dir)),
     }
 }
 
-/// Whether the directory is of this boot, or may be emptied.
+/// Whether the directory is of this boot, or is Podwire's and may be emptied.
 pub(super) fn check(dir: &Path) -> Result<(), StateError> {
-    if is_current(dir)? { Ok(()) } else { refuse_foreign(dir) }
+    if is_current(dir)? { Ok(()) } else { refuse_unmanaged(dir) }
 }
 
 pub(super) fn ensure_current(dir: &Path) -> Result<(), StateError> {
     if is_current(dir)? {
         return Ok(());
     }
-    files::create_dir(dir).map_err(io("make the state directory", dir))?;
-    refuse_foreign(dir)?;
+    files::create_dir(dir).map_err(io("create the state directory", dir))?;
+    refuse_unmanaged(dir)?;
     let _lock = lock(dir)?;
-    // Somebody else may have done it while we waited.
+    // Another process may have done it while this one waited.
     if is_current(dir)? {
         return Ok(());
     }
-    // The boot id is written last: a kill before that leaves the old id, and the next process starts over.
-    for stale in EMPTIED {
+    // The boot ID is written last. If the process is killed before, the old ID stays, and the next process starts over.
+    for stale in REMOVED_AFTER_BOOT {
         file::remove_any(&dir.join(stale))?;
     }
     let networks = dir.join("networks");
-    files::create_dir(&networks).map_err(io("make", &networks))?;
+    files::create_dir(&networks).map_err(io("create", &networks))?;
     let boot = dir.join("boot");
     files::replace(&boot, this_boot()?, Replacement::STATE).map_err(io("write", &boot))
 }

@@ -1,4 +1,4 @@
-//! Small file helpers: errors that name path and operation, and locks whose wait has an end.
+//! File helpers: errors with path and operation, and locks with a timeout.
 
 use std::fs::{File, TryLockError};
 use std::io::{Error as IoError, ErrorKind};
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 pub enum StateError {
     #[error("cannot {op} {}", path.display())]
     Io { op: &'static str, path: PathBuf, source: IoError },
-    #[error("{} stayed locked by another process for {waited:?}", path.display())]
+    #[error("{} was locked by another process for more than {waited:?}", path.display())]
     Busy { path: PathBuf, waited: Duration },
     #[error("no free address left in {ranges}: {in_use} of {capacity} in use")]
     Exhausted { ranges: String, in_use: u64, capacity: u64 },
     #[error("address {address} is already taken by {holder}")]
     Taken { address: std::net::IpAddr, holder: String },
-    #[error("{} is not a state directory of Podwire: it holds {found}; set runDir, with an agent run_dir, to a directory of its own", dir.display())]
-    Foreign { dir: PathBuf, found: String },
-    #[error("cannot remove what the last owners of {range} left in the kernel: {reason}")]
+    #[error("{} is not a state directory of Podwire: it contains {entry}; set runDir (with an agent: run_dir) to another directory", dir.display())]
+    Unmanaged { dir: PathBuf, entry: String },
+    #[error("cannot remove connections of former owners of {range} from the kernel: {reason}")]
     Clean { range: String, reason: String },
     #[error("the state directory is not safe: {0}")]
     Unsafe(#[from] files::UnsafeDir),
@@ -28,14 +28,14 @@ pub enum StateError {
 }
 
 impl StateError {
-    /// The message with the error of the system call.
+    /// The message, including the error of the system call.
     pub fn with_cause(&self) -> String {
         match self {
             Self::Io { source, .. } => format!("{self}: {source}"),
             Self::Busy { .. }
             | Self::Exhausted { .. }
             | Self::Taken { .. }
-            | Self::Foreign { .. }
+            | Self::Unmanaged { .. }
             | Self::Clean { .. }
             | Self::Unsafe(_)
             | Self::Newer { .. }
@@ -43,7 +43,7 @@ impl StateError {
         }
     }
 
-    /// The file system is full: the operator's problem, worth its own sentence.
+    /// Whether the file system is full. The operator gets a specific message for it.
     pub fn is_full(&self) -> bool {
         match self {
             Self::Io { source, .. } => {
@@ -52,7 +52,7 @@ impl StateError {
             Self::Busy { .. }
             | Self::Exhausted { .. }
             | Self::Taken { .. }
-            | Self::Foreign { .. }
+            | Self::Unmanaged { .. }
             | Self::Clean { .. }
             | Self::Unsafe(_)
             | Self::Newer { .. }
@@ -61,13 +61,13 @@ impl StateError {
     }
 }
 
-/// For `map_err`: what was tried, on which path.
+/// For `map_err`: adds the operation and the path.
 pub(super) fn io<'a>(op: &'static str, path: &'a Path) -> impl FnOnce(IoError) -> StateError + 'a {
     move |source| StateError::Io { op, path: path.to_owned(), source }
 }
 
-/// `Ok(None)` where the path does not exist. Unlike [`files::optional`], a directory of the path that is not a directory is an
-/// error: what it held is unknown, and must not count as removed.
+/// `Ok(None)` if the path does not exist. Unlike [`files::optional`], a path component that is not a directory is an error: its
+/// former content is unknown and must not count as removed.
 pub(super) fn optional<T>(result: Result<T, IoError>) -> Result<Option<T>, IoError> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -76,20 +76,20 @@ pub(super) fn optional<T>(result: Result<T, IoError>) -> Result<Option<T>, IoErr
     }
 }
 
-pub(super) fn remove_if_there(path: &Path) -> Result<(), StateError> {
+pub(super) fn remove_if_exists(path: &Path) -> Result<(), StateError> {
     optional(std::fs::remove_file(path)).map_err(io("remove", path)).map(drop)
 }
 
-/// Removes a file, or a directory with all that is in it.
+/// Removes a file, or a directory with its content.
 pub(super) fn remove_any(path: &Path) -> Result<(), StateError> {
-    let Some(meta) = optional(std::fs::symlink_metadata(path)).map_err(io("look at", path))? else {
+    let Some(meta) = optional(std::fs::symlink_metadata(path)).map_err(io("inspect", path))? else {
         return Ok(());
     };
     let removed = if meta.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
     removed.map_err(io("remove", path))
 }
 
-/// The names in a directory; none if it does not exist.
+/// The names in a directory. Empty if it does not exist.
 pub(super) fn list(dir: &Path) -> Result<Vec<std::ffi::OsString>, StateError> {
     let Some(entries) = optional(std::fs::read_dir(dir)).map_err(io("list", dir))? else {
         return Ok(Vec::new());
@@ -97,11 +97,10 @@ pub(super) fn list(dir: &Path) -> Result<Vec<std::ffi::OsString>, StateError> {
     entries.map(|entry| entry.map(|e| e.file_name()).map_err(io("list", dir))).collect()
 }
 
-/// Nobody holds one of our locks for longer than a kernel operation takes; a holder that was stopped must not take
-/// the rest of the node with it.
+/// A lock is never held for longer than a kernel operation takes. A stopped holder must not block the node.
 pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An exclusive lock, with an end to the wait. flock(2) itself knows no time-out, so it is tried in short steps.
+/// Takes an exclusive lock. flock(2) has no timeout, so it is tried repeatedly.
 pub(super) fn lock(file: &File, path: &Path, timeout: Duration) -> Result<(), StateError> {
     let start = Instant::now();
     let mut pause = Duration::from_micros(20);

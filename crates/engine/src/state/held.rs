@@ -1,4 +1,4 @@
-//! An attachment in the hands of this process, and what its record says.
+//! An attachment that this process has locked, and its record.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -8,19 +8,19 @@ use std::path::Path;
 
 use types::{AttachmentKey, NetworkName};
 
-use super::file::{self, StateError, io, optional, remove_if_there};
+use super::file::{self, StateError, io, optional, remove_if_exists};
 use super::index::Bitmaps;
 use super::network::{NetworkState, RecordPhase};
 use super::record::{Attachment, RecordContent};
 
-/// An attachment that this process works on: its record is locked until this is dropped.
+/// An attachment that this process works on. Its record is locked until this value is dropped.
 #[derive(Debug)]
 pub struct HeldAttachment {
     pub(super) network: NetworkState,
     pub(super) stem: String,
     pub(super) file: File,
     pub(super) phase: RecordPhase,
-    /// None: the record cannot be read; the file's name is all we know.
+    /// None if the record cannot be read. Then only the file name is known.
     pub(super) attachment: Option<Attachment>,
     /// The schema of a record that a newer version of Podwire wrote.
     pub(super) newer: Option<u32>,
@@ -31,7 +31,7 @@ impl HeldAttachment {
         self.attachment.as_ref()
     }
 
-    /// The schema of a record that a newer version of Podwire wrote, and that cannot be read therefore.
+    /// The schema of a record that cannot be read because a newer version of Podwire wrote it.
     pub fn newer(&self) -> Option<u32> {
         self.newer
     }
@@ -48,9 +48,9 @@ impl HeldAttachment {
         &self.stem
     }
 
-    /// The key as the record has it, or as the file's name has it. None: a part of the key was too long for a name.
+    /// The key from the record or from its file name. None if the file name contains a digest.
     pub fn key(&self) -> Option<AttachmentKey> {
-        let of_name = || {
+        let from_stem = || {
             let (container, ifname) = self.stem.split_once('@')?;
             let network = NetworkName::try_from(self.network.name()).ok()?;
             Some(AttachmentKey {
@@ -59,22 +59,22 @@ impl HeldAttachment {
                 ifname: ifname.try_into().ok()?,
             })
         };
-        self.attachment.as_ref().map(|a| a.key.clone()).or_else(of_name)
+        self.attachment.as_ref().map(|a| a.key.clone()).or_else(from_stem)
     }
 
-    /// The attachment is complete: from now on it counts.
+    /// Makes the record ready: the attachment is complete.
     pub fn commit(&mut self) -> Result<(), StateError> {
         self.rename(RecordPhase::Ready)
     }
 
-    /// The attachment is being taken apart: if we are killed, the next process goes on with that.
+    /// Makes the record pending before the attachment is removed. If this process is killed, the next one continues.
     pub fn reopen(&mut self) -> Result<(), StateError> {
         if self.phase == RecordPhase::Ready { self.rename(RecordPhase::Pending) } else { Ok(()) }
     }
 
-    /// Rewrites the record in place: its claims and its lock are those of this very file. A record of a newer schema is
-    /// refused. A shorter record is padded with spaces, so that it can be read if this process is killed before the file is
-    /// shortened.
+    /// Rewrites the record in place, because its claims and its lock are bound to this file. A record with a newer schema is
+    /// refused. A shorter record is padded with spaces, so that it stays readable if this process is killed before the file is
+    /// truncated.
     pub fn rewrite(&mut self, attachment: Attachment) -> Result<(), StateError> {
         let path = self.network.record_path(&self.stem, self.phase);
         if let Some(schema) = self.newer {
@@ -85,7 +85,7 @@ impl HeldAttachment {
         let (length, before) = (text.len(), self.metadata()?.len());
         text.resize(length.max(usize::try_from(before).unwrap_or(length)), b' ');
         file.write_all_at(&text, 0).map_err(io("write the record", &path))?;
-        file.set_len(length as u64).map_err(io("shorten", &path))?;
+        file.set_len(length as u64).map_err(io("truncate", &path))?;
         self.attachment = Some(attachment);
         Ok(())
     }
@@ -98,7 +98,7 @@ impl HeldAttachment {
         Ok(())
     }
 
-    /// The addresses that are claimed for this record, also if it cannot be read, and also by copies of its claims.
+    /// The claimed addresses of this record, also if it cannot be read. Copied claims count.
     pub fn claimed(&self) -> Result<Vec<IpAddr>, StateError> {
         let (orphans, record) = (self.network.orphans()?, self.metadata()?);
         let mut claimed = Vec::new();
@@ -113,57 +113,64 @@ impl HeldAttachment {
         Ok(claimed)
     }
 
-    /// Gives the addresses back and forgets the attachment. Only claims that are this record's own are removed. All but
-    /// the addresses that are `clean` rest: see [`super::AllocationRequest::clean`].
+    /// Releases the addresses and removes the record. Only claims of this record are removed. All addresses except those in
+    /// `clean` are quarantined: see [`super::AllocationRequest::clean`].
     pub fn release(self, clean: &[IpAddr]) -> Result<(), StateError> {
         let network = &self.network;
         let section = network.enter()?;
-        // The record's name first. Were we killed between claims and name, it would name addresses that others may have by
-        // then, and whoever undoes it would take theirs apart. The file stays until the claims are removed: by it the next
-        // repair knows which claims are of a pod that is gone.
+        // The record loses its name first. Otherwise a killed process could leave a record with addresses that already belong
+        // to other pods, and undoing it would remove their rules. The file stays until the claims are removed: it shows the
+        // next repair which claims belong to a removed pod.
         let (record, unfinished) = (network.record_path(&self.stem, self.phase), network.unfinished_path());
         let renamed = optional(fs::rename(&record, &unfinished)).map_err(io("rename the record", &record))?;
         let bitmaps = Bitmaps::list(&network.dir)?;
         for address in self.attachment.iter().flat_map(Attachment::ips) {
-            self.give_back(address, clean, &bitmaps)?;
+            self.release_address(address, clean, &bitmaps)?;
         }
-        // The record was damaged, or is not ours to read: what is left are claims that it does not name.
+        // Claims that the record does not name, because it is corrupt or of a newer schema.
         if self.metadata()?.nlink() > u64::from(renamed.is_some()) || self.attachment.is_none() {
-            self.claimed()?.into_iter().try_for_each(|address| self.give_back(address, clean, &bitmaps))?;
+            self.claimed()?
+                .into_iter()
+                .try_for_each(|address| self.release_address(address, clean, &bitmaps))?;
         }
-        remove_if_there(&unfinished)?;
+        remove_if_exists(&unfinished)?;
         section.leave()
     }
 
-    /// Gives an address back if it is this record's own.
-    fn give_back(&self, address: IpAddr, clean: &[IpAddr], bitmaps: &Bitmaps) -> Result<(), StateError> {
+    /// Releases an address if this record has claimed it.
+    fn release_address(
+        &self,
+        address: IpAddr,
+        clean: &[IpAddr],
+        bitmaps: &Bitmaps,
+    ) -> Result<(), StateError> {
         if self.network.is_claimed_by(address, self)? {
             if !clean.contains(&address) {
-                bitmaps.lay_to_rest(address)?;
+                bitmaps.quarantine(address)?;
             }
-            remove_if_there(&self.network.claim_path(address))?;
-            bitmaps.forget(address)?;
+            remove_if_exists(&self.network.claim_path(address))?;
+            bitmaps.free(address)?;
         }
         Ok(())
     }
 
     pub(super) fn metadata(&self) -> Result<fs::Metadata, StateError> {
-        self.file.metadata().map_err(|e| io("look at", &self.network.record_path(&self.stem, self.phase))(e))
+        self.file.metadata().map_err(|e| io("inspect", &self.network.record_path(&self.stem, self.phase))(e))
     }
 }
 
-/// Who holds a claim, in words: the key in the record that the claim is a link to.
+/// Describes the owner of a claim, for messages.
 pub(super) fn holder(path: &Path) -> String {
     match files::read(path) {
         Ok(bytes) => match RecordContent::of(&bytes) {
             RecordContent::Attachment(attachment) => {
                 format!("container {} ({})", attachment.key.container, attachment.key.ifname)
             }
-            RecordContent::Newer(_) | RecordContent::Damaged => {
+            RecordContent::Newer(_) | RecordContent::Corrupt => {
                 "an attachment whose record cannot be read".to_owned()
             }
         },
-        Err(e) if e.kind() == ErrorKind::NotFound => "nobody any more".to_owned(),
+        Err(e) if e.kind() == ErrorKind::NotFound => "an attachment that was just removed".to_owned(),
         Err(_) => "another attachment".to_owned(),
     }
 }

@@ -1,5 +1,5 @@
-//! The bitmap of a range as a file, so that the next free address is found without looking at each one. Only an index:
-//! the claims are the truth, and it can be removed at any time.
+//! The bitmap of a range in a file, to find the next free address without checking each one. It is only an index of the
+//! claims, and can be removed at any time.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use ipam::{Range, Words};
 
-use super::file::{self, StateError, io, optional, remove_if_there};
+use super::file::{self, StateError, io, optional, remove_if_exists};
 
 /// An open index. Called with the network's lock held.
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Opens a range's index, and makes it from the claims if there is none.
+    /// Opens the index of a range. If it does not exist, it is built from the claims.
     pub(super) fn open(network: &Path, range: &Range) -> Result<Self, StateError> {
         let path = directory(network).join(range.name());
         match open_file(&path, File::options().read(true).write(true)) {
@@ -31,7 +31,7 @@ impl Index {
         }
     }
 
-    /// Makes the index anew from the claims.
+    /// Builds the index from the claims.
     pub(super) fn build(network: &Path, range: &Range) -> Result<Self, StateError> {
         let path = directory(network).join(range.name());
         let names = file::list(&network.join("addresses"))?;
@@ -40,8 +40,8 @@ impl Index {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let mut options = File::options();
         options.create(true).truncate(true).read(true).write(true);
-        let mut file = open_file(&path, &mut options).map_err(io("make the index", &path))?;
-        // Zeros at the end need not be stored: what is past the end reads as free.
+        let mut file = open_file(&path, &mut options).map_err(io("create the index", &path))?;
+        // Zeros at the end are not stored: bits past the end read as free.
         let used = bytes.iter().rposition(|b| *b != 0).map_or(0, |last| (last | 7) + 1);
         file.write_all(&bytes[..used]).map_err(io("write the index", &path))?;
         Ok(Self { file: Rc::new(file), path: path.into() })
@@ -53,7 +53,7 @@ impl Words for Index {
 
     fn load(&mut self, first: u32, into: &mut [u64]) -> Result<(), StateError> {
         let mut bytes = vec![0u8; into.len() * 8];
-        // A bitmap ends where nothing is set any more. A regular file is read short only at its end.
+        // The file ends after the last set bit. A regular file has short reads only at its end.
         self.file.read_at(&mut bytes, u64::from(first) * 8).map_err(io("read the index", &self.path))?;
         for (word, bytes) in into.iter_mut().zip(bytes.chunks_exact(8)) {
             *word = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
@@ -68,9 +68,9 @@ impl Words for Index {
     }
 }
 
-/// An index can be removed at any time, and so can anything that has its name and cannot be used.
+/// Opens an index file. An index can be removed at any time, so an unusable file with its name is removed too.
 fn open_file(path: &Path, options: &mut OpenOptions) -> std::io::Result<File> {
-    // Whatever the umask is: a file that other users can write is not opened again.
+    // Independent of the umask: a file that other users can write is refused by the next open.
     let options = options.mode(0o600);
     files::open(path, options).or_else(|error| match files::is_refused(&error) {
         true => fs::remove_file(path).map_err(|_| error).and_then(|()| files::open(path, options)),
@@ -82,7 +82,7 @@ fn directory(network: &Path) -> PathBuf {
     network.join("index")
 }
 
-/// All bitmaps of a network, listed once for all addresses that change in them. Wants the network's lock.
+/// All bitmaps of a network, listed once for several addresses. The caller holds the network's lock.
 pub(super) struct Bitmaps {
     dir: PathBuf,
     names: Vec<OsString>,
@@ -94,20 +94,20 @@ impl Bitmaps {
         Ok(Self { names: file::list(&dir)?, dir })
     }
 
-    /// A released address is free again in every index that covers it: the config may have changed in between.
-    pub(super) fn forget(&self, address: IpAddr) -> Result<(), StateError> {
+    /// Frees a released address in every index that covers it, because the config may have changed in between.
+    pub(super) fn free(&self, address: IpAddr) -> Result<(), StateError> {
         self.change(address, "", ipam::clear)
     }
 
-    /// Something of its last owner may still be in the kernel.
-    pub(super) fn lay_to_rest(&self, address: IpAddr) -> Result<(), StateError> {
-        self.change(address, RESTING, |index, offset| {
-            // A full disk must not keep a pod from going away: a range that is not known rests as a whole.
-            ipam::set(index, offset).map(drop).or_else(|_| remove_if_there(&index.path))
+    /// Quarantines an address: the kernel may have flows of its last owner.
+    pub(super) fn quarantine(&self, address: IpAddr) -> Result<(), StateError> {
+        self.change(address, QUARANTINED, |index, offset| {
+            // A full disk must not prevent a DEL. Without its bitmap, the complete range is quarantined.
+            ipam::set(index, offset).map(drop).or_else(|_| remove_if_exists(&index.path))
         })
     }
 
-    /// Changes an address's bit in every bitmap of this kind that covers it. Their names say where they start.
+    /// Changes the bit of an address in every bitmap of this kind that covers it. The file names contain the ranges.
     fn change(
         &self,
         address: IpAddr,
@@ -119,7 +119,7 @@ impl Bitmaps {
             let Some(offset) = range.and_then(|range| offset_in(range, address)) else { continue };
             let path = self.dir.join(name);
             let opened = optional(open_file(&path, File::options().read(true).write(true)));
-            // Removed since it was listed, for an address before this one.
+            // The file may have been removed after the listing, for an earlier address.
             let Some(file) = opened.map_err(io("open the index", &path))? else { continue };
             change(&mut Index { file: Rc::new(file), path: path.into() }, offset)?;
         }
@@ -127,10 +127,10 @@ impl Bitmaps {
     }
 }
 
-/// Whether the address is in a range that this network has had.
+/// Whether the address is in a current or former range of this network.
 pub(super) fn covers(network: &Path, address: IpAddr) -> Result<bool, StateError> {
     let has = |name: OsString| {
-        let range = name.to_str()?.trim_end_matches(USED).trim_end_matches(RESTING).to_owned();
+        let range = name.to_str()?.trim_end_matches(USED).trim_end_matches(QUARANTINED).to_owned();
         let (first, last) = range.split_once('-')?;
         let (first, last): (IpAddr, IpAddr) = (first.parse().ok()?, last.parse().ok()?);
         Some(first <= address && address <= last)
@@ -138,7 +138,7 @@ pub(super) fn covers(network: &Path, address: IpAddr) -> Result<bool, StateError
     Ok(file::list(&directory(network))?.into_iter().any(|name| has(name) == Some(true)))
 }
 
-/// Where `address` is in the index of that name (`FIRST-LAST`), if it is.
+/// The offset of `address` in the index with this name (`FIRST-LAST`). None if it is outside.
 fn offset_in(name: &str, address: IpAddr) -> Option<u32> {
     let (first, last) = name.split_once('-')?;
     let (first, last): (IpAddr, IpAddr) = (first.parse().ok()?, last.parse().ok()?);
@@ -156,15 +156,15 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// Ends the name of a range's second bitmap: the addresses that rest, because something of their last owner may still be
-/// in the kernel. A range without one is not known, and all of it rests.
-const RESTING: &str = ".resting";
+/// Name suffix of a range's second bitmap: quarantined addresses. The kernel may have flows of their last owner. If a range has
+/// no such file, all its addresses are quarantined.
+const QUARANTINED: &str = ".resting";
 
-/// Must what the last owner left be removed before this address is handed out?
-pub(super) fn rests(network: &Path, range: &Range, address: IpAddr) -> Result<bool, StateError> {
+/// Whether flows of the last owner must be removed before this address is allocated.
+pub(super) fn is_quarantined(network: &Path, range: &Range, address: IpAddr) -> Result<bool, StateError> {
     let Some(offset) = range.offset(address) else { return Ok(true) };
-    let path = directory(network).join(range.name() + RESTING);
-    // Mostly none rests, and a file that is empty need not be opened.
+    let path = directory(network).join(range.name() + QUARANTINED);
+    // Usually no address is quarantined, and an empty file need not be opened.
     if fs::symlink_metadata(&path).is_ok_and(|file| file.is_file() && file.len() == 0) {
         return Ok(false);
     }
@@ -175,24 +175,24 @@ pub(super) fn rests(network: &Path, range: &Range, address: IpAddr) -> Result<bo
     }
 }
 
-/// Does anything of this range rest? One that is not known does not count: it is cleaned when it is wanted.
-pub(super) fn any_rests(network: &Path, range: &Range) -> bool {
-    let path = directory(network).join(range.name() + RESTING);
+/// Whether a bitmap shows quarantined addresses. A range without a bitmap does not count. It is cleaned on first use.
+pub(super) fn has_quarantined(network: &Path, range: &Range) -> bool {
+    let path = directory(network).join(range.name() + QUARANTINED);
     fs::symlink_metadata(path).is_ok_and(|file| file.len() > 0)
 }
 
-/// Nothing is left of anybody who had an address of this range and has it no more.
-pub(super) fn wake(network: &Path, range: &Range) -> Result<(), StateError> {
-    let path = directory(network).join(range.name() + RESTING);
+/// Called after all flows of former owners of this range's addresses were removed.
+pub(super) fn clear_quarantine(network: &Path, range: &Range) -> Result<(), StateError> {
+    let path = directory(network).join(range.name() + QUARANTINED);
     let emptied = open_file(&path, File::options().create(true).truncate(true).write(true));
-    emptied.map_err(io("make the index", &path)).map(drop)
+    emptied.map_err(io("create the index", &path)).map(drop)
 }
 
-/// Ends the name of a range's third bitmap: the addresses that were handed out at least once.
+/// Name suffix of a range's third bitmap: addresses that were allocated at least once.
 const USED: &str = ".used";
 
-/// Notes that the address is handed out; says whether somebody had it before.
-pub(super) fn use_again(network: &Path, range: &Range, address: IpAddr) -> Result<bool, StateError> {
+/// Marks the address as used. Returns whether it was used before.
+pub(super) fn mark_used(network: &Path, range: &Range, address: IpAddr) -> Result<bool, StateError> {
     let Some(offset) = range.offset(address) else { return Ok(true) };
     let path = directory(network).join(range.name() + USED);
     let file = open_file(&path, File::options().create(true).truncate(false).read(true).write(true));
@@ -201,13 +201,13 @@ pub(super) fn use_again(network: &Path, range: &Range, address: IpAddr) -> Resul
     ipam::set(&mut index, offset)
 }
 
-/// Where each set's round robin stands: the address that was handed out last, as text in a slot of its own. Written in
-/// place: to make a file anew costs more than all the rest of an allocation.
+/// Round-robin position of each range set: the last allocated address as text, one slot per set. Written in place, because
+/// creating a file costs more than the rest of an allocation.
 const CURSORS: &str = "last";
 /// The longest IPv6 address has 45 characters.
 const SLOT: usize = 48;
 
-/// Opened once for all sets of an allocation. Wants the network's lock.
+/// Opened once for all sets of an allocation. The caller holds the network's lock.
 #[derive(Debug)]
 pub(super) struct Cursors {
     file: File,
@@ -221,7 +221,7 @@ impl Cursors {
         Ok(Self { file: file.map_err(io("open", &path))?, path })
     }
 
-    /// A missing or broken cursor costs nothing but the order.
+    /// Without a valid cursor, allocation starts at the first address.
     pub(super) fn last(&self, set: usize) -> Option<IpAddr> {
         let mut slot = [0u8; SLOT];
         let read = self.file.read_at(&mut slot, (set * SLOT) as u64).ok()?;
@@ -234,13 +234,13 @@ impl Cursors {
     }
 }
 
-/// Removes all indexes; what else is known of ranges stays.
+/// Removes all indexes, but not the bitmaps of quarantined and used addresses.
 pub(super) fn remove_all(network: &Path) -> Result<(), StateError> {
     let dir = directory(network);
     for name in file::list(&dir)? {
         let ends = name.to_str().and_then(|name| name.split_once('-'));
         if ends.is_some_and(|(first, last)| [first, last].iter().all(|end| end.parse::<IpAddr>().is_ok())) {
-            remove_if_there(&dir.join(name))?;
+            remove_if_exists(&dir.join(name))?;
         }
     }
     Ok(())
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_an_address_in_an_index_by_its_name() {
+    fn an_address_is_located_in_an_index_by_the_index_name() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         assert_eq!(offset_in("10.0.0.1-10.0.0.254", ip("10.0.0.7")), Some(6));
         assert_eq!(offset_in("fd00::1-fd00::ff", ip("fd00::1")), Some(0));

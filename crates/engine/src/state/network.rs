@@ -1,4 +1,4 @@
-//! One network's attachments and addresses: begin, commit, find, release, list.
+//! Attachments and addresses of one network: begin, commit, find, release, list.
 
 use std::fs::{self, File, Metadata};
 use std::io::Write;
@@ -10,30 +10,31 @@ use std::time::Duration;
 use types::AttachmentKey;
 
 use super::allocate::AddressClaims;
-use super::file::{self, LOCK_TIMEOUT, StateError, io, optional, remove_if_there};
+use super::file::{self, LOCK_TIMEOUT, StateError, io, optional, remove_if_exists};
 use super::held::HeldAttachment;
 use super::index::{self, Bitmaps};
 use super::record::{Attachment, RecordContent};
-use super::repair::Survivor;
+use super::repair::RecoveredLink;
 
-/// Begins the name of a record whose attachment has not begun, or has ended: nothing of it is in the kernel, and its claims
-/// go with it.
+/// Name prefix of a record before it is pending, or while it is released. The kernel has no objects of its attachment, and its
+/// claims are removed with it.
 pub(super) const UNFINISHED: &str = ".new-";
 
-/// More than a record of a pod with some ports takes.
-const RECORD: usize = 2048;
+/// A record of a pod with several ports is smaller.
+const RECORD_SIZE: usize = 2048;
 
-/// How far an attachment has come. The file's name says it, so that one rename moves it.
+/// The phase of an attachment. It is part of the file name, so that one rename changes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordPhase {
-    /// Being made or undone; if nobody holds it, whoever did was killed.
+    /// Being created or undone. If no process holds it, its process was killed.
     Pending,
     Ready,
 }
 
-/// The order in which a record is looked for by somebody who does not hold it. Its holder may rename it between two of
-/// our looks, and it goes pending, ready, pending, gone: only these three looks cannot all miss it.
-pub(super) const SEARCH: [RecordPhase; 3] = [RecordPhase::Pending, RecordPhase::Ready, RecordPhase::Pending];
+/// The order in which a process without the lock searches a record. The holder may rename it between two lookups: pending,
+/// ready, pending, removed. Only this order cannot miss it.
+pub(super) const SEARCH_ORDER: [RecordPhase; 3] =
+    [RecordPhase::Pending, RecordPhase::Ready, RecordPhase::Pending];
 
 impl RecordPhase {
     pub(super) fn suffix(self) -> &'static str {
@@ -44,27 +45,27 @@ impl RecordPhase {
     }
 }
 
-/// What an attach asks of the state.
+/// A request for addresses.
 pub struct AllocationRequest<'a> {
     pub key: &'a AttachmentKey,
-    /// None: the addresses come from elsewhere, nothing is claimed.
+    /// None if Podwire does not assign the addresses. Then nothing is claimed.
     pub pools: Option<&'a ipam::Pools>,
     pub requested: &'a [(IpAddr, Option<u8>)],
-    /// Removes from the kernel what is left of the last owners of a range's addresses. Called under the network's lock,
-    /// and seldom: when the round robin comes to an address that was used before, once for all of them.
+    /// Removes flows of the last owners of a range's addresses from the kernel. Called under the network's lock, and rarely: if
+    /// the round robin reaches a quarantined address, once for all of them.
     pub clean: &'a Clean<'a>,
 }
 
-/// Given a range and who of it is not to be touched.
+/// Arguments: a range, and whether an address is in use. Flows of addresses in use are not removed.
 pub type Clean<'a> = dyn Fn(&ipam::Range, &dyn Fn(IpAddr) -> bool) -> Result<(), StateError> + 'a;
 
-/// An address that was claimed, and the subnet it is from.
+/// A claimed address and its subnet.
 #[derive(Debug, Clone)]
 pub struct Allocation {
     pub address: IpAddr,
     pub prefix_len: u8,
     pub gateway: IpAddr,
-    /// Somebody had it before: others may remember where.
+    /// A pod had it before, so neighbours may have another MAC cached for it.
     pub used_before: bool,
 }
 
@@ -72,16 +73,16 @@ pub struct Allocation {
 #[derive(Debug)]
 pub enum Begin {
     Started(Box<HeldAttachment>),
-    /// There is one already, and nothing was changed. A pending one is to be undone (through [`NetworkState::find`]) first.
+    /// A record exists, and nothing was changed. A pending one must be undone first (through [`NetworkState::find`]).
     Exists(RecordPhase),
 }
 
-/// A record as a listing shows it.
+/// A record in a listing.
 #[derive(Debug)]
 pub struct ListedRecord {
     pub stem: String,
     pub phase: RecordPhase,
-    /// None: the record cannot be read.
+    /// None if the record cannot be read.
     pub attachment: Option<Attachment>,
     /// The schema of a record that a newer version of Podwire wrote.
     pub newer: Option<u32>,
@@ -93,33 +94,33 @@ pub struct NetworkState {
 }
 
 impl NetworkState {
-    /// Makes the directory, with what lives already. Called with the state's lock held.
-    pub(super) fn create(dir: PathBuf, survivors: &[Survivor]) -> Result<Self, StateError> {
-        // The lock file is made last: a network that has one has everything, and one that has none was left by a
-        // process that was killed right here.
+    /// Creates the directory with the recovered attachments. Called with the state's lock held.
+    pub(super) fn create(dir: PathBuf, recovered_links: &[RecoveredLink]) -> Result<Self, StateError> {
+        // The lock file is created last. A network without it is incomplete and was left by a process that was killed
+        // here.
         file::remove_any(&dir)?;
         for sub in ["attachments", "addresses", "index"] {
             let path = dir.join(sub);
-            files::create_dir(&path).map_err(io("make", &path))?;
+            files::create_dir(&path).map_err(io("create", &path))?;
         }
         let network = Self { dir };
-        for survivor in survivors {
-            network.adopt(survivor)?;
+        for recovered_link in recovered_links {
+            network.write_recovered(recovered_link)?;
         }
         let path = network.dir.join("lock");
         let lock = files::open(&path, File::options().create(true).append(true).mode(0o600));
-        lock.map_err(io("make", &path))?;
+        lock.map_err(io("create", &path))?;
         Ok(network)
     }
 
     /// Whether the claim of an address is a link to this record's file.
     pub(super) fn is_linked(&self, address: IpAddr, record: &Metadata) -> Result<bool, StateError> {
         let path = self.claim_path(address);
-        let claim = optional(fs::symlink_metadata(&path)).map_err(io("look at", &path))?;
+        let claim = optional(fs::symlink_metadata(&path)).map_err(io("inspect", &path))?;
         Ok(claim.is_some_and(|m| (m.dev(), m.ino()) == (record.dev(), record.ino())))
     }
 
-    /// Whether all these claims are links to the record of this name. Takes no lock.
+    /// Whether all these claims are links to the record with this stem. Takes no lock.
     pub fn has_claims(&self, stem: &str, mut addresses: impl Iterator<Item = IpAddr>) -> bool {
         let Ok(record) = fs::symlink_metadata(self.record_path(stem, RecordPhase::Ready)) else {
             return false;
@@ -131,7 +132,7 @@ impl NetworkState {
         dir.join("lock").exists().then_some(Self { dir })
     }
 
-    /// All networks of the same state directory, this one too.
+    /// All networks of the same state directory, including this one.
     pub fn siblings(&self) -> Result<Vec<Self>, StateError> {
         Self::all_in(self.dir.parent().unwrap_or(&self.dir))
     }
@@ -145,33 +146,33 @@ impl NetworkState {
         ["attachments", "addresses"].map(|name| self.dir.join(name))
     }
 
-    /// The directory's name: the network's, unless that was too long for one.
+    /// The name of the directory: the network's name, or a digest if that is too long.
     pub fn name(&self) -> String {
         self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Claims addresses and writes the record as pending, in one critical section. `make` turns the claimed addresses
-    /// into the whole record: nothing is added to it later.
+    /// Claims addresses and writes the record as pending, in one critical section. `new_record` returns the complete record for
+    /// the claimed addresses.
     pub fn begin(
         &self,
-        wanted: &AllocationRequest<'_>,
-        make: impl FnOnce(&[Allocation]) -> Attachment,
+        request: &AllocationRequest<'_>,
+        new_record: impl FnOnce(&[Allocation]) -> Attachment,
     ) -> Result<Begin, StateError> {
         let section = self.enter()?;
-        let stem = wanted.key.file_stem();
-        for phase in SEARCH {
+        let stem = request.key.file_stem();
+        for phase in SEARCH_ORDER {
             if self.record_path(&stem, phase).exists() {
                 section.leave()?;
                 return Ok(Begin::Exists(phase));
             }
         }
-        match self.start(wanted, &stem, make) {
+        match self.start(request, &stem, new_record) {
             Ok(held) => {
                 section.leave()?;
                 Ok(Begin::Started(Box::new(held)))
             }
             Err(FailedBegin { error, undone }) => {
-                // What could not be undone here is left marked, and the next process repairs it.
+                // If it was not undone, the mark stays, and the next process repairs the state.
                 if undone {
                     section.leave()?;
                 }
@@ -182,21 +183,21 @@ impl NetworkState {
 
     fn start(
         &self,
-        wanted: &AllocationRequest<'_>,
+        request: &AllocationRequest<'_>,
         stem: &str,
-        make: impl FnOnce(&[Allocation]) -> Attachment,
+        new_record: impl FnOnce(&[Allocation]) -> Attachment,
     ) -> Result<HeldAttachment, FailedBegin> {
         let temp = self.unfinished_path();
         let mut claims = AddressClaims::new(self, &temp);
         let result = (|| {
-            let mut file = files::create(&temp).map_err(io("make the record", &temp))?;
-            // Locked before anybody can see it under its real name.
+            let mut file = files::create(&temp).map_err(io("create the record", &temp))?;
+            // Locked before it gets its final name.
             file::lock(&file, &temp, LOCK_TIMEOUT)?;
-            let allocations = match wanted.pools {
-                Some(pools) => claims.take(pools, wanted)?,
+            let allocations = match request.pools {
+                Some(pools) => claims.take(pools, request)?,
                 None => Vec::new(),
             };
-            let attachment = make(&allocations);
+            let attachment = new_record(&allocations);
             let text = serde_json::to_vec(&attachment).map_err(|e| io("encode", &temp)(e.into()))?;
             file.write_all(&text).map_err(io("write the record", &temp))?;
             let path = self.record_path(stem, RecordPhase::Pending);
@@ -212,12 +213,12 @@ impl NetworkState {
             })
         })();
         result.map_err(|error| {
-            let undone = claims.give_back().is_ok() && remove_if_there(&temp).is_ok();
+            let undone = claims.release().is_ok() && remove_if_exists(&temp).is_ok();
             FailedBegin { error, undone }
         })
     }
 
-    /// The attachment, locked, or None if there is none. Waits (with an end) while another process works on it.
+    /// Locks and returns the attachment, or None if it does not exist. Waits up to a limit while another process holds it.
     pub fn find(&self, key: &AttachmentKey) -> Result<Option<HeldAttachment>, StateError> {
         self.find_stem(&key.file_stem())
     }
@@ -226,7 +227,7 @@ impl NetworkState {
         self.find_within(stem, LOCK_TIMEOUT)
     }
 
-    /// The attachment, locked, unless there is none or somebody is working on it right now.
+    /// Locks and returns the attachment. None if it does not exist, or if another process holds it.
     pub fn find_idle(&self, stem: &str) -> Result<Option<HeldAttachment>, StateError> {
         match self.find_within(stem, Duration::ZERO) {
             Err(StateError::Busy { .. }) => Ok(None),
@@ -234,9 +235,9 @@ impl NetworkState {
         }
     }
 
-    /// As [`NetworkState::find_stem`], with another limit of the wait.
+    /// Like [`NetworkState::find_stem`], with a given timeout.
     pub fn find_within(&self, stem: &str, timeout: Duration) -> Result<Option<HeldAttachment>, StateError> {
-        // Each round means that another process moved or removed the record between two of our calls.
+        // Another iteration is needed only if another process renamed or removed the record between two calls.
         for _ in 0..100 {
             let Some(file) = self.open_record(stem)? else { return Ok(None) };
             file::lock(&file, &self.record_path(stem, RecordPhase::Ready), timeout)?;
@@ -250,7 +251,7 @@ impl NetworkState {
     }
 
     pub(super) fn open_record(&self, stem: &str) -> Result<Option<File>, StateError> {
-        for phase in SEARCH {
+        for phase in SEARCH_ORDER {
             let path = self.record_path(stem, phase);
             let opened = optional(files::open(&path, File::options().read(true)));
             if let Some(file) = opened.map_err(io("open the record", &path))? {
@@ -260,35 +261,35 @@ impl NetworkState {
         Ok(None)
     }
 
-    /// What a record's file holds. A record that is of another attachment than its name says was moved or copied here: to
-    /// act on it would take the other attachment apart.
+    /// The content of a record's file. A record of another attachment than its file name was moved or copied. Using it would
+    /// remove the other attachment.
     fn content(&self, stem: &str, file: &File) -> RecordContent {
-        let Ok(bytes) = files::read_open(file) else { return RecordContent::Damaged };
+        let Ok(bytes) = files::read_open(file) else { return RecordContent::Corrupt };
         match RecordContent::of(&bytes) {
             RecordContent::Attachment(read)
                 if read.key.file_stem() != stem
                     || AttachmentKey::network_dir(&read.key.network) != self.name() =>
             {
-                RecordContent::Damaged
+                RecordContent::Corrupt
             }
             content => content,
         }
     }
 
-    /// Under which name the open file is known now; None if it was removed.
+    /// The phase in the current name of the open file. None if it was removed.
     fn phase_of(&self, stem: &str, file: &File) -> Result<Option<RecordPhase>, StateError> {
         for phase in [RecordPhase::Ready, RecordPhase::Pending] {
             let path = self.record_path(stem, phase);
-            let ours = file.metadata().map_err(io("look at", &path))?.ino();
-            let named = optional(fs::symlink_metadata(&path)).map_err(io("look at", &path))?;
-            if named.is_some_and(|m| m.ino() == ours) {
+            let inode = file.metadata().map_err(io("inspect", &path))?.ino();
+            let named = optional(fs::symlink_metadata(&path)).map_err(io("inspect", &path))?;
+            if named.is_some_and(|m| m.ino() == inode) {
                 return Ok(Some(phase));
             }
         }
         Ok(None)
     }
 
-    /// All records, without locks: a picture, not a promise.
+    /// All records. Takes no locks, so they may change at any time.
     pub fn list(&self) -> Result<Vec<ListedRecord>, StateError> {
         let dir = self.dir.join("attachments");
         let mut listed = Vec::new();
@@ -303,10 +304,10 @@ impl NetworkState {
             let path = dir.join(name);
             let content = match optional(files::open(&path, File::options().read(true))) {
                 Ok(Some(file)) => self.content(&stem, &file),
-                // Gone between the listing and now: not there.
+                // Removed after the directory was listed.
                 Ok(None) => continue,
-                // It must not hide the other records. A process that opens this one gets the reason.
-                Err(e) if files::is_refused(&e) => RecordContent::Damaged,
+                // It must not hide the other records. Opening this record reports the reason.
+                Err(e) if files::is_refused(&e) => RecordContent::Corrupt,
                 Err(e) => return Err(io("open", &path)(e)),
             };
             let (attachment, newer) = content.split();
@@ -315,47 +316,49 @@ impl NetworkState {
         Ok(listed)
     }
 
-    /// Is there no attachment at all, not even one that is being made?
+    /// Whether there is no attachment, not even a pending one.
     pub fn is_empty(&self) -> Result<bool, StateError> {
         let path = self.dir.join("attachments");
         Ok(fs::read_dir(&path).map_err(io("list", &path))?.next().is_none())
     }
 
-    /// How many addresses of a set are claimed.
+    /// Number of claimed addresses of a range set.
     pub fn in_use_of(&self, set: &ipam::RangeSet) -> Result<u64, StateError> {
         let is_of_set = |ip: &IpAddr| set.ranges().iter().any(|r| r.contains(*ip));
         Ok(self.claimed()?.into_iter().filter(is_of_set).count() as u64)
     }
 
-    /// All addresses that are claimed.
+    /// All claimed addresses.
     pub fn claimed(&self) -> Result<Vec<IpAddr>, StateError> {
         let names = file::list(&self.dir.join("addresses"))?;
         Ok(names.iter().filter_map(|name| name.to_str()?.parse().ok()).collect())
     }
 
-    /// Is there an address left in every set, and room for a record? Asks under the lock, leaves nothing behind.
-    pub fn has_room(&self, pools: &ipam::Pools) -> Result<(), StateError> {
+    /// Checks under the lock that every set has a free address and that a record can be written. Leaves no files.
+    pub fn check_capacity(&self, pools: &ipam::Pools) -> Result<(), StateError> {
         let section = self.enter()?;
-        let room = AddressClaims::new(self, Path::new("")).room(pools).and_then(|()| self.try_record());
+        let checked =
+            AddressClaims::new(self, Path::new("")).check_capacity(pools).and_then(|()| self.try_record());
         section.leave()?;
-        room
+        checked
     }
 
     fn try_record(&self) -> Result<(), StateError> {
         let temp = self.unfinished_path();
-        let written = files::write_new(&temp, &[b' '; RECORD]).map(drop).map_err(io("write a record", &temp));
-        remove_if_there(&temp)?;
+        let written =
+            files::write_new(&temp, &[b' '; RECORD_SIZE]).map(drop).map_err(io("write a record", &temp));
+        remove_if_exists(&temp)?;
         written
     }
 
-    /// Does `address` still belong to the record that is held? A claim that is a copy of the record counts.
+    /// Whether `address` belongs to the held record. A claim that is a copy of the record counts.
     pub fn is_claimed_by(&self, address: IpAddr, held: &HeldAttachment) -> Result<bool, StateError> {
         Ok(self.is_linked(address, &held.metadata()?)?
             || self.claimant(address).is_some_and(|stem| stem == held.stem))
     }
 
-    /// Where a record is before it has its name and after it had it. In the critical section only, so one a process is
-    /// enough.
+    /// The path of a record before it gets and after it loses its final name. Used in the critical section only, so one path
+    /// per process is enough.
     pub(super) fn unfinished_path(&self) -> PathBuf {
         self.temp_path(UNFINISHED)
     }
@@ -364,30 +367,30 @@ impl NetworkState {
         self.dir.join("attachments").join(format!("{prefix}{}", std::process::id()))
     }
 
-    /// Is there a record of this name, in any phase?
-    pub fn knows(&self, stem: &str) -> Result<bool, StateError> {
+    /// Whether there is a record with this stem, in any phase.
+    pub fn has_record(&self, stem: &str) -> Result<bool, StateError> {
         Ok(self.open_record(stem)?.is_some())
     }
 
-    /// These addresses had an owner that no record knew: see [`AllocationRequest::clean`].
-    pub fn lay_to_rest(&self, addresses: &[IpAddr]) -> Result<(), StateError> {
+    /// Quarantines addresses of an owner without a record: see [`AllocationRequest::clean`].
+    pub fn quarantine(&self, addresses: &[IpAddr]) -> Result<(), StateError> {
         if addresses.is_empty() {
             return Ok(());
         }
         let section = self.enter()?;
-        let rested = Bitmaps::list(&self.dir)
-            .and_then(|bitmaps| addresses.iter().try_for_each(|address| bitmaps.lay_to_rest(*address)));
+        let quarantined = Bitmaps::list(&self.dir)
+            .and_then(|bitmaps| addresses.iter().try_for_each(|address| bitmaps.quarantine(*address)));
         section.leave()?;
-        rested
+        quarantined
     }
 
-    /// Removes from the kernel what is left of those who had addresses of these pools, before anybody wants them.
-    pub fn clean_rested(&self, pools: &ipam::Pools, clean: &Clean<'_>) -> Result<(), StateError> {
+    /// Removes flows of former owners of these pools' addresses from the kernel, before the addresses are needed.
+    pub fn clean_quarantined(&self, pools: &ipam::Pools, clean: &Clean<'_>) -> Result<(), StateError> {
         for range in pools.sets().iter().flat_map(ipam::RangeSet::ranges) {
-            if index::any_rests(&self.dir, range) {
+            if index::has_quarantined(&self.dir, range) {
                 let section = self.enter()?;
-                let cleaned =
-                    clean(range, &|ip| self.is_claimed(ip)).and_then(|()| index::wake(&self.dir, range));
+                let cleaned = clean(range, &|ip| self.is_claimed(ip))
+                    .and_then(|()| index::clear_quarantine(&self.dir, range));
                 section.leave()?;
                 cleaned?;
             }
@@ -395,17 +398,17 @@ impl NetworkState {
         Ok(())
     }
 
-    /// Whether the address is in a range that this network has had.
+    /// Whether the address is in a current or former range of this network.
     pub fn covers(&self, address: IpAddr) -> Result<bool, StateError> {
         index::covers(&self.dir, address)
     }
 
-    /// Does anybody have this address?
+    /// Whether any attachment has claimed the address.
     pub fn is_claimed(&self, address: IpAddr) -> bool {
         self.claim_path(address).symlink_metadata().is_ok()
     }
 
-    /// Where the record of a ready attachment is, for people.
+    /// The path of a ready record, for messages.
     pub fn path_of(&self, stem: &str) -> PathBuf {
         self.record_path(stem, RecordPhase::Ready)
     }
@@ -419,7 +422,7 @@ impl NetworkState {
     }
 }
 
-/// A begin that failed, and whether all it had done was undone.
+/// A failed begin, and whether all its changes were undone.
 struct FailedBegin {
     error: StateError,
     undone: bool,

@@ -1,4 +1,4 @@
-//! One attachment as it is written down: everything that DEL, CHECK, GC and repair need, and nothing else is asked.
+//! The record of one attachment. It contains everything that DEL, CHECK, GC and repair need.
 
 use std::net::IpAddr;
 
@@ -7,12 +7,12 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use types::{AttachMode, AttachmentKey, IfName, Mac, Placement, RequestId};
 
-/// The newest version of the record's form. A record of a newer form can be released, and is never overwritten.
+/// The newest schema of a record. A record with a newer schema can be released, but is never overwritten.
 pub const SCHEMA: u32 = 2;
-/// A record without `addressing`, which versions before that field read too.
+/// The schema of a record without `addressing`. Versions before that field can read it too.
 const FIRST_SCHEMA: u32 = 1;
 
-/// An address of a pod, with the prefix length that its link carries.
+/// An address of a pod, with the prefix length on its link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodAddress {
     pub address: IpNet,
@@ -20,16 +20,16 @@ pub struct PodAddress {
     pub gateway: Option<IpAddr>,
 }
 
-/// How the pod's interface gets its addresses, as far as the guard has to know it.
+/// The source of the pod's addresses. The anti-spoofing filter depends on it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Addressing {
-    /// Podwire puts them on the interface, and the pod uses no others.
+    /// Podwire assigns them to the interface, and the pod uses no others.
     #[default]
     Assigned,
-    /// The same, and they come from a DHCP server, which is asked through the interface while the pod runs.
+    /// Like `Assigned`, but from a DHCP server. The pod sends DHCP requests through the interface while it runs.
     Dhcp,
-    /// Podwire knows of none (layer 2 only).
+    /// Podwire assigns none (layer 2 only).
     None,
 }
 
@@ -39,14 +39,14 @@ impl Addressing {
         *self == Self::default()
     }
 
-    /// The schema of a record with this addressing. Versions that know only the first one would guard the pod as if Podwire
+    /// The schema of a record with this addressing. Versions that know only the first schema would filter the pod as if Podwire
     /// had assigned its addresses.
     pub fn schema(self) -> u32 {
         if self.is_default() { FIRST_SCHEMA } else { SCHEMA }
     }
 }
 
-/// The pod or container as the runtime names it in CNI_ARGS.
+/// The name of the pod or container from CNI_ARGS.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodName {
     /// Empty for runtimes without namespaces, such as podman.
@@ -56,17 +56,17 @@ pub struct PodName {
     pub uid: Option<String>,
 }
 
-/// What is needed to make the pod's wire once more, or to give the answer once more.
+/// What is needed to recreate the pod's interface, or to repeat the CNI result.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Wiring {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<PodRoute>,
-    /// The bridge's own addresses, with the subnet's prefix length.
+    /// The addresses of the bridge, with the subnet's prefix length.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gateways: Vec<IpNet>,
     pub hairpin: bool,
-    /// What another IPAM plugin said for the answer.
+    /// DNS from a delegated IPAM plugin, for the CNI result.
     #[serde(skip_serializing_if = "Dns::is_empty")]
     pub dns: Dns,
 }
@@ -76,9 +76,9 @@ pub struct Attachment {
     pub schema: u32,
     #[serde(flatten)]
     pub key: AttachmentKey,
-    /// The namespace's path, verbatim as the runtime gave it, and its cookie: a path may lead elsewhere later.
+    /// The path of the namespace as the runtime sent it. The cookie detects that the path refers to another namespace later.
     pub netns: String,
-    /// None: not known, because the record was made anew from the link.
+    /// None if unknown, because the record was recovered from the link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns_cookie: Option<u64>,
     pub mode: AttachMode,
@@ -88,15 +88,15 @@ pub struct Attachment {
     pub pod_mac: Mac,
     pub mtu: u32,
     pub addresses: Vec<PodAddress>,
-    /// Addresses came from another plugin, which also gets them back.
+    /// An IPAM plugin assigned the addresses, and has to release them.
     #[serde(default)]
     pub delegated: bool,
-    /// The name of that plugin. None: the record was recovered from the link, or an earlier version wrote it.
+    /// The name of that plugin. None if the record was recovered from the link, or written by an earlier version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam_plugin: Option<String>,
     #[serde(default, skip_serializing_if = "Addressing::is_default")]
     pub addressing: Addressing,
-    /// Where pod traffic keeps its address; elsewhere it is masqueraded. None: never masqueraded.
+    /// Destinations to which pod traffic is not masqueraded. None if it is never masqueraded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade_outside: Option<Vec<IpNet>>,
     pub spoof_check: bool,
@@ -106,21 +106,21 @@ pub struct Attachment {
     pub bandwidth: Option<Bandwidth>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodName>,
-    /// Tenant, network and group. None: the pod is unplaced, because its record was recovered from a link whose alias does
-    /// not hold them. An unplaced pod belongs to no group, also not to the default one.
+    /// Tenant, network and group. None if the record was recovered from a link without them in its alias. Such a pod belongs to
+    /// no group, not even to the default group.
     #[serde(default)]
     pub placement: Option<Placement>,
-    /// The run of the plugin that asked for it: the same one gets the same answer again.
+    /// The plugin run that requested the attachment. If it repeats the ADD, it gets the same result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<RequestId>,
     #[serde(flatten)]
     pub wiring: Wiring,
-    /// Seconds since 1970, for people.
+    /// Unix time in seconds, for display.
     pub created: u64,
 }
 
 impl Attachment {
-    /// Whether only the IPAM plugin's DEL is left to do, if the record is pending and the host link does not exist.
+    /// For a pending record without a host link: whether only the IPAM plugin's DEL is missing.
     pub(crate) fn is_retired(&self) -> bool {
         self.delegated && self.addresses.is_empty() && self.wiring == Wiring::default()
     }
@@ -130,13 +130,13 @@ impl Attachment {
     }
 }
 
-/// What a record's file holds.
+/// The content of a record's file.
 #[derive(Debug)]
 pub(super) enum RecordContent {
     Attachment(Box<Attachment>),
     /// A newer version of Podwire wrote it.
     Newer(u32),
-    Damaged,
+    Corrupt,
 }
 
 impl RecordContent {
@@ -150,17 +150,17 @@ impl RecordContent {
             // A newer schema may parse as this one or not, so the version alone decides.
             Ok(_) | Err(_) => match serde_json::from_slice(bytes) {
                 Ok(SchemaVersion { schema }) if schema > SCHEMA => Self::Newer(schema),
-                Ok(_) | Err(_) => Self::Damaged,
+                Ok(_) | Err(_) => Self::Corrupt,
             },
         }
     }
 
-    /// The attachment, or the newer schema that is the reason why there is none.
+    /// The attachment, or the newer schema that prevents reading it.
     pub(super) fn split(self) -> (Option<Attachment>, Option<u32>) {
         match self {
             Self::Attachment(attachment) => (Some(*attachment), None),
             Self::Newer(schema) => (None, Some(schema)),
-            Self::Damaged => (None, None),
+            Self::Corrupt => (None, None),
         }
     }
 }
@@ -179,9 +179,9 @@ mod tests {
         record.to_string()
     }
 
-    /// Versions without the field `addressing` know schema 1, and leave records of a newer one alone.
+    /// Versions without the field `addressing` know schema 1, and do not change records with a newer one.
     #[test]
-    fn a_record_with_another_addressing_than_the_default_has_schema_2() {
+    fn a_record_with_a_non_default_addressing_has_schema_2() {
         for (addressing, schema) in [(Addressing::Assigned, 1), (Addressing::Dhcp, 2), (Addressing::None, 2)]
         {
             assert_eq!(addressing.schema(), schema);
@@ -191,7 +191,7 @@ mod tests {
                 assert_eq!((read.map(|read| read.addressing), newer), (Some(addressing), None), "{schema}");
             }
             assert_eq!(RecordContent::of(text(addressing, 3).as_bytes()).split(), (None, Some(3)));
-            assert!(matches!(RecordContent::of(text(addressing, 0).as_bytes()), RecordContent::Damaged));
+            assert!(matches!(RecordContent::of(text(addressing, 0).as_bytes()), RecordContent::Corrupt));
         }
     }
 }

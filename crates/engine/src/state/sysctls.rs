@@ -1,4 +1,4 @@
-//! What we changed on the machine outside our own links: each sysctl once, with the value it had before (F7).
+//! Log of sysctls that Podwire changed on the host and on unmanaged links: one entry per sysctl with its old value (F7).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,37 +10,37 @@ use serde::{Deserialize, Serialize};
 
 use super::file::{self, StateError, io, optional};
 
-/// One sysctl that we changed: cleanup restores `before` if it still reads `ours`.
+/// One changed sysctl. Cleanup restores `before` if the current value is still `after`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Changed {
+pub struct SysctlChange {
     pub before: String,
-    pub ours: String,
+    #[serde(rename = "ours")]
+    pub after: String,
 }
 
-impl Changed {
-    /// It is as it was, and noted because another setting overwrites it.
-    pub fn is_kept(&self) -> bool {
-        self.before == self.ours
+impl SysctlChange {
+    /// The value was not changed. It is recorded because changing another sysctl overwrites it.
+    pub fn is_unchanged(&self) -> bool {
+        self.before == self.after
     }
 }
 
-/// The path of a setting that Podwire records when it changes it. Nothing else is ever read or written because a file
-/// names it.
+/// The path of a sysctl that Podwire changes and records. Other paths from the log file are never read or written.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sysctl(PathBuf);
 
 impl Sysctl {
     const ROOT: &str = "/proc/sys/net/";
-    const OF_LINKS: [&str; 4] = ["accept_ra", "disable_ipv6", "forwarding", "route_localnet"];
+    const LINK_KEYS: [&str; 4] = ["accept_ra", "disable_ipv6", "forwarding", "route_localnet"];
 
-    /// None for every path that Podwire does not write to.
+    /// None for every path that Podwire does not write.
     pub fn parse(path: &str) -> Option<Self> {
         let parts: Vec<&str> = path.strip_prefix(Self::ROOT)?.split('/').collect();
         let is_known = match parts.as_slice() {
             ["ipv4", "ip_forward"] => true,
             ["ipv4" | "ipv6", "conf", link, key] => {
                 let is_link = (1..16).contains(&link.len()) && !matches!(*link, "." | "..");
-                is_link && Self::OF_LINKS.contains(key)
+                is_link && Self::LINK_KEYS.contains(key)
             }
             _ => false,
         };
@@ -55,8 +55,8 @@ impl Sysctl {
         sysctl_key(&self.0)
     }
 
-    /// Whether the kernel sets the same of every link with it.
-    pub fn is_of_all_links(&self) -> bool {
+    /// Whether the kernel applies the value to all links.
+    pub fn applies_to_all_links(&self) -> bool {
         self.link().is_none_or(|link| link == "all")
     }
 
@@ -78,7 +78,7 @@ impl Sysctl {
     }
 }
 
-/// As the program `sysctl` names it. A dot in a link's name is a slash there.
+/// The key as the program `sysctl` prints it. A dot in a link's name becomes a slash.
 pub(crate) fn sysctl_key(path: &Path) -> String {
     let swapped = |c: char| match c {
         '/' => '.',
@@ -88,12 +88,12 @@ pub(crate) fn sysctl_key(path: &Path) -> String {
     path.strip_prefix("/proc/sys").unwrap_or(path).to_string_lossy().chars().map(swapped).collect()
 }
 
-/// What a setting that Podwire changes is for.
+/// The purpose of a sysctl that Podwire changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SysctlUse<'a> {
     Forwarding4,
     Forwarding6,
-    /// Router advertisements that the link takes.
+    /// Whether the link accepts router advertisements.
     Advertisements,
     /// Whether this link has IPv6.
     Ipv6(&'a str),
@@ -101,10 +101,10 @@ pub enum SysctlUse<'a> {
     LoopbackSource,
 }
 
-/// What a log of changes holds.
+/// The content of a log.
 #[derive(Debug, Default)]
 pub struct SysctlChanges {
-    pub known: Vec<(Sysctl, Changed)>,
+    pub known: Vec<(Sysctl, SysctlChange)>,
     /// Entries that no version of Podwire writes, by path.
     pub refused: Vec<String>,
 }
@@ -119,37 +119,37 @@ impl SysctlLog {
         Self { path }
     }
 
-    /// What was changed. An unreadable log is reported, not guessed at.
+    /// All recorded changes. An unreadable log is an error.
     pub fn read(&self) -> Result<SysctlChanges, StateError> {
         let mut changes = SysctlChanges::default();
-        for (path, changed) in self.entries()? {
+        for (path, change) in self.entries()? {
             // All of these settings are small numbers.
-            let is_number = [&changed.before, &changed.ours].iter().all(|value| value.parse::<i32>().is_ok());
+            let is_number = [&change.before, &change.after].iter().all(|value| value.parse::<i32>().is_ok());
             match Sysctl::parse(&path).filter(|_| is_number) {
-                Some(sysctl) => changes.known.push((sysctl, changed)),
+                Some(sysctl) => changes.known.push((sysctl, change)),
                 None => changes.refused.push(path),
             }
         }
         Ok(changes)
     }
 
-    fn entries(&self) -> Result<BTreeMap<String, Changed>, StateError> {
+    fn entries(&self) -> Result<BTreeMap<String, SysctlChange>, StateError> {
         let Some(bytes) = optional(files::read(&self.path)).map_err(io("read", &self.path))? else {
             return Ok(BTreeMap::new());
         };
         serde_json::from_slice(&bytes).map_err(|e| io("decode", &self.path)(e.into()))
     }
 
-    /// Notes a change before it is made. The first `before` of a sysctl stays: it is what the machine had without us.
-    pub fn note(&self, sysctl: &Sysctl, before: &str, ours: &str) -> Result<(), StateError> {
+    /// Records a change before it is made. The first `before` of a sysctl is kept: it is the value without Podwire.
+    pub fn record(&self, sysctl: &Sysctl, before: &str, after: &str) -> Result<(), StateError> {
         let lock_path = self.path.with_extension("lock");
         let lock = files::open(&lock_path, File::options().create(true).append(true).mode(0o600));
         let lock = lock.map_err(io("open", &lock_path))?;
         file::lock(&lock, &lock_path, file::LOCK_TIMEOUT)?;
         let mut all = self.entries()?;
         all.entry(sysctl.path().display().to_string())
-            .and_modify(|changed| ours.clone_into(&mut changed.ours))
-            .or_insert_with(|| Changed { before: before.to_owned(), ours: ours.to_owned() });
+            .and_modify(|change| after.clone_into(&mut change.after))
+            .or_insert_with(|| SysctlChange { before: before.to_owned(), after: after.to_owned() });
         let text = serde_json::to_vec_pretty(&all).map_err(|e| io("encode", &self.path)(e.into()))?;
         files::replace(&self.path, &text, Replacement::STATE).map_err(io("write", &self.path))
     }
@@ -160,17 +160,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a14_only_settings_that_podwire_changes_are_taken_from_a_file() {
-        for good in [
+    fn a14_only_sysctls_that_podwire_changes_are_accepted() {
+        for valid in [
             "/proc/sys/net/ipv4/ip_forward",
             "/proc/sys/net/ipv6/conf/all/forwarding",
             "/proc/sys/net/ipv6/conf/eth0.100/accept_ra",
             "/proc/sys/net/ipv6/conf/br0/disable_ipv6",
             "/proc/sys/net/ipv4/conf/br0/route_localnet",
         ] {
-            assert_eq!(Sysctl::parse(good).unwrap().path(), Path::new(good));
+            assert_eq!(Sysctl::parse(valid).unwrap().path(), Path::new(valid));
         }
-        for bad in [
+        for invalid in [
             "",
             "/etc/passwd",
             "/proc/sys/kernel/core_pattern",
@@ -183,7 +183,7 @@ mod tests {
             "/proc/sys/net/ipv4/tcp_syncookies",
             "proc/sys/net/ipv4/ip_forward",
         ] {
-            assert_eq!(Sysctl::parse(bad), None, "{bad}");
+            assert_eq!(Sysctl::parse(invalid), None, "{invalid}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use super::*;
 
 #[test]
-fn a14_directories_of_other_users_are_refused_with_the_command() {
+fn a14_directories_writable_by_other_users_are_refused_with_a_fix() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("state");
     check_dir(&path).unwrap();
@@ -18,7 +18,7 @@ fn a14_directories_of_other_users_are_refused_with_the_command() {
         assert!(error.contains(&format!("chmod go-w {}", path.display())), "{error}");
     }
     fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-    // A relocated directory; not through a link that another user made.
+    // A symlink to a directory is accepted unless another user created the symlink.
     let link = dir.path().join("link");
     symlink(&path, &link).unwrap();
     check_dir(&link).unwrap();

@@ -8,9 +8,9 @@ use rustix::fs::{CWD, FileType as Kind, Mode, mknodat};
 use super::*;
 use crate::write_new;
 
-/// Everything that can have a file's name and is none, with the word for it.
-fn strange(dir: &Path) -> Vec<(PathBuf, &'static str)> {
-    let make = |name: &str, kind, device| {
+/// One file of every type except regular, with its name in error messages.
+fn special_files(dir: &Path) -> Vec<(PathBuf, &'static str)> {
+    let create = |name: &str, kind, device| {
         let path = dir.join(name);
         mknodat(CWD, &path, kind, Mode::from_raw_mode(0o600), device).unwrap();
         path
@@ -20,8 +20,8 @@ fn strange(dir: &Path) -> Vec<(PathBuf, &'static str)> {
     fs::create_dir(&inner).unwrap();
     drop(UnixListener::bind(&socket).unwrap());
     vec![
-        (make("fifo", Kind::Fifo, 0), "a FIFO"),
-        (make("zero", Kind::CharacterDevice, makedev(1, 5)), "a device"),
+        (create("fifo", Kind::Fifo, 0), "a FIFO"),
+        (create("zero", Kind::CharacterDevice, makedev(1, 5)), "a device"),
         (link, "a symlink"),
         (inner, "a directory"),
         (socket, "a socket"),
@@ -32,7 +32,7 @@ fn strange(dir: &Path) -> Vec<(PathBuf, &'static str)> {
 #[test]
 fn a10_only_regular_files_are_opened() {
     let dir = tempfile::tempdir().unwrap();
-    for (path, word) in strange(dir.path()) {
+    for (path, kind) in special_files(dir.path()) {
         let modes = [File::options(), File::options(), File::options(), File::options()];
         let [mut read, mut write, mut create, mut append] = modes;
         read.read(true);
@@ -41,14 +41,14 @@ fn a10_only_regular_files_are_opened() {
         append.append(true).create(true);
         for mut options in [read, write, create, append] {
             let error = open(&path, &mut options).unwrap_err();
-            assert!(is_refused(&error), "{word}: {error:?}");
-            assert!(error.to_string().contains(word), "{error}");
+            assert!(is_refused(&error), "{kind}: {error:?}");
+            assert!(error.to_string().contains(kind), "{error}");
         }
     }
 }
 
 #[test]
-fn a_regular_file_is_read_and_a_missing_one_is_missing() {
+fn regular_files_are_read_and_missing_ones_are_not_found() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     assert_eq!(read(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
@@ -66,15 +66,15 @@ fn a_regular_file_is_read_and_a_missing_one_is_missing() {
 }
 
 #[test]
-fn a_file_without_end_is_refused() {
+fn a_file_over_the_size_limit_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
-    File::create(&path).unwrap().set_len(LARGEST + 1).unwrap();
+    File::create(&path).unwrap().set_len(MAX_SIZE + 1).unwrap();
     assert_eq!(read(&path).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
 }
 
 #[test]
-fn a14_a_state_file_that_another_user_can_write_is_refused_with_the_command() {
+fn a14_state_files_writable_by_other_users_are_refused_with_a_fix() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     write_new(&path, b"text").unwrap();
@@ -86,7 +86,7 @@ fn a14_a_state_file_that_another_user_can_write_is_refused_with_the_command() {
         let error = read(&path).unwrap_err();
         let command = format!("{command}{}", path.display());
         assert!(is_refused(&error) && error.to_string().contains(&command), "{error}");
-        // The same file of another program is read.
+        // Unmanaged files are not checked.
         assert_eq!(read_unmanaged(&path).unwrap(), b"text");
     }
     chown(&path, Some(0), None).unwrap();

@@ -17,27 +17,27 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn write_new_replaces_what_has_its_name() {
+fn write_new_replaces_a_symlink_or_fifo_of_that_name() {
     let dir = tempfile::tempdir().unwrap();
     let victim = dir.path().join("victim");
-    fs::write(&victim, "precious").unwrap();
+    fs::write(&victim, "unrelated").unwrap();
     let path = dir.path().join(".new");
     symlink(&victim, &path).unwrap();
-    write_new(&path, b"ours").unwrap();
+    write_new(&path, b"new").unwrap();
     assert_eq!(
         (fs::read(&path).unwrap(), fs::read(&victim).unwrap()),
-        (b"ours".to_vec(), b"precious".to_vec())
+        (b"new".to_vec(), b"unrelated".to_vec())
     );
     mknodat(CWD, dir.path().join("fifo"), Kind::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-    write_new(&dir.path().join("fifo"), b"ours").unwrap();
+    write_new(&dir.path().join("fifo"), b"new").unwrap();
 }
 
-/// A symlink in the place of the file is replaced, not followed.
+/// A symlink at the path is replaced, not followed.
 #[test]
-fn a_replaced_file_has_the_content_and_the_mode_and_nothing_else_is_left() {
+fn a_replaced_file_has_content_and_mode_and_no_temporary_file_remains() {
     let dir = tempfile::tempdir().unwrap();
     let (path, victim) = (dir.path().join("file"), dir.path().join("victim"));
-    fs::write(&victim, "precious").unwrap();
+    fs::write(&victim, "unrelated").unwrap();
     symlink(&victim, &path).unwrap();
     for (mode, durability, writers) in [
         (0o600, Durability::Boot, Writers::One),
@@ -50,14 +50,14 @@ fn a_replaced_file_has_the_content_and_the_mode_and_nothing_else_is_left() {
         assert!(meta.is_file());
         assert_eq!((fs::read_to_string(&path).unwrap(), meta.mode() & 0o7777), (content, mode));
     }
-    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "unrelated");
     assert_eq!(names(dir.path()), ["file", "victim"]);
 }
 
 #[test]
-fn a_failure_leaves_the_earlier_file_and_no_temporary_one() {
+fn a_failed_replacement_keeps_the_old_entry_and_no_temporary_file() {
     let dir = tempfile::tempdir().unwrap();
-    // A directory that is not empty cannot be replaced by a file.
+    // rename(2) of a file to a directory fails.
     fs::create_dir_all(dir.path().join("file/inner")).unwrap();
     for writers in [Writers::One, Writers::Many] {
         let how = Replacement { writers, ..Replacement::STATE };
@@ -67,10 +67,10 @@ fn a_failure_leaves_the_earlier_file_and_no_temporary_one() {
 }
 
 #[test]
-fn leftovers_of_killed_processes_are_replaced_or_removed() {
+fn temporary_files_of_killed_processes_are_overwritten_or_removed() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    // Killed before the rename.
+    // A writer that was killed before the rename.
     write_temp(&at(&temp_name(OsStr::new("boot"), Writers::One).unwrap()), b"half", Replacement::STATE)
         .unwrap();
     replace(&at("boot"), b"whole", Replacement::STATE).unwrap();
@@ -80,7 +80,7 @@ fn leftovers_of_killed_processes_are_replaced_or_removed() {
         .into_iter()
         .inspect(|path| drop(write_new(path, b"half").unwrap()))
         .collect();
-    fs::write(at(".boot.swp"), "of another program").unwrap();
+    fs::write(at(".boot.swp"), "unrelated").unwrap();
     let hour = Duration::from_secs(3600);
     let aged = File::options().write(true).open(&killed[0]).unwrap();
     aged.set_modified(SystemTime::now() - 2 * hour).unwrap();

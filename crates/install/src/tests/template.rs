@@ -45,7 +45,7 @@ fn a7_a_template_that_cannot_be_used_is_refused_with_its_name() {
         // Another network than the agent's: nobody fills in its subnet.
         (
             r#"{"cniVersion":"1.1.0","name":"other","plugins":[{"type":"podwire-cni"}]}"#,
-            "no addresses to give",
+            "no addresses to assign",
         ),
     ] {
         let mut site = Site::new();

@@ -2,16 +2,16 @@ use super::*;
 use crate::index::{CHUNK, first_free};
 use crate::window::Span;
 
-/// Counts what a search reads, since seconds depend on the machine.
+/// Counts loads and stores, because durations depend on the machine.
 #[derive(Default)]
-struct Counted {
+struct CountingWords {
     words: Vec<u64>,
     loads: u32,
     loaded: u32,
     stores: u32,
 }
 
-impl Words for Counted {
+impl Words for CountingWords {
     type Error = Infallible;
 
     fn load(&mut self, first: u32, into: &mut [u64]) -> Result<(), Infallible> {
@@ -26,38 +26,38 @@ impl Words for Counted {
     }
 }
 
-/// The first free offset after `after`, then those before it, `after` itself last. Without `after`, or with one outside of the
-/// window, the search starts at the front.
+/// The first free offset after `after`, else before it, else `after` itself. Without `after`, or if it is outside the window,
+/// the search starts at offset 0.
 fn next_free<W: Words>(words: &mut W, range: &Range, after: Option<u32>) -> Result<Option<u32>, W::Error> {
     let len = range.window_len();
-    let cut = after.filter(|a| *a < len).map_or(0, |a| a + 1);
-    match first_free(words, range, Span { from: cut, to: len })? {
+    let start = after.filter(|a| *a < len).map_or(0, |a| a + 1);
+    match first_free(words, range, Span { from: start, to: len })? {
         Some(offset) => Ok(Some(offset)),
-        None => first_free(words, range, Span { from: 0, to: cut }),
+        None => first_free(words, range, Span { from: 0, to: start }),
     }
 }
 
-fn full(range: &Range) -> Counted {
-    Counted { words: vec![u64::MAX; range.window_words() as usize], ..Counted::default() }
+fn full_index(range: &Range) -> CountingWords {
+    CountingWords { words: vec![u64::MAX; range.window_words() as usize], ..CountingWords::default() }
 }
 
 #[test]
-fn c2_the_usual_search_is_one_load() {
+fn c2_a_typical_search_needs_one_load() {
     for subnet in ["10.0.0.0/30", "10.0.0.0/24", "10.0.0.0/16", "10.0.0.0/8", "fd00::/64", "2000::/3"] {
         let r = range(spec(subnet));
-        let mut words = Counted::default();
+        let mut words = CountingWords::default();
         assert_eq!(next_free(&mut words, &r, None), Ok(Some(1)), "{subnet}");
         assert_eq!((words.loads, words.loaded), (1, r.window_words().min(CHUNK)), "{subnet}");
     }
 }
 
 #[test]
-fn c2_the_worst_search_reads_the_index_once() {
+fn c2_the_longest_search_loads_the_index_once() {
     for subnet in ["10.0.0.0/8", "2000::/3"] {
         let r = range(spec(subnet));
-        // The only free one is just before the cursor: the search goes round.
+        // The only free offset is before the start of the search, so the search wraps around.
         for (free, after) in [(700_000, 700_001), (1, 1), (WINDOW - 1, WINDOW - 1), (1, WINDOW - 1)] {
-            let mut words = full(&r);
+            let mut words = full_index(&r);
             let Ok(()) = clear(&mut words.words, free);
             assert_eq!(next_free(&mut words, &r, Some(after)), Ok(Some(free)), "{subnet}");
             let chunks = r.window_words().div_ceil(CHUNK);
@@ -67,12 +67,12 @@ fn c2_the_worst_search_reads_the_index_once() {
 }
 
 #[test]
-fn c2_large_exclusions_are_jumped_over() {
-    let (head, big) = ("10.0.0.0/24", "10.8.0.0/13");
-    let r = range(without("10.0.0.0/12", &[head, big]));
+fn c2_large_exclusions_are_skipped() {
+    let (first, large) = ("10.0.0.0/24", "10.8.0.0/13");
+    let r = range(without("10.0.0.0/12", &[first, large]));
     let before = r.offset(ip("10.7.255.255"));
-    let mut words = Counted::default();
-    // Nothing is left behind the /13: the search wraps, and jumps over the first exclusion too.
+    let mut words = CountingWords::default();
+    // No address follows the /13: the search wraps around and also skips the first exclusion.
     assert_eq!(next_free(&mut words, &r, before), Ok(r.offset(ip("10.0.1.0"))));
     assert_eq!(words.loads, 1);
 }
@@ -82,25 +82,25 @@ fn c2_many_small_exclusions_share_a_load() {
     let odd: Vec<_> = (0..16_384u32).map(|i| format!("10.0.{}.{}/32", i / 128, i % 128 * 2 + 1)).collect();
     let odd: Vec<_> = odd.iter().map(String::as_str).collect();
     let r = range(without("10.0.0.0/17", &odd));
-    let mut words = full(&r);
+    let mut words = full_index(&r);
     assert_eq!(next_free(&mut words, &r, None), Ok(None));
     assert_eq!(words.loads, 1);
 }
 
 #[test]
-fn c3_bits_outside_of_the_window_or_not_allocatable_never_count() {
+fn c3_bits_of_addresses_that_are_not_allocatable_are_ignored() {
     let r = range(spec("10.0.0.0/29"));
-    // .1 to .6, .1 the gateway: offsets 1 to 5 are taken, all other bits are clear.
+    // The range is .1 to .6 with gateway .1: all allocatable offsets (1 to 5) are set, all other bits are clear.
     let mut words = vec![0b11_1110u64];
     assert_eq!(next_free(&mut words, &r, None), Ok(None));
     assert_eq!(next_free(&mut words, &r, Some(3)), Ok(None));
-    // And the other way round: bits that mean nothing hide nothing.
+    // Only offset 3 is free. Set bits outside the window are ignored.
     let mut words = vec![!0b1000u64, u64::MAX];
     assert_eq!(next_free(&mut words, &r, None), Ok(Some(3)));
 }
 
 #[test]
-fn c3_the_cursor_itself_comes_last_and_a_stale_one_means_the_front() {
+fn c3_the_last_offset_is_searched_last_and_a_stale_one_ignored() {
     let r = range(spec("10.0.0.0/29"));
     let mut words = vec![0u64];
     assert_eq!(next_free(&mut words, &r, Some(3)), Ok(Some(4)));
@@ -113,8 +113,8 @@ fn c3_the_cursor_itself_comes_last_and_a_stale_one_means_the_front() {
 }
 
 #[test]
-fn c3_set_and_clear_touch_one_bit_and_write_only_changes() {
-    let mut words = Counted::default();
+fn c3_set_and_clear_change_one_bit_and_store_only_changes() {
+    let mut words = CountingWords::default();
     for (offset, at, bit) in [(0, 0, 0), (63, 0, 63), (64, 1, 0), (130, 2, 2)] {
         assert_eq!(is_set(&mut words, offset), Ok(false));
         assert_eq!(set(&mut words, offset), Ok(false));
@@ -132,7 +132,7 @@ fn c3_set_and_clear_touch_one_bit_and_write_only_changes() {
 }
 
 #[test]
-fn c3_a_failing_index_is_an_error_and_not_an_exhausted_pool() {
+fn c3_an_unreadable_index_is_not_reported_as_exhausted() {
     struct Broken;
     impl Words for Broken {
         type Error = &'static str;
@@ -150,7 +150,7 @@ fn c3_a_failing_index_is_an_error_and_not_an_exhausted_pool() {
 }
 
 #[test]
-fn c3_words_never_stored_are_zero() {
+fn c3_words_that_were_never_stored_are_zero() {
     let mut words = vec![5u64, 6];
     let mut into = [9u64; 3];
     assert_eq!(words.load(1, &mut into), Ok(()));
@@ -160,7 +160,7 @@ fn c3_words_never_stored_are_zero() {
 }
 
 #[test]
-fn c3_an_index_is_opened_only_when_it_is_its_turn() {
+fn c3_an_index_is_opened_right_before_its_search() {
     let pool = RangeSet::new(vec![range(spec("10.1.0.0/24")), range(spec("10.2.0.0/24"))]).unwrap();
     let opened = |last: Option<&str>, word: u64| {
         let mut names = Vec::new();

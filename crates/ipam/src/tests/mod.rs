@@ -37,7 +37,7 @@ fn range(spec: RangeSpec) -> Range {
     Range::new(spec).unwrap()
 }
 
-/// A node's bookkeeping in memory, as the file-backed one does it: claims are the truth, the index follows them.
+/// In-memory state of a node. As in the file-based state, claims are authoritative and the index is derived.
 struct Node {
     set: RangeSet,
     claims: Vec<IpAddr>,
@@ -55,18 +55,18 @@ impl Node {
         Self::new(RangeSet::new(vec![range(spec)]).unwrap())
     }
 
-    fn peek(&self) -> Option<Pick> {
-        let lend = |r: &Range| {
-            let at = self.set.ranges().iter().position(|other| other == r).unwrap();
-            Ok::<_, Infallible>(&self.indexes[at])
+    fn next(&self) -> Option<Pick> {
+        let index_of = |r: &Range| {
+            let position = self.set.ranges().iter().position(|other| other == r).unwrap();
+            Ok::<_, Infallible>(&self.indexes[position])
         };
-        let Ok(pick) = self.set.next_after(self.last, lend);
+        let Ok(pick) = self.set.next_after(self.last, index_of);
         pick
     }
 
-    fn take(&mut self) -> Option<IpAddr> {
+    fn allocate(&mut self) -> Option<IpAddr> {
         loop {
-            let pick = self.peek()?;
+            let pick = self.next()?;
             let Ok(_) = set(&mut &self.indexes[pick.range], pick.offset);
             if !self.claims.contains(&pick.ip) {
                 self.claims.push(pick.ip);
@@ -76,7 +76,7 @@ impl Node {
         }
     }
 
-    fn mark(&self, ip: IpAddr, change: fn(&mut Vec<u64>, u32) -> Result<(), Infallible>) {
+    fn update_index(&self, ip: IpAddr, change: fn(&mut Vec<u64>, u32) -> Result<(), Infallible>) {
         for (range, index) in self.set.ranges().iter().zip(&self.indexes) {
             if let Some(offset) = range.offset(ip) {
                 let Ok(()) = change(&mut index.borrow_mut(), offset);
@@ -88,14 +88,14 @@ impl Node {
         let free = !self.claims.contains(&ip);
         if free {
             self.claims.push(ip);
-            self.mark(ip, |words, offset| set(words, offset).map(drop));
+            self.update_index(ip, |words, offset| set(words, offset).map(drop));
         }
         free
     }
 
     fn release(&mut self, ip: IpAddr) {
         self.claims.retain(|c| *c != ip);
-        self.mark(ip, clear);
+        self.update_index(ip, clear);
     }
 
     fn restart(&mut self) {

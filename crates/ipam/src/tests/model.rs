@@ -1,4 +1,4 @@
-//! The allocator against a naive one: a set of taken addresses and a walk from address to address.
+//! Compares the allocator with a naive model: a set of claimed addresses and a linear search.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +8,10 @@ use proptest::sample::Index;
 use super::*;
 use crate::interval::{address, number};
 
-/// Walks one address at a time and asks the configuration itself, never the crate, what may be handed out.
-struct Naive {
+/// Tests one address at a time against the configuration, without using code of the crate.
+struct NaiveAllocator {
     specs: Vec<RangeSpec>,
-    taken: BTreeSet<IpAddr>,
+    claimed: BTreeSet<IpAddr>,
     last: Option<IpAddr>,
 }
 
@@ -22,35 +22,35 @@ fn bounds(spec: &RangeSpec) -> (u128, u128) {
     (start, end.min(start.saturating_add(u128::from(WINDOW) - 1)))
 }
 
-impl Naive {
-    fn walk(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        let holds = |spec: &&RangeSpec, ip: IpAddr| {
+impl NaiveAllocator {
+    fn search_order(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let contains = |spec: &&RangeSpec, ip: IpAddr| {
             let (first, last) = bounds(spec);
             spec.subnet.addr().is_ipv4() == ip.is_ipv4() && (first..=last).contains(&number(ip))
         };
-        let home = self.last.and_then(|ip| self.specs.iter().position(|s| holds(&s, ip)));
+        let last_range = self.last.and_then(|ip| self.specs.iter().position(|s| contains(&s, ip)));
         let count = self.specs.len();
-        let turn = move |i: usize| (home.unwrap_or(0) + i) % count;
+        let nth = move |i: usize| (last_range.unwrap_or(0) + i) % count;
         let whole = |spec: &RangeSpec| {
             let (like, (first, last)) = (spec.subnet.addr(), bounds(spec));
             (first..=last).map(move |n| address(n, like))
         };
-        // Once round and the first range again; what lies before the cursor is skipped in the first turn.
-        let cut = home.and(self.last).map_or(0, |ip| number(ip) + 1);
-        let ahead = whole(&self.specs[turn(0)]).skip_while(move |ip| number(*ip) < cut);
-        ahead.chain((1..=count).flat_map(move |i| whole(&self.specs[turn(i)])))
+        // The range with the last address is searched twice: first only after that address, finally all of it.
+        let start = last_range.and(self.last).map_or(0, |ip| number(ip) + 1);
+        let after_last = whole(&self.specs[nth(0)]).skip_while(move |ip| number(*ip) < start);
+        after_last.chain((1..=count).flat_map(move |i| whole(&self.specs[nth(i)])))
     }
 
-    fn may_have(&self, ip: IpAddr) -> bool {
-        let home = self.specs.iter().find(|s| s.subnet.contains(&ip)).unwrap();
-        let special = ip == home.subnet.network() || (ip.is_ipv4() && ip == home.subnet.broadcast());
-        let gateway = home.gateway.unwrap_or(address(number(home.subnet.network()) + 1, ip));
-        !special && ip != gateway && !home.exclude.iter().any(|e| e.contains(&ip))
+    fn is_allocatable(&self, ip: IpAddr) -> bool {
+        let spec = self.specs.iter().find(|s| s.subnet.contains(&ip)).unwrap();
+        let special = ip == spec.subnet.network() || (ip.is_ipv4() && ip == spec.subnet.broadcast());
+        let gateway = spec.gateway.unwrap_or(address(number(spec.subnet.network()) + 1, ip));
+        !special && ip != gateway && !spec.exclude.iter().any(|e| e.contains(&ip))
     }
 
-    fn take(&mut self) -> Option<IpAddr> {
-        let next = self.walk().find(|ip| self.may_have(*ip) && !self.taken.contains(ip))?;
-        self.taken.insert(next);
+    fn allocate(&mut self) -> Option<IpAddr> {
+        let next = self.search_order().find(|ip| self.is_allocatable(*ip) && !self.claimed.contains(ip))?;
+        self.claimed.insert(next);
         self.last = Some(next);
         Some(next)
     }
@@ -58,22 +58,22 @@ impl Naive {
 
 #[derive(Debug, Clone)]
 enum Op {
-    Take,
+    Allocate,
     Release(Index),
-    /// A requested address: a number of steps from the last one.
+    /// Requests an address at this distance from the last one.
     Request(u8),
     Restart,
-    /// The index loses the bit of a claimed address, as after a kill between claim and index.
-    Forget(Index),
+    /// Clears the bit of a claimed address, as if a process was killed between claim and index update.
+    ClearBit(Index),
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
-        6 => Just(Op::Take),
+        6 => Just(Op::Allocate),
         3 => any::<Index>().prop_map(Op::Release),
         1 => any::<u8>().prop_map(Op::Request),
         1 => Just(Op::Restart),
-        1 => any::<Index>().prop_map(Op::Forget),
+        1 => any::<Index>().prop_map(Op::ClearBit),
     ];
     prop::collection::vec(op, 1..120)
 }
@@ -88,7 +88,7 @@ fn subnets() -> impl Strategy<Value = IpNet> {
     .prop_map(|(ip, len)| IpNet::new(ip, len).unwrap().trunc())
 }
 
-/// Any range that the crate accepts. Start, end, gateway and exclusions lie near the front, where they matter.
+/// Valid ranges. Start, end, gateway and exclusions are among the first addresses, which are allocated first.
 pub(super) fn specs() -> impl Strategy<Value = RangeSpec> {
     let near = || prop::option::of(0u8..80);
     let exclude = prop::collection::vec((0u8..80, 0u8..5), 0..4);
@@ -117,9 +117,9 @@ pub(super) fn specs() -> impl Strategy<Value = RangeSpec> {
 /// One to three ranges of one family that do not overlap.
 fn sets() -> impl Strategy<Value = Vec<RangeSpec>> {
     prop::collection::vec(specs(), 1..4).prop_filter_map("refused set", |specs| {
-        let apart =
+        let overlap =
             |a: &RangeSpec, b: &RangeSpec| a.subnet.contains(&b.subnet) || b.subnet.contains(&a.subnet);
-        let nested = (1..specs.len()).any(|i| specs[..i].iter().any(|s| apart(s, &specs[i])));
+        let nested = (1..specs.len()).any(|i| specs[..i].iter().any(|s| overlap(s, &specs[i])));
         let set = RangeSet::new(specs.iter().cloned().map(range).collect());
         (!nested && set.is_ok()).then_some(specs)
     })
@@ -129,30 +129,30 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn c3_every_decision_is_the_naive_ones(specs in sets(), ops in ops()) {
+    fn c3_the_allocator_matches_the_naive_model(specs in sets(), ops in ops()) {
         let mut node = Node::new(RangeSet::new(specs.iter().cloned().map(range).collect()).unwrap());
-        let mut naive = Naive { specs, taken: BTreeSet::new(), last: None };
+        let mut naive = NaiveAllocator { specs, claimed: BTreeSet::new(), last: None };
         for op in ops {
-            let claimed = |i: Index| (!node.claims.is_empty()).then(|| *i.get(&node.claims));
+            let any_claim = |i: Index| (!node.claims.is_empty()).then(|| *i.get(&node.claims));
             match op {
-                Op::Take => prop_assert_eq!(node.take(), naive.take()),
-                Op::Release(i) => if let Some(ip) = claimed(i) {
+                Op::Allocate => prop_assert_eq!(node.allocate(), naive.allocate()),
+                Op::Release(i) => if let Some(ip) = any_claim(i) {
                     node.release(ip);
-                    naive.taken.remove(&ip);
+                    naive.claimed.remove(&ip);
                 },
                 Op::Request(step) => {
                     let front = node.last.unwrap_or(node.set.ranges()[0].start());
                     let ip = address(number(front).wrapping_add(step.into()), front);
                     if node.set.ranges().iter().any(|r| r.allocatable(ip)) {
-                        prop_assert_eq!(node.claim(ip), naive.taken.insert(ip));
+                        prop_assert_eq!(node.claim(ip), naive.claimed.insert(ip));
                     }
                 }
                 Op::Restart => node.restart(),
-                Op::Forget(i) => if let Some(ip) = claimed(i) {
-                    node.mark(ip, clear);
+                Op::ClearBit(i) => if let Some(ip) = any_claim(i) {
+                    node.update_index(ip, clear);
                 },
             }
         }
-        prop_assert_eq!(BTreeSet::from_iter(node.claims.iter().copied()), naive.taken);
+        prop_assert_eq!(BTreeSet::from_iter(node.claims.iter().copied()), naive.claimed);
     }
 }

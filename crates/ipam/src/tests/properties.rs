@@ -6,7 +6,7 @@ use proptest::sample::Index;
 use super::model::specs;
 use super::*;
 
-/// Small enough to be taken whole in a test.
+/// Ranges that a test can exhaust.
 fn small() -> impl Strategy<Value = RangeSpec> {
     specs().prop_filter("large", |s| range(s.clone()).capacity() <= 512)
 }
@@ -15,18 +15,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn c3_exactly_capacity_addresses_can_be_taken_and_none_twice(spec in small()) {
+    fn c3_each_address_is_allocated_exactly_once(spec in small()) {
         let mut node = Node::of(spec);
-        let taken: Vec<_> = std::iter::from_fn(|| node.take()).collect();
-        prop_assert_eq!(taken.len() as u64, node.set.capacity());
-        prop_assert_eq!(BTreeSet::from_iter(&taken).len(), taken.len());
+        let allocated: Vec<_> = std::iter::from_fn(|| node.allocate()).collect();
+        prop_assert_eq!(allocated.len() as u64, node.set.capacity());
+        prop_assert_eq!(BTreeSet::from_iter(&allocated).len(), allocated.len());
     }
 
     #[test]
-    fn c2_gateway_exclusions_and_reserved_are_never_handed_out(spec in specs()) {
+    fn c2_gateways_exclusions_and_reserved_are_never_allocated(spec in specs()) {
         let mut node = Node::of(spec.clone());
         let r = node.set.ranges()[0].clone();
-        for ip in std::iter::from_fn(|| node.take()).take(200) {
+        for ip in std::iter::from_fn(|| node.allocate()).take(200) {
             prop_assert!(ip != r.gateway() && ip != spec.subnet.network());
             prop_assert!(ip.is_ipv6() || ip != spec.subnet.broadcast());
             prop_assert!(!spec.exclude.iter().any(|e| e.contains(&ip)));
@@ -35,56 +35,56 @@ proptest! {
     }
 
     #[test]
-    fn c2_capacity_counts_what_is_allocatable(spec in small()) {
+    fn c2_capacity_counts_allocatable_addresses(spec in small()) {
         let r = range(spec);
-        let open = (0..r.window_len()).filter(|o| r.allocatable(r.address(*o))).count();
-        prop_assert_eq!(open as u64, r.capacity());
+        let allocatable = (0..r.window_len()).filter(|o| r.allocatable(r.address(*o))).count();
+        prop_assert_eq!(allocatable as u64, r.capacity());
     }
 
     #[test]
-    fn c3_what_is_released_is_free_again(spec in small(), which: Index) {
+    fn c3_a_released_address_can_be_allocated_again(spec in small(), which: Index) {
         let mut node = Node::of(spec);
-        let taken: Vec<_> = std::iter::from_fn(|| node.take()).collect();
-        let freed = *which.get(&taken);
-        node.release(freed);
-        prop_assert_eq!(node.take(), Some(freed));
-        prop_assert_eq!(node.take(), None);
+        let allocated: Vec<_> = std::iter::from_fn(|| node.allocate()).collect();
+        let released = *which.get(&allocated);
+        node.release(released);
+        prop_assert_eq!(node.allocate(), Some(released));
+        prop_assert_eq!(node.allocate(), None);
     }
 
     #[test]
-    fn c3_the_address_just_handed_out_and_released_is_not_next(spec in specs(), before in 0usize..100) {
+    fn c3_the_last_allocated_address_is_reused_last(spec in specs(), before in 0usize..100) {
         let mut node = Node::of(spec);
-        let last = std::iter::from_fn(|| node.take()).take(before + 1).last().unwrap();
+        let last = std::iter::from_fn(|| node.allocate()).take(before + 1).last().unwrap();
         node.release(last);
         let free = node.set.capacity() - node.claims.len() as u64;
-        let next = node.take();
+        let next = node.allocate();
         prop_assert_eq!(next == Some(last), free == 1);
     }
 
     #[test]
-    fn c3_a_freed_address_rests_until_the_others_had_their_turn(spec in small(), taken in 1usize..50) {
+    fn c3_released_addresses_are_reused_after_all_others(spec in small(), count in 1usize..50) {
         let mut node = Node::of(spec);
-        let taken: Vec<_> = std::iter::from_fn(|| node.take()).take(taken).collect();
-        let fresh = node.set.capacity() - taken.len() as u64;
-        for ip in &taken {
+        let allocated: Vec<_> = std::iter::from_fn(|| node.allocate()).take(count).collect();
+        let unused = node.set.capacity() - allocated.len() as u64;
+        for ip in &allocated {
             node.release(*ip);
         }
-        let first_reused = std::iter::from_fn(|| node.take()).position(|ip| taken.contains(&ip));
-        prop_assert_eq!(first_reused, Some(fresh as usize));
+        let first_reused = std::iter::from_fn(|| node.allocate()).position(|ip| allocated.contains(&ip));
+        prop_assert_eq!(first_reused, Some(unused as usize));
     }
 
     #[test]
-    fn c3_a_restart_changes_no_decision(spec in specs(), gone in prop::collection::vec(any::<Index>(), 0..20)) {
+    fn c3_a_restart_does_not_change_allocations(spec in specs(), releases in prop::collection::vec(any::<Index>(), 0..20)) {
         let mut node = Node::of(spec);
-        let taken: Vec<_> = std::iter::from_fn(|| node.take()).take(60).collect();
-        for i in gone {
-            node.release(*i.get(&taken));
+        let allocated: Vec<_> = std::iter::from_fn(|| node.allocate()).take(60).collect();
+        for i in releases {
+            node.release(*i.get(&allocated));
         }
         let mut restarted = Node::new(node.set.clone());
         (restarted.claims, restarted.last) = (node.claims.clone(), node.last);
         restarted.restart();
         for _ in 0..80 {
-            prop_assert_eq!(restarted.take(), node.take());
+            prop_assert_eq!(restarted.allocate(), node.allocate());
         }
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn c2_defaults_are_host_locals() {
+fn c2_ranges_have_the_defaults_of_host_local() {
     let r = range(spec("10.88.0.0/24"));
     assert_eq!((r.start(), r.end(), r.gateway()), (ip("10.88.0.1"), ip("10.88.0.254"), ip("10.88.0.1")));
     assert_eq!((r.subnet(), r.prefix_len(), r.capacity()), (net("10.88.0.0/24"), 24, 253));
@@ -12,7 +12,7 @@ fn c2_defaults_are_host_locals() {
 }
 
 #[test]
-fn c2_every_size_from_30_up_has_the_right_capacity() {
+fn c2_capacity_is_right_for_every_subnet_size() {
     let window = u64::from(WINDOW);
     for (subnet, capacity) in [
         ("10.0.0.0/30", 1),
@@ -33,12 +33,12 @@ fn c2_every_size_from_30_up_has_the_right_capacity() {
 }
 
 #[test]
-fn c2_bad_ranges_are_refused_with_what_to_change() {
+fn c2_invalid_ranges_are_refused_with_a_fix() {
     let small4 =
         "network address, gateway, pod and broadcast address need four addresses; use a /30 or larger";
     let small6 = "subnet-router anycast address, gateway and pod need three addresses; use a /126 or larger";
     let gateway = |subnet, g| RangeSpec { gateway: Some(ip(g)), ..spec(subnet) };
-    for (spec, want) in [
+    for (spec, expected) in [
         (spec("10.88.0.5/16"), "subnet 10.88.0.5/16 has host bits set; write 10.88.0.0/16".to_owned()),
         (spec("fd00::5/64"), "subnet fd00::5/64 has host bits set; write fd00::/64".to_owned()),
         (spec("10.0.0.0/31"), format!("subnet 10.0.0.0/31 is too small: {small4}")),
@@ -75,17 +75,17 @@ fn c2_bad_ranges_are_refused_with_what_to_change() {
         ),
         (
             between("10.0.0.0/24", "10.0.0.1", "10.0.0.1"),
-            "range 10.0.0.1-10.0.0.1 of subnet 10.0.0.0/24 has no address left for pods: gateway, exclusions and \
-             reserved addresses take all; widen the range or exclude less"
+            "range 10.0.0.1-10.0.0.1 of subnet 10.0.0.0/24 has no address for pods: gateway, exclusions and \
+             reserved addresses cover all of it; use a larger range or fewer exclusions"
                 .into(),
         ),
     ] {
-        assert_eq!(Range::new(spec.clone()).unwrap_err().to_string(), want, "{spec:?}");
+        assert_eq!(Range::new(spec.clone()).unwrap_err().to_string(), expected, "{spec:?}");
     }
 }
 
 #[test]
-fn c2_a_range_that_is_excluded_whole_is_refused() {
+fn c2_a_completely_excluded_range_is_refused() {
     for (subnet, exclude) in [
         ("10.0.0.0/24", &["10.0.0.0/25", "10.0.0.128/25"][..]),
         ("10.0.0.0/30", &["10.0.0.2/32"]),
@@ -99,13 +99,13 @@ fn c2_a_range_that_is_excluded_whole_is_refused() {
 }
 
 #[test]
-fn c2_what_no_pod_may_have_is_not_allocatable() {
+fn c2_reserved_and_excluded_addresses_are_not_allocatable() {
     let r = range(RangeSpec {
         gateway: Some(ip("10.0.0.7")),
         exclude: vec![net("10.0.0.16/28")],
         ..between("10.0.0.0/24", "10.0.0.0", "10.0.0.255")
     });
-    for (address, why) in [
+    for (address, reason) in [
         ("10.0.0.0", Some(RangeRefusal::NetworkAddress)),
         ("10.0.0.1", None),
         ("10.0.0.7", Some(RangeRefusal::Gateway)),
@@ -117,18 +117,18 @@ fn c2_what_no_pod_may_have_is_not_allocatable() {
         ("10.0.1.1", Some(RangeRefusal::Outside)),
         ("fd00::1", Some(RangeRefusal::Outside)),
     ] {
-        assert_eq!(r.refusal(ip(address)), why, "{address}");
-        assert_eq!(r.allocatable(ip(address)), why.is_none(), "{address}");
+        assert_eq!(r.refusal(ip(address)), reason, "{address}");
+        assert_eq!(r.allocatable(ip(address)), reason.is_none(), "{address}");
     }
     assert_eq!(r.capacity(), 256 - 2 - 1 - 16);
     let r = range(between("fd00::/120", "fd00::", "fd00::ff"));
     assert_eq!(r.refusal(ip("fd00::")), Some(RangeRefusal::NetworkAddress));
-    assert!(r.allocatable(ip("fd00::ff")), "IPv6 has no broadcast");
+    assert!(r.allocatable(ip("fd00::ff")), "IPv6 has no broadcast address");
     assert!(!r.contains(ip("0.0.0.5")));
 }
 
 #[test]
-fn c2_a_gateway_may_be_outside_of_the_range_and_of_the_subnet() {
+fn c2_a_gateway_may_be_outside_the_subnet() {
     let r = range(RangeSpec { gateway: Some(ip("169.254.1.1")), ..spec("10.0.0.0/30") });
     assert_eq!((r.gateway(), r.capacity()), (ip("169.254.1.1"), 2));
     assert!(r.allocatable(ip("10.0.0.1")));
@@ -147,14 +147,14 @@ fn c2_offsets_and_addresses_are_inverse_within_the_window() {
     }
     let r = range(spec("10.0.0.0/8"));
     assert_eq!(r.offset(ip("10.16.0.0")), Some(WINDOW - 1));
-    assert_eq!(r.offset(ip("10.16.0.1")), None, "behind the window");
-    assert!(r.allocatable(ip("10.16.0.1")), "yet it may be requested");
+    assert_eq!(r.offset(ip("10.16.0.1")), None, "after the window");
+    assert!(r.allocatable(ip("10.16.0.1")), "but it can be requested");
     assert_eq!(r.offset(ip("10.0.0.0")), None, "before start");
-    assert_eq!(r.offset(ip("::10.0.0.1")), None, "the other family, the same number");
+    assert_eq!(r.offset(ip("::10.0.0.1")), None, "same number in the other family");
 }
 
 #[test]
-fn c2_names_are_safe_stable_and_say_where_offset_0_is() {
+fn c2_index_names_are_file_names_and_contain_the_first_address() {
     assert_eq!(range(spec("10.88.0.0/24")).name(), "10.88.0.1-10.88.0.254");
     assert_eq!(range(without("10.88.0.0/24", &["10.88.0.0/25"])).name(), "10.88.0.1-10.88.0.254");
     assert_eq!(range(without("10.0.0.0/8", &["10.0.0.0/12"])).name(), "10.16.0.0-10.255.255.254");
@@ -170,7 +170,7 @@ fn c2_the_window_of_a_huge_range_avoids_large_exclusions() {
         ("10.0.0.0/8", &["10.0.0.0/12"][..], "10.16.0.0", full),
         ("10.0.0.0/8", &["10.0.0.0/12", "10.16.1.0/24"], "10.16.0.0", full - 256),
         ("10.0.0.0/8", &["10.0.1.0/24", "10.0.2.0/23", "10.128.0.0/9"], "10.0.0.1", full - 1 - 256 - 512),
-        // Not larger than the window: it never moves.
+        // The range is not larger than the window, so the window starts at its first address.
         ("10.0.0.0/15", &["10.0.1.0/24"], "10.0.0.1", 131_069 - 256),
         ("fd00::/64", &["fd00::/65"], "fd00:0:0:0:8000::", full),
         ("fd00::/64", &["fd00::/120"], "fd00::1", full - 255),
@@ -179,14 +179,14 @@ fn c2_the_window_of_a_huge_range_avoids_large_exclusions() {
         let r = range(without(subnet, exclude));
         assert_eq!((r.address(0), r.capacity()), (ip(origin), capacity), "{subnet} without {exclude:?}");
     }
-    // 256 addresses, then an exclusion of four times the window: it begins behind that.
+    // 256 addresses, then an exclusion of four windows: the window starts after the exclusion.
     let r = range(RangeSpec { start: Some(ip("10.127.255.0")), ..without("10.0.0.0/8", &["10.128.0.0/10"]) });
     assert_eq!((r.address(0), r.capacity()), (ip("10.192.0.0"), full));
 }
 
 #[test]
-fn special_subnets_and_gateways_are_refused_with_what_to_change() {
-    for (subnet, want) in [
+fn special_subnets_and_gateways_are_refused_with_a_fix() {
+    for (subnet, expected) in [
         (
             "127.0.0.0/8",
             "subnet 127.0.0.0/8 includes a loopback address, which no pod can have; use one such as 10.83.0.0/16",
@@ -196,7 +196,7 @@ fn special_subnets_and_gateways_are_refused_with_what_to_change() {
             "subnet fe80::/64 includes a link-local address, which no pod can have; use one such as fd00:88::/64",
         ),
     ] {
-        assert_eq!(Range::new(spec(subnet)).unwrap_err().to_string(), want);
+        assert_eq!(Range::new(spec(subnet)).unwrap_err().to_string(), expected);
     }
     let gateway = RangeSpec { gateway: Some(ip("224.0.0.1")), ..spec("10.0.0.0/24") };
     assert_eq!(

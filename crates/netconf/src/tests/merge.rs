@@ -75,22 +75,22 @@ fn merged(config: &Value) -> NetConf {
 }
 
 #[test]
-fn a_config_that_only_names_the_agents_network_gets_all_of_it() {
+fn a_config_with_only_the_agents_name_gets_all_its_settings() {
     for mode in [AttachMode::Routed, AttachMode::Bridge] {
         let agent = Agent::new(mode, &BLOCKS);
         let config = json!({ "cniVersion": "1.1.0", "name": "podwire", "type": "podwire-cni" });
         let conf = agent.merge(&config).unwrap();
         assert_eq!((conf.mode, conf.bridge.as_str(), conf.mtu), (mode, "pw0", Some(1400)));
         assert!(conf.ip_masq);
-        assert_eq!(pools(&conf).len(), 2, "one set for each family");
+        assert_eq!(pools(&conf).len(), 2, "one set per family");
         assert_eq!(Some(&conf), agent.allocation.default_network().map(|network| network.conf()));
-        let place = LocalPaths::merge(&config_of(&config), Some(&agent.networks())).unwrap();
-        assert_eq!(place.run_dir, Path::new("/run/agent-7"));
+        let paths = LocalPaths::merge(&config_of(&config), Some(&agent.networks())).unwrap();
+        assert_eq!(paths.run_dir, Path::new("/run/agent-7"));
     }
 }
 
 #[test]
-fn a_network_is_what_a_complete_config_describes() {
+fn the_agents_network_equals_the_same_settings_in_a_config() {
     let all = json!({ "cniVersion": "1.1.0", "name": "podwire", "mode": "routed", "bridge": "pw0", "mtu": 1400,
                       "subnet": BLOCKS.join(","), "network": "10.9.0.0/16,fd00:9::/48", "ipMasq": true });
     let standalone = NetConf::parse(&config_of(&all)).unwrap();
@@ -99,7 +99,7 @@ fn a_network_is_what_a_complete_config_describes() {
 }
 
 #[test]
-fn a_setting_of_the_request_has_precedence_in_any_spelling() {
+fn settings_of_the_request_have_precedence_in_any_case() {
     let conf = merged(&json!({ "cniVersion": "1.1.0", "name": "podwire", "Mode": "bridge", "MTU": 1300,
                                "BRIDGE": "br7", "subnet": "10.77.0.0/24", "ipmasq": false, "Network": "10.77.0.0/16" }));
     assert_eq!((conf.mode, conf.bridge.as_str()), (AttachMode::Bridge, "br7"));
@@ -120,9 +120,9 @@ fn a_setting_of_the_request_has_precedence_in_any_spelling() {
 }
 
 #[test]
-fn keys_beside_the_subnet_limit_the_agents_blocks() {
+fn range_keys_without_a_subnet_limit_the_agents_blocks() {
     let ranges = json!({ "cniVersion": "1.1.0", "name": "podwire", "rangeStart": "10.9.0.50" });
-    assert!(agent().merge(&ranges).unwrap_err().msg.contains("ambiguous beside several subnets"));
+    assert!(agent().merge(&ranges).unwrap_err().msg.contains("ambiguous with several subnets"));
     let conf = Agent::new(AttachMode::Routed, &BLOCKS[..1]).merge(&ranges).unwrap();
     let Addresses::Own(own) = &conf.addresses else { panic!("{conf:?}") };
     assert_eq!(own.sets()[0].capacity(), 254 - 49);
@@ -132,7 +132,7 @@ fn keys_beside_the_subnet_limit_the_agents_blocks() {
 }
 
 #[test]
-fn another_network_gets_the_mode_and_nothing_else() {
+fn another_network_only_inherits_the_agents_mode() {
     let conf = merged(&json!({ "cniVersion": "1.1.0", "name": "storage", "subnet": "10.77.0.0/24" }));
     assert_eq!((conf.mode, conf.bridge.as_str(), conf.mtu), (AttachMode::Routed, "cni0", None));
     assert!(!conf.ip_masq);
@@ -140,17 +140,17 @@ fn another_network_gets_the_mode_and_nothing_else() {
 }
 
 #[test]
-fn the_run_dir_is_always_the_agents() {
+fn requests_to_an_agent_use_its_run_directory() {
     for (key, dir) in [("runDir", "/tmp/x"), ("rundir", "/tmp/x"), ("RUNDIR", "")] {
         let config =
             json!({ "cniVersion": "1.1.0", "name": "storage", key: dir, "ipam": { "dataDir": "/tmp/y" } });
-        let place = LocalPaths::merge(&config_of(&config), Some(&agent().networks())).unwrap();
-        assert_eq!(place.run_dir, Path::new("/run/agent-7"), "{key}");
+        let paths = LocalPaths::merge(&config_of(&config), Some(&agent().networks())).unwrap();
+        assert_eq!(paths.run_dir, Path::new("/run/agent-7"), "{key}");
     }
 }
 
 #[test]
-fn b11_a_misspelt_network_is_not_taken_for_one_without_addresses() {
+fn b11_a_misspelt_network_name_is_not_layer_2_only() {
     for mode in [AttachMode::Routed, AttachMode::Bridge] {
         let named = json!({ "cniVersion": "1.1.0", "name": "podwrie", "type": "podwire-cni" });
         let error = Agent::new(mode, &BLOCKS).merge(&named).unwrap_err();
@@ -159,7 +159,7 @@ fn b11_a_misspelt_network_is_not_taken_for_one_without_addresses() {
 }
 
 #[test]
-fn b11_a_layer_2_only_config_of_the_reference_is_accepted_whatever_the_agents_mode() {
+fn b11_reference_layer_2_configs_are_accepted_in_every_agent_mode() {
     for mode in [AttachMode::Routed, AttachMode::Bridge] {
         let agent = Agent::new(mode, &BLOCKS);
         for (key, value) in [("bridge", json!("br1")), ("ipam", json!({})), ("mode", json!("bridge"))] {
@@ -168,7 +168,7 @@ fn b11_a_layer_2_only_config_of_the_reference_is_accepted_whatever_the_agents_mo
             assert!(matches!(conf.addresses, Addresses::Absent), "{mode} {key}: {conf:?}");
             assert_eq!(conf.mode, AttachMode::Bridge, "{mode} {key}");
         }
-        // A misspelt key asks for addresses, and the agent's own network always has some.
+        // A misspelt address key is refused. The agent's own network always has addresses.
         let misspelt =
             json!({ "cniVersion": "1.0.0", "name": "wire", "bridge": "br1", "subnets": "10.7.0.0/24" });
         assert!(agent.merge(&misspelt).is_err(), "{mode}");
@@ -179,19 +179,23 @@ fn b11_a_layer_2_only_config_of_the_reference_is_accepted_whatever_the_agents_mo
 }
 
 #[test]
-fn another_ipam_plugin_gives_the_addresses_that_it_wants() {
+fn an_external_ipam_plugin_assigns_addresses_in_the_agents_network() {
     let conf = merged(&json!({ "cniVersion": "1.1.0", "name": "podwire", "ipam": { "type": "dhcp" } }));
-    assert_eq!(conf.mode, AttachMode::Bridge, "the only mode with DHCP");
+    assert_eq!(conf.mode, AttachMode::Bridge, "DHCP needs mode bridge");
     assert!(matches!(&conf.addresses, Addresses::Delegated(plugin) if plugin == "dhcp"));
-    assert_eq!((conf.bridge.as_str(), conf.ip_masq), ("pw0", true), "the rest is the agent's");
+    assert_eq!(
+        (conf.bridge.as_str(), conf.ip_masq),
+        ("pw0", true),
+        "bridge and masquerade of the agent's network"
+    );
     assert_eq!(conf.cluster, ["10.9.0.0/16".parse().unwrap(), "fd00:9::/48".parse().unwrap()]);
     let conf = merged(&json!({ "cniVersion": "1.1.0", "name": "podwire", "ipam": { "type": "static" } }));
     assert_eq!(conf.mode, AttachMode::Routed);
 }
 
-/// A name selects a placement. It says nothing about the CIDRs of the cluster.
+/// An id in `network` selects a placement and does not change the CIDRs of the cluster.
 #[test]
-fn b10_a_named_network_keeps_the_agents_cidrs() {
+fn b10_a_network_id_keeps_the_agents_cidrs() {
     let named = json!({ "cniVersion": "1.1.0", "name": "podwire", "network": "blue" });
     let conf = merged(&named);
     assert_eq!(conf.placement.network.as_str(), "blue");
@@ -201,20 +205,20 @@ fn b10_a_named_network_keeps_the_agents_cidrs() {
 }
 
 #[test]
-fn a_node_without_a_block_refuses_its_own_network_only() {
+fn a_node_without_a_block_refuses_only_the_agents_network() {
     let agent = agent();
     let networks = NodeNetworks { allocation: Err("this node has no block yet"), ..agent.networks() };
     let own = config_of(&json!({ "cniVersion": "1.1.0", "name": "podwire" }));
     let error = NetConf::merge(&own, Some(&networks)).unwrap_err();
     assert_eq!(error.code, ErrorCode::TryAgainLater);
-    assert_eq!(error.msg, "this node has no addresses to give: this node has no block yet");
+    assert_eq!(error.msg, "this node has no addresses to assign: this node has no block yet");
     assert_eq!(LocalPaths::merge(&own, Some(&networks)).unwrap().run_dir, Path::new("/run/agent-7"));
     let other = config_of(&json!({ "cniVersion": "1.1.0", "name": "storage", "subnet": "10.7.0.0/24" }));
     assert!(NetConf::merge(&other, Some(&networks)).is_ok());
 }
 
 #[test]
-fn only_pods_without_ranges_of_their_own_use_the_nodes_blocks() {
+fn only_configs_without_ranges_use_the_nodes_blocks() {
     let agent = agent();
     for (key, value, is_used) in [
         ("mtu", json!(1400), true),
@@ -237,20 +241,20 @@ fn only_pods_without_ranges_of_their_own_use_the_nodes_blocks() {
 }
 
 #[test]
-fn the_gateway_device_carries_the_gateway_of_every_block_in_order() {
+fn an_allocation_has_the_gateway_of_every_block_in_order() {
     let agent = Agent::new(AttachMode::Routed, &["10.9.3.0/24", "fd00:9:0:1::/64", "10.9.4.0/24"]);
     let gateways: Vec<String> = agent.allocation.gateways().map(|ip| ip.to_string()).collect();
     assert_eq!(gateways, ["10.9.3.1", "fd00:9:0:1::1", "10.9.4.1"]);
 }
 
 #[test]
-fn a_network_that_pods_cannot_use_is_refused() {
+fn invalid_settings_of_the_agents_network_are_refused() {
     let good = agent().settings;
     let refused = |settings: &NetworkSettings| Network::whole(settings).unwrap_err().msg;
     let special = NetworkSettings { subnets: vec!["127.0.0.0/8".parse().unwrap()], ..good.clone() };
     assert!(refused(&special).contains("loopback"), "{}", refused(&special));
     let small = NetworkSettings { mtu: Some(1000), ..good.clone() };
     assert!(refused(&small).starts_with("mtu: 1000 must be 1280"), "{}", refused(&small));
-    assert!(Network::new(&good, Vec::new(), None).is_err(), "no blocks");
+    assert!(Network::new(&good, Vec::new(), None).is_err(), "a network without blocks was accepted");
     assert_eq!(NetworkId::default().as_str(), types::DEFAULT_NETWORK);
 }

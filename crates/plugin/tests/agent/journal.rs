@@ -1,4 +1,4 @@
-//! The log as journald gets it.
+//! Log entries in the journal.
 
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use serde_json::json;
 use testkit::{Plugin, uninterrupted};
 
 use crate::common::Host;
-use crate::standin::{Reply, Standin, config};
+use crate::fake_agent::{FakeAgent, Reply, config};
 use crate::watch::{refused, wrapped};
 
-/// The plugin in a mount namespace of its own, with `dir` as the journal's directory.
+/// The plugin in a new mount namespace with `dir` as the journal's directory.
 fn with_journal(host: &Host, dir: &str) -> Plugin {
     let mount = format!(
         "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && mount --bind {dir} /run/systemd/journal"
@@ -25,24 +25,24 @@ fn receive(journal: &UnixDatagram) -> String {
 }
 
 #[test]
-fn b9_a_line_goes_to_the_journal() {
+fn b9_requests_are_logged_to_the_journal() {
     let host = Host::new("b9journal");
     let dir = host.node.dir().join("journal");
     std::fs::create_dir(&dir).unwrap();
     let journal = UnixDatagram::bind(dir.join("socket")).unwrap();
     journal.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let plugin = with_journal(&host, dir.to_str().unwrap());
-    let agent = Standin::new(&host.node, vec![Reply::done(), Reply::error(500, 50, "no address left")]);
+    let agent = FakeAgent::new(&host.node, vec![Reply::done(), Reply::error(500, 50, "no address left")]);
     let config = config(&host, &json!({"logFile": "journal"}));
     let outcome = plugin.status(&host.node, &config).unwrap();
     assert_eq!((outcome.success(), outcome.stderr.as_str()), (true, ""), "{outcome:?}");
     let text = receive(&journal);
     assert!(text.starts_with("MESSAGE=STATUS blue: ok in "), "{text}");
-    let id = agent.asked()[0].call["requestId"].as_str().unwrap().to_owned();
-    for line in
+    let id = agent.requests()[0].call["requestId"].as_str().unwrap().to_owned();
+    for expected in
         ["PRIORITY=6", "SYSLOG_IDENTIFIER=podwire-cni", "PODWIRE_COMMAND=STATUS", "PODWIRE_NETWORK=blue"]
     {
-        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        assert!(text.lines().any(|line| line == expected), "{expected}: {text}");
     }
     assert!(text.contains(&format!("\nPODWIRE_REQUEST_ID={id}\n")), "{text}");
     refused("STATUS", &plugin.status(&host.node, &config).unwrap());
@@ -52,12 +52,12 @@ fn b9_a_line_goes_to_the_journal() {
 }
 
 #[test]
-fn b9_a_journal_that_is_not_there_or_full_never_fails_a_pod() {
+fn b9_a_missing_or_full_journal_does_not_fail_requests() {
     let host = Host::new("b9nojournal");
     let dir = host.node.dir().join("journal");
     std::fs::create_dir(&dir).unwrap();
     let plugin = with_journal(&host, dir.to_str().unwrap());
-    let _agent = Standin::new(&host.node, vec![Reply::done()]);
+    let _agent = FakeAgent::new(&host.node, vec![Reply::done()]);
     let config = config(&host, &json!({"logFile": "journal"}));
     let missing = plugin.status(&host.node, &config).unwrap();
     assert!(missing.success() && missing.stderr.contains("/run/systemd/journal/socket"), "{missing:?}");

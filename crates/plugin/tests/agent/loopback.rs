@@ -1,4 +1,4 @@
-//! podwire-cni under the name `loopback`, beside the reference's plugin of that name.
+//! podwire-cni executed as `loopback`, compared with the reference plugin of that name.
 
 use std::os::unix::fs::symlink;
 
@@ -8,12 +8,12 @@ use testkit::{Call, Ns, Outcome, Plugin, Pod, Verb};
 use crate::common::{Host, with, with_previous};
 use crate::watch::refused_with;
 
-/// What containerd asks, before version 2.0.
+/// The config that containerd before 2.0 uses.
 fn config(version: &str) -> Value {
     json!({"cniVersion": version, "name": "cni-loopback", "type": "loopback"})
 }
 
-fn ours(host: &Host) -> Plugin {
+fn podwire_loopback(host: &Host) -> Plugin {
     let path = host.lab.dir().join("loopback");
     symlink(&host.plugin.path, &path).unwrap();
     Plugin { path }
@@ -30,11 +30,11 @@ fn is_up(ns: &Ns) -> bool {
 }
 
 #[test]
-fn loopback_is_up_after_add_and_down_after_del_as_the_reference_does() {
+fn loopback_is_up_after_add_and_down_after_del() {
     let host = Host::new("lo");
     let reference = testkit::reference_plugin("loopback").unwrap();
-    let (ours, pod) = (ours(&host), host.pod("a"));
-    for plugin in [&ours, &reference] {
+    let (podwire, pod) = (podwire_loopback(&host), host.pod("a"));
+    for plugin in [&podwire, &reference] {
         pod.sh(&["ip", "link", "set", "lo", "down"]).unwrap();
         call(plugin, Verb::Add, &pod, &config("1.0.0")).ok().unwrap();
         assert!(is_up(&pod));
@@ -47,12 +47,12 @@ fn loopback_is_up_after_add_and_down_after_del_as_the_reference_does() {
     }
 }
 
-/// The reference's own words, but for two mistakes of its: lists in 0.1 and 0.2, and no family in 0.3 and 0.4.
+/// Except for two bugs of the reference plugin: it writes lists in 0.1 and 0.2, and no family in 0.3 and 0.4.
 #[test]
-fn e10_loopback_answers_as_the_reference_in_every_version() {
+fn e10_loopback_results_equal_those_of_the_reference_plugin() {
     let host = Host::new("loversions");
     let reference = testkit::reference_plugin("loopback").unwrap();
-    let (ours, pod) = (ours(&host), host.pod("a"));
+    let (podwire, pod) = (podwire_loopback(&host), host.pod("a"));
     for version in ["0.3.0", "0.3.1", "0.4.0", "1.0.0"] {
         let config = config(version);
         let mut expected = call(&reference, Verb::Add, &pod, &config).ok().unwrap();
@@ -60,23 +60,23 @@ fn e10_loopback_answers_as_the_reference_in_every_version() {
             expected["ips"][0]["version"] = json!("4");
             expected["ips"][1]["version"] = json!("6");
         }
-        assert_eq!(call(&ours, Verb::Add, &pod, &config).ok().unwrap(), expected, "{version}");
+        assert_eq!(call(&podwire, Verb::Add, &pod, &config).ok().unwrap(), expected, "{version}");
     }
-    let newest = call(&ours, Verb::Add, &pod, &config("1.1.0")).ok().unwrap();
+    let newest = call(&podwire, Verb::Add, &pod, &config("1.1.0")).ok().unwrap();
     let mut expected = call(&reference, Verb::Add, &pod, &config("1.0.0")).ok().unwrap();
     expected["cniVersion"] = json!("1.1.0");
     assert_eq!(newest, expected);
     for version in ["0.1.0", "0.2.0"] {
-        let result = call(&ours, Verb::Add, &pod, &config(version)).ok().unwrap();
+        let result = call(&podwire, Verb::Add, &pod, &config(version)).ok().unwrap();
         assert_eq!((&result["ip4"]["ip"], &result["ip6"]["ip"]), (&json!("127.0.0.1/8"), &json!("::1/128")));
     }
 }
 
 #[test]
-fn e11_loopback_in_a_chain_passes_the_result_on() {
+fn e11_loopback_in_a_chain_returns_the_previous_result() {
     let host = Host::new("lochain");
     let reference = testkit::reference_plugin("loopback").unwrap();
-    let (ours, pod) = (ours(&host), host.pod("a"));
+    let (podwire, pod) = (podwire_loopback(&host), host.pod("a"));
     let previous = json!({
         "cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/x"}],
         "ips": [{"address": "10.0.0.2/24", "interface": 0}],
@@ -84,56 +84,60 @@ fn e11_loopback_in_a_chain_passes_the_result_on() {
     let config = with_previous(&config("1.0.0"), &previous);
     let expected = call(&reference, Verb::Add, &pod, &config).ok().unwrap();
     pod.sh(&["ip", "link", "set", "lo", "down"]).unwrap();
-    assert_eq!(call(&ours, Verb::Add, &pod, &config).ok().unwrap(), expected);
+    assert_eq!(call(&podwire, Verb::Add, &pod, &config).ok().unwrap(), expected);
     assert!(is_up(&pod));
 }
 
 #[test]
-fn loopback_check_sees_a_link_that_is_down() {
+fn loopback_check_fails_if_lo_is_down() {
     let host = Host::new("locheck");
-    let (ours, pod) = (ours(&host), host.pod("a"));
-    let result = call(&ours, Verb::Add, &pod, &config("1.0.0")).ok().unwrap();
+    let (podwire, pod) = (podwire_loopback(&host), host.pod("a"));
+    let result = call(&podwire, Verb::Add, &pod, &config("1.0.0")).ok().unwrap();
     let config = with_previous(&config("1.0.0"), &result);
-    call(&ours, Verb::Check, &pod, &config).ok().unwrap();
+    call(&podwire, Verb::Check, &pod, &config).ok().unwrap();
     pod.sh(&["ip", "link", "set", "lo", "down"]).unwrap();
-    refused_with("down", &call(&ours, Verb::Check, &pod, &config), (105, &["lo", "down"]));
+    refused_with("down", &call(&podwire, Verb::Check, &pod, &config), (105, &["lo", "down"]));
 }
 
 #[test]
 fn e14_loopback_del_succeeds_without_the_namespace() {
     let host = Host::new("logone");
-    let (ours, pod) = (ours(&host), host.pod("a"));
+    let (podwire, pod) = (podwire_loopback(&host), host.pod("a"));
     let config = config("1.0.0");
     let without = Call { ifname: Some("lo".into()), netns: None, ..Call::pod(Verb::Del, &pod, &config) };
-    ours.call(&host.node, &without).unwrap().ok().unwrap();
+    podwire.call(&host.node, &without).unwrap().ok().unwrap();
     pod.destroy_but_leave_file().unwrap();
-    call(&ours, Verb::Del, &pod, &config).ok().unwrap();
-    refused_with("ADD", &call(&ours, Verb::Add, &pod, &config), (3, &[pod.netns_path().to_str().unwrap()]));
+    call(&podwire, Verb::Del, &pod, &config).ok().unwrap();
+    refused_with(
+        "ADD",
+        &call(&podwire, Verb::Add, &pod, &config),
+        (3, &[pod.netns_path().to_str().unwrap()]),
+    );
 }
 
-/// Not the machine's own: a DEL would cut off everything that talks to itself.
+/// A DEL that sets the node's own `lo` down would break all local connections.
 #[test]
-fn e8_loopback_leaves_the_nodes_own_link_alone() {
+fn e8_loopback_does_not_change_the_nodes_own_link() {
     let host = Host::new("loown");
-    let (ours, pod) = (ours(&host), host.pod("a"));
+    let (podwire, pod) = (podwire_loopback(&host), host.pod("a"));
     let on_node = |verb| Call {
         ifname: Some("lo".to_owned()),
         netns: Some(host.node.path().display().to_string()),
         ..Call::pod(verb, &pod, &config("1.0.0"))
     };
     assert!(is_up(&host.node));
-    ours.call(&host.node, &on_node(Verb::Del)).unwrap().ok().unwrap();
+    podwire.call(&host.node, &on_node(Verb::Del)).unwrap().ok().unwrap();
     assert!(is_up(&host.node));
-    refused_with("ADD", &ours.call(&host.node, &on_node(Verb::Add)).unwrap(), (4, &["own namespace"]));
+    refused_with("ADD", &podwire.call(&host.node, &on_node(Verb::Add)).unwrap(), (4, &["own namespace"]));
 }
 
 #[test]
-fn loopback_answers_the_other_verbs() {
+fn loopback_answers_version_status_and_gc() {
     let host = Host::new("loverbs");
-    let ours = ours(&host);
-    let version = ours.version(&host.node).unwrap().ok().unwrap();
+    let podwire = podwire_loopback(&host);
+    let version = podwire.version(&host.node).unwrap().ok().unwrap();
     assert!(version["supportedVersions"].as_array().unwrap().contains(&json!("0.1.0")));
     let config = with(&config("1.1.0"), &json!({"agent": "/nowhere"}));
-    ours.status(&host.node, &config).unwrap().ok().unwrap();
-    ours.gc(&host.node, &config, &[]).unwrap().ok().unwrap();
+    podwire.status(&host.node, &config).unwrap().ok().unwrap();
+    podwire.gc(&host.node, &config, &[]).unwrap().ok().unwrap();
 }

@@ -1,17 +1,16 @@
-//! Agent mode as the protocol between plugin and agent: what is asked, what each answer becomes, what happens when none
-//! comes. The agent is a stand-in that says what a test wants; the real one is tested elsewhere. Beside it the plugin's
-//! other callers and readers: the journal, and the name `loopback`. Needs root.
+//! Agent mode: requests to the agent, its answers, retries and tombstones. The agent is a fake with scripted replies; tests of
+//! the real agent are in `crates/agent`. Also tests the journal and the `loopback` plugin. Needs root.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test, also in helpers")]
 
 mod answers;
 #[path = "../common/mod.rs"]
 mod common;
+mod fake_agent;
 mod journal;
 mod loopback;
 mod retries;
-mod standin;
 mod tombstones;
-#[expect(dead_code, reason = "what is watched here is little")]
+#[expect(dead_code, reason = "only a part of the shared helpers is used here")]
 #[path = "../common/watch.rs"]
 mod watch;

@@ -1,4 +1,4 @@
-//! DEL while nobody can be asked.
+//! DEL without a reachable agent.
 
 use std::fs;
 
@@ -7,17 +7,17 @@ use serde_json::json;
 use testkit::{Call, Pod, Verb};
 
 use crate::common::{Host, with};
-use crate::standin::{Reply, Standin, config, log_lines};
+use crate::fake_agent::{FakeAgent, Reply, config, log_lines};
 use crate::watch::refused_with;
 
-fn left(host: &Host) -> Vec<Tombstone> {
+fn list_tombstones(host: &Host) -> Vec<Tombstone> {
     Tombstones::new(&host.node.run_dir()).list().unwrap()
 }
 
-/// Exactly one, for this pod; it is taken away again.
-fn take(host: &Host, pod: &Pod) -> api::CniCall {
+/// Removes the only tombstone, which must be for this pod, and returns its call.
+fn take_only(host: &Host, pod: &Pod) -> api::CniCall {
     let tombstones = Tombstones::new(&host.node.run_dir());
-    let tombstone = left(host).pop().unwrap();
+    let tombstone = list_tombstones(host).pop().unwrap();
     let key = tombstone.key.clone().unwrap();
     assert_eq!(key.to_string(), format!("blue/{}/eth0", pod.id()));
     assert!(tombstones.exists(&key).unwrap());
@@ -27,8 +27,8 @@ fn take(host: &Host, pod: &Pod) -> api::CniCall {
 }
 
 #[test]
-fn del_without_an_agent_leaves_a_tombstone_that_is_the_call() {
-    let host = Host::new("stone");
+fn del_without_an_agent_writes_a_tombstone_with_the_request() {
+    let host = Host::new("tombstone");
     let (pod, config) = (host.pod("a"), config(&host, &json!({})));
     let del = Call::pod(Verb::Del, &pod, &config);
     let outcome = host.plugin.call(&host.node, &del).unwrap();
@@ -37,7 +37,7 @@ fn del_without_an_agent_leaves_a_tombstone_that_is_the_call() {
         assert!(outcome.stderr.contains(word), "{word}: {}", outcome.stderr);
     }
     let line = log_lines(&host).remove(0);
-    let call = take(&host, &pod);
+    let call = take_only(&host, &pod);
     assert_eq!(call.config.as_bytes(), del.stdin);
     assert_eq!(call.env["CNI_COMMAND"], "DEL");
     assert_eq!(call.env["CNI_CONTAINERID"], pod.id());
@@ -49,8 +49,8 @@ fn del_without_an_agent_leaves_a_tombstone_that_is_the_call() {
 }
 
 #[test]
-fn whatever_is_no_answer_of_the_agent_leaves_a_tombstone() {
-    let host = Host::new("stones");
+fn del_without_a_valid_answer_writes_a_tombstone() {
+    let host = Host::new("noanswer");
     let (pod, config) = (host.pod("a"), config(&host, &json!({})));
     for reply in [
         Reply::Raw(""),
@@ -63,27 +63,27 @@ fn whatever_is_no_answer_of_the_agent_leaves_a_tombstone() {
         Reply::Status(200, "?".to_owned()),
     ] {
         let case = format!("{reply:?}");
-        let agent = Standin::new(&host.node, vec![reply]);
+        let agent = FakeAgent::new(&host.node, vec![reply]);
         host.del(&pod, &config);
-        assert_eq!(agent.asked().len(), 1, "{case}: a DEL is tried once");
-        let id = agent.asked()[0].call["requestId"].clone();
-        assert_eq!(json!(take(&host, &pod).request_id), id, "{case}");
+        assert_eq!(agent.requests().len(), 1, "{case}: a DEL is not retried");
+        let id = agent.requests()[0].call["requestId"].clone();
+        assert_eq!(json!(take_only(&host, &pod).request_id), id, "{case}");
     }
 }
 
 #[test]
-fn an_answer_of_the_agent_leaves_none() {
-    let host = Host::new("stoneless");
+fn del_with_a_valid_answer_writes_no_tombstone() {
+    let host = Host::new("answer");
     let (pod, config) = (host.pod("a"), config(&host, &json!({})));
-    let _agent = Standin::new(&host.node, vec![Reply::done(), Reply::error(500, 103, "link is stuck")]);
+    let _agent = FakeAgent::new(&host.node, vec![Reply::done(), Reply::error(500, 103, "link is stuck")]);
     host.del(&pod, &config);
-    refused_with("500", &host.plugin.del(&pod, &config).unwrap(), (103, &["link is stuck", "look there"]));
-    assert!(left(&host).is_empty());
+    refused_with("500", &host.plugin.del(&pod, &config).unwrap(), (103, &["link is stuck", "some details"]));
+    assert!(list_tombstones(&host).is_empty());
 }
 
 #[test]
-fn one_key_has_one_tombstone_and_others_have_theirs() {
-    let host = Host::new("stonekeys");
+fn each_attachment_has_at_most_one_tombstone() {
+    let host = Host::new("keys");
     let config = config(&host, &json!({}));
     let (a, b) = (host.pod("a"), host.pod("b"));
     for pod in [&a, &a, &b] {
@@ -92,7 +92,7 @@ fn one_key_has_one_tombstone_and_others_have_theirs() {
     host.call_on(Verb::Del, (&a, "eth1"), &config).ok().unwrap();
     host.del(&a, &with(&config, &json!({"name": "red"})));
     let mut keys: Vec<_> =
-        left(&host).into_iter().map(|tombstone| tombstone.key.unwrap().to_string()).collect();
+        list_tombstones(&host).into_iter().map(|tombstone| tombstone.key.unwrap().to_string()).collect();
     keys.sort();
     let mut expected =
         [("blue", &a, "eth0"), ("blue", &b, "eth0"), ("blue", &a, "eth1"), ("red", &a, "eth0")]
@@ -101,10 +101,10 @@ fn one_key_has_one_tombstone_and_others_have_theirs() {
     assert_eq!(keys, expected);
 }
 
-/// 64 at once, some of them of one key.
+/// 64 DELs for 40 attachments.
 #[test]
-fn parallel_dels_lose_none() {
-    let host = Host::new("stonecrowd");
+fn parallel_dels_lose_no_tombstone() {
+    let host = Host::new("parallel");
     let config = config(&host, &json!({}));
     let call = |number: u32| Call {
         container: Some(format!("c{}", number % 40)),
@@ -117,7 +117,7 @@ fn parallel_dels_lose_none() {
             scope.spawn(move || host.plugin.call(&host.node, &call).unwrap().ok().unwrap());
         }
     });
-    let tombstones = left(&host);
+    let tombstones = list_tombstones(&host);
     assert!(
         tombstones.len() == 40 && tombstones.iter().all(|tombstone| tombstone.call.is_ok()),
         "{tombstones:?}"
@@ -125,26 +125,26 @@ fn parallel_dels_lose_none() {
 }
 
 #[test]
-fn a_tombstone_that_cannot_be_written_is_try_again_later_with_both_causes() {
-    let host = Host::new("stonefull");
+fn an_unwritable_tombstone_fails_with_both_causes() {
+    let host = Host::new("unwritable");
     let file = host.node.dir().join("file");
     fs::write(&file, "").unwrap();
     let (pod, config) = (host.pod("a"), config(&host, &json!({"runDir": file})));
-    let words = ["cannot leave a tombstone", file.to_str().unwrap(), "no agent listens on", "podwire agent"];
+    let words = ["cannot write a tombstone", file.to_str().unwrap(), "no agent listens on", "podwire agent"];
     refused_with("no directory", &host.plugin.del(&pod, &config).unwrap(), (11, &words));
 }
 
-/// The agent takes the call and says nothing. It takes 20 s, so only in `make soak`.
+/// The agent accepts the request and does not answer. The timeout is 20 s, so this test only runs in `make soak`.
 #[test]
-fn a_silent_agent_is_left_after_a_while() {
+fn del_to_an_agent_that_does_not_answer_times_out() {
     if std::env::var_os("PODWIRE_SOAK").is_none() {
         return;
     }
-    let host = Host::new("stonesilent");
+    let host = Host::new("silent");
     let (pod, config) = (host.pod("a"), config(&host, &json!({})));
-    let _agent = Standin::new(&host.node, vec![Reply::Silence]);
+    let _agent = FakeAgent::new(&host.node, vec![Reply::Silence]);
     let outcome = host.plugin.del(&pod, &config).unwrap();
     outcome.ok().unwrap();
     assert!(outcome.stderr.contains("did not answer within 20 s"), "{}", outcome.stderr);
-    take(&host, &pod);
+    take_only(&host, &pod);
 }

@@ -1,4 +1,4 @@
-//! CHECK: C6 and E15. One thing is taken away at a time, and the answer must name it.
+//! CHECK: C6 and E15. Each case removes one part of an attachment, and the error must name it.
 
 use serde_json::{Value, json};
 use testkit::{Call, Pod, Snapshot, Verb, inspect};
@@ -7,77 +7,77 @@ use types::AttachmentKey;
 use crate::common::{DUAL, Host, MODES, host_link, v4, v6, verdict, with, with_previous, words};
 
 #[derive(Clone, Copy)]
-enum Where {
+enum Location {
     Pod,
     Node,
 }
 
-/// What is broken, by which command, and a word that the answer must have. `{host}` is the host end, `{ifb}` the link that
-/// shapes what the pod sends, `{state}` the network's state directory, `{net}` the network's chain,
-/// `{4}` and `{6}` the pod's addresses with their prefix.
-type Damage = (Where, &'static str, &'static str);
+/// The namespace, a command that causes drift, and a text that the error must contain. `{host}` is the host end, `{ifb}` the
+/// link that shapes the pod's egress, `{state}` the network's directory, `{net}` the network's chain, `{4}` and `{6}` the pod's
+/// addresses with prefix.
+type Drift = (Location, &'static str, &'static str);
 
-const ANY_MODE: &[Damage] = &[
-    (Where::Pod, "ip link set eth0 down", "interface eth0 is down"),
-    (Where::Pod, "ip addr del {4} dev eth0", "address {4}"),
-    (Where::Pod, "ip addr del {6} dev eth0", "address {6}"),
-    (Where::Pod, "ip -4 route del default", "route 0.0.0.0/0"),
-    (Where::Pod, "ip -6 route del default", "route ::/0"),
-    (Where::Pod, "ip link set eth0 address 02:00:00:00:00:99", "02:00:00:00:00:99"),
-    (Where::Pod, "ip link set eth0 down name lost0", "interface eth0"),
-    (Where::Node, "ip link del {host}", "host end {host}"),
-    (Where::Node, "ip link set {host} down", "host end {host} is down"),
-    (Where::Node, "ip link set {host} alias somebody", "our mark on {host}"),
-    (Where::Node, "ip link set pw0 down", "bridge pw0 is down"),
-    (Where::Node, "ip link del pw0", "bridge pw0"),
-    (Where::Node, "ip addr del 10.88.0.1/24 dev pw0", "gateway 10.88.0.1"),
-    (Where::Node, "ip addr del fd00:88::1/64 dev pw0", "gateway fd00:88::1"),
-    (Where::Node, "tc qdisc del dev {host} root", "the pod receives"),
-    (Where::Node, "tc qdisc del dev {host} ingress", "the pod sends"),
-    (Where::Node, "tc qdisc del dev {ifb} root", "the pod sends"),
-    (Where::Node, "ip link del {ifb}", "the pod sends"),
-    (Where::Node, "rm {state}/addresses/10.88.0.2", "reservation of 10.88.0.2"),
-    (Where::Node, "rm {state}/addresses/fd00:88::2", "reservation of fd00:88::2"),
-    (Where::Node, "find {state}/attachments -name *.ready -delete", "no attachment"),
-    (Where::Node, "nft delete element inet podwire pods4 { 10.88.0.2 }", "pods4 { 10.88.0.2 }"),
-    (Where::Node, "nft flush set inet podwire {net}-6", "{net}-6 { fd00:88::2"),
-    (Where::Node, "nft flush map inet podwire hostport4_any", "hostport4_any { tcp . 8080"),
-    (Where::Node, "nft flush set inet podwire self6", "self6"),
+const ANY_MODE: &[Drift] = &[
+    (Location::Pod, "ip link set eth0 down", "interface eth0 is down"),
+    (Location::Pod, "ip addr del {4} dev eth0", "address {4}"),
+    (Location::Pod, "ip addr del {6} dev eth0", "address {6}"),
+    (Location::Pod, "ip -4 route del default", "route 0.0.0.0/0"),
+    (Location::Pod, "ip -6 route del default", "route ::/0"),
+    (Location::Pod, "ip link set eth0 address 02:00:00:00:00:99", "02:00:00:00:00:99"),
+    (Location::Pod, "ip link set eth0 down name lost0", "interface eth0"),
+    (Location::Node, "ip link del {host}", "host end {host}"),
+    (Location::Node, "ip link set {host} down", "host end {host} is down"),
+    (Location::Node, "ip link set {host} alias unmanaged", "Podwire's alias on {host}"),
+    (Location::Node, "ip link set pw0 down", "bridge pw0 is down"),
+    (Location::Node, "ip link del pw0", "bridge pw0"),
+    (Location::Node, "ip addr del 10.88.0.1/24 dev pw0", "gateway 10.88.0.1"),
+    (Location::Node, "ip addr del fd00:88::1/64 dev pw0", "gateway fd00:88::1"),
+    (Location::Node, "tc qdisc del dev {host} root", "traffic to the pod"),
+    (Location::Node, "tc qdisc del dev {host} ingress", "traffic from the pod"),
+    (Location::Node, "tc qdisc del dev {ifb} root", "traffic from the pod"),
+    (Location::Node, "ip link del {ifb}", "traffic from the pod"),
+    (Location::Node, "rm {state}/addresses/10.88.0.2", "reservation of 10.88.0.2"),
+    (Location::Node, "rm {state}/addresses/fd00:88::2", "reservation of fd00:88::2"),
+    (Location::Node, "find {state}/attachments -name *.ready -delete", "no record of attachment"),
+    (Location::Node, "nft delete element inet podwire pods4 { 10.88.0.2 }", "pods4 { 10.88.0.2 }"),
+    (Location::Node, "nft flush set inet podwire {net}-6", "{net}-6 { fd00:88::2"),
+    (Location::Node, "nft flush map inet podwire hostport4_any", "hostport4_any { tcp . 8080"),
+    (Location::Node, "nft flush set inet podwire self6", "self6"),
     (
-        Where::Node,
+        Location::Node,
         "nft flush chain inet podwire nat-postrouting",
         "chain inet podwire nat-postrouting has 0 rules",
     ),
-    (Where::Node, "nft flush table inet podwire", "chain inet podwire guard has 0 rules"),
-    (Where::Node, "nft delete table inet podwire", "table inet podwire is missing"),
+    (Location::Node, "nft flush table inet podwire", "chain inet podwire guard has 0 rules"),
+    (Location::Node, "nft delete table inet podwire", "table inet podwire is missing"),
 ];
 
-const ON_A_BRIDGE: &[Damage] = &[
-    (Where::Node, "ip link set {host} nomaster", "{host} as a port of the bridge"),
-    (Where::Node, "ip link set dev {host} type bridge_slave hairpin off", "hairpin mode of {host}"),
-    (Where::Node, "nft flush set bridge podwire macs", "macs"),
-    (Where::Node, "nft flush set bridge podwire addr4", "addr4"),
-    (Where::Node, "nft flush set inet podwire via4", "via4"),
-    (Where::Node, "nft flush set bridge podwire ports", "ports"),
-    (Where::Node, "nft flush table bridge podwire", "chain bridge podwire guard has 0 rules"),
-    (Where::Node, "nft delete table bridge podwire", "table bridge podwire is missing"),
+const BRIDGE_MODE: &[Drift] = &[
+    (Location::Node, "ip link set {host} nomaster", "{host} as a port of the bridge"),
+    (Location::Node, "ip link set dev {host} type bridge_slave hairpin off", "hairpin mode of {host}"),
+    (Location::Node, "nft flush set bridge podwire macs", "macs"),
+    (Location::Node, "nft flush set bridge podwire addr4", "addr4"),
+    (Location::Node, "nft flush set inet podwire via4", "via4"),
+    (Location::Node, "nft flush set bridge podwire ports", "ports"),
+    (Location::Node, "nft flush table bridge podwire", "chain bridge podwire guard has 0 rules"),
+    (Location::Node, "nft delete table bridge podwire", "table bridge podwire is missing"),
 ];
 
-const ROUTED: &[Damage] = &[
-    (Where::Node, "ip route del 10.88.0.2/32", "host route to 10.88.0.2"),
-    (Where::Node, "ip -6 route del fd00:88::2/128", "host route to fd00:88::2"),
-    (Where::Node, "ip neigh del 10.88.0.2 dev {host}", "neighbour 10.88.0.2"),
-    (Where::Node, "ip neigh del fd00:88::2 dev {host}", "neighbour fd00:88::2"),
-    (Where::Node, "ip neigh replace 10.88.0.2 dev {host} lladdr 02:00:00:00:00:99", "neighbour 10.88.0.2"),
-    (Where::Pod, "ip neigh del 10.88.0.1 dev eth0", "neighbour 10.88.0.1"),
-    (Where::Pod, "ip neigh del fd00:88::1 dev eth0", "neighbour fd00:88::1"),
-    (Where::Node, "nft flush set inet podwire source4", "source4"),
-    (Where::Node, "nft flush set inet podwire bound6", "bound6"),
-    (Where::Node, "nft flush set inet podwire ports", "ports"),
+const ROUTED_MODE: &[Drift] = &[
+    (Location::Node, "ip route del 10.88.0.2/32", "host route to 10.88.0.2"),
+    (Location::Node, "ip -6 route del fd00:88::2/128", "host route to fd00:88::2"),
+    (Location::Node, "ip neigh del 10.88.0.2 dev {host}", "neighbour 10.88.0.2"),
+    (Location::Node, "ip neigh del fd00:88::2 dev {host}", "neighbour fd00:88::2"),
+    (Location::Node, "ip neigh replace 10.88.0.2 dev {host} lladdr 02:00:00:00:00:99", "neighbour 10.88.0.2"),
+    (Location::Pod, "ip neigh del 10.88.0.1 dev eth0", "neighbour 10.88.0.1"),
+    (Location::Pod, "ip neigh del fd00:88::1 dev eth0", "neighbour fd00:88::1"),
+    (Location::Node, "nft flush set inet podwire source4", "source4"),
+    (Location::Node, "nft flush set inet podwire bound6", "bound6"),
+    (Location::Node, "nft flush set inet podwire ports", "ports"),
 ];
 
-/// Everything that a pod can ask for, so that there is something to take away.
-fn rich(host: &Host, mode: &str) -> Value {
+/// A config with masquerade, host port and bandwidth limits.
+fn full_config(host: &Host, mode: &str) -> Value {
     let limit = 80_000_000;
     host.config(&json!({
         "mode": mode, "subnet": DUAL, "ipMasq": true,
@@ -106,46 +106,47 @@ fn fill(template: &str, host: &Host, (pod, result): (&Pod, &Value)) -> String {
         .replace("{6}", net(1))
 }
 
-fn c6_names_what_is_missing(mode: &str, damages: &[Damage]) {
-    for (place, command, named) in damages {
+fn expect_reported(mode: &str, drifts: &[Drift]) {
+    for (location, command, expected) in drifts {
         let host = Host::new("c6");
-        let config = rich(&host, mode);
+        let config = full_config(&host, mode);
         let (pod, result) = host.attached("a", &config);
         host.check(&pod, &config, &result).unwrap();
-        let [command, named] = [command, named].map(|text| fill(text, &host, (&pod, &result)));
-        match place {
-            Where::Pod => pod.sh(&words(&command)),
-            Where::Node => host.node.sh(&words(&command)),
+        let [command, expected] = [command, expected].map(|text| fill(text, &host, (&pod, &result)));
+        match location {
+            Location::Pod => pod.sh(&words(&command)),
+            Location::Node => host.node.sh(&words(&command)),
         }
         .unwrap();
-        let error =
-            host.check(&pod, &config, &result).expect_err(&format!("{mode}: nobody missed `{command}`"));
+        let error = host
+            .check(&pod, &config, &result)
+            .expect_err(&format!("{mode}: CHECK succeeds after `{command}`"));
         assert_eq!(error.code, 105, "{mode} `{command}`: {error:?}");
-        assert!(error.msg.contains(&named), "{mode} `{command}`: {:?} is not in {:?}", named, error.msg);
+        assert!(error.msg.contains(&expected), "{mode} `{command}`: {expected:?} is not in {:?}", error.msg);
     }
 }
 
 #[test]
-fn c6_check_names_what_is_missing_in_mode_bridge() {
-    c6_names_what_is_missing("bridge", ANY_MODE);
+fn c6_check_reports_drift_in_mode_bridge() {
+    expect_reported("bridge", ANY_MODE);
 }
 
 #[test]
-fn c6_check_names_what_is_missing_in_mode_routed() {
-    c6_names_what_is_missing("routed", ANY_MODE);
+fn c6_check_reports_drift_in_mode_routed() {
+    expect_reported("routed", ANY_MODE);
 }
 
 #[test]
-fn c6_check_names_what_is_missing_of_the_mode_itself() {
-    c6_names_what_is_missing("bridge", ON_A_BRIDGE);
-    c6_names_what_is_missing("routed", ROUTED);
+fn c6_check_reports_drift_that_is_specific_to_a_mode() {
+    expect_reported("bridge", BRIDGE_MODE);
+    expect_reported("routed", ROUTED_MODE);
 }
 
 #[test]
-fn c6_check_lists_all_that_is_missing_and_changes_nothing() {
+fn c6_check_reports_all_drift_and_changes_nothing() {
     for mode in MODES {
         let host = Host::new("c6-all");
-        let config = rich(&host, mode);
+        let config = full_config(&host, mode);
         let (pod, result) = host.attached("a", &config);
         let (node, inside) = (Snapshot::of(&host.node).unwrap(), Snapshot::of(&pod).unwrap());
         for _ in 0..2 {
@@ -163,9 +164,8 @@ fn c6_check_lists_all_that_is_missing_and_changes_nothing() {
     }
 }
 
-/// Another pod's namespace under the same path is not the one that was attached.
 #[test]
-fn c6_check_knows_the_namespace_it_attached() {
+fn c6_check_detects_another_namespace_at_the_same_path() {
     let host = Host::new("c6-netns");
     let config = host.config(&json!({"subnet": DUAL}));
     let ((a, result), (b, _)) = (host.attached("a", &config), host.attached("b", &config));
@@ -177,15 +177,15 @@ fn c6_check_knows_the_namespace_it_attached() {
     assert!(error.code == 105 && error.msg.contains("namespace"), "{error:?}");
     a.destroy().unwrap();
     let error = host.check(&a, &config, &result).unwrap_err();
-    assert_eq!(error.code, 3, "the namespace is gone: {error:?}");
+    assert_eq!(error.code, 3, "the namespace was removed: {error:?}");
 }
 
 #[test]
-fn e15_check_works_in_every_version_that_has_it() {
+fn e15_check_works_in_every_version_that_defines_it() {
     for mode in MODES {
         for version in ["0.4.0", "1.0.0", "1.1.0"] {
             let host = Host::new("e15-versions");
-            let config = with(&rich(&host, mode), &json!({"cniVersion": version}));
+            let config = with(&full_config(&host, mode), &json!({"cniVersion": version}));
             let (pod, result) = host.attached("a", &config);
             host.check(&pod, &config, &result).unwrap();
             pod.sh(&words("ip -4 route del default")).unwrap();
@@ -203,10 +203,10 @@ fn e15_check_without_prev_result_is_refused() {
     assert!(error.code == 7 && error.msg.contains("prevResult"), "{error:?}");
 }
 
-/// What `tuning`, `portmap` and the like do after us is in the previous result, and is no fault. But in mode `routed` the
-/// host knows the pod's MAC for good, so that another one cuts the pod off: there CHECK has to say so.
+/// Changes of later plugins such as `tuning` and `portmap` are in the previous result and are accepted. The MAC is an exception
+/// in mode `routed`: the host has a permanent neighbour entry, so a changed MAC disconnects the pod.
 #[test]
-fn e15_check_tolerates_what_later_plugins_changed_and_said() {
+fn e15_check_accepts_changes_of_later_plugins() {
     for mode in MODES {
         let host = Host::new("e15-later");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
@@ -227,7 +227,7 @@ fn e15_check_tolerates_what_later_plugins_changed_and_said() {
         ] {
             pod.sh(&words(line)).unwrap();
         }
-        // MACs are told in either case.
+        // Other plugins may write MACs in upper case.
         let mut later = result.clone();
         later["interfaces"][2]["mac"] = json!(mac.to_uppercase());
         later["interfaces"]
@@ -238,7 +238,7 @@ fn e15_check_tolerates_what_later_plugins_changed_and_said() {
         later["routes"].as_array_mut().unwrap().push(json!({"dst": "198.51.100.0/24"}));
         later["dns"] = json!({"nameservers": ["192.0.2.53"]});
         host.check(&pod, &config, &later).unwrap();
-        // What they said and is not so (any more) is one.
+        // A route of the previous result that does not exist is reported.
         pod.sh(&words("ip route del 198.51.100.0/24")).unwrap();
         let error = host.check(&pod, &config, &later).unwrap_err();
         assert!(error.msg.contains("198.51.100.0/24"), "{mode}: {}", error.msg);
@@ -246,7 +246,7 @@ fn e15_check_tolerates_what_later_plugins_changed_and_said() {
 }
 
 #[test]
-fn e15_a_prev_result_that_lost_our_addresses_is_a_fault() {
+fn e15_check_fails_if_prev_result_lacks_an_address() {
     let host = Host::new("e15-lost");
     let config = host.config(&json!({"subnet": DUAL}));
     let (pod, result) = host.attached("a", &config);
@@ -257,6 +257,6 @@ fn e15_a_prev_result_that_lost_our_addresses_is_a_fault() {
         assert!(error.msg.contains(&ip.to_string()), "{}", error.msg);
     }
     let error = host.check(&host.pod("b"), &config, &result).unwrap_err();
-    assert!(error.code == 105 && error.msg.contains("no attachment"), "{error:?}");
+    assert!(error.code == 105 && error.msg.contains("no record of attachment"), "{error:?}");
     assert!(inspect::link(&pod, "eth0").unwrap().is_up());
 }

@@ -1,4 +1,4 @@
-//! Whose link is whose: E9, E13, F5.
+//! Names, MACs and aliases of links, and several interfaces of one pod: E9, E13, F5.
 
 use serde_json::{Value, json};
 use testkit::{Call, Outcome, Pod, Snapshot, Verb, inspect, ping};
@@ -15,7 +15,7 @@ fn key(network: &str, container: &str, ifname: &str) -> AttachmentKey {
 }
 
 #[test]
-fn e9_an_interface_that_is_there_already_is_refused_and_left_alone() {
+fn e9_an_existing_interface_is_refused_and_not_changed() {
     for mode in MODES {
         let host = Host::new("e9");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
@@ -27,16 +27,16 @@ fn e9_an_interface_that_is_there_already_is_refused_and_left_alone() {
         assert!(error.code == 102 && error.msg.contains("eth0"), "{mode}: {error:?}");
         node.expect_same(&host.node).unwrap();
         inside.expect_same(&pod).unwrap();
-        // The runtime's DEL after the failed ADD, which is about a link that is not ours.
+        // The runtime sends a DEL after the failed ADD. It must not remove the unmanaged link.
         host.del(&pod, &config);
         inside.expect_same(&pod).unwrap();
     }
 }
 
 #[test]
-fn e9_a_second_add_of_the_same_attachment_is_refused_and_changes_nothing() {
+fn e9_a_second_add_of_the_same_attachment_is_refused() {
     for mode in MODES {
-        let host = Host::new("e9-again");
+        let host = Host::new("e9-second");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode, "ipMasq": true}));
         let (pod, result) = host.attached("a", &config);
         let (node, inside) = (Snapshot::of(&host.node).unwrap(), Snapshot::of(&pod).unwrap());
@@ -48,7 +48,7 @@ fn e9_a_second_add_of_the_same_attachment_is_refused_and_changes_nothing() {
     }
 }
 
-/// Three interfaces of one container, two of them in one network: each is checked, removed and made on its own.
+/// Three interfaces of one container, two of them in the same network.
 #[test]
 fn e9_interfaces_of_one_container_are_independent() {
     for mode in MODES {
@@ -56,12 +56,15 @@ fn e9_interfaces_of_one_container_are_independent() {
         let blue = host.config(&json!({"subnet": DUAL, "mode": mode, "ipMasq": true}));
         let red =
             with(&blue, &json!({"name": "red", "bridge": "pw1", "subnet": "10.99.0.0/24,fd00:99::/64"}));
-        // The default route is the first interface's.
-        let more = json!({"isDefaultGateway": false});
-        let (blue_more, red_more) = (with(&blue, &more), with(&red, &more));
-        let all = [("eth0", &blue), ("net1", &blue_more), ("net2", &red_more)];
+        // Only the first interface has a default route.
+        let no_default = json!({"isDefaultGateway": false});
+        let (second_blue, second_red) = (with(&blue, &no_default), with(&red, &no_default));
+        let interfaces = [("eth0", &blue), ("net1", &second_blue), ("net2", &second_red)];
         let pod = host.pod("a");
-        let results = all.map(|at| (at, host.call_on(Verb::Add, (&pod, at.0), at.1).ok().unwrap()));
+        let results = interfaces.map(|interface| {
+            let (ifname, config) = interface;
+            (interface, host.call_on(Verb::Add, (&pod, ifname), config).ok().unwrap())
+        });
         let names: Vec<&str> = results.iter().map(|(_, result)| host_link(result)).collect();
         assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2], "{names:?}");
         let check = |index: usize| -> Outcome {
@@ -71,13 +74,13 @@ fn e9_interfaces_of_one_container_are_independent() {
         for index in 0..3 {
             check(index).ok().unwrap();
         }
-        for (removed, others) in [(1, [0, 2]), (0, [2, 2])] {
+        for (removed, remaining) in [(1, [0, 2]), (0, [2, 2])] {
             let ((ifname, config), result) = &results[removed];
             host.call_on(Verb::Del, (&pod, ifname), config).ok().unwrap();
             assert!(inspect::link(&pod, ifname).is_err());
             assert!(inspect::link(&host.node, host_link(result)).is_err());
-            for other in others {
-                check(other).ok().unwrap();
+            for index in remaining {
+                check(index).ok().unwrap();
             }
             assert_eq!(check(removed).error().unwrap().code, 105);
         }
@@ -85,9 +88,9 @@ fn e9_interfaces_of_one_container_are_independent() {
     }
 }
 
-/// The first interface's default route stays, with and after the second interface, and each result tells what it set.
+/// Adding and removing a second interface does not change the default route. Each result has only routes that were added.
 #[test]
-fn e9_the_default_route_is_the_first_interfaces() {
+fn e9_the_first_interface_keeps_the_default_route() {
     for mode in MODES {
         let host = Host::new("e9-default");
         let blue = host.config(&json!({"subnet": DUAL, "mode": mode}));
@@ -103,8 +106,8 @@ fn e9_the_default_route_is_the_first_interfaces() {
         assert_eq!(before.lines().count(), 2, "{before}");
         let second = host.call_on(Verb::Add, (&pod, "net1"), &red).ok().unwrap();
         assert_eq!(defaults(), before, "{mode}");
-        let told = |result: &Value| result["routes"].to_string().matches("/0\"").count();
-        assert_eq!((told(&first), told(&second)), (2, 0), "{mode}: {second}");
+        let default_routes = |result: &Value| result["routes"].to_string().matches("/0\"").count();
+        assert_eq!((default_routes(&first), default_routes(&second)), (2, 0), "{mode}: {second}");
         for (ifname, config, result) in [("eth0", &blue, &first), ("net1", &red, &second)] {
             host.call_on(Verb::Check, (&pod, ifname), &with_previous(config, result)).ok().unwrap();
         }
@@ -113,17 +116,17 @@ fn e9_the_default_route_is_the_first_interfaces() {
     }
 }
 
-fn addr_assign_type(pod_or_node: &testkit::Ns, link: &str) -> String {
+fn addr_assign_type(ns: &testkit::Ns, link: &str) -> String {
     let file = format!("/sys/class/net/{link}/addr_assign_type");
-    // Only `ip netns exec` shows the namespace's own /sys.
-    pod_or_node.sh(&["ip", "netns", "exec", pod_or_node.name(), "cat", &file]).unwrap().trim().to_owned()
+    // `ip netns exec` mounts the namespace's own /sys.
+    ns.sh(&["ip", "netns", "exec", ns.name(), "cat", &file]).unwrap().trim().to_owned()
 }
 
-/// NET_ADDR_SET, which is what a udev policy looks at before it gives a link another MAC.
-const SET: &str = "3";
+/// NET_ADDR_SET: udev does not replace the MAC of such a link.
+const NET_ADDR_SET: &str = "3";
 
 #[test]
-fn e13_macs_are_as_in_the_result_and_were_set_not_drawn() {
+fn e13_macs_match_the_result_and_are_set_explicitly() {
     for mode in MODES {
         let host = Host::new("e13");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
@@ -133,7 +136,7 @@ fn e13_macs_are_as_in_the_result_and_were_set_not_drawn() {
             let mac = inspect::link(ns, link).unwrap().mac;
             assert_eq!(result["interfaces"][index]["name"], link, "{mode}");
             assert_eq!(result["interfaces"][index]["mac"].as_str(), mac.as_deref(), "{mode} {link}");
-            assert_eq!(addr_assign_type(ns, link), SET, "{mode} {link}");
+            assert_eq!(addr_assign_type(ns, link), NET_ADDR_SET, "{mode} {link}");
         }
         assert_eq!(result["interfaces"][2]["sandbox"].as_str(), pod.netns_path().to_str());
         assert_eq!(result["interfaces"][0].get("sandbox"), None);
@@ -141,28 +144,28 @@ fn e13_macs_are_as_in_the_result_and_were_set_not_drawn() {
     }
 }
 
-/// The MAC of a bridge that follows its ports would leave pods with a neighbour that is gone.
+/// If the bridge's MAC followed its ports, pods would have stale neighbour entries.
 #[test]
-fn e13_the_bridges_mac_stays_when_ports_come_and_go() {
-    for made in ["by us", "by somebody else"] {
+fn e13_the_bridges_mac_does_not_change_with_its_ports() {
+    for bridge in ["managed", "unmanaged"] {
         let host = Host::new("e13-bridge");
         let config = host.config(&json!({"subnet": DUAL}));
-        if made == "by somebody else" {
+        if bridge == "unmanaged" {
             host.node.sh(&words("ip link add pw0 type bridge")).unwrap();
         }
         let (first, result) = host.attached("a", &config);
         let mac = result["interfaces"][0]["mac"].as_str().unwrap().to_owned();
         for number in 0..4 {
             let (_, result) = host.attached(&format!("b{number}"), &config);
-            assert_eq!(result["interfaces"][0]["mac"], mac.as_str(), "{made}");
+            assert_eq!(result["interfaces"][0]["mac"], mac.as_str(), "{bridge}");
         }
         host.del(&first, &config);
-        assert_eq!(inspect::link(&host.node, "pw0").unwrap().mac.unwrap(), mac, "{made}");
+        assert_eq!(inspect::link(&host.node, "pw0").unwrap().mac.unwrap(), mac, "{bridge}");
     }
 }
 
 #[test]
-fn f5_the_host_end_is_named_by_its_key_and_its_alias_tells_the_rest() {
+fn f5_host_links_are_named_by_key_and_have_an_alias() {
     for mode in MODES {
         let host = Host::new("f5");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
@@ -184,7 +187,7 @@ fn f5_the_host_end_is_named_by_its_key_and_its_alias_tells_the_rest() {
 }
 
 #[test]
-fn f5_a_foreign_link_of_the_same_name_stays_and_ours_gets_another() {
+fn f5_the_host_link_gets_another_name_if_its_name_is_taken() {
     for mode in MODES {
         let host = Host::new("f5-clash");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
@@ -202,15 +205,15 @@ fn f5_a_foreign_link_of_the_same_name_stays_and_ours_gets_another() {
         assert!(ping(&base, v4(&result), 1).unwrap().all() && ping(&base, v6(&result), 1).unwrap().all());
         host.del(&pod, &config);
         before.expect_same(&host.node).unwrap();
-        // Nothing was attached any more; the foreign links are still not ours.
+        // A second DEL does not remove the unmanaged links either.
         host.del(&pod, &config);
         before.expect_same(&host.node).unwrap();
     }
 }
 
-/// The state was lost and the links lived on: who they belong to, and which addresses are taken, is read from them.
+/// Without records, attachments and claims are recovered from the aliases of the links.
 #[test]
-fn f5_the_alias_is_enough_when_the_state_is_lost() {
+fn f5_attachments_are_recovered_from_link_aliases() {
     for mode in MODES {
         let host = Host::new("f5-lost");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
@@ -218,46 +221,51 @@ fn f5_the_alias_is_enough_when_the_state_is_lost() {
         let before = Snapshot::of(&host.node).unwrap();
         let (pod, result) = host.attached("a", &config);
         std::fs::remove_dir_all(host.node.run_dir()).unwrap();
-        let (other, others) = host.attached("b", &config);
+        let (other, other_result) = host.attached("b", &config);
         assert!(
-            ips(&others).iter().all(|ip| !ips(&result).contains(ip)),
-            "{mode}: {others} is what {result} has"
+            ips(&other_result).iter().all(|ip| !ips(&result).contains(ip)),
+            "{mode}: {other_result} and {result} have the same address"
         );
         assert_eq!(host.refused(&pod, &config).code, 102, "{mode}");
-        assert!(ping(&base, v4(&result), 1).unwrap().all() && ping(&base, v6(&others), 1).unwrap().all());
+        assert!(
+            ping(&base, v4(&result), 1).unwrap().all() && ping(&base, v6(&other_result), 1).unwrap().all()
+        );
         host.del(&pod, &config);
         host.del(&other, &config);
         before.expect_same(&host.node).unwrap();
     }
 }
 
-fn long_call(verb: Verb, pod: &Pod, container: &str, config: &Value) -> Call {
+fn call_of(verb: Verb, pod: &Pod, container: &str, config: &Value) -> Call {
     Call { container: Some(container.to_owned()), ..Call::pod(verb, pod, config) }
 }
 
 #[test]
-fn f5_very_long_ids_and_names_work_all_the_way() {
+fn f5_very_long_ids_and_names_work() {
     for mode in MODES {
         let host = Host::new("f5-long");
         let (name, container) = ("n".repeat(300), "c".repeat(400));
         let config = host.config(&json!({"name": name, "subnet": DUAL, "mode": mode, "ipMasq": true}));
         let pod = host.pod("a");
         let call = |call: &Call| host.plugin.call(&host.node, call).unwrap();
-        let result = call(&long_call(Verb::Add, &pod, &container, &config)).ok().unwrap();
+        let result = call(&call_of(Verb::Add, &pod, &container, &config)).ok().unwrap();
         let alias = inspect::link(&host.node, host_link(&result)).unwrap().alias.unwrap();
         assert!(alias.len() <= 255, "{alias}");
         for ip in ips(&result) {
             assert!(alias.contains(&ip.to_string()), "{mode}: {ip} is not in {alias}");
         }
-        call(&long_call(Verb::Check, &pod, &container, &with_previous(&config, &result))).ok().unwrap();
-        // An id that differs only after what a file name could hold is another one.
+        call(&call_of(Verb::Check, &pod, &container, &with_previous(&config, &result))).ok().unwrap();
+        // This id differs only after the maximum length of a file name.
         let other = format!("{container}d");
         let neighbour = host.pod("b");
-        call(&long_call(Verb::Add, &neighbour, &other, &config)).ok().unwrap();
+        call(&call_of(Verb::Add, &neighbour, &other, &config)).ok().unwrap();
         host.plugin.gc(&host.node, &config, &[(container.as_str(), "eth0")]).unwrap().ok().unwrap();
-        assert!(inspect::link(&neighbour, "eth0").is_err(), "{mode}: GC leaves only what is listed");
-        call(&long_call(Verb::Check, &pod, &container, &with_previous(&config, &result))).ok().unwrap();
-        call(&long_call(Verb::Del, &pod, &container, &config)).ok().unwrap();
+        assert!(
+            inspect::link(&neighbour, "eth0").is_err(),
+            "{mode}: GC did not remove an attachment that is not listed"
+        );
+        call(&call_of(Verb::Check, &pod, &container, &with_previous(&config, &result))).ok().unwrap();
+        call(&call_of(Verb::Del, &pod, &container, &config)).ok().unwrap();
         assert!(inspect::link(&host.node, host_link(&result)).is_err(), "{mode}");
     }
 }

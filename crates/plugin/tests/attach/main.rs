@@ -1,16 +1,16 @@
-//! ADD, CHECK, DEL and GC of the real plugin against the real kernel, one thing at a time. Needs root.
+//! ADD, CHECK, DEL and GC of the real plugin with the real kernel, one feature per test. Needs root.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test, also in helpers")]
 
 mod check;
 #[path = "../common/mod.rs"]
 mod common;
-mod failing;
+mod del;
+mod failed_add;
 mod gc;
 mod identity;
-mod leaving;
 mod neighbours;
 mod network;
 mod overlap;
+mod requested;
 mod sysctls;
-mod wishes;

@@ -1,14 +1,14 @@
-//! An address that had another owner before: nobody may go on sending to the MAC of the old one.
+//! Reused addresses: neighbours must not keep the MAC of the previous pod.
 
 use serde_json::json;
 use testkit::{inspect, ping};
 
 use crate::common::{DUAL, Host, MODES, ips};
 
-/// The MAC of a pod is its container's, so that the next one with the address has another. Who has talked to the old one
-/// believes in that MAC for the better part of a minute.
+/// A pod's MAC is derived from its container id, so the next pod with the same address has a different MAC. Without an update,
+/// the kernel keeps the old neighbour entry for up to a minute.
 #[test]
-fn e7_an_address_that_had_another_owner_is_reached_at_once() {
+fn e7_a_reused_address_is_reachable_immediately() {
     for mode in MODES {
         let host = Host::new("reuse");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
@@ -22,12 +22,12 @@ fn e7_an_address_that_had_another_owner_is_reached_at_once() {
             for ip in ips(&result) {
                 for from in [&*host.node, &*neighbour] {
                     let report = ping(from, ip, 2).unwrap();
-                    assert!(report.all(), "{mode}: {ip}, now of {name}, from {}: {report:?}", from.name());
+                    assert!(report.all(), "{mode}: {ip} of {name} from {}: {report:?}", from.name());
                 }
             }
             host.del(&pod, &fixed);
         }
         macs.dedup();
-        assert_eq!(macs.len(), 3, "otherwise there is nothing to see here");
+        assert_eq!(macs.len(), 3, "the MACs do not differ, so the test proves nothing");
     }
 }

@@ -1,4 +1,4 @@
-//! The bridge and the pod's place on it: C1, C2, C4, C5.
+//! Bridge, gateway addresses and address assignment: C1, C2, C4, C5.
 
 use serde_json::{Value, json};
 use testkit::inspect::{self, Family};
@@ -22,9 +22,9 @@ fn unreachable_routes(node: &Node) -> Vec<String> {
     routes.into_iter().flatten().filter(unreachable).map(|r| r.dst).collect()
 }
 
-/// The seed's own config: six keys, no ipam section, protocol 0.3.1.
+/// A config with six keys, without `ipam`, in version 0.3.1.
 #[test]
-fn c1_the_seeds_config_works_as_it_is() {
+fn c1_a_minimal_config_works() {
     let host = Host::new("c1");
     let config = json!({
         "cniVersion": "0.3.1", "name": "humanz-cni", "type": "humanz-cni-plugin", "bridge": "humanz-cni0",
@@ -43,7 +43,7 @@ fn c1_the_seeds_config_works_as_it_is() {
 }
 
 #[test]
-fn c1_a_network_that_is_no_cidr_is_only_a_label() {
+fn c1_a_network_that_is_not_a_cidr_is_an_id() {
     let host = Host::new("c1-label");
     let config = host.config(&json!({"network": "front", "subnet": "10.88.0.0/24"}));
     let (pod, result) = host.attached("a", &config);
@@ -55,7 +55,7 @@ struct Subnet {
     subnet: &'static str,
     bridge: &'static [&'static str],
     first: &'static [&'static str],
-    /// Nothing where the subnet has room for one pod only.
+    /// Empty if the subnet has only one address for pods.
     second: &'static [&'static str],
 }
 
@@ -82,7 +82,7 @@ const SUBNETS: &[Subnet] = &[
 ];
 
 #[test]
-fn c2_the_first_address_is_the_gateway_on_the_bridge_and_pods_get_the_next() {
+fn c2_the_bridge_gets_the_first_address_and_pods_the_next() {
     for mode in MODES {
         for Subnet { subnet, bridge, first, second } in SUBNETS {
             let host = Host::new("c2");
@@ -113,7 +113,7 @@ fn strip(nets: &[&str]) -> Vec<std::net::IpAddr> {
 }
 
 #[test]
-fn c2_subnets_without_room_for_a_gateway_and_a_pod_are_refused_with_a_reason() {
+fn c2_subnets_too_small_for_gateway_and_pod_are_refused() {
     let host = Host::new("c2-small");
     let before = Snapshot::of(&host.node).unwrap();
     for subnet in ["10.88.0.0/31", "10.88.0.0/32", "fd00:88::/127", "fd00:88::/128"] {
@@ -142,70 +142,73 @@ fn c4_an_existing_bridge_is_reused_and_completed() {
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
         let (pod, result) = host.attached("a", &config);
         let bridge = inspect::link(&host.node, "pw0").unwrap();
-        assert_eq!(bridge.index, index, "{mode}: made anew");
+        assert_eq!(bridge.index, index, "{mode}: the bridge was replaced");
         assert!(bridge.is_up());
-        // Nobody asked for an MTU: the bridge's own is kept, and the pod follows it.
+        // The config has no MTU, so the bridge keeps its MTU and the pod gets the same.
         assert_eq!(bridge.mtu, 1400);
         assert_eq!(inspect::link(&pod, "eth0").unwrap().mtu, 1400);
-        let mut has = addresses_of(&host.node, "pw0");
-        has.sort();
-        assert_eq!(has, ["10.88.0.1/24", "192.0.2.9/24", "fd00:88::1/64"], "{mode}");
+        let mut addresses = addresses_of(&host.node, "pw0");
+        addresses.sort();
+        assert_eq!(addresses, ["10.88.0.1/24", "192.0.2.9/24", "fd00:88::1/64"], "{mode}");
         assert_eq!(result["interfaces"][0]["mac"].as_str(), bridge.mac.as_deref());
     }
 }
 
-/// Each kind of damage, and what the next ADD makes of it.
 #[test]
-fn c4_a_damaged_bridge_is_repaired_by_the_next_add() {
-    let damages: [&[&str]; 4] = [
+fn c4_the_next_add_repairs_drift_of_the_bridge() {
+    let drifts: [&[&str]; 4] = [
         &["ip addr flush dev pw0"],
         &["ip link set pw0 down"],
         &["ip link set pw0 mtu 1300"],
         &["ip link set pw0 down", "ip addr flush dev pw0", "ip link set pw0 mtu 1300"],
     ];
     for mode in MODES {
-        let host = Host::new("c4-damage");
+        let host = Host::new("c4-drift");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode, "mtu": 1450}));
         let (first, _) = host.attached("a", &config);
-        for (number, damage) in damages.iter().enumerate() {
-            for line in *damage {
+        for (number, drift) in drifts.iter().enumerate() {
+            for line in *drift {
                 host.node.sh(&words(line)).unwrap();
             }
             let (pod, result) = host.attached(&format!("b{number}"), &config);
             let bridge = inspect::link(&host.node, "pw0").unwrap();
-            assert!(bridge.is_up() && bridge.mtu == 1450, "{mode} {damage:?}: {bridge:?}");
+            assert!(bridge.is_up() && bridge.mtu == 1450, "{mode} {drift:?}: {bridge:?}");
             assert_eq!(
                 addresses_of(&host.node, "pw0"),
                 ["10.88.0.1/24", "fd00:88::1/64"],
-                "{mode} {damage:?}"
+                "{mode} {drift:?}"
             );
-            assert!(ping(&pod, "10.88.0.1".parse().unwrap(), 1).unwrap().all(), "{mode} {damage:?}");
-            assert!(ping(&first, v4(&result), 1).unwrap().all(), "{mode} {damage:?}");
-            assert!(ping(&first, v6(&result), 1).unwrap().all(), "{mode} {damage:?}");
+            assert!(ping(&pod, "10.88.0.1".parse().unwrap(), 1).unwrap().all(), "{mode} {drift:?}");
+            assert!(ping(&first, v4(&result), 1).unwrap().all(), "{mode} {drift:?}");
+            assert!(ping(&first, v6(&result), 1).unwrap().all(), "{mode} {drift:?}");
         }
     }
 }
 
 #[test]
-fn c4_an_address_in_the_way_is_refused_and_force_address_replaces_it() {
+fn c4_an_overlapping_address_is_refused_or_replaced_with_force_address() {
     let cases = [
         ("10.88.0.0/24", "10.88.0.9/24", "10.88.0.1/24"),
         ("fd00:88::/64", "fd00:88::9/48", "fd00:88::1/64"),
         ("10.88.5.0/24", "10.88.0.9/16", "10.88.5.1/24"),
     ];
     for mode in MODES {
-        for (subnet, foreign, gateway) in cases {
-            let host = Host::new("c4-foreign");
+        for (subnet, unmanaged, gateway) in cases {
+            let host = Host::new("c4-overlap");
             host.node.sh(&words("ip link add pw0 type bridge")).unwrap();
-            host.node.sh(&["ip", "addr", "add", foreign, "dev", "pw0"]).unwrap();
+            host.node.sh(&["ip", "addr", "add", unmanaged, "dev", "pw0"]).unwrap();
             let config = host.config(&json!({"subnet": subnet, "mode": mode, "spoofCheck": false}));
             let pod = host.pod("a");
             let error = host.refused(&pod, &config);
             assert_eq!(error.code, 7, "{error:?}");
-            assert_eq!(unreachable_routes(&host.node), [""; 0], "{mode}, {foreign}");
-            assert!(error.msg.contains(foreign) && error.msg.contains("forceAddress"), "{}", error.msg);
-            assert_eq!(addresses_of(&host.node, "pw0"), [foreign], "{mode}");
-            assert_eq!(inspect::links(&host.node).unwrap().len(), 2, "{mode}: only lo and the bridge stay");
+            assert_eq!(unreachable_routes(&host.node), [""; 0], "{mode}, {unmanaged}");
+            assert!(error.msg.contains(unmanaged) && error.msg.contains("forceAddress"), "{}", error.msg);
+            assert_eq!(addresses_of(&host.node, "pw0"), [unmanaged], "{mode}");
+            assert_eq!(
+                inspect::links(&host.node).unwrap().len(),
+                2,
+                "{mode}: expected only lo and the bridge"
+            );
             let mut forced = config.clone();
             forced["forceAddress"] = Value::Bool(true);
             host.add(&pod, &forced);
@@ -214,7 +217,7 @@ fn c4_an_address_in_the_way_is_refused_and_force_address_replaces_it() {
     }
 }
 
-/// An earlier version's gateway addresses came with the kernel's routes to their subnets.
+/// Earlier versions added gateway addresses for which the kernel created routes to the subnets.
 #[test]
 fn a6_the_first_routed_pod_after_an_upgrade_removes_the_kernels_routes() {
     for with_bridge_pod in [false, true] {
@@ -235,17 +238,17 @@ fn a6_the_first_routed_pod_after_an_upgrade_removes_the_kernels_routes() {
         }
         host.attached("c", &config("routed"));
         assert_eq!(unreachable_routes(&host.node), unreachable);
-        let of = |family| inspect::routes(&host.node, family).unwrap();
+        let routes_of = |family| inspect::routes(&host.node, family).unwrap();
         let over_bridge =
             |r: &&inspect::ListedRoute| r.dev.as_deref() == Some("pw0") && unreachable.contains(&r.dst);
-        let routes: Vec<inspect::ListedRoute> = [of(Family::V4), of(Family::V6)].concat();
+        let routes: Vec<inspect::ListedRoute> = [routes_of(Family::V4), routes_of(Family::V6)].concat();
         let count = routes.iter().filter(over_bridge).count();
         assert_eq!(count, if with_bridge_pod { 2 } else { 0 }, "{routes:?}");
     }
 }
 
 #[test]
-fn c4_a_link_of_that_name_that_is_no_bridge_is_refused_and_left_alone() {
+fn c4_a_link_of_another_type_with_the_bridges_name_is_refused() {
     let host = Host::new("c4-kind");
     host.node.sh(&words("ip link add pw0 type veth peer name other")).unwrap();
     let before = Snapshot::of(&host.node).unwrap();
@@ -255,9 +258,9 @@ fn c4_a_link_of_that_name_that_is_no_bridge_is_refused_and_left_alone() {
     before.expect_same(&host.node).unwrap();
 }
 
-/// Pods that are the first of their node, all at once: each finds the bridge complete, whoever made it.
+/// The first pods of a node are added in parallel. Each one needs a complete bridge.
 #[test]
-fn c4_pods_that_come_at_once_make_one_bridge() {
+fn c4_parallel_first_adds_create_one_bridge() {
     for mode in MODES {
         let host = Host::new("c4-once");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
@@ -275,16 +278,16 @@ fn c4_pods_that_come_at_once_make_one_bridge() {
         let bridges: Vec<_> = links.iter().filter(|link| link.kind() == Some("bridge")).collect();
         assert_eq!(bridges.len(), 1, "{mode}: {bridges:?}");
         assert_eq!(bridges[0].alias.as_deref(), Some("podwire bridge"), "{mode}");
-        let noted = std::fs::read_to_string(host.node.run_dir().join("sysctls")).unwrap_or_default();
-        assert!(!noted.contains("/pw0/"), "{mode}: taken for somebody else's: {noted}");
+        let sysctls = std::fs::read_to_string(host.node.run_dir().join("sysctls")).unwrap_or_default();
+        assert!(!sysctls.contains("/pw0/"), "{mode}: the bridge was treated as unmanaged: {sysctls}");
     }
 }
 
 #[test]
-fn c5_del_removes_the_link_and_gives_the_address_back_to_nobody_but_its_owner() {
+fn c5_del_removes_the_link_and_frees_only_its_own_address() {
     for mode in MODES {
         let host = Host::new("c5");
-        // Three pods fit, so that a released address must be the one that comes next.
+        // The range has three addresses, so the next pod gets the released one.
         let config = host.config(&json!({"subnet": "10.88.0.0/29", "mode": mode, "ipam": {
             "subnet": "10.88.0.0/29", "rangeEnd": "10.88.0.4"}}));
         let (a, ra) = host.attached("a", &config);
@@ -293,10 +296,10 @@ fn c5_del_removes_the_link_and_gives_the_address_back_to_nobody_but_its_owner() 
         let (c, rc) = host.attached("c", &config);
         host.del(&c, &config);
         before.expect_same(&host.node).unwrap();
-        assert_eq!(inspect::links(&c).unwrap().len(), 1, "only lo is left in the pod");
+        assert_eq!(inspect::links(&c).unwrap().len(), 1, "the pod has links other than lo");
         let (d, rd) = host.attached("d", &config);
         assert_eq!(ips(&rd), ips(&rc), "the only free address");
-        // A DEL of somebody who is gone already frees nothing that is somebody else's now.
+        // A second DEL does not free the address, which now belongs to another pod.
         host.del(&c, &config);
         assert_eq!(host.refused(&host.pod("e"), &config).code, 100);
         for (pod, result) in [(&a, &ra), (&b, &rb), (&d, &rd)] {

@@ -1,4 +1,4 @@
-//! Subnets that another program of the node uses too: B10.
+//! Subnets that overlap addresses or routes of other programs on the node: B10.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +10,8 @@ use crate::common::{Host, MODES, ips, v4, with};
 
 const SUBNETS: &str = "10.83.0.0/24,fd00:88::/64";
 
-/// A link of another program that has or routes the first addresses that pods would get, and how to take it away again.
+/// Commands that add and remove an address or route of another program, and its name in errors. All overlap the first
+/// addresses for pods.
 const CASES: [(&str, &str, &str); 4] = [
     ("ip address add 10.83.0.2/32 dev other", "ip address del 10.83.0.2/32 dev other", "10.83.0.2"),
     (
@@ -32,19 +33,19 @@ fn sh(host: &Host, line: &str) {
     host.node.sh(&["sh", "-c", line]).unwrap();
 }
 
-fn expect_error(outcome: &Outcome, code: u32, words: &[&str]) {
+fn expect_error(outcome: &Outcome, code: u32, texts: &[&str]) {
     let error = outcome.error().unwrap();
     let text = format!("{} {}", error.msg, error.details);
-    assert!(error.code == code && words.iter().all(|word| text.contains(word)), "{words:?}: {error:?}");
+    assert!(error.code == code && texts.iter().all(|part| text.contains(part)), "{texts:?}: {error:?}");
 }
 
 #[test]
-fn b10_a_requested_address_that_the_node_has_or_routes_elsewhere_is_refused_and_nothing_is_left() {
+fn b10_a_requested_address_that_the_node_uses_is_refused() {
     for mode in MODES {
         for (add, remove, word) in CASES {
             let host = host("b10add");
-            let wanted = json!({"ips": ["10.83.0.2", "fd00:88::2"]});
-            let config = host.config(&json!({"mode": mode, "subnet": SUBNETS, "runtimeConfig": wanted}));
+            let requested = json!({"ips": ["10.83.0.2", "fd00:88::2"]});
+            let config = host.config(&json!({"mode": mode, "subnet": SUBNETS, "runtimeConfig": requested}));
             sh(&host, add);
             let (pod, before) = (host.pod("a"), Snapshot::of(&host.node).unwrap());
             let refused = host.plugin.add(&pod, &config).unwrap();
@@ -58,27 +59,31 @@ fn b10_a_requested_address_that_the_node_has_or_routes_elsewhere_is_refused_and_
 }
 
 #[test]
-fn b10_addresses_that_the_node_has_or_routes_elsewhere_are_skipped_if_none_was_requested() {
+fn b10_automatic_allocation_skips_addresses_that_the_node_uses() {
     for mode in MODES {
-        for (add, _, taken) in CASES {
+        for (add, _, used) in CASES {
             let host = host("b10skip");
             let config = host.config(&json!({"mode": mode, "subnet": SUBNETS}));
             sh(&host, add);
             let (pod, result) = host.attached("a", &config);
-            // One address, or the first 16.
-            let is_taken = |ip: &&IpAddr| {
+            // The node uses one address or the first 16.
+            let is_used = |ip: &&IpAddr| {
                 let last = match ip {
                     IpAddr::V4(v4) => u16::from(v4.octets()[3]),
                     IpAddr::V6(v6) => v6.segments()[7],
                 };
-                let is_range = taken.contains('/');
-                ip.is_ipv6() == taken.contains(':') && (last == 2 || is_range && last < 16)
+                let is_range = used.contains('/');
+                ip.is_ipv6() == used.contains(':') && (last == 2 || is_range && last < 16)
             };
-            let given = ips(&result);
-            assert_eq!((given.len(), given.iter().find(is_taken)), (2, None), "{mode}: {add}: {given:?}");
+            let assigned = ips(&result);
+            assert_eq!(
+                (assigned.len(), assigned.iter().find(is_used)),
+                (2, None),
+                "{mode}: {add}: {assigned:?}"
+            );
             let claims =
                 || std::fs::read_dir(host.node.run_dir().join("networks/blue/addresses")).unwrap().count();
-            assert_eq!(claims(), 2, "{mode}: {add}: the skipped addresses are free");
+            assert_eq!(claims(), 2, "{mode}: {add}: skipped addresses are claimed");
             host.del(&pod, &config);
             assert_eq!(claims(), 0);
         }
@@ -86,7 +91,7 @@ fn b10_addresses_that_the_node_has_or_routes_elsewhere_are_skipped_if_none_was_r
 }
 
 #[test]
-fn b10_a_subnet_around_the_networks_that_the_node_is_connected_to_is_an_overlap() {
+fn b10_a_subnet_inside_a_connected_network_is_an_overlap() {
     for mode in MODES {
         for (add, connected) in [
             ("ip address add 10.83.200.1/16 dev other", "10.83.0.0/16"),
@@ -105,9 +110,9 @@ fn b10_a_subnet_around_the_networks_that_the_node_is_connected_to_is_an_overlap(
     }
 }
 
-/// The subnet is this node's part of `network`.
+/// The subnet is the part of `network` that this node owns. Routes to other nodes go through a gateway.
 #[test]
-fn b10_a_link_with_the_clusters_subnet_is_an_overlap_and_a_gateway_to_it_is_none() {
+fn b10_an_on_link_route_to_the_cluster_network_is_an_overlap() {
     for mode in MODES {
         let keys = json!({"mode": mode, "subnet": "10.83.1.0/24", "network": "10.83.0.0/16"});
         for (route, is_overlap) in [("via 192.0.2.2", false), ("dev other", true)] {
@@ -123,9 +128,9 @@ fn b10_a_link_with_the_clusters_subnet_is_an_overlap_and_a_gateway_to_it_is_none
     }
 }
 
-/// Two configs with the same subnet whose records are in different run directories: of one name or two, on one bridge or two.
+/// Two configs have the same subnet and different run directories. Name and bridge are the same or differ.
 #[test]
-fn b10_a_second_run_directory_gives_no_address_of_a_pod_of_the_first() {
+fn b10_addresses_of_another_run_directory_are_not_assigned() {
     for (mode, name, bridge) in [
         ("bridge", "blue", "pw0"),
         ("bridge", "red", "pw0"),
@@ -137,23 +142,23 @@ fn b10_a_second_run_directory_gives_no_address_of_a_pod_of_the_first() {
         let first = host.config(&json!({"mode": mode, "subnet": SUBNETS}));
         let other_dir = host.node.run_dir().join("other");
         let second = with(&first, &json!({"runDir": other_dir, "name": name, "bridge": bridge}));
-        let mut given = BTreeSet::new();
+        let mut assigned = BTreeSet::new();
         for (pod, config) in [("a", &first), ("b", &second), ("c", &first), ("d", &second)] {
-            given.extend(ips(&host.attached(pod, config).1));
+            assigned.extend(ips(&host.attached(pod, config).1));
         }
-        assert_eq!(given.len(), 8, "{mode} {name} {bridge}: {given:?}");
+        assert_eq!(assigned.len(), 8, "{mode} {name} {bridge}: {assigned:?}");
         let (e, result) = host.attached("e", &first);
-        let taken = v4(&result).to_string();
-        let wanted = with(&second, &json!({"runtimeConfig": {"ips": [taken]}}));
-        let refused = host.plugin.add(&host.pod("f"), &wanted).unwrap();
-        expect_error(&refused, 101, &[&taken, "runDir"]);
+        let in_use = v4(&result).to_string();
+        let requesting = with(&second, &json!({"runtimeConfig": {"ips": [in_use]}}));
+        let refused = host.plugin.add(&host.pod("f"), &requesting).unwrap();
+        expect_error(&refused, 101, &[&in_use, "runDir"]);
         host.check(&e, &first, &result).unwrap();
     }
 }
 
-/// Pods of two run directories at the same time. CHECK finds what an ADD that gave way took from the other pod's firewall.
+/// If two ADDs select the same address, one of them retries. CHECK detects if that ADD removed firewall elements of the other pod.
 #[test]
-fn b10_two_run_directories_give_no_address_twice_at_the_same_time() {
+fn b10_parallel_adds_in_two_run_directories_get_unique_addresses() {
     const PODS: usize = 8;
     for (mode, name, bridge) in [
         ("bridge", "blue", "pw0"),
@@ -174,8 +179,8 @@ fn b10_two_run_directories_give_no_address_twice_at_the_same_time() {
                 pods.iter().map(|(pod, config)| scope.spawn(|| host.add(pod, config))).collect();
             adds.into_iter().map(|add| add.join().unwrap()).collect()
         });
-        let given: BTreeSet<IpAddr> = results.iter().flat_map(ips).collect();
-        assert_eq!(given.len(), 2 * pods.len(), "{mode} {name} {bridge}: {given:?}");
+        let assigned: BTreeSet<IpAddr> = results.iter().flat_map(ips).collect();
+        assert_eq!(assigned.len(), 2 * pods.len(), "{mode} {name} {bridge}: {assigned:?}");
         for ((pod, config), result) in pods.iter().zip(&results) {
             host.check(pod, config, result).unwrap();
         }
@@ -183,7 +188,7 @@ fn b10_two_run_directories_give_no_address_twice_at_the_same_time() {
 }
 
 #[test]
-fn b10_routes_to_more_than_the_subnet_and_a_bridge_without_gateway_are_no_reason_to_refuse() {
+fn b10_wider_routes_and_networks_without_gateway_are_no_overlap() {
     for mode in MODES {
         let host = host("b10less");
         sh(&host, "ip address add 192.0.2.1/24 dev other; ip route add 10.0.0.0/8 via 192.0.2.2");
@@ -193,7 +198,7 @@ fn b10_routes_to_more_than_the_subnet_and_a_bridge_without_gateway_are_no_reason
         host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
         host.attached("a", &config);
     }
-    // Pods on a bridge of the node's own network.
+    // Pods on a bridge in the node's own network.
     let host = host("b10flat");
     sh(&host, "ip address add 10.83.0.254/24 dev other");
     let config = host.config(&json!({"isGateway": false, "subnet": "10.83.0.0/24"}));
@@ -202,7 +207,7 @@ fn b10_routes_to_more_than_the_subnet_and_a_bridge_without_gateway_are_no_reason
 }
 
 #[test]
-fn b10_status_is_50_without_pods_and_51_with_pods_while_a_subnet_overlaps() {
+fn b10_status_reports_an_overlap_with_50_or_with_pods_51() {
     for mode in MODES {
         let host = host("b10status");
         let config = host.config(&json!({"mode": mode, "subnet": SUBNETS}));

@@ -20,7 +20,7 @@ fn recorded(host: &Host) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// A node with an uplink `up0` to a host outside.
+/// Connects the node through `up0` to a host outside the network.
 fn uplink(host: &Host) -> testkit::Node {
     let outside = host.lab.node("out").unwrap();
     let here = CableEnd { ns: &host.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
@@ -30,7 +30,7 @@ fn uplink(host: &Host) -> testkit::Node {
 }
 
 #[test]
-fn f1_a_default_route_that_was_learnt_survives_forwarding() {
+fn f1_a_default_route_from_a_router_survives_forwarding() {
     for mode in MODES {
         let host = Host::new("f1");
         let _outside = uplink(&host);
@@ -43,16 +43,20 @@ fn f1_a_default_route_that_was_learnt_survives_forwarding() {
         assert_eq!(
             sysctl(&host.node, "ipv6/conf/up0/accept_ra"),
             "2",
-            "{mode}: router advertisements still count"
+            "{mode}: router advertisements are ignored"
         );
-        assert_eq!(sysctl(&host.node, "ipv6/conf/lo/accept_ra"), "1", "{mode}: nothing was learnt here");
+        assert_eq!(
+            sysctl(&host.node, "ipv6/conf/lo/accept_ra"),
+            "1",
+            "{mode}: lo has no route from a router"
+        );
         let changed = &recorded(&host)["/proc/sys/net/ipv6/conf/up0/accept_ra"];
         assert_eq!(*changed, json!({"before": "1", "ours": "2"}), "{mode}");
     }
 }
 
 #[test]
-fn f1_without_a_learnt_route_or_without_v6_the_uplink_is_left_alone() {
+fn f1_accept_ra_is_only_changed_if_necessary() {
     for (subnet, protocol) in [(DUAL, "static"), ("10.88.0.0/24", "ra")] {
         let host = Host::new("f1-not");
         let _outside = uplink(&host);
@@ -66,13 +70,13 @@ fn f1_without_a_learnt_route_or_without_v6_the_uplink_is_left_alone() {
         assert_eq!(
             sysctl(&host.node, "ipv6/conf/all/forwarding"),
             forwarding,
-            "{subnet}: only where it is needed"
+            "{subnet}: IPv6 forwarding is only enabled for IPv6 subnets"
         );
     }
 }
 
 #[test]
-fn f2_pod_link_host_end_and_bridge_take_no_advertisements() {
+fn f2_pod_link_host_end_and_bridge_ignore_router_advertisements() {
     for mode in MODES {
         for subnet in [DUAL, "10.88.0.0/24", "fd00:88::/64"] {
             let host = Host::new("f2");
@@ -91,23 +95,19 @@ fn f2_pod_link_host_end_and_bridge_take_no_advertisements() {
         let host = Host::new("f2-bridge");
         host.node.sh(&words("ip link add pw0 type bridge")).unwrap();
         host.attached("a", &host.config(&json!({"subnet": DUAL, "mode": mode})));
-        assert_eq!(
-            sysctl(&host.node, "ipv6/conf/pw0/accept_ra"),
-            "0",
-            "{mode}: a bridge that was there before"
-        );
+        assert_eq!(sysctl(&host.node, "ipv6/conf/pw0/accept_ra"), "0", "{mode}: an existing bridge");
     }
 }
 
 #[test]
-fn f2_ipv6_is_switched_on_in_the_pod_where_it_is_asked_for() {
+fn f2_ipv6_is_enabled_in_pods_with_an_ipv6_address() {
     for mode in MODES {
         for (subnet, disabled) in [(DUAL, "0"), ("10.88.0.0/24", "1")] {
             let host = Host::new("f2-off");
             let pod = host.pod("a");
-            // As runtimes do it.
-            for place in ["all", "default"] {
-                set(&pod, &format!("ipv6/conf/{place}/disable_ipv6"), "1");
+            // Some runtimes disable IPv6 like this.
+            for link in ["all", "default"] {
+                set(&pod, &format!("ipv6/conf/{link}/disable_ipv6"), "1");
             }
             let result = host.add(&pod, &host.config(&json!({"subnet": subnet, "mode": mode})));
             assert_eq!(sysctl(&pod, "ipv6/conf/eth0/disable_ipv6"), disabled, "{mode} {subnet}");
@@ -119,19 +119,19 @@ fn f2_ipv6_is_switched_on_in_the_pod_where_it_is_asked_for() {
     }
 }
 
-/// As nodes switch IPv6 off: for all links to come, or for those that are there as well.
+/// The node has IPv6 disabled for new links (`default`) or for all links.
 #[test]
-fn f2_ipv6_is_switched_on_for_the_networks_own_links_where_the_node_has_it_off() {
+fn f2_ipv6_is_enabled_on_managed_links_if_the_node_disables_it() {
     for mode in MODES {
-        for (places, made_by_hand) in
+        for (links, is_unmanaged) in
             [(&["default"][..], false), (&["all", "default"][..], false), (&["default"][..], true)]
         {
-            let case = format!("{mode} {places:?} {made_by_hand}");
+            let case = format!("{mode} {links:?}, unmanaged bridge: {is_unmanaged}");
             let host = Host::new("f2-node");
-            for place in places {
-                set(&host.node, &format!("ipv6/conf/{place}/disable_ipv6"), "1");
+            for link in links {
+                set(&host.node, &format!("ipv6/conf/{link}/disable_ipv6"), "1");
             }
-            if made_by_hand {
+            if is_unmanaged {
                 host.node.sh(&words("ip link add pw0 type bridge")).unwrap();
             }
             let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
@@ -141,27 +141,27 @@ fn f2_ipv6_is_switched_on_for_the_networks_own_links_where_the_node_has_it_off()
                 assert!(ping(&a, ip, 1).unwrap().all(), "{case}: pod to pod {ip}");
             }
             assert!(ping(&a, "fd00:88::1".parse().unwrap(), 1).unwrap().all(), "{case}: pod to host");
-            // Only what the network needs.
+            // The setting for unrelated links is not changed.
             assert_eq!(sysctl(&host.node, "ipv6/conf/default/disable_ipv6"), "1", "{case}");
-            let noted = &recorded(&host)["/proc/sys/net/ipv6/conf/pw0/disable_ipv6"];
-            let expected = if made_by_hand { json!({"before": "1", "ours": "0"}) } else { Value::Null };
-            assert_eq!(*noted, expected, "{case}");
-            // Somebody switches it off under the pods: the next one has it back.
+            let change = &recorded(&host)["/proc/sys/net/ipv6/conf/pw0/disable_ipv6"];
+            let expected = if is_unmanaged { json!({"before": "1", "ours": "0"}) } else { Value::Null };
+            assert_eq!(*change, expected, "{case}");
+            // If another process disables IPv6 on the bridge, the next ADD enables it.
             set(&host.node, "ipv6/conf/pw0/disable_ipv6", "1");
             let (c, _) = host.attached("c", &config);
-            assert!(ping(&c, "fd00:88::1".parse().unwrap(), 1).unwrap().all(), "{case}: again");
+            assert!(ping(&c, "fd00:88::1".parse().unwrap(), 1).unwrap().all(), "{case}: after repair");
         }
     }
 }
 
 #[test]
-fn f6_strict_rp_filter_works_on_pod_links() {
+fn f6_pods_are_reachable_with_strict_rp_filter() {
     for mode in MODES {
         let host = Host::new("f6");
         let outside = uplink(&host);
         outside.sh(&words("ip route add 10.88.0.0/24 via 192.0.2.1")).unwrap();
-        for place in ["all", "default", "up0"] {
-            set(&host.node, &format!("ipv4/conf/{place}/rp_filter"), "1");
+        for link in ["all", "default", "up0"] {
+            set(&host.node, &format!("ipv4/conf/{link}/rp_filter"), "1");
         }
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
         let ((a, ra), (b, rb)) = (host.attached("a", &config), host.attached("b", &config));
@@ -174,13 +174,13 @@ fn f6_strict_rp_filter_works_on_pod_links() {
             assert!(ping(&b, to.parse().unwrap(), 1).unwrap().all(), "{mode}: pod to {to}");
         }
         let echo = tcp_echo(&b, (v4(&rb), 80).into()).unwrap();
-        let seen = tcp_connects(&outside, echo.address(), testkit::DEADLINE).unwrap().unwrap();
-        assert_eq!(seen.ip().to_string(), "192.0.2.2", "{mode}");
+        let source = tcp_connects(&outside, echo.address(), testkit::DEADLINE).unwrap().unwrap();
+        assert_eq!(source.ip().to_string(), "192.0.2.2", "{mode}");
     }
 }
 
 #[test]
-fn f7_what_is_changed_on_the_machine_is_recorded_with_its_old_value() {
+fn f7_changed_sysctls_are_recorded_with_their_old_value() {
     for mode in MODES {
         let host = Host::new("f7");
         set(&host.node, "ipv4/ip_forward", "0");
@@ -193,7 +193,7 @@ fn f7_what_is_changed_on_the_machine_is_recorded_with_its_old_value() {
             "/proc/sys/net/ipv4/ip_forward": changed, "/proc/sys/net/ipv6/conf/all/forwarding": changed,
         });
         assert_eq!(recorded(&host), expected, "{mode}");
-        // Somebody sets it back and we set it again: what the machine had without us is still the first value.
+        // If another process resets the sysctl and the next ADD sets it again, the recorded old value does not change.
         set(&host.node, "ipv4/ip_forward", "0");
         host.attached("b", &config);
         assert_eq!(sysctl(&host.node, "ipv4/ip_forward"), "1", "{mode}");
@@ -202,41 +202,42 @@ fn f7_what_is_changed_on_the_machine_is_recorded_with_its_old_value() {
 }
 
 #[test]
-fn f7_what_is_changed_on_a_bridge_is_recorded_where_it_is_not_ours() {
+fn f7_changed_sysctls_of_unmanaged_bridges_are_recorded() {
     for mode in MODES {
-        for made_by_hand in [true, false] {
+        for is_unmanaged in [true, false] {
             let host = Host::new("f7-bridge");
-            if made_by_hand {
+            if is_unmanaged {
                 host.node.sh(&words("ip link add pw0 type bridge")).unwrap();
                 set(&host.node, "ipv6/conf/pw0/accept_ra", "1");
             }
             let config = host.config(&json!({"subnet": DUAL, "mode": mode, "runtimeConfig":
                 {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}}));
             host.attached("a", &config);
-            let noted = |family: &str, key: &str| {
+            let change = |family: &str, key: &str| {
                 recorded(&host)[format!("/proc/sys/net/{family}/conf/pw0/{key}")].clone()
             };
             let none = Value::Null;
             let (ra, localnet) = (json!({"before": "1", "ours": "0"}), json!({"before": "0", "ours": "1"}));
-            let expected_ra = if made_by_hand { &ra } else { &none };
-            assert_eq!(noted("ipv6", "accept_ra"), *expected_ra, "{mode} {made_by_hand}");
-            // In mode `routed` the connection goes through the pod's own link.
-            let bent = mode == "bridge";
-            let expected_localnet = if made_by_hand && bent { &localnet } else { &none };
-            assert_eq!(noted("ipv4", "route_localnet"), *expected_localnet, "{mode} {made_by_hand}");
-            assert_eq!(sysctl(&host.node, "ipv4/conf/pw0/route_localnet"), if bent { "1" } else { "0" });
+            let expected_ra = if is_unmanaged { &ra } else { &none };
+            assert_eq!(change("ipv6", "accept_ra"), *expected_ra, "{mode} {is_unmanaged}");
+            // In mode `routed` connections to 127.0.0.1 are forwarded through the pod's own link.
+            let uses_bridge = mode == "bridge";
+            let expected_localnet = if is_unmanaged && uses_bridge { &localnet } else { &none };
+            assert_eq!(change("ipv4", "route_localnet"), *expected_localnet, "{mode} {is_unmanaged}");
+            let route_localnet = if uses_bridge { "1" } else { "0" };
+            assert_eq!(sysctl(&host.node, "ipv4/conf/pw0/route_localnet"), route_localnet);
         }
     }
 }
 
 #[test]
-fn f7_what_is_right_already_is_neither_changed_nor_recorded() {
+fn f7_sysctls_with_the_right_value_are_not_recorded() {
     let host = Host::new("f7-right");
     set(&host.node, "ipv4/ip_forward", "1");
     set(&host.node, "ipv6/conf/all/forwarding", "1");
     host.attached("a", &host.config(&json!({"subnet": DUAL})));
     assert_eq!(recorded(&host), json!({}));
-    // A network that is no gateway has nobody to forward for.
+    // A network without a gateway needs no forwarding.
     let host = Host::new("f7-l2");
     set(&host.node, "ipv4/ip_forward", "0");
     host.attached(
@@ -249,11 +250,11 @@ fn f7_what_is_right_already_is_neither_changed_nor_recorded() {
 
 #[test]
 fn f8_a_smaller_port_does_not_change_the_bridges_mtu() {
-    for (asked, expected) in
+    for (requested, expected) in
         [(json!(null), 1500), (json!(1450), 1450), (json!(1500), 1500), (json!(1280), 1280)]
     {
         let host = Host::new("f8");
-        let config = host.config(&json!({"subnet": DUAL, "mtu": asked}));
+        let config = host.config(&json!({"subnet": DUAL, "mtu": requested}));
         host.attached("a", &config);
         for line in [
             "ip link add small0 mtu 1000 type veth peer name small1",
@@ -263,10 +264,10 @@ fn f8_a_smaller_port_does_not_change_the_bridges_mtu() {
         ] {
             host.node.sh(&words(line)).unwrap();
         }
-        assert_eq!(inspect::link(&host.node, "pw0").unwrap().mtu, expected, "{asked}");
+        assert_eq!(inspect::link(&host.node, "pw0").unwrap().mtu, expected, "{requested}");
         let (pod, _) = host.attached("b", &config);
-        assert_eq!(inspect::link(&pod, "eth0").unwrap().mtu, expected, "{asked}");
+        assert_eq!(inspect::link(&pod, "eth0").unwrap().mtu, expected, "{requested}");
         host.node.sh(&words("ip link del small0")).unwrap();
-        assert_eq!(inspect::link(&host.node, "pw0").unwrap().mtu, expected, "{asked}");
+        assert_eq!(inspect::link(&host.node, "pw0").unwrap().mtu, expected, "{requested}");
     }
 }

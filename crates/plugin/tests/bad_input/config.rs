@@ -1,4 +1,4 @@
-//! Configs that are JSON and still cannot be.
+//! Configs with invalid values.
 
 use serde_json::{Value, json};
 use testkit::{Call, Verb};
@@ -6,11 +6,11 @@ use testkit::{Call, Verb};
 use crate::common::{Host, with};
 use crate::watch::{BRIDGE, Watch, dual, refused_with};
 
-/// A config to refuse: what is changed in a good one, the code, and words of the answer.
+/// Changed keys of a valid config, and code and words of the error.
 type Case = (Value, u32, &'static [&'static str]);
 
-/// ADD is refused and changes nothing; DEL with the same config succeeds all the same, or a pod could never go.
-fn refuse_all(label: &str, cases: &[Case]) {
+/// Expects that ADD fails and changes nothing, and that DEL with the same config succeeds.
+fn expect_refused(label: &str, cases: &[Case]) {
     let host = Host::new(label);
     let good = dual(&host, &json!({}));
     let (running, _) = host.attached("a", &good);
@@ -28,9 +28,9 @@ fn refuse_all(label: &str, cases: &[Case]) {
 }
 
 #[test]
-fn e5_values_of_the_wrong_type_are_code_6_and_named() {
+fn e5_values_of_the_wrong_type_are_code_6() {
     let string: &[&str] = &["a string"];
-    refuse_all(
+    expect_refused(
         "types",
         &[
             (json!({"bridge": 5}), 6, &["bridge", "a string", "5"]),
@@ -61,8 +61,8 @@ fn e5_values_of_the_wrong_type_are_code_6_and_named() {
 }
 
 #[test]
-fn e7_values_that_cannot_be_are_code_7_and_named() {
-    refuse_all(
+fn e7_invalid_values_are_code_7() {
+    expect_refused(
         "values",
         &[
             (json!({"subnet": null, "ipam": {"routes": []}}), 7, &["subnet", "ipam.ranges"]),
@@ -110,8 +110,8 @@ fn e7_values_that_cannot_be_are_code_7_and_named() {
 }
 
 #[test]
-fn e7_fields_that_we_do_not_serve_are_code_2_with_key_and_value() {
-    refuse_all(
+fn e7_unsupported_keys_are_code_2_with_key_and_value() {
+    expect_refused(
         "unsupported",
         &[
             (json!({"vlan": 100}), 2, &["vlan", "100", "remove it"]),
@@ -141,35 +141,36 @@ fn e7_fields_that_we_do_not_serve_are_code_2_with_key_and_value() {
     host.attached("a", &dual(&host, &off));
 }
 
-/// Where the state is must be known before anything can be looked up: this is the one thing that DEL needs, too.
+/// Every command, also DEL, needs the path of the run directory.
 #[test]
-fn e7_a_state_directory_that_has_no_path_is_refused_by_every_verb() {
-    let host = Host::new("statedir");
+fn e7_an_invalid_run_directory_is_refused_by_every_command() {
+    let host = Host::new("rundir");
     let config = dual(&host, &json!({}));
     let (pod, _) = host.attached("a", &config);
     let watch = Watch::on(&host, &[&pod]);
-    for (state, code) in [(json!(5), 6), (json!("state"), 7), (json!("../state"), 7), (json!("/a\u{0}b"), 7)]
+    for (run_dir, code) in
+        [(json!(5), 6), (json!("state"), 7), (json!("../state"), 7), (json!("/a\u{0}b"), 7)]
     {
-        let more = json!({"runDir": state, "prevResult": {}, "cni.dev/valid-attachments": []});
+        let more = json!({"runDir": run_dir, "prevResult": {}, "cni.dev/valid-attachments": []});
         let config = with(&config, &more);
         for verb in [Verb::Add, Verb::Del, Verb::Check, Verb::Gc, Verb::Status] {
             let outcome = host.plugin.call(&host.node, &Call::pod(verb, &pod, &config)).unwrap();
-            refused_with(&format!("{} {state}", verb.as_str()), &outcome, (code, &["runDir"]));
+            refused_with(&format!("{} {run_dir}", verb.as_str()), &outcome, (code, &["runDir"]));
         }
     }
-    watch.expect_same("state directories without a path");
+    watch.expect_same("invalid run directories");
 }
 
-/// A bridge that is too small already, by somebody else's hand.
+/// The operator created a bridge with an MTU below 1280.
 #[test]
-fn c2_a_bridge_too_small_for_ipv6_is_refused_and_left_alone() {
+fn c2_a_bridge_with_an_mtu_too_small_for_ipv6_is_refused() {
     let host = Host::new("smallbridge");
     host.node.sh(&["ip", "link", "add", BRIDGE, "mtu", "1000", "up", "type", "bridge"]).unwrap();
     let pod = host.pod("a");
     let watch = Watch::on(&host, &[&pod]);
     let config = dual(&host, &json!({}));
     refused_with("v6", &host.plugin.add(&pod, &config).unwrap(), (7, &["mtu 1000", "IPv6", "1280"]));
-    watch.expect_same("a small bridge");
+    watch.expect_same("a bridge with a small MTU");
     host.del(&pod, &config);
     host.add(&pod, &with(&config, &json!({"subnet": "10.88.0.0/24"})));
 }

@@ -1,4 +1,4 @@
-//! A kernel or a node that does not let us: a link in the way, parts that are missing, rights that are missing.
+//! Faults of the node: a link with the bridge's name, missing programs, missing privileges, and exhausted descriptors.
 
 use serde_json::{Value, json};
 use testkit::{Call, Plugin, Verb};
@@ -8,7 +8,7 @@ use crate::mounts::Mounts;
 use crate::watch::{BRIDGE, Watch, dual, refused, refused_with, wrapped};
 
 #[test]
-fn e7_a_bridge_that_is_no_bridge() {
+fn e7_a_link_of_another_type_is_refused_as_bridge() {
     let host = Host::new("nobridge");
     let config = dual(&host, &json!({}));
     let (running, result) = host.attached("a", &config);
@@ -25,38 +25,38 @@ fn e7_a_bridge_that_is_no_bridge() {
     }
 }
 
-/// The nft program makes the tables once. A network without a firewall does not need it. Where the tables are there, pods
-/// can be added, but STATUS reports that the tables could not be repaired.
+/// The nft program is needed to create the tables. A network without firewall does not need it. If the tables exist, pods can be
+/// added, but STATUS reports that the tables cannot be repaired.
 #[test]
-fn e7_a_missing_nft_program() {
+fn e7_a_missing_nft_program_is_reported() {
     let host = Host::new("nonft");
     host.node.sh(&["ip", "link", "add", BRIDGE, "up", "type", "bridge"]).unwrap();
     let (pod, config) = (host.pod("a"), dual(&host, &json!({})));
-    let empty = "for dir in /usr/sbin /sbin /usr/local/sbin; do mount -t tmpfs pwt $dir; done";
-    let mounts = Mounts::new(&host, empty);
-    let without = |verb, config: &Value| {
+    let hide_nft = "for dir in /usr/sbin /sbin /usr/local/sbin; do mount -t tmpfs pwt $dir; done";
+    let mounts = Mounts::new(&host, hide_nft);
+    let call_without_nft = |verb, config: &Value| {
         let env = vec![("PATH".to_owned(), "/usr/bin:/bin".to_owned())];
         mounts.plugin.call(&host.node, &Call { env, ..Call::pod(verb, &pod, config) }).unwrap()
     };
     let watch = Watch::on(&host, &[&pod]);
     let words = ["nft program is not installed", "apt install nftables"];
-    refused_with("ADD", &without(Verb::Add, &config), (103, &words));
-    refused_with("STATUS", &without(Verb::Status, &config), (50, &words));
+    refused_with("ADD", &call_without_nft(Verb::Add, &config), (103, &words));
+    refused_with("STATUS", &call_without_nft(Verb::Status, &config), (50, &words));
     watch.expect_same("no nft");
-    without(Verb::Del, &config).ok().unwrap();
-    let open = with(&config, &json!({"spoofCheck": false, "ipMasq": false}));
-    without(Verb::Status, &open).ok().unwrap();
-    without(Verb::Add, &open).ok().unwrap();
-    without(Verb::Del, &open).ok().unwrap();
+    call_without_nft(Verb::Del, &config).ok().unwrap();
+    let no_firewall = with(&config, &json!({"spoofCheck": false, "ipMasq": false}));
+    call_without_nft(Verb::Status, &no_firewall).ok().unwrap();
+    call_without_nft(Verb::Add, &no_firewall).ok().unwrap();
+    call_without_nft(Verb::Del, &no_firewall).ok().unwrap();
     host.attached("b", &config);
-    let status = without(Verb::Status, &config);
+    let status = call_without_nft(Verb::Status, &config);
     refused_with("STATUS with tables", &status, (50, &["NftMissing: apt install nftables"]));
-    without(Verb::Add, &config).ok().unwrap();
-    without(Verb::Del, &config).ok().unwrap();
+    call_without_nft(Verb::Add, &config).ok().unwrap();
+    call_without_nft(Verb::Del, &config).ok().unwrap();
 }
 
 #[test]
-fn e7_sysctls_that_cannot_be_written() {
+fn e7_sysctls_that_cannot_be_written_are_reported() {
     let host = Host::new("sysctl");
     let config = dual(&host, &json!({}));
     let (running, _) = host.attached("a", &config);
@@ -82,12 +82,12 @@ fn e7_sysctls_that_cannot_be_written() {
     }
 }
 
-fn with_less(host: &Host, name: &str, setpriv: &str) -> Plugin {
+fn with_setpriv(host: &Host, name: &str, setpriv: &str) -> Plugin {
     wrapped(host, name, &format!("exec setpriv {setpriv} \"$PLUGIN\""))
 }
 
 #[test]
-fn e7_missing_privileges() {
+fn e7_missing_capabilities_are_reported() {
     let host = Host::new("privileges");
     let config = dual(&host, &json!({}));
     let (running, _) = host.attached("a", &config);
@@ -101,7 +101,7 @@ fn e7_missing_privileges() {
         ("nobody", "--reuid=65534 --regid=65534 --clear-groups", &[net, sys]),
     ];
     for (case, setpriv, missing) in cases {
-        let plugin = with_less(&host, case, setpriv);
+        let plugin = with_setpriv(&host, case, setpriv);
         let error =
             refused_with(case, &plugin.add(&pod, &config).unwrap(), (103, &["run podwire-cni as root"]));
         for capability in [net, sys] {
@@ -115,10 +115,10 @@ fn e7_missing_privileges() {
     host.del(&pod, &config);
 }
 
-/// All that the kernel wants, but not root's right to every file.
+/// The plugin runs as another user with network capabilities but without access to root's files.
 #[test]
-fn e7_a_state_directory_of_somebody_else() {
-    let host = Host::new("foreignstate");
+fn e7_a_run_directory_of_another_user_is_reported() {
+    let host = Host::new("otheruser");
     let config = dual(&host, &json!({}));
     let (running, _) = host.attached("a", &config);
     let pod = host.pod("b");
@@ -126,19 +126,19 @@ fn e7_a_state_directory_of_somebody_else() {
     let caps = "+net_admin,+sys_admin";
     let setpriv =
         format!("--reuid=65534 --regid=65534 --clear-groups --inh-caps={caps} --ambient-caps={caps}");
-    let plugin = with_less(&host, "somebody", &setpriv);
+    let plugin = with_setpriv(&host, "otheruser", &setpriv);
     for config in
         [config.clone(), with(&config, &json!({"runDir": host.node.dir().join("new"), "name": "new"}))]
     {
         let outcome = plugin.add(&pod, &config).unwrap();
         refused_with("ADD", &outcome, (5, &["Permission denied", "run as root, or set runDir"]));
-        watch.expect_same("a foreign state directory");
+        watch.expect_same("a run directory of another user");
     }
 }
 
-/// Descriptors run out at every step in turn: whatever fails, DEL makes it good, and with enough of them it works.
+/// The limit of open files increases until the ADD succeeds, so that the ADD fails at each step. A DEL must clean up.
 #[test]
-fn e12_no_descriptors_left() {
+fn e12_an_add_without_free_descriptors_is_undone_by_del() {
     let host = Host::new("nofile");
     let config = dual(&host, &json!({}));
     let (running, _) = host.attached("a", &config);

@@ -1,17 +1,17 @@
-//! Faults and bad input: each is the right code and a sentence that says what to change, and each leaves the node, the pod
-//! and the state directory as they were. Needs root.
+//! Invalid input and faults of the node. Each must return the right code and an error with a fix, and must not change the node,
+//! the pod and the run directory. Needs root.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test, also in helpers")]
 
 #[path = "../common/mod.rs"]
 mod common;
 mod config;
-mod disk;
 mod kernel;
 mod mounts;
 mod netns;
 mod ranges;
-mod special;
+mod run_dir;
+mod special_files;
 mod stdin;
 #[path = "../common/watch.rs"]
 mod watch;

@@ -1,4 +1,4 @@
-//! A private mount namespace: what is mounted in it is seen by the programs that run there, and by nobody else.
+//! A private mount namespace for the plugin.
 
 use std::path::{Path, PathBuf};
 
@@ -8,20 +8,20 @@ use testkit::{Call, DEADLINE, Plugin, RunningProgram, Verb, wait_until};
 use crate::common::Host;
 use crate::watch::wrapped;
 
-/// Lives as long as this: nobody but the holder is in it for longer than a call. A test makes it after its pods, whose
-/// namespaces are mounts themselves, and drops it before its lab.
+/// A holder process keeps the namespace alive until this is dropped. Tests create it after their pods, because network
+/// namespaces of pods are mounts, and drop it before their lab.
 pub(crate) struct Mounts {
-    /// Our plugin, called inside.
+    /// podwire-cni, executed in the mount namespace.
     pub(crate) plugin: Plugin,
     holder: RunningProgram,
 }
 
 impl Mounts {
-    /// `script` is what is mounted.
+    /// `script` has the mount commands.
     pub(crate) fn new(host: &Host, script: &str) -> Self {
         let ready = host.lab.dir().join("mounted");
-        // Other tests' namespaces are let go, so that they end when those tests say so. The holder ends with its stdin,
-        // which is when this process does, however that ends.
+        // Network namespaces of parallel tests are unmounted here, so that the holder does not keep them alive. The holder
+        // exits when its stdin is closed, at the latest when this process ends.
         let inside = format!(
             "set -e\nfor ns in /run/netns/pwt-*; do case $ns in /run/netns/{}*) ;; *) umount $ns || :; esac; done 2>&-\n\
              {script}\n: >{}\nexec cat",
@@ -37,7 +37,7 @@ impl Mounts {
         Self { plugin: wrapped(host, "plugin", &enter), holder }
     }
 
-    /// A path in there, seen from out here.
+    /// A path in the mount namespace, accessed from outside.
     pub(crate) fn path(&self, path: &Path) -> PathBuf {
         Path::new(&format!("/proc/{}/root", self.holder.pid())).join(path.strip_prefix("/").unwrap())
     }

@@ -1,4 +1,4 @@
-//! CNI_NETNS that is not there, or is something else.
+//! A CNI_NETNS that does not exist or is not a network namespace.
 
 use std::fs;
 use std::os::unix::net::UnixListener;
@@ -11,49 +11,50 @@ use crate::mounts::Mounts;
 use crate::watch::{Watch, dual, refused_with};
 
 #[test]
-fn e7_a_namespace_that_is_none_is_refused_and_del_does_not_care() {
+fn e7_add_refuses_invalid_namespaces_and_del_ignores_them() {
     let host = Host::new("netns");
     let config = dual(&host, &json!({}));
     let (running, _) = host.attached("a", &config);
     let (dir, pod) = (host.node.dir(), host.pod("b"));
-    let at = |name: &str| dir.join(name).display().to_string();
-    fs::write(at("file"), "x").unwrap();
-    fs::write(at("empty"), "").unwrap();
-    std::os::unix::fs::symlink(at("gone"), at("dangling")).unwrap();
-    std::os::unix::fs::symlink(at("loop"), at("loop")).unwrap();
-    host.node.sh(&["mkfifo", &at("pipe")]).unwrap();
-    let _socket = UnixListener::bind(at("socket")).unwrap();
+    let path_of = |name: &str| dir.join(name).display().to_string();
+    fs::write(path_of("file"), "x").unwrap();
+    fs::write(path_of("empty"), "").unwrap();
+    std::os::unix::fs::symlink(path_of("gone"), path_of("dangling")).unwrap();
+    std::os::unix::fs::symlink(path_of("loop"), path_of("loop")).unwrap();
+    host.node.sh(&["mkfifo", &path_of("pipe")]).unwrap();
+    let _socket = UnixListener::bind(path_of("socket")).unwrap();
     let cases: [(String, u32, &str); 13] = [
-        (at("gone"), 3, "does not exist"),
-        (at("file/below"), 3, "does not exist"),
-        (at("dangling"), 3, "does not exist"),
-        (at("file"), 3, "not a namespace"),
-        (at("empty"), 3, "not a namespace"),
-        (at("pipe"), 3, "not a namespace"),
-        (at("socket"), 3, "not a namespace"),
+        (path_of("gone"), 3, "does not exist"),
+        (path_of("file/below"), 3, "does not exist"),
+        (path_of("dangling"), 3, "does not exist"),
+        (path_of("file"), 3, "not a namespace"),
+        (path_of("empty"), 3, "not a namespace"),
+        (path_of("pipe"), 3, "not a namespace"),
+        (path_of("socket"), 3, "not a namespace"),
         (dir.display().to_string(), 3, "not a namespace"),
         ("/dev/null".to_owned(), 3, "not a namespace"),
         ("/proc/self/ns/mnt".to_owned(), 4, "mount namespace"),
         ("/proc/self/ns/pid".to_owned(), 4, "pid namespace"),
         ("/proc/self/ns/user".to_owned(), 4, "user namespace"),
-        (at("loop"), 103, "cannot open"),
+        (path_of("loop"), 103, "cannot open"),
     ];
     let watch = Watch::on(&host, &[&running, &pod]);
-    let of = |verb, path: &str| Call { netns: Some(path.to_owned()), ..Call::pod(verb, &pod, &config) };
-    for (path, code, word) in &cases {
-        let outcome = host.plugin.call(&host.node, &of(Verb::Add, path)).unwrap();
-        refused_with(path, &outcome, (*code, &[path, word]));
+    let call_with =
+        |verb, path: &str| Call { netns: Some(path.to_owned()), ..Call::pod(verb, &pod, &config) };
+    for (path, code, reason) in &cases {
+        let outcome = host.plugin.call(&host.node, &call_with(Verb::Add, path)).unwrap();
+        refused_with(path, &outcome, (*code, &[path, reason]));
     }
     watch.expect_same("ADD");
     for (path, ..) in &cases {
-        host.plugin.call(&host.node, &of(Verb::Del, path)).unwrap().ok().unwrap();
+        host.plugin.call(&host.node, &call_with(Verb::Del, path)).unwrap().ok().unwrap();
     }
     watch.expect_same("DEL");
 }
 
-/// Called from a container whose mounts do not show the pod's namespace.
+/// The plugin runs in a mount namespace without the pod's network namespace.
 #[test]
-fn f9_a_namespace_that_our_mounts_do_not_show_is_named() {
+fn f9_the_error_names_a_namespace_that_is_not_mounted() {
     let host = Host::new("f9");
     let config = dual(&host, &json!({}));
     let (running, _) = host.attached("a", &config);
@@ -68,9 +69,8 @@ fn f9_a_namespace_that_our_mounts_do_not_show_is_named() {
     host.add(&pod, &config);
 }
 
-/// The namespace of a pod that runs: CHECK tells what became of it.
 #[test]
-fn e15_check_of_a_namespace_that_is_none_says_so() {
+fn e15_check_reports_an_invalid_namespace() {
     let host = Host::new("netnscheck");
     let config = dual(&host, &json!({}));
     let (pod, result) = host.attached("a", &config);

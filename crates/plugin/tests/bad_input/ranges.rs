@@ -1,13 +1,13 @@
-//! Ranges that are too small or full, and addresses that are asked for.
+//! Ranges that are too small or exhausted, and requested addresses.
 
 use serde_json::{Value, json};
 use testkit::{Call, Verb};
 
 use crate::common::{Host, ips, nets, with};
-use crate::watch::{Watch, dual, held, refused_with};
+use crate::watch::{Watch, dual, records_and_claims, refused_with};
 
 #[test]
-fn c2_subnets_without_room_for_gateway_and_pod_are_refused_with_the_reason() {
+fn c2_subnets_too_small_for_gateway_and_pod_are_refused() {
     let host = Host::new("c2");
     let good = dual(&host, &json!({}));
     let (running, _) = host.attached("a", &good);
@@ -33,14 +33,15 @@ fn c2_subnets_without_room_for_gateway_and_pod_are_refused_with_the_reason() {
 }
 
 #[test]
-fn c3_an_exhausted_range_says_how_many_are_in_use() {
+fn c3_the_exhaustion_error_counts_addresses_in_use() {
     let host = Host::new("c3");
-    for (network, subnet, room) in [("v4", "10.8.0.0/29", 5), ("v6", "fd00:8::/125", 6)] {
+    for (network, subnet, capacity) in [("v4", "10.8.0.0/29", 5), ("v6", "fd00:8::/125", 6)] {
         let config = host.config(&json!({"name": network, "bridge": network, "subnet": subnet}));
-        let attached: Vec<_> = (0..room).map(|n| host.attached(&format!("{network}-{n}"), &config)).collect();
+        let attached: Vec<_> =
+            (0..capacity).map(|n| host.attached(&format!("{network}-{n}"), &config)).collect();
         let pod = host.pod(&format!("{network}-late"));
         let watch = Watch::on(&host, &[&pod]);
-        let all = format!("{room} of {room} in use");
+        let all = format!("{capacity} of {capacity} in use");
         refused_with(
             network,
             &host.plugin.add(&pod, &config).unwrap(),
@@ -48,16 +49,16 @@ fn c3_an_exhausted_range_says_how_many_are_in_use() {
         );
         watch.expect_same(network);
         host.del(&pod, &config);
-        watch.expect_same("DEL of the one that got none");
-        let (gone, result) = &attached[2];
-        host.del(gone, &config);
-        assert_eq!(nets(&host.add(&pod, &config)), nets(result), "the only free one");
+        watch.expect_same("DEL of the refused pod");
+        let (removed, result) = &attached[2];
+        host.del(removed, &config);
+        assert_eq!(nets(&host.add(&pod, &config)), nets(result), "the only free address");
     }
 }
 
-/// The first family had an address already when the second had none left.
+/// The first family is allocated before the second family turns out to be exhausted.
 #[test]
-fn c3_a_failed_add_gives_its_address_back() {
+fn c3_a_failed_add_releases_its_addresses() {
     let host = Host::new("c3back");
     let (large, small) = ("10.8.0.0/24", "fd00:8::/126");
     for subnet in [format!("{large},{small}"), "10.8.0.0/30,fd00:8::/64".to_owned()] {
@@ -66,10 +67,10 @@ fn c3_a_failed_add_gives_its_address_back() {
         let mut pods = vec![host.attached(&format!("{network}-0"), &config)];
         let refusal = loop {
             let pod = host.pod(&format!("{network}-{}", pods.len()));
-            let before = held(&host.node.run_dir());
+            let before = records_and_claims(&host.node.run_dir());
             let outcome = host.plugin.add(&pod, &config).unwrap();
             if !outcome.success() {
-                assert_eq!(held(&host.node.run_dir()), before);
+                assert_eq!(records_and_claims(&host.node.run_dir()), before);
                 break outcome;
             }
             pods.push((pod, outcome.ok().unwrap()));
@@ -78,11 +79,11 @@ fn c3_a_failed_add_gives_its_address_back() {
         for (pod, _) in &pods {
             host.del(pod, &config);
         }
-        assert!(!held(&host.node.run_dir()).iter().any(|path| path.starts_with(&network)));
+        assert!(!records_and_claims(&host.node.run_dir()).iter().any(|path| path.starts_with(&network)));
     }
 }
 
-/// One address, asked for in the three ways there are.
+/// The same requested address in CNI_ARGS, in `args.cni` and in `runtimeConfig`.
 fn requests(address: &str) -> [(Value, Option<String>); 3] {
     [
         (json!({}), Some(format!("IP={address}"))),
@@ -92,7 +93,7 @@ fn requests(address: &str) -> [(Value, Option<String>); 3] {
 }
 
 #[test]
-fn e18_a_taken_address_is_refused_and_its_holder_named() {
+fn e18_the_error_for_an_address_in_use_names_its_pod() {
     let host = Host::new("e18taken");
     let config = dual(&host, &json!({}));
     let (holder, first) = host.attached("a", &config);
@@ -112,7 +113,7 @@ fn e18_a_taken_address_is_refused_and_its_holder_named() {
 }
 
 #[test]
-fn e18_addresses_that_no_pod_may_have_are_refused_with_the_reason() {
+fn e18_requested_addresses_that_are_not_allocatable_are_refused() {
     let host = Host::new("e18outside");
     let good = host.config(&json!({"ipMasq": true, "ipam": {"ranges": [
         [{"subnet": "10.88.0.0/24", "rangeStart": "10.88.0.10", "rangeEnd": "10.88.0.99", "exclude": ["10.88.0.50"]}],
@@ -131,13 +132,13 @@ fn e18_addresses_that_no_pod_may_have_are_refused_with_the_reason() {
         ("fd00:88::", "fd00:88::"),
         ("10.88.0.20/16", "10.88.0.20/24"),
     ];
-    for (address, word) in cases {
+    for (address, reason) in cases {
         for (more, args) in requests(address) {
             let call = Call { args, ..Call::pod(Verb::Add, &pod, &with(&good, &more)) };
             refused_with(
                 address,
                 &host.plugin.call(&host.node, &call).unwrap(),
-                (7, &["requested address", word]),
+                (7, &["requested address", reason]),
             );
         }
         watch.expect_same(address);
@@ -148,13 +149,13 @@ fn e18_addresses_that_no_pod_may_have_are_refused_with_the_reason() {
 }
 
 #[test]
-fn subnets_that_no_pod_can_have_are_refused_and_change_nothing() {
+fn special_subnets_are_refused_and_change_nothing() {
     let host = Host::new("special");
     let good = dual(&host, &json!({}));
     let (running, _) = host.attached("a", &good);
     let pod = host.pod("b");
     let watch = Watch::on(&host, &[&running, &pod]);
-    for (subnet, word) in [
+    for (subnet, kind) in [
         ("0.0.0.0/8", "an unspecified address"),
         ("127.0.0.0/8", "a loopback address"),
         ("169.254.0.0/16", "a link-local address"),
@@ -168,7 +169,7 @@ fn subnets_that_no_pod_can_have_are_refused_and_change_nothing() {
         for mode in ["bridge", "routed"] {
             let config =
                 with(&good, &json!({"name": "special", "bridge": "special", "mode": mode, "subnet": subnet}));
-            refused_with(subnet, &host.plugin.add(&pod, &config).unwrap(), (7, &["subnet", subnet, word]));
+            refused_with(subnet, &host.plugin.add(&pod, &config).unwrap(), (7, &["subnet", subnet, kind]));
             refused_with(subnet, &host.plugin.status(&host.node, &config).unwrap(), (7, &[subnet]));
             host.del(&pod, &config);
         }
@@ -177,7 +178,7 @@ fn subnets_that_no_pod_can_have_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn too_many_range_sets_are_refused_and_the_most_are_served() {
+fn at_most_16_range_sets_are_accepted() {
     let host = Host::new("manysets");
     let sets =
         |count: usize| (0..count).map(|n| json!([{"subnet": format!("10.{n}.0.0/24")}])).collect::<Vec<_>>();

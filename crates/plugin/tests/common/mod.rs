@@ -1,16 +1,15 @@
-//! What the plugin's tests share: a node with the plugin on it, configs that stay inside the node's own directory, and short
-//! ways to call and to read results.
+//! Shared helpers: a node with the plugin, configs with paths inside the node's directory, and functions for calls and results.
 
-#![allow(dead_code, reason = "every test binary uses only a part of what they share")]
+#![allow(dead_code, reason = "each test binary uses only a part of the shared helpers")]
 
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use testkit::{Call, CniError, Lab, Node, Outcome, Plugin, Pod, Verb, with_prev_result};
 
-/// Both attach modes, for tables of cases.
+/// Both attach modes.
 pub(crate) const MODES: [&str; 2] = ["bridge", "routed"];
-/// Both families in one network.
+/// A subnet of each family.
 pub(crate) const DUAL: &str = "10.88.0.0/24,fd00:88::/64";
 
 /// A lab with one node.
@@ -27,7 +26,7 @@ impl Host {
         Self { plugin: Plugin::podwire().unwrap(), node, lab }
     }
 
-    /// Network `blue` on bridge `pw0`, with these keys besides or instead. A key that is null is left out.
+    /// Network `blue` on bridge `pw0`. Keys of `more` are added or replaced, keys with the value null are removed.
     pub(crate) fn config(&self, more: &Value) -> Value {
         config_on(&self.node, more)
     }
@@ -36,24 +35,24 @@ impl Host {
         self.node.pod(name).unwrap()
     }
 
-    /// A pod that is attached already, and the result.
+    /// A new attached pod and the result of the ADD.
     pub(crate) fn attached(&self, name: &str, config: &Value) -> (Pod, Value) {
         let pod = self.pod(name);
         let result = self.add(&pod, config);
         (pod, result)
     }
 
-    /// ADD, which must succeed.
+    /// Expects the ADD to succeed.
     pub(crate) fn add(&self, pod: &Pod, config: &Value) -> Value {
         self.plugin.add(pod, config).unwrap().ok().unwrap()
     }
 
-    /// ADD, which must fail.
+    /// Expects the ADD to fail.
     pub(crate) fn refused(&self, pod: &Pod, config: &Value) -> CniError {
         self.plugin.add(pod, config).unwrap().error().unwrap()
     }
 
-    /// DEL, which must succeed and print nothing.
+    /// Expects the DEL to succeed and to print nothing.
     pub(crate) fn del(&self, pod: &Pod, config: &Value) {
         assert_eq!(self.plugin.del(pod, config).unwrap().ok().unwrap(), Value::Null);
     }
@@ -62,7 +61,7 @@ impl Host {
         verdict(&self.plugin.check(pod, config, previous).unwrap())
     }
 
-    /// CHECK of a container of this name in the pod's namespace.
+    /// CHECK with this container id in the pod's namespace.
     pub(crate) fn check_as(
         &self,
         (pod, container): (&Pod, &str),
@@ -75,7 +74,7 @@ impl Host {
         )
     }
 
-    /// A call about another interface of a pod.
+    /// A call for an interface of a pod.
     pub(crate) fn call_on(&self, verb: Verb, (pod, ifname): (&Pod, &str), config: &Value) -> Outcome {
         let call = Call { ifname: Some(ifname.to_owned()), ..Call::pod(verb, pod, config) };
         self.plugin.call(&self.node, &call).unwrap()
@@ -90,16 +89,16 @@ pub(crate) fn config_on(node: &Node, more: &Value) -> Value {
     with(&base, more)
 }
 
-/// A CHECK's outcome: nothing on stdout, or an error object.
+/// The outcome of a CHECK: no output, or an error object.
 pub(crate) fn verdict(outcome: &Outcome) -> Result<(), CniError> {
     if outcome.success() {
-        assert_eq!(outcome.stdout, "", "a CHECK that succeeds prints nothing");
+        assert_eq!(outcome.stdout, "", "a successful CHECK printed something");
         return Ok(());
     }
     Err(outcome.error().unwrap())
 }
 
-/// The object with more keys at its top level, which win. Those that are null are removed.
+/// Adds or replaces the keys of `more`. Keys with the value null are removed.
 pub(crate) fn with(object: &Value, more: &Value) -> Value {
     let mut object = object.as_object().unwrap().clone();
     for (key, value) in more.as_object().unwrap() {
@@ -115,7 +114,7 @@ pub(crate) fn with_previous(config: &Value, result: &Value) -> Value {
     with_prev_result(config, result).unwrap()
 }
 
-/// `args` split at spaces, as one writes them in a shell.
+/// The words of a command line without quoting.
 pub(crate) fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }

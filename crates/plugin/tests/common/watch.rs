@@ -1,4 +1,4 @@
-//! For tests of calls that must be refused: what the refusal says, and whether it changed anything.
+//! Helpers for calls that must fail: checks of the error, and that the call changed nothing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,15 +12,15 @@ use crate::common::{DUAL, Host, with};
 /// The bridge of the shared config.
 pub(crate) const BRIDGE: &str = "pw0";
 
-/// A network of both families with masquerade, and these keys besides or instead.
+/// A dual-stack network with masquerade, and with the keys of `more`.
 pub(crate) fn dual(host: &Host, more: &Value) -> Value {
     with(&host.config(&json!({"subnet": DUAL, "ipMasq": true})), more)
 }
 
-/// A plugin that is a shell script around ours, which is `"$PLUGIN"` in it.
+/// A shell script that runs podwire-cni as `"$PLUGIN"`.
 ///
-/// Written by another process: a descriptor of our own could be inherited by a child that another test starts at this
-/// moment, and a file that is open for writing cannot be executed.
+/// Another process writes the script: a file that is open for writing cannot be executed, and a child process of a parallel
+/// test could inherit the descriptor of this process.
 pub(crate) fn wrapped(host: &Host, name: &str, script: &str) -> Plugin {
     let path = host.lab.dir().join(name);
     let text = format!("#!/bin/sh\nPLUGIN='{}'\n{script}\n", host.plugin.path.display());
@@ -30,24 +30,24 @@ pub(crate) fn wrapped(host: &Host, name: &str, script: &str) -> Plugin {
     Plugin { path }
 }
 
-/// Everything that a refused call must leave alone: links, addresses, routes and rules of the node and of pods, and the
-/// records and claims in the state directory.
+/// The state that a failed call must not change: links, addresses, routes and rules of the node and of pods, and the records
+/// and claims in the run directory.
 pub(crate) struct Watch {
     namespaces: Vec<(Ns, Snapshot)>,
-    state: PathBuf,
-    held: BTreeSet<String>,
+    run_dir: PathBuf,
+    records: BTreeSet<String>,
 }
 
 impl Watch {
     pub(crate) fn on(host: &Host, pods: &[&Pod]) -> Self {
-        Self::on_state(host, pods, &host.node.run_dir())
+        Self::with_run_dir(host, pods, &host.node.run_dir())
     }
 
-    pub(crate) fn on_state(host: &Host, pods: &[&Pod], state: &Path) -> Self {
+    pub(crate) fn with_run_dir(host: &Host, pods: &[&Pod], run_dir: &Path) -> Self {
         let node: &Ns = &host.node;
         let all = [node].into_iter().chain(pods.iter().map(|pod| -> &Ns { pod }));
         let namespaces = all.map(|ns| (ns.clone(), settled(ns))).collect();
-        Self { namespaces, state: state.to_owned(), held: held(state) }
+        Self { namespaces, run_dir: run_dir.to_owned(), records: records_and_claims(run_dir) }
     }
 
     #[track_caller]
@@ -57,21 +57,22 @@ impl Watch {
                 panic!("{case}: {error:#}");
             }
         }
-        assert_eq!(held(&self.state), self.held, "{case}: records or claims changed");
+        assert_eq!(records_and_claims(&self.run_dir), self.records, "{case}: records or claims changed");
     }
 }
 
-/// A snapshot after which nothing comes by itself. Once a link carries, which may be some time after it was set up, the
-/// kernel gives it an IPv6 link-local address, and only then its other addresses are in the local table.
+/// A snapshot after all pending changes of the kernel. When a link gets carrier, some time after it was set up, the kernel adds
+/// an IPv6 link-local address. Only then it adds the other addresses to the local table.
 fn settled(ns: &Ns) -> Snapshot {
-    wait_until("the kernel to be done with IPv6", DEADLINE, || {
+    wait_until("pending IPv6 addresses and routes", DEADLINE, || {
         let links = ns.json(&["ip", "-d", "-j", "link", "show"])?.as_array().cloned().unwrap_or_default();
         let addresses = inspect::all_addresses(ns)?;
         let table = ns.json(&["ip", "-6", "-j", "route", "show", "table", "local"])?;
         let has_route = |address: &inspect::ListedAddress| {
             let ip = address.net.addr().to_string();
-            let here = |route: &Value| route["dst"] == ip && route["dev"] == address.dev;
-            address.scope == "link" || table.as_array().is_some_and(|routes| routes.iter().any(here))
+            let is_local_route = |route: &Value| route["dst"] == ip && route["dev"] == address.dev;
+            address.scope == "link"
+                || table.as_array().is_some_and(|routes| routes.iter().any(is_local_route))
         };
         Ok(links.iter().filter(|link| will_have_ipv6(link, &links)).all(|link| {
             let mut own = addresses.iter().filter(|a| link["ifname"] == a.dev && a.net.addr().is_ipv6());
@@ -82,34 +83,34 @@ fn settled(ns: &Ns) -> Snapshot {
     Snapshot::of(ns).unwrap()
 }
 
-/// A bridge carries a little later than its first port does.
+/// Whether the kernel will add an IPv6 link-local address. A bridge gets carrier a little later than its first port.
 fn will_have_ipv6(link: &Value, all: &[Value]) -> bool {
     let has =
         |link: &Value, flag: &str| link["flags"].as_array().is_some_and(|flags| flags.contains(&json!(flag)));
-    let carries =
+    let has_carrier =
         |other: &Value| has(other, "LOWER_UP") && (other == link || other["master"] == link["ifname"]);
-    let wants = link["link_type"] == "ether" && link["inet6_addr_gen_mode"] != "none";
-    wants && link["mtu"].as_u64() >= Some(1280) && has(link, "UP") && all.iter().any(carries)
+    let uses_ipv6 = link["link_type"] == "ether" && link["inet6_addr_gen_mode"] != "none";
+    uses_ipv6 && link["mtu"].as_u64() >= Some(1280) && has(link, "UP") && all.iter().any(has_carrier)
 }
 
-/// The records and claims under a state directory, each as `network/kind/name`.
-pub(crate) fn held(state: &Path) -> BTreeSet<String> {
+/// The records and claims in a run directory, each as `network/kind/name`.
+pub(crate) fn records_and_claims(run_dir: &Path) -> BTreeSet<String> {
     let names = |dir: &Path| -> Vec<String> {
         let entries = fs::read_dir(dir).into_iter().flatten();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     };
-    let networks = state.join("networks");
-    let mut held = BTreeSet::new();
+    let networks = run_dir.join("networks");
+    let mut all = BTreeSet::new();
     for network in names(&networks) {
         for kind in ["attachments", "addresses"] {
-            let of_kind = names(&networks.join(&network).join(kind));
-            held.extend(of_kind.into_iter().map(|name| format!("{network}/{kind}/{name}")));
+            let files = names(&networks.join(&network).join(kind));
+            all.extend(files.into_iter().map(|name| format!("{network}/{kind}/{name}")));
         }
     }
-    held
+    all
 }
 
-/// The error of a call that failed as the protocol asks: exit 1, and one object with the spec's fields alone on stdout.
+/// The error of a failed call. Expects exit code 1 and one object with only the fields of the CNI specification on stdout.
 #[track_caller]
 pub(crate) fn refused(case: &str, outcome: &Outcome) -> CniError {
     assert_eq!(outcome.status.code(), Some(1), "{case}: {outcome:?}");
@@ -121,14 +122,14 @@ pub(crate) fn refused(case: &str, outcome: &Outcome) -> CniError {
     error
 }
 
-/// As `refused`, with the code that it must have and words that message or details must hold.
+/// As `refused`. Also expects this code, and all `words` in message or details.
 #[track_caller]
 pub(crate) fn refused_with(case: &str, outcome: &Outcome, (code, words): (u32, &[&str])) -> CniError {
     let error = refused(case, outcome);
     assert_eq!(error.code, code, "{case}: {error:?}");
-    let said = format!("{} {}", error.msg, error.details);
+    let text = format!("{} {}", error.msg, error.details);
     for word in words {
-        assert!(said.contains(word), "{case}: {word:?} is not in {said:?}");
+        assert!(text.contains(word), "{case}: {word:?} is not in {text:?}");
     }
     error
 }

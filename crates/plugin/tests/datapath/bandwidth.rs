@@ -1,4 +1,4 @@
-//! E18: limits that limit.
+//! E18: bandwidth limits.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, TcpListener, TcpStream};
@@ -10,12 +10,12 @@ use testkit::{DEADLINE, Ns, wait_until};
 use crate::common::{DUAL, Host, v4, v6};
 
 const BYTES: usize = 2_000_000;
-/// At 8 Mbit/s the bytes take 2 s, less what the bucket holds at the beginning.
+/// At 8 Mbit/s the transfer takes 2 s, minus the initial burst.
 const RATE: u64 = 8_000_000;
 const BURST: u64 = 800_000;
 const SLOW: Duration = Duration::from_secs(1);
 
-/// How long it takes to move the bytes.
+/// The duration of a transfer of `BYTES`.
 fn transfer(from: &Ns, to: &Ns, address: IpAddr) -> Duration {
     let listener = to.enter(|| TcpListener::bind((address, 0)).unwrap()).unwrap();
     let target = listener.local_addr().unwrap();
@@ -35,37 +35,37 @@ fn transfer(from: &Ns, to: &Ns, address: IpAddr) -> Duration {
     start.elapsed()
 }
 
-fn limited(mode: &str, limit: &Value, which: &str) {
+fn expect_limited(mode: &str, limit: &Value, direction: &str) {
     let host = Host::new("bandwidth");
     let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
-    let (free, free_result) = host.attached("free", &config);
+    let (unlimited, unlimited_result) = host.attached("unlimited", &config);
     let mut slow_config = config.clone();
     slow_config["runtimeConfig"] = json!({"bandwidth": limit});
     let (slow, slow_result) = host.attached("slow", &slow_config);
-    let receives = || transfer(&free, &slow, v4(&slow_result));
-    let sends = || transfer(&slow, &free, v6(&free_result));
-    let (held, other): (&dyn Fn() -> _, &dyn Fn() -> _) =
-        if which == "ingress" { (&receives, &sends) } else { (&sends, &receives) };
-    let took = held();
-    assert!(took >= SLOW, "{mode} {which}: {BYTES} bytes took only {took:?}");
-    // A busy machine may take as long without a limit, but not each time.
-    wait_until(&format!("{mode} {which}: the other direction without a limit"), DEADLINE, || {
-        Ok(other() < SLOW)
+    let ingress = || transfer(&unlimited, &slow, v4(&slow_result));
+    let egress = || transfer(&slow, &unlimited, v6(&unlimited_result));
+    let (limited, opposite): (&dyn Fn() -> _, &dyn Fn() -> _) =
+        if direction == "ingress" { (&ingress, &egress) } else { (&egress, &ingress) };
+    let took = limited();
+    assert!(took >= SLOW, "{mode} {direction}: {BYTES} bytes took only {took:?}");
+    // On a busy machine, single transfers without a limit may be slow, too.
+    wait_until(&format!("{mode} {direction}: a fast transfer in the opposite direction"), DEADLINE, || {
+        Ok(opposite() < SLOW)
     })
     .unwrap();
     host.check(&slow, &slow_config, &slow_result).unwrap();
 }
 
 #[test]
-fn e18_what_a_pod_receives_is_limited() {
+fn e18_ingress_of_a_pod_is_limited() {
     for mode in crate::common::MODES {
-        limited(mode, &json!({"ingressRate": RATE, "ingressBurst": BURST}), "ingress");
+        expect_limited(mode, &json!({"ingressRate": RATE, "ingressBurst": BURST}), "ingress");
     }
 }
 
 #[test]
-fn e18_what_a_pod_sends_is_limited() {
+fn e18_egress_of_a_pod_is_limited() {
     for mode in crate::common::MODES {
-        limited(mode, &json!({"egressRate": RATE, "egressBurst": BURST}), "egress");
+        expect_limited(mode, &json!({"egressRate": RATE, "egressBurst": BURST}), "egress");
     }
 }

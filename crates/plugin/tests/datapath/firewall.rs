@@ -1,48 +1,48 @@
-//! The node's tables over time: networks that come and go, tables that somebody flushes, addresses that two would have.
+//! Podwire's nftables tables: chains of removed networks, repair of flushed tables, and address conflicts.
 
 use serde_json::{Value, json};
 use testkit::{Call, DEADLINE, Snapshot, Verb};
 
 use crate::common::{DUAL, Host, MODES, ips, v4, with};
-use crate::world::{BOTH, NODE, OUT, Transport, ip, outside, seen_as};
+use crate::probes::{BOTH, NODE, OUT, Transport, ip, observed_source, outside};
 
-/// How many chains there are for networks that are masqueraded.
+/// The number of chains of masqueraded networks.
 fn network_chains(host: &Host) -> usize {
     let ruleset = host.node.sh(&["nft", "list", "ruleset"]).unwrap();
     ruleset.lines().filter(|line| line.starts_with("\tchain net-")).count()
 }
 
-fn numbered(host: &Host, number: usize) -> Value {
+fn network(host: &Host, number: usize) -> Value {
     host.config(&json!({"name": format!("net{number}"), "bridge": format!("pw{number}"), "ipMasq": true,
         "subnet": format!("10.{number}.0.0/24,fd00:{number}::/64")}))
 }
 
 #[test]
-fn f5_networks_that_came_and_went_leave_no_chains() {
+fn f5_chains_of_networks_without_pods_are_removed() {
     let host = Host::new("f5-chains");
     let out = outside(&host, &[]);
-    let stays = host.config(&json!({"subnet": DUAL, "ipMasq": true}));
-    let (pod, _) = host.attached("stays", &stays);
+    let in_use = host.config(&json!({"subnet": DUAL, "ipMasq": true}));
+    let (pod, _) = host.attached("running", &in_use);
     for number in 1..=12 {
-        let config = numbered(&host, number);
+        let config = network(&host, number);
         let (pod, _) = host.attached(&format!("p{number}"), &config);
         host.del(&pod, &config);
-        assert!(network_chains(&host) <= 5, "after {number}: a few may stay for pods that come back");
+        assert!(network_chains(&host) <= 5, "after {number}: only a few unused chains may remain");
     }
-    // The chain of another network may be an agent's: a network's GC removes its own.
+    // The chain of another network may belong to an agent, so a GC only removes the chain of its own network.
     for number in 1..=12 {
-        host.plugin.gc(&host.node, &numbered(&host, number), &[]).unwrap().ok().unwrap();
+        host.plugin.gc(&host.node, &network(&host, number), &[]).unwrap().ok().unwrap();
     }
-    host.plugin.gc(&host.node, &stays, &[(pod.id(), "eth0")]).unwrap().ok().unwrap();
-    assert_eq!(network_chains(&host), 1, "GC leaves those of networks that have pods");
-    assert_eq!(seen_as(&pod, &out, ip(OUT[0])), ip(NODE[0]));
-    // One whose chain was removed gets it back.
-    let (late, _) = host.attached("late", &numbered(&host, 3));
-    assert_eq!(seen_as(&late, &out, ip(OUT[1])), ip(NODE[1]));
+    host.plugin.gc(&host.node, &in_use, &[(pod.id(), "eth0")]).unwrap().ok().unwrap();
+    assert_eq!(network_chains(&host), 1, "expected only the chain of the network with a pod");
+    assert_eq!(observed_source(&pod, &out, ip(OUT[0])), ip(NODE[0]));
+    // The next ADD creates a removed chain again.
+    let (late, _) = host.attached("late", &network(&host, 3));
+    assert_eq!(observed_source(&late, &out, ip(OUT[1])), ip(NODE[1]));
 }
 
-/// An IPAM plugin that gives 10.88.0.2/32 first, then .3/32 and so on, as some clouds do.
-const SINGLES: &str = r#"#!/bin/sh
+/// An IPAM plugin that assigns 10.88.0.2/32, then .3/32 and so on, like the plugins of some clouds.
+const SINGLE_ADDRESS_IPAM: &str = r#"#!/bin/sh
 [ "$CNI_COMMAND" = ADD ] || exit 0
 n=$(($(cat "${0%/*}/count" 2>/dev/null || echo 1) + 1))
 echo $n >"${0%/*}/count"
@@ -50,13 +50,13 @@ echo "{\"cniVersion\": \"1.1.0\", \"ips\": [{\"address\": \"10.88.0.$n/32\", \"g
 "#;
 
 #[test]
-fn e19_pods_with_single_addresses_share_a_chain() {
+fn e19_pods_with_host_prefixes_share_a_chain() {
     let host = Host::new("e19-singles");
     let dir = host.node.dir().join("cni");
     std::fs::create_dir(&dir).unwrap();
     let path = dir.join("singles").display().to_string();
     let write = format!("cat >{path} && chmod 755 {path}");
-    assert!(host.node.run(&["sh", "-c", &write], SINGLES.as_bytes()).unwrap().success());
+    assert!(host.node.run(&["sh", "-c", &write], SINGLE_ADDRESS_IPAM.as_bytes()).unwrap().success());
     let config = host.config(&json!({"ipam": {"type": "singles"}, "mode": "routed", "ipMasq": true}));
     let cni_path = ("CNI_PATH".to_owned(), dir.display().to_string());
     for name in ["a", "b", "c"] {
@@ -73,7 +73,7 @@ fn published(config: &Value, port: u16) -> Value {
 }
 
 #[test]
-fn pain15_after_a_flush_the_next_add_puts_every_pod_back() {
+fn pain15_the_next_add_restores_all_pods_after_a_flush() {
     for mode in MODES {
         let host = Host::new("flush");
         let out = outside(&host, &[]);
@@ -83,11 +83,11 @@ fn pain15_after_a_flush_the_next_add_puts_every_pod_back() {
         let first = published(&blue, 8080);
         let (a, ra) = host.attached("a", &first);
         let (r, rr) = host.attached("r", &red);
-        let (gone, _) = host.attached("gone", &blue);
+        let (removed, _) = host.attached("removed", &blue);
         host.node.sh(&["nft", "flush", "ruleset"]).unwrap();
-        host.del(&gone, &blue);
-        host.check(&a, &first, &ra).expect_err("it is flushed");
-        // It may not take what belongs to one that is put back.
+        host.del(&removed, &blue);
+        host.check(&a, &first, &ra).expect_err("CHECK succeeds after the flush");
+        // The new pod must not get the host port of a restored pod.
         let late = host.pod("late");
         let error = host.refused(&late, &published(&blue, 8080));
         assert!(error.msg.contains("8080") && error.msg.contains(&v4(&ra).to_string()), "{mode}: {error:?}");
@@ -95,17 +95,17 @@ fn pain15_after_a_flush_the_next_add_puts_every_pod_back() {
         host.check(&a, &first, &ra).unwrap();
         host.check(&r, &red, &rr).unwrap();
         let _echo = Transport::Tcp.serve(&a, (v4(&ra), 80).into());
-        let seen = Transport::Tcp.ask(&out, (ip(NODE[0]), 8080).into(), DEADLINE);
-        assert_eq!(seen, Some(ip(OUT[0])), "{mode}");
+        let source = Transport::Tcp.probe(&out, (ip(NODE[0]), 8080).into(), DEADLINE);
+        assert_eq!(source, Some(ip(OUT[0])), "{mode}");
         for pod in [&a, &r] {
-            assert_eq!(seen_as(pod, &out, ip(OUT[1])), ip(NODE[1]), "{mode}");
+            assert_eq!(observed_source(pod, &out, ip(OUT[1])), ip(NODE[1]), "{mode}");
         }
         host.plugin.status(&host.node, &blue).unwrap().ok().unwrap();
     }
 }
 
-/// An nft that lists the sources of pods right after the first transaction.
-const WITNESS: &str = r#"#!/bin/sh
+/// A wrapper of nft that lists the sets with the pods' sources right after the first transaction.
+const NFT_WRAPPER: &str = r#"#!/bin/sh
 PATH=$PATH:/usr/sbin:/sbin:/usr/local/sbin
 PATH=${PATH#*:}
 nft "$@" || exit
@@ -113,7 +113,7 @@ nft "$@" || exit
 "#;
 
 #[test]
-fn f7_rules_of_another_version_are_replaced_with_all_running_pods() {
+fn f7_rules_of_another_version_are_replaced_without_losing_pods() {
     for verb in [Verb::Add, Verb::Status] {
         let host = Host::new("f7-version");
         let config = host.config(&json!({"subnet": DUAL, "mode": "routed", "ipMasq": true}));
@@ -123,20 +123,20 @@ fn f7_rules_of_another_version_are_replaced_with_all_running_pods() {
         );
         let running = ["a", "b"].map(|name| host.attached(name, &config));
         let (neighbour, on_bridge) = host.attached("r", &red);
-        // As an older version had it, with other sets.
+        // The tables of an older version, which had different sets.
         let old = "flush chain inet podwire from-pod; flush chain inet podwire from-pod6; \
             flush chain inet podwire from-pod-icmp6; delete set inet podwire source4; \
             delete set inet podwire source6; delete element inet podwire revision { 1 }; \
             add element inet podwire revision { 1 : 0x7 }";
         host.node.sh(&["nft", old]).unwrap();
-        let dir = host.node.dir().join("witness");
+        let dir = host.node.dir().join("wrapper");
         std::fs::create_dir(&dir).unwrap();
         let path = dir.join("nft").display().to_string();
         let write = format!("cat >{path} && chmod 755 {path}");
-        assert!(host.node.run(&["sh", "-c", &write], WITNESS.as_bytes()).unwrap().success());
-        let search = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap());
+        assert!(host.node.run(&["sh", "-c", &write], NFT_WRAPPER.as_bytes()).unwrap().success());
+        let search_path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap());
         let late = host.pod("late");
-        let env = vec![("PATH".to_owned(), search)];
+        let env = vec![("PATH".to_owned(), search_path)];
         let call = Call { env, ..Call::pod(verb, &late, &config) };
         let outcome = host.plugin.call(&host.node, &call).unwrap();
         match verb {
@@ -155,7 +155,7 @@ fn f7_rules_of_another_version_are_replaced_with_all_running_pods() {
 }
 
 #[test]
-fn e17_status_is_51_when_the_firewall_of_pods_was_flushed() {
+fn e17_status_is_51_after_a_flush_and_repairs_the_tables() {
     for mode in MODES {
         let host = Host::new("e17flush");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode, "ipMasq": true}));
@@ -166,10 +166,10 @@ fn e17_status_is_51_when_the_firewall_of_pods_was_flushed() {
         let error = status().error().unwrap();
         assert_eq!(error.code, 51, "{mode}: {error:?}");
         assert!(error.msg.contains("podwire") && error.msg.contains("repaired"), "{mode}: {error:?}");
-        // A runtime that was told 51 sends no ADD: it has to become well by itself.
+        // A runtime sends no ADD after 51, so STATUS itself repairs the tables.
         status().ok().unwrap();
         host.check(&pod, &config, &result).unwrap();
-        // Rules alone are repaired, too.
+        // Flushed rules of a single chain are repaired, too.
         host.node.sh(&["nft", "flush", "chain", "inet", "podwire", "nat-postrouting"]).unwrap();
         let error = status().error().unwrap();
         assert_eq!((error.code, error.details.as_str()), (51, "FirewallDrift"), "{mode}: {error:?}");
@@ -179,8 +179,8 @@ fn e17_status_is_51_when_the_firewall_of_pods_was_flushed() {
 }
 
 #[test]
-fn e18_a_host_address_of_a_family_that_the_pod_lacks_is_refused() {
-    for (subnet, host_ip, has) in [
+fn e18_a_host_ip_of_a_family_without_pod_address_is_refused() {
+    for (subnet, host_ip, pod_family) in [
         ("fd00:88::/64", "192.0.2.1", "IPv6"),
         ("10.88.0.0/24", "2001:db8::1", "IPv4"),
         ("fd00:88::/64", "0.0.0.0", "IPv6"),
@@ -195,7 +195,7 @@ fn e18_a_host_address_of_a_family_that_the_pod_lacks_is_refused() {
         let pod = host.pod("a");
         let error = host.refused(&pod, &config);
         assert_eq!(error.code, 7, "{host_ip}: {error:?}");
-        for word in ["8080", host_ip, has] {
+        for word in ["8080", host_ip, pod_family] {
             assert!(error.msg.contains(word), "{word} is not in {error:?}");
         }
         before.expect_same(&host.node).unwrap();
@@ -203,7 +203,7 @@ fn e18_a_host_address_of_a_family_that_the_pod_lacks_is_refused() {
 }
 
 #[test]
-fn two_networks_with_one_subnet_do_not_share_an_address() {
+fn two_networks_with_the_same_subnet_share_no_address() {
     for mode in MODES {
         let host = Host::new("twice");
         let blue = host.config(&json!({"subnet": DUAL, "mode": mode, "ipMasq": true}));
@@ -220,7 +220,7 @@ fn two_networks_with_one_subnet_do_not_share_an_address() {
         before.expect_same(&host.node).unwrap();
         host.del(&pod, &red);
         host.check(&a, &blue, &ra).unwrap();
-        // When the other is gone there is nothing in the way.
+        // After the first pod is removed, its address can be assigned.
         host.del(&a, &blue);
         host.add(&pod, &red);
     }

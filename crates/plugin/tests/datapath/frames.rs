@@ -1,4 +1,4 @@
-//! Frames from a raw socket inside a pod, as root in the pod can send them.
+//! Frames from a raw socket inside a pod, as a process with root privileges can send them.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -10,11 +10,11 @@ use testkit::frames::{self, MacBytes};
 use testkit::{DEADLINE, Ns, Pod, inspect, ping, uninterrupted, wait_until};
 
 use crate::common::{DUAL, Host, MODES, host_link, ips, v4, v6};
-use crate::world::{NODE, OUT, ip, outside};
+use crate::probes::{NODE, OUT, ip, outside};
 
 const GATEWAYS: [&str; 2] = ["10.88.0.1", "fd00:88::1"];
-const FOREIGN: [&str; 2] = ["10.88.0.200", "fd00:88::200"];
-const INVENTED: MacBytes = [2, 0xde, 0xad, 0, 0, 1];
+const SPOOFED: [&str; 2] = ["10.88.0.200", "fd00:88::200"];
+const UNKNOWN_MAC: MacBytes = [2, 0xde, 0xad, 0, 0, 1];
 const REQUEST: u16 = 1;
 const REPLY: u16 = 2;
 const ROUTER_SOLICIT: u8 = 133;
@@ -36,7 +36,7 @@ impl Attacker {
     fn new(host: &Host, config: &Value) -> Self {
         let (pod, result) = host.attached("attacker", config);
         let mac_of = |ns: &Ns, dev: &str| frames::mac(&inspect::link(ns, dev).unwrap().mac.unwrap()).unwrap();
-        // On a bridge, frames for the host go to the bridge.
+        // In mode `bridge`, frames for the host are sent to the bridge.
         let receiver = if config["mode"] == "routed" { host_link(&result) } else { BRIDGE };
         Self {
             raw: PacketSocket::open(&pod, "eth0").unwrap(),
@@ -47,27 +47,27 @@ impl Attacker {
         }
     }
 
-    fn datagram(&self, between: frames::Between, source: IpAddr, (listener, word): (&UdpSocket, &str)) {
+    fn send_datagram(&self, between: frames::Between, source: IpAddr, (listener, text): (&UdpSocket, &str)) {
         let target = listener.local_addr().unwrap();
-        let packet = frames::udp((source, 9).into(), target, word.as_bytes());
+        let packet = frames::udp((source, 9).into(), target, text.as_bytes());
         self.raw.send(&frames::framed(between, &packet)).unwrap();
     }
 }
 
-/// Not named as pods' links are, as bridges of operators.
+/// Unlike the host ends of pods, without the prefix `pw`, as bridges of operators.
 const BRIDGE: &str = "br-blue";
 
 fn config(host: &Host, mode: &str) -> Value {
     host.config(&json!({"subnet": DUAL, "mode": mode, "bridge": BRIDGE}))
 }
 
-fn listen(ns: &Ns, at: IpAddr) -> UdpSocket {
-    let socket = ns.enter(|| UdpSocket::bind((at, 0)).unwrap()).unwrap();
+fn listen(ns: &Ns, address: IpAddr) -> UdpSocket {
+    let socket = ns.enter(|| UdpSocket::bind((address, 0)).unwrap()).unwrap();
     socket.set_read_timeout(Some(DEADLINE)).unwrap();
     socket
 }
 
-/// What was received before the datagram `end`, which `send_end` sends again until it arrives.
+/// The datagrams that the listener received before `end`. `send_end` is repeated until `end` arrives.
 fn received(listener: &UdpSocket, send_end: &dyn Fn()) -> Vec<String> {
     listener.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let (deadline, mut received, mut buffer) = (Instant::now() + DEADLINE, Vec::new(), [0; 64]);
@@ -76,18 +76,18 @@ fn received(listener: &UdpSocket, send_end: &dyn Fn()) -> Vec<String> {
         match uninterrupted(|| listener.recv(&mut buffer)) {
             Ok(count) => match String::from_utf8_lossy(&buffer[..count]).as_ref() {
                 "end" => return received,
-                word => received.push(word.to_owned()),
+                datagram => received.push(datagram.to_owned()),
             },
             Err(_) => send_end(),
         }
-        assert!(Instant::now() < deadline, "the last datagram arrives");
+        assert!(Instant::now() < deadline, "the end datagram did not arrive");
     }
 }
 
-fn say(from: &Ns, source: IpAddr, to: &UdpSocket, word: &str) {
+fn send(from: &Ns, source: IpAddr, to: &UdpSocket, text: &str) {
     let target = to.local_addr().unwrap();
     let socket = from.enter(|| UdpSocket::bind((source, 0)).unwrap()).unwrap();
-    socket.send_to(word.as_bytes(), target).unwrap();
+    socket.send_to(text.as_bytes(), target).unwrap();
 }
 
 /// All neighbour entries of the namespace, in every state: link and address.
@@ -95,7 +95,7 @@ fn neighbours(ns: &Ns) -> BTreeSet<(String, IpAddr)> {
     let mut all = BTreeSet::new();
     for family in ["-4", "-6"] {
         let shown = ns.json(&["ip", family, "-j", "neigh", "show", "nud", "all"]).unwrap();
-        // The kernel keeps entries for multicast destinations by itself.
+        // The kernel adds entries for multicast destinations.
         let entries = shown.as_array().into_iter().flatten();
         let entries =
             entries.map(|e| (e["dev"].as_str().unwrap().to_owned(), ip(e["dst"].as_str().unwrap())));
@@ -104,9 +104,9 @@ fn neighbours(ns: &Ns) -> BTreeSet<(String, IpAddr)> {
     all
 }
 
-/// The first of the entries that are new, which is enough for a message.
+/// At most five new entries, for the assert message.
 fn new_neighbours(ns: &Ns, before: &BTreeSet<(String, IpAddr)>) -> Vec<(String, IpAddr)> {
-    // Made of a MAC by the kernel: a bridge and a pod on it learn each other's at any time.
+    // Link-local addresses that the kernel derives from a MAC. A bridge and its pods may resolve each other at any time.
     let is_derived = |address: &IpAddr| match address {
         IpAddr::V4(_) => false,
         IpAddr::V6(v6) => v6.is_unicast_link_local() && v6.octets()[11..13] == [0xff, 0xfe],
@@ -119,16 +119,16 @@ fn all_routers() -> Ipv6Addr {
     "ff02::2".parse().unwrap()
 }
 
-fn invented_v4(number: u16) -> Ipv4Addr {
+fn unknown_v4(number: u16) -> Ipv4Addr {
     let [high, low] = number.to_be_bytes();
     Ipv4Addr::new(10, 200, high, low)
 }
 
-fn invented_v6(number: u16) -> Ipv6Addr {
+fn unknown_v6(number: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xbad, number)
 }
 
-/// A reserved multicast MAC is not forwarded by a bridge, but given to the host with the port as its interface.
+/// A bridge does not forward frames to a reserved multicast MAC. The host receives them with the port as input interface.
 #[test]
 fn a4_frames_to_reserved_macs_reach_no_host_socket() {
     for mode in MODES {
@@ -138,22 +138,23 @@ fn a4_frames_to_reserved_macs_reach_no_host_socket() {
             let reserved = [1, 0x80, 0xc2, 0, 0, last];
             for (family, gateway) in GATEWAYS.into_iter().enumerate() {
                 let listener = listen(&host.node, ip(gateway));
-                for (source, from) in [(ip(FOREIGN[family]), attacker.mac), (attacker.own[family], INVENTED)]
+                for (source, from) in
+                    [(ip(SPOOFED[family]), attacker.mac), (attacker.own[family], UNKNOWN_MAC)]
                 {
-                    attacker.datagram((reserved, from), source, (&listener, "forged"));
+                    attacker.send_datagram((reserved, from), source, (&listener, "forged"));
                 }
-                let words = received(&listener, &|| {
+                let datagrams = received(&listener, &|| {
                     let between = (attacker.host_mac, attacker.mac);
-                    attacker.datagram(between, attacker.own[family], (&listener, "end"));
+                    attacker.send_datagram(between, attacker.own[family], (&listener, "end"));
                 });
-                assert_eq!(words, [""; 0], "{mode}, {last:x}, {gateway}");
+                assert_eq!(datagrams, [""; 0], "{mode}, {last:x}, {gateway}");
             }
         }
     }
 }
 
 #[test]
-fn a4_frames_to_reserved_macs_make_no_neighbour_entry() {
+fn a4_frames_to_reserved_macs_create_no_neighbour_entries() {
     for mode in MODES {
         let host = Host::new("reserved-arp");
         let attacker = Attacker::new(&host, &config(&host, mode));
@@ -165,70 +166,72 @@ fn a4_frames_to_reserved_macs_make_no_neighbour_entry() {
         for last in 0..16 {
             let reserved = [1, 0x80, 0xc2, 0, 0, last];
             for operation in [REQUEST, REPLY] {
-                let sender = (INVENTED, invented_v4(last.into()));
+                let sender = (UNKNOWN_MAC, unknown_v4(last.into()));
                 let frame = frames::arp((reserved, attacker.mac), operation, sender, gateway);
                 attacker.raw.send(&frame).unwrap();
             }
             for kind in [ROUTER_SOLICIT, ROUTER_ADVERT, SOLICIT, ADVERT, REDIRECT] {
                 let target = (kind > ROUTER_ADVERT).then_some(gateway6);
                 for to in [all_routers(), gateway6] {
-                    let packet = frames::discovery((invented_v6(last.into()), to), kind, target, INVENTED);
+                    let packet = frames::discovery((unknown_v6(last.into()), to), kind, target, UNKNOWN_MAC);
                     attacker.raw.send(&frames::framed((reserved, attacker.mac), &packet)).unwrap();
                 }
             }
         }
-        // What was sent before it has been handled when it is answered.
+        // When the ping is answered, the kernel has processed all earlier frames.
         assert!(ping(&attacker.pod, ip(GATEWAYS[0]), 1).unwrap().all());
         assert_eq!(new_neighbours(&host.node, &before), [], "{mode}");
     }
 }
 
-/// A host of the underlay that sends from a pod's address would have the pod's rights.
+/// Otherwise a host of the underlay could use a pod's address to bypass policies.
 #[test]
-fn a13_pod_source_from_the_underlay_is_dropped() {
+fn a13_packets_with_a_pods_source_from_the_underlay_are_dropped() {
     for mode in MODES {
         let host = Host::new("underlay");
         let out = outside(&host, &["10.88.0.0/24", "fd00:88::/64"]);
         let config = config(&host, mode);
-        let (victim, victims) = host.attached("v", &config);
-        let (trusted, trusteds) = host.attached("t", &config);
+        let (victim, victim_result) = host.attached("v", &config);
+        let (trusted, trusted_result) = host.attached("t", &config);
         for link in ["all", "up0"] {
             host.node.sh(&["sysctl", "-q", "-w", &format!("net.ipv4.conf.{link}.rp_filter=0")]).unwrap();
         }
-        for (family, source) in ips(&trusteds).into_iter().enumerate() {
+        for (family, source) in ips(&trusted_result).into_iter().enumerate() {
             out.sh(&["ip", "addr", "add", &source.to_string(), "dev", "lo"]).unwrap();
             let is_usable = || out.enter(|| UdpSocket::bind((source, 0)).is_ok());
-            wait_until("the kernel to finish the address", DEADLINE, is_usable).unwrap();
-            for (place, at) in [(&*victim, ips(&victims)[family]), (&*host.node, ip(NODE[family]))] {
-                let listener = listen(place, at);
-                say(&out, source, &listener, "forged");
-                let words = received(&listener, &|| say(&out, ip(OUT[family]), &listener, "end"));
-                assert_eq!(words, [""; 0], "{mode}, {source} to {at}");
+            wait_until("the address to be usable", DEADLINE, is_usable).unwrap();
+            for (receiver, target) in
+                [(&*victim, ips(&victim_result)[family]), (&*host.node, ip(NODE[family]))]
+            {
+                let listener = listen(receiver, target);
+                send(&out, source, &listener, "forged");
+                let datagrams = received(&listener, &|| send(&out, ip(OUT[family]), &listener, "end"));
+                assert_eq!(datagrams, [""; 0], "{mode}, {source} to {target}");
                 // Packets of the pod itself still arrive.
-                let words = received(&listener, &|| say(&trusted, source, &listener, "end"));
-                assert_eq!(words, [""; 0], "{mode}, {source} to {at}");
+                let datagrams = received(&listener, &|| send(&trusted, source, &listener, "end"));
+                assert_eq!(datagrams, [""; 0], "{mode}, {source} to {target}");
             }
         }
     }
 }
 
-/// As transparent proxies of the host do.
+/// Transparent proxies on the host send such packets.
 #[test]
-fn a13_pod_source_on_the_loopback_is_accepted() {
+fn a13_packets_with_a_pods_source_on_loopback_are_accepted() {
     for mode in MODES {
         let host = Host::new("transparent");
         let (_pod, result) = host.attached("a", &config(&host, mode));
-        for (source, at) in [(v4(&result), "127.0.0.1"), (v6(&result), "::1")] {
-            let listener = listen(&host.node, ip(at));
+        for (source, loopback) in [(v4(&result), "127.0.0.1"), (v6(&result), "::1")] {
+            let listener = listen(&host.node, ip(loopback));
             let target = listener.local_addr().unwrap();
             let packet = frames::udp((source, 9).into(), target, b"end");
-            let words = received(&listener, &|| host.node.enter(|| send_raw(&packet, target)).unwrap());
-            assert_eq!(words, [""; 0], "{mode}, {source}");
+            let datagrams = received(&listener, &|| host.node.enter(|| send_raw(&packet, target)).unwrap());
+            assert_eq!(datagrams, [""; 0], "{mode}, {source}");
         }
     }
 }
 
-/// Sends a whole IP packet from the host itself.
+/// Sends an IP packet with its header from the host.
 fn send_raw(packet: &[u8], target: SocketAddr) {
     use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
     let family = if target.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -238,20 +241,20 @@ fn send_raw(packet: &[u8], target: SocketAddr) {
 }
 
 #[test]
-fn a6_arp_and_discovery_of_invented_senders_leave_no_entries() {
-    let host = Host::new("invented");
+fn a6_arp_and_nd_of_unknown_senders_create_no_entries() {
+    let host = Host::new("unknown");
     let attacker = Attacker::new(&host, &config(&host, "routed"));
     let [IpAddr::V4(gateway), IpAddr::V6(gateway6)] = GATEWAYS.map(ip) else { unreachable!() };
     let before = neighbours(&host.node);
     let between = (attacker.host_mac, attacker.mac);
     for number in 0..5000 {
         for operation in [REQUEST, REPLY] {
-            let frame = frames::arp(between, operation, (INVENTED, invented_v4(number)), gateway);
+            let frame = frames::arp(between, operation, (UNKNOWN_MAC, unknown_v4(number)), gateway);
             attacker.raw.send(&frame).unwrap();
         }
         for kind in [ROUTER_SOLICIT, SOLICIT, ADVERT] {
             let target = (kind != ROUTER_SOLICIT).then_some(gateway6);
-            let packet = frames::discovery((invented_v6(number), all_routers()), kind, target, INVENTED);
+            let packet = frames::discovery((unknown_v6(number), all_routers()), kind, target, UNKNOWN_MAC);
             attacker.raw.send(&frames::framed(between, &packet)).unwrap();
         }
     }
@@ -262,12 +265,12 @@ fn a6_arp_and_discovery_of_invented_senders_leave_no_entries() {
 }
 
 #[test]
-fn a6_unassigned_addresses_are_unreachable_and_leave_no_entries() {
+fn a6_unassigned_addresses_are_unreachable_and_create_no_entries() {
     let host = Host::new("unassigned");
     let attacker = Attacker::new(&host, &config(&host, "routed"));
     let other = host.attached("b", &config(&host, "routed")).1;
     let before = neighbours(&host.node);
-    // First: the kernel limits how many errors it sends.
+    // Tested first, because the kernel limits the rate of ICMP errors.
     for unassigned in ["10.88.0.77", "fd00:88::77"] {
         for from in [&*attacker.pod, &*host.node] {
             let shown = from.run(&["ping", "-n", "-c", "1", "-W", "10", unassigned], b"").unwrap();
@@ -293,9 +296,9 @@ fn a6_unassigned_addresses_are_unreachable_and_leave_no_entries() {
     }
 }
 
-/// One subnet for both kinds of pods, as when a network's mode is changed while pods run.
+/// This happens if the mode of a network is changed while pods run.
 #[test]
-fn a6_bridge_and_routed_pods_of_one_subnet_are_both_reached() {
+fn a6_bridged_and_routed_pods_of_one_subnet_are_reachable() {
     for modes in [MODES, ["routed", "bridge"]] {
         let host = Host::new("both-modes");
         for mode in modes {
@@ -309,7 +312,7 @@ fn a6_bridge_and_routed_pods_of_one_subnet_are_both_reached() {
 }
 
 #[test]
-fn a10_foreign_source_mac_is_dropped_in_both_modes() {
+fn a10_spoofed_source_macs_are_dropped_in_both_modes() {
     for mode in MODES {
         for checked in [true, false] {
             let host = Host::new("source-mac");
@@ -318,11 +321,12 @@ fn a10_foreign_source_mac_is_dropped_in_both_modes() {
             let attacker = Attacker::new(&host, &config);
             for (family, gateway) in GATEWAYS.into_iter().enumerate() {
                 let (listener, own) = (listen(&host.node, ip(gateway)), attacker.own[family]);
-                attacker.datagram((attacker.host_mac, INVENTED), own, (&listener, "forged"));
+                attacker.send_datagram((attacker.host_mac, UNKNOWN_MAC), own, (&listener, "forged"));
                 let between = (attacker.host_mac, attacker.mac);
-                let words = received(&listener, &|| attacker.datagram(between, own, (&listener, "end")));
+                let datagrams =
+                    received(&listener, &|| attacker.send_datagram(between, own, (&listener, "end")));
                 let expected: &[&str] = if checked { &[] } else { &["forged"] };
-                assert_eq!(words, expected, "{mode}, spoofCheck {checked}, {gateway}");
+                assert_eq!(datagrams, expected, "{mode}, spoofCheck {checked}, {gateway}");
             }
         }
     }

@@ -1,13 +1,13 @@
-//! B11: `ipam.type` dhcp with the reference's own plugin and a real DHCP server.
+//! B11: the reference `dhcp` IPAM plugin with a real DHCP server.
 
 use serde_json::{Value, json};
 use testkit::{DEADLINE, DHCP_SERVER, Dhcp, Pod, Snapshot, inspect, ping, wait_until};
 
 use crate::common::{Host, ips, nets};
 
-/// The reference's bridge plugin takes the same config.
+/// A config that the reference bridge plugin accepts, too.
 fn config(host: &Host, dhcp: &Dhcp) -> Value {
-    // The installed plugin does not speak 1.1.0.
+    // The installed dhcp plugin does not support 1.1.0.
     host.config(&json!({"cniVersion": "1.0.0", "bridge": "lan", "ipam": dhcp.ipam()}))
 }
 
@@ -16,11 +16,11 @@ fn reaches_server(pod: &Pod) -> bool {
 }
 
 #[test]
-fn b11_a_dhcp_server_gives_the_address_renews_it_and_gets_it_back() {
+fn b11_a_dhcp_lease_is_acquired_renewed_and_released() {
     let host = Host::new("b11-dhcp");
     let dhcp = Dhcp::start(&host.node, "lan").unwrap();
     let config = config(&host, &dhcp);
-    // Once, so that the tables are there.
+    // The first pod creates the tables.
     let (first, _) = host.attached("first", &config);
     host.del(&first, &config);
     let before = Snapshot::of(&host.node).unwrap();
@@ -34,20 +34,20 @@ fn b11_a_dhcp_server_gives_the_address_renews_it_and_gets_it_back() {
     wait_until("the lease to be renewed twice", DEADLINE, || Ok(dhcp.acknowledged()? >= acknowledged + 2))
         .unwrap();
     assert!(reaches_server(&pod));
-    // The guard is as strict as ever: another address is of no use.
+    // The source check drops packets from other addresses.
     pod.sh(&["ip", "addr", "flush", "dev", "eth0", "scope", "global"]).unwrap();
     pod.sh(&["ip", "addr", "add", "10.55.0.99/24", "dev", "eth0"]).unwrap();
     assert!(!reaches_server(&pod));
     let released = dhcp.released().unwrap();
     host.del(&pod, &config);
-    wait_until("the server to get the address back", DEADLINE, || Ok(dhcp.released()? > released)).unwrap();
+    wait_until("the lease to be released", DEADLINE, || Ok(dhcp.released()? > released)).unwrap();
     before.expect_same(&host.node).unwrap();
-    // DEL again, and of a pod that never was: nothing is there, and nothing fails.
+    // A second DEL succeeds.
     host.del(&pod, &config);
 }
 
 #[test]
-fn b11_an_add_without_an_answer_of_the_server_leaves_nothing() {
+fn b11_an_add_without_an_answer_of_the_server_is_undone() {
     let host = Host::new("b11-silent");
     let mut dhcp = Dhcp::start(&host.node, "lan").unwrap();
     let config = config(&host, &dhcp);
@@ -63,14 +63,14 @@ fn b11_an_add_without_an_answer_of_the_server_leaves_nothing() {
 }
 
 #[test]
-fn b11_a_pod_with_dhcp_is_recovered_from_its_link() {
+fn b11_the_record_of_a_dhcp_pod_is_recovered_from_its_link() {
     let host = Host::new("b11-lost");
     let dhcp = Dhcp::start(&host.node, "lan").unwrap();
     let config = config(&host, &dhcp);
     let (pod, result) = host.attached("a", &config);
     std::fs::remove_dir_all(host.node.run_dir()).unwrap();
-    let (_other, others) = host.attached("b", &config);
-    assert_ne!(ips(&result), ips(&others));
+    let (_other, other_result) = host.attached("b", &config);
+    assert_ne!(ips(&result), ips(&other_result));
     let record = host.node.run_dir().join(format!("networks/blue/attachments/{}@eth0.ready", pod.id()));
     let record: Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
     assert_eq!((&record["addressing"], &record["delegated"]), (&json!("dhcp"), &json!(true)));

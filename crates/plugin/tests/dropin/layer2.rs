@@ -1,4 +1,4 @@
-//! B11: a config without `ipam` is layer 2 only, as in the reference.
+//! B11: a config without `ipam` is layer 2 only, as in the reference plugins.
 
 use serde_json::{Value, json};
 use testkit::frames::{self, MacBytes};
@@ -10,8 +10,8 @@ fn config(host: &Host, more: &Value) -> Value {
     crate::common::with(&host.config(&json!({"cniVersion": "1.0.0"})), more)
 }
 
-/// Gives the pod addresses, as the workload of such a network does.
-fn address(pod: &testkit::Pod, n: u8) {
+/// Adds addresses inside the pod, as the workload of such a network does.
+fn add_addresses(pod: &testkit::Pod, n: u8) {
     for net in [format!("10.56.0.{n}/24"), format!("fd56::{n}/64")] {
         pod.sh(&words(&format!("ip addr add {net} dev eth0 nodad"))).unwrap();
     }
@@ -24,7 +24,7 @@ fn reaches(pod: &testkit::Pod, n: u8) -> bool {
 }
 
 #[test]
-fn b11_pods_without_addresses_share_a_wire_and_only_their_macs_are_checked() {
+fn b11_layer_2_pods_share_a_segment_with_mac_check() {
     let host = Host::new("b11-l2");
     let config = config(&host, &json!({"isGateway": true, "ipMasq": true}));
     let (first, _) = host.attached("first", &config);
@@ -36,32 +36,32 @@ fn b11_pods_without_addresses_share_a_wire_and_only_their_macs_are_checked() {
     assert_eq!(result["interfaces"].as_array().unwrap().len(), 3);
     for (pod, n) in [(&a, 1), (&b, 2)] {
         assert!(inspect::link(pod, "eth0").unwrap().is_up());
-        address(pod, n);
+        add_addresses(pod, n);
     }
     assert!(reaches(&a, 2));
     let rules = host.node.sh(&["nft", "list", "ruleset"]).unwrap();
-    assert!(!rules.contains("chain net-"), "no masquerade: {rules}");
+    assert!(!rules.contains("chain net-"), "unexpected masquerade: {rules}");
     assert_eq!(host.node.sh(&words("sysctl -n net.ipv4.ip_forward")).unwrap().trim(), "0");
     host.check(&a, &config, &result).unwrap();
-    // Another MAC than its own.
+    // Frames with another MAC are dropped.
     a.sh(&words("ip link set eth0 address 02:00:00:00:00:99")).unwrap();
     assert!(!reaches(&a, 2));
     assert!(host.check(&a, &config, &result).unwrap_err().msg.contains("mac"));
     let own = result["interfaces"][2]["mac"].as_str().unwrap();
     a.sh(&["ip", "link", "set", "eth0", "address", own]).unwrap();
     a.sh(&words("ip addr flush dev eth0 scope global")).unwrap();
-    address(&a, 1);
+    add_addresses(&a, 1);
     assert!(reaches(&a, 2));
-    // Recovered from the links.
+    // The records are recovered from the links.
     std::fs::remove_dir_all(host.node.run_dir()).unwrap();
     let (c, _) = host.attached("c", &config);
-    address(&c, 3);
+    add_addresses(&c, 3);
     assert!(reaches(&a, 2) && reaches(&c, 2));
     host.check(&a, &config, &result).unwrap();
     host.node.sh(&["nft", "flush", "ruleset"]).unwrap();
     let error = host.check(&a, &config, &result).unwrap_err();
     assert!(error.msg.contains(&format!("mac_ports {{ {} }}", host_link(&result))), "{error:?}");
-    // GC collects the one that is not listed, DEL the others.
+    // GC removes the attachment that is not listed.
     let gc = crate::common::with(&config, &json!({"cniVersion": "1.1.0"}));
     host.plugin.gc(&host.node, &gc, &[(a.id(), "eth0"), (b.id(), "eth0")]).unwrap().ok().unwrap();
     assert!(inspect::link(&c, "eth0").is_err());
@@ -69,29 +69,29 @@ fn b11_pods_without_addresses_share_a_wire_and_only_their_macs_are_checked() {
         host.del(pod, &config);
         assert!(inspect::link(pod, "eth0").is_err());
     }
-    // The tables are made again.
+    // The next pod creates the tables again.
     let (last, _) = host.attached("last", &config);
     host.del(&last, &config);
     before.expect_same(&host.node).unwrap();
 }
 
 #[test]
-fn b11_the_reference_accepts_the_same_config() {
-    let host = Host::new("b11-twin");
+fn b11_the_reference_plugin_accepts_the_same_layer_2_config() {
+    let host = Host::new("b11-reference");
     let config = json!({"cniVersion": "1.0.0", "name": "blue", "type": "bridge", "bridge": "ref0"});
     let pod = host.pod("a");
-    let theirs = testkit::reference_plugin("bridge").unwrap().add(&pod, &config).unwrap().ok().unwrap();
+    let reference = testkit::reference_plugin("bridge").unwrap().add(&pod, &config).unwrap().ok().unwrap();
     let (_other, result) = host.attached("b", &self::config(&host, &json!({})));
     let names = |result: &Value| {
         let mut names: Vec<String> = result.as_object().unwrap().keys().cloned().collect();
         names.retain(|name| name != "dns");
         names
     };
-    assert_eq!(names(&theirs), names(&result), "{theirs} {result}");
+    assert_eq!(names(&reference), names(&result), "{reference} {result}");
 }
 
 #[test]
-fn b11_layer_2_only_is_for_mode_bridge() {
+fn b11_layer_2_only_and_dhcp_need_mode_bridge() {
     let host = Host::new("b11-routed");
     let pod = host.pod("a");
     let error = host.refused(&pod, &host.config(&json!({"mode": "routed"})));
@@ -101,9 +101,9 @@ fn b11_layer_2_only_is_for_mode_bridge() {
     assert!(error.code == 7 && error.msg.contains("\"mode\": \"bridge\""), "{error:?}");
 }
 
-/// A pod without addresses could answer for the gateway and for its neighbours.
+/// Otherwise a pod without address check could answer for the gateway and for its neighbours.
 #[test]
-fn b11_a_pod_without_addresses_shares_no_bridge_with_a_gateway() {
+fn b11_layer_2_pods_are_refused_on_a_bridge_with_a_gateway() {
     for mode in MODES {
         let host = Host::new("b11-shared");
         let layer2 = host.config(&json!({"name": "wire"}));
@@ -113,9 +113,9 @@ fn b11_a_pod_without_addresses_shares_no_bridge_with_a_gateway() {
         let pod = host.pod("a");
         let error = host.refused(&pod, &addressed);
         assert!(error.code == 7 && error.msg.contains("layer 2 only"), "{mode}: {error:?}");
-        let left = before.difference(&Snapshot::of(&host.node).unwrap());
-        let is_left = |line: &String| line.contains("10.88.0.") || line.contains("fd00:88:");
-        assert!(!left.new.iter().any(is_left), "{mode}: {left}");
+        let difference = before.difference(&Snapshot::of(&host.node).unwrap());
+        let has_address = |line: &String| line.contains("10.88.0.") || line.contains("fd00:88:");
+        assert!(!difference.new.iter().any(has_address), "{mode}: {difference}");
         host.del(&wire, &layer2);
         let result = host.add(&pod, &addressed);
         let before = Snapshot::of(&host.node).unwrap();
@@ -128,7 +128,7 @@ fn b11_a_pod_without_addresses_shares_no_bridge_with_a_gateway() {
     }
 }
 
-/// Kernels before 5.18 do not tell a gateway from an address of the operator.
+/// Kernels before 5.18 do not distinguish a gateway from an address of the operator.
 #[test]
 fn b11_every_routed_address_of_a_managed_bridge_counts_as_a_gateway() {
     let host = Host::new("b11-proto");
@@ -145,9 +145,9 @@ fn b11_every_routed_address_of_a_managed_bridge_counts_as_a_gateway() {
     host.add(&wire, &config);
 }
 
-/// The tag of a VLAN could hide an ARP message with another sender.
+/// A VLAN tag could hide an ARP message with a spoofed sender.
 #[test]
-fn b11_a_pod_without_addresses_sends_no_vlan_tags() {
+fn b11_vlan_tags_of_layer_2_pods_are_dropped() {
     const FORWARDED: &str = "table bridge watch { chain tagged { type filter hook forward priority 0; \
                              ether type { 8021q, 8021ad } counter; }; }";
     for spoof_check in [true, false] {
@@ -156,7 +156,7 @@ fn b11_a_pod_without_addresses_sends_no_vlan_tags() {
         let (a, _) = host.attached("a", &config);
         let (b, _) = host.attached("b", &config);
         for (pod, n) in [(&a, 1), (&b, 2)] {
-            address(pod, n);
+            add_addresses(pod, n);
         }
         host.node.sh(&["nft", FORWARDED]).unwrap();
         let mac = |pod: &testkit::Pod| -> MacBytes {
@@ -171,14 +171,13 @@ fn b11_a_pod_without_addresses_sends_no_vlan_tags() {
         }
         assert!(reaches(&a, 2));
         let counted = host.node.sh(&["nft", "list", "table", "bridge", "watch"]).unwrap();
-        // A frame to a MAC that the bridge has not learned yet counts for each port.
+        // A frame to a MAC that the bridge has not learned is counted once per port.
         assert_eq!(counted.contains("packets 0 "), spoof_check, "{counted}");
     }
 }
 
-/// A router on the wire may give addresses to pods that have none of Podwire.
 #[test]
-fn b11_a_pod_without_addresses_takes_one_that_a_router_advertises() {
+fn b11_layer_2_pods_accept_router_advertisements() {
     let host = Host::new("b11-slaac");
     let config = config(&host, &json!({}));
     let (a, _) = host.attached("a", &config);

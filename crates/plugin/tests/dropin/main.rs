@@ -1,13 +1,13 @@
-//! Beside the reference plugins: what their users write means the same here, and their IPAM plugins can be used. Needs root
-//! and the reference plugins.
+//! Compatibility with the reference plugins: configs have the same meaning, and their IPAM plugins can be used. Needs root and
+//! the reference plugins.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test, also in helpers")]
 
 #[path = "../common/mod.rs"]
 mod common;
 mod delegation;
 mod dhcp;
 mod layer2;
-mod picture;
-mod releases;
-mod twins;
+mod reference;
+mod release;
+mod summary;

@@ -1,32 +1,32 @@
-//! Pods come and go, again and again.
+//! Many cycles of ADD and DEL.
 
 use serde_json::json;
 use testkit::{Verb, soak};
 
 use crate::common::{MODES, with};
-use crate::scene::{Scene, call, wishes};
+use crate::scene::{Scene, call, ports_and_limits};
 
 #[test]
 fn c5_many_cycles_leak_nothing() {
     let cycles = if soak() { 1000 } else { 100 };
-    let lane = |mode: &str| {
+    let run = |mode: &str| {
         let scene = Scene::new("cycles", &json!({"mode": mode}));
         let pod = scene.host.pod("pod");
-        let everything = || scene.host.node.sh(&["find", scene.host.node.dir().to_str().unwrap()]).unwrap();
-        let files = everything().lines().count();
+        let all_files = || scene.host.node.sh(&["find", scene.host.node.dir().to_str().unwrap()]).unwrap();
+        let files = all_files().lines().count();
         for cycle in 0..cycles / 2 {
-            let wished = if cycle % 2 == 0 { wishes() } else { json!({}) };
-            let config = with(&scene.config, &wished);
+            let extra = if cycle % 2 == 0 { ports_and_limits() } else { json!({}) };
+            let config = with(&scene.config, &extra);
             let name = format!("c{cycle}");
             scene.call(&call(Verb::Add, (&pod, &name), &config)).ok().unwrap();
             scene.del(&call(Verb::Del, (&pod, &name), &config), &name);
         }
         scene.expect_as_before(mode);
-        assert_eq!(everything().lines().count(), files, "{mode}: {}", everything());
+        assert_eq!(all_files().lines().count(), files, "{mode}: {}", all_files());
         scene.expect_neighbour(mode);
     };
     std::thread::scope(|scope| {
-        let lanes = MODES.map(|mode| scope.spawn(move || lane(mode)));
-        lanes.into_iter().for_each(|lane| lane.join().unwrap());
+        let threads = MODES.map(|mode| scope.spawn(move || run(mode)));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }

@@ -1,4 +1,4 @@
-//! Many at once: different containers never meet, and of two that want the same thing one gets it.
+//! Parallel calls: different containers are independent, and one of two calls for the same attachment succeeds.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,64 +9,65 @@ use serde_json::{Value, json};
 use testkit::{Call, Outcome, Pod, Random, Verb, inspect, ping, soak};
 
 use crate::common::{MODES, ips, with};
-use crate::scene::{Scene, call, files, wishes};
+use crate::scene::{Scene, call, files, ports_and_limits};
 
 const CONTAINERS: usize = 32;
-const AT_ONCE: usize = 16;
+const THREADS: usize = 16;
 
-/// Runs `work` for each of them, so many at a time.
-fn side_by_side<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let (next, done) = (Mutex::new(all.iter()), Mutex::new(Vec::new()));
+/// Runs `work` for each item, on `THREADS` threads.
+fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let (next, results) = (Mutex::new(items.iter()), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
+        for _ in 0..THREADS {
             scope.spawn(|| {
                 loop {
                     let Some(item) = next.lock().unwrap().next() else { break };
                     let result = work(item);
-                    done.lock().unwrap().push(result);
+                    results.lock().unwrap().push(result);
                 }
             });
         }
     });
-    done.into_inner().unwrap()
+    results.into_inner().unwrap()
 }
 
 #[test]
-fn e12_many_containers_at_once() {
+fn e12_parallel_containers_get_unique_addresses() {
     for mode in MODES {
         let scene = Scene::new("many", &json!({"mode": mode}));
-        let limits = json!({"runtimeConfig": {"bandwidth": wishes()["runtimeConfig"]["bandwidth"]}});
+        let limits =
+            json!({"runtimeConfig": {"bandwidth": ports_and_limits()["runtimeConfig"]["bandwidth"]}});
         let pods: Vec<(Pod, Value)> = (0..CONTAINERS)
             .map(|number| {
-                let more = if number % 4 == 0 { limits.clone() } else { json!({}) };
-                (scene.host.pod(&format!("p{number}")), with(&scene.config, &more))
+                let extra = if number % 4 == 0 { limits.clone() } else { json!({}) };
+                (scene.host.pod(&format!("p{number}")), with(&scene.config, &extra))
             })
             .collect();
-        let results = side_by_side(&pods, |(pod, config)| scene.host.add(pod, config));
-        let mut taken: BTreeSet<IpAddr> = scene.neighbours_ips().into_iter().collect();
+        let results = in_parallel(&pods, |(pod, config)| scene.host.add(pod, config));
+        let mut assigned: BTreeSet<IpAddr> = scene.neighbour_ips().into_iter().collect();
         for ip in results.iter().flat_map(ips) {
-            assert!(taken.insert(ip), "{mode}: {ip} was given twice");
+            assert!(assigned.insert(ip), "{mode}: {ip} was assigned twice");
         }
-        assert_eq!(taken.len(), 2 * (CONTAINERS + 1));
-        side_by_side(&pods, |(pod, config)| scene.host.del(pod, config));
+        assert_eq!(assigned.len(), 2 * (CONTAINERS + 1));
+        in_parallel(&pods, |(pod, config)| scene.host.del(pod, config));
         scene.expect_as_before(mode);
         scene.expect_neighbour(mode);
     }
 }
 
-/// Both at once, the second one so much later.
-fn both(scene: &Scene, [first, second]: [&Call; 2], pause: Duration) -> [Outcome; 2] {
+/// Runs two calls in parallel. The second one starts after `delay`.
+fn race(scene: &Scene, [first, second]: [&Call; 2], delay: Duration) -> [Outcome; 2] {
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| {
-            std::thread::sleep(pause);
+        let thread = scope.spawn(|| {
+            std::thread::sleep(delay);
             scene.call(second)
         });
-        [scene.call(first), other.join().unwrap()]
+        [scene.call(first), thread.join().unwrap()]
     })
 }
 
 #[test]
-fn b8_of_two_adds_of_one_attachment_exactly_one_wins_and_works() {
+fn b8_exactly_one_of_two_parallel_adds_succeeds() {
     let rounds = if soak() { 500 } else { 48 };
     let scene = Scene::new("two-adds", &json!({}));
     let mut random = Random::new("two adds");
@@ -75,53 +76,53 @@ fn b8_of_two_adds_of_one_attachment_exactly_one_wins_and_works() {
     for round in 0..rounds {
         let name = format!("c{round}");
         let add = call(Verb::Add, (&pod, &name), &scene.config);
-        let outcomes = both(&scene, [&add, &add], Duration::from_micros(random.below(2000)));
-        let (won, lost): (Vec<&Outcome>, Vec<&Outcome>) = outcomes.iter().partition(|o| o.success());
-        assert_eq!((won.len(), lost.len()), (1, 1), "round {round}: {outcomes:?}");
-        let error = lost[0].error().unwrap();
+        let outcomes = race(&scene, [&add, &add], Duration::from_micros(random.below(2000)));
+        let (succeeded, failed): (Vec<&Outcome>, Vec<&Outcome>) = outcomes.iter().partition(|o| o.success());
+        assert_eq!((succeeded.len(), failed.len()), (1, 1), "round {round}: {outcomes:?}");
+        let error = failed[0].error().unwrap();
         assert!([11, 102].contains(&error.code), "round {round}: {error:?}");
-        let result = won[0].ok().unwrap();
+        let result = succeeded[0].ok().unwrap();
         let checked = scene.host.check_as((&pod, &name), &scene.config, &result);
         assert!(
             checked.is_ok(),
-            "round {round}: the winner's is incomplete: {checked:?}; the other got {error:?}"
+            "round {round}: the attachment is incomplete: {checked:?}; error of the other ADD: {error:?}"
         );
-        assert!(ping(&pod, gateway, 1).unwrap().all(), "round {round}: no way to the gateway");
+        assert!(ping(&pod, gateway, 1).unwrap().all(), "round {round}: the gateway is unreachable");
         scene.del(&call(Verb::Del, (&pod, &name), &scene.config), &name);
     }
     scene.expect_as_before("after two ADDs");
 }
 
-/// A runtime that lost timeout sends a DEL while its ADD still runs.
+/// After a timeout, a runtime sends a DEL while its ADD still runs.
 #[test]
-fn b8_an_add_and_a_del_at_once_end_with_all_or_nothing() {
+fn b8_parallel_add_and_del_leave_a_complete_attachment_or_none() {
     let rounds = if soak() { 300 } else { 30 };
     let scene = Scene::new("add-del", &json!({}));
     let mut random = Random::new("add and del");
     let pod = scene.host.pod("pod");
-    let (mut stayed, mut went) = (0, 0);
+    let (mut attached, mut removed) = (0, 0);
     for round in 0..rounds {
         let name = format!("c{round}");
         let (add, del) =
             (call(Verb::Add, (&pod, &name), &scene.config), call(Verb::Del, (&pod, &name), &scene.config));
-        let pause = Duration::from_micros(random.below(8000));
-        let [added, deleted] = both(&scene, [&add, &del], pause);
-        let case = format!("round {round}, {pause:?} apart");
+        let delay = Duration::from_micros(random.below(8000));
+        let [added, deleted] = race(&scene, [&add, &del], delay);
+        let case = format!("round {round}, DEL after {delay:?}");
         assert!(deleted.success(), "{case}: {deleted:?}");
-        let result = added.ok().unwrap_or_else(|e| panic!("{case}: a DEL must not break an ADD: {e:#}"));
-        let recorded = files(&scene.host).iter().any(|file| file.contains(&name));
+        let result = added.ok().unwrap_or_else(|e| panic!("{case}: the DEL made the ADD fail: {e:#}"));
+        let has_record = files(&scene.host).iter().any(|file| file.contains(&name));
         let has_link = inspect::links(&pod).unwrap().iter().any(|link| link.name == "eth0");
-        assert_eq!(recorded, has_link, "{case}: the record and the kernel disagree");
-        if recorded {
+        assert_eq!(has_record, has_link, "{case}: the record and the kernel differ");
+        if has_record {
             let checked = scene.host.check_as((&pod, &name), &scene.config, &result);
-            assert!(checked.is_ok(), "{case}: half an attachment is left: {checked:?}");
-            stayed += 1;
+            assert!(checked.is_ok(), "{case}: the attachment is incomplete: {checked:?}");
+            attached += 1;
         } else {
             scene.expect_as_before(&case);
-            went += 1;
+            removed += 1;
         }
         scene.del(&del, &case);
         scene.expect_as_before(&case);
     }
-    println!("the DEL came too early {stayed} times, and took the attachment away {went} times");
+    println!("DEL before the ADD: {attached} rounds; DEL after the ADD: {removed} rounds");
 }

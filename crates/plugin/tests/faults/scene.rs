@@ -1,4 +1,4 @@
-//! A node at work, and what it must look like again afterwards.
+//! A node with a running pod, and the state that it must have after a test.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,39 +9,39 @@ use testkit::{Call, DEADLINE, Outcome, Pod, Snapshot, Verb, inspect, wait_until}
 
 use crate::common::{DUAL, Host, with};
 
-/// A node where everything that stays for good is there (bridge, tables), and a pod that must not notice anything.
+/// A node with bridge and tables, which are not removed with the last pod, and with a running pod that must not be affected.
 pub(crate) struct Scene {
     pub(crate) host: Host,
     pub(crate) config: Value,
     pub(crate) neighbour: Pod,
     /// A namespace that is not attached.
     pub(crate) other: Pod,
-    neighbours_result: Value,
+    neighbour_result: Value,
     before: Snapshot,
     files: BTreeSet<String>,
 }
 
 impl Scene {
-    /// Network `blue` of both families with masquerade, and these keys besides or instead.
+    /// Dual-stack network `blue` with masquerade, and with the keys of `more`.
     pub(crate) fn new(label: &str, more: &Value) -> Self {
         let host = Host::new(label);
         let config = with(&host.config(&json!({"subnet": DUAL, "ipMasq": true})), more);
-        // Whatever a pod may wish: what the first one of its kind makes for good is not to be seen as a leak later.
-        let (first, _) = host.attached("first", &with(&config, &wishes()));
-        let (neighbour, neighbours_result) = host.attached("neighbour", &config);
-        host.del(&first, &with(&config, &wishes()));
+        // The first pod with host ports and limits creates objects that remain, so that they do not count as leaks later.
+        let (first, _) = host.attached("first", &with(&config, &ports_and_limits()));
+        let (neighbour, neighbour_result) = host.attached("neighbour", &config);
+        host.del(&first, &with(&config, &ports_and_limits()));
         if config["mode"] != "routed" {
-            settle(&host);
+            wait_for_link_local(&host);
         }
         let before = Snapshot::of(&host.node).unwrap();
         let (files, other) = (files(&host), host.pod("other"));
-        Self { host, config, neighbour, other, neighbours_result, before, files }
+        Self { host, config, neighbour, other, neighbour_result, before, files }
     }
 
-    /// The node is as it was, the neighbour too, and no address is claimed but the neighbour's.
+    /// Expects the initial state of the node, and only the neighbour's record and claims.
     #[track_caller]
     pub(crate) fn expect_as_before(&self, case: &str) {
-        assert_eq!(files(&self.host), self.files, "{case}: records or claims are left, or too few");
+        assert_eq!(files(&self.host), self.files, "{case}: records or claims differ");
         if let Err(error) = self.before.expect_same(&self.host.node) {
             panic!("{case}: {error:#}");
         }
@@ -49,16 +49,16 @@ impl Scene {
 
     #[track_caller]
     pub(crate) fn expect_neighbour(&self, case: &str) {
-        if let Err(error) = self.host.check(&self.neighbour, &self.config, &self.neighbours_result) {
-            panic!("{case}: the neighbour suffered: {error:?}");
+        if let Err(error) = self.host.check(&self.neighbour, &self.config, &self.neighbour_result) {
+            panic!("{case}: the neighbour was affected: {error:?}");
         }
     }
 
-    pub(crate) fn neighbours_ips(&self) -> Vec<std::net::IpAddr> {
-        crate::common::ips(&self.neighbours_result)
+    pub(crate) fn neighbour_ips(&self) -> Vec<std::net::IpAddr> {
+        crate::common::ips(&self.neighbour_result)
     }
 
-    /// GC where the neighbour is the only one that lives.
+    /// GC with the neighbour as the only valid attachment.
     #[track_caller]
     pub(crate) fn gc(&self) {
         let valid = [(self.neighbour.id(), "eth0")];
@@ -69,10 +69,10 @@ impl Scene {
         self.host.plugin.call(&self.host.node, call).unwrap()
     }
 
-    /// ADD that must do: a new attachment, or one that somebody who was killed had just completed. Returns the result
-    /// of a new one.
+    /// Expects the ADD to succeed, or to be refused because a killed ADD had already completed. Returns the result of a new
+    /// attachment.
     #[track_caller]
-    pub(crate) fn add_or_there_already(&self, add: &Call, case: &str) -> Option<Value> {
+    pub(crate) fn add_unless_attached(&self, add: &Call, case: &str) -> Option<Value> {
         let outcome = self.call(add);
         if outcome.success() {
             return Some(outcome.ok().unwrap());
@@ -89,8 +89,8 @@ impl Scene {
     }
 }
 
-/// The kernel gives a bridge its link-local address some time after its first port carries.
-fn settle(host: &Host) {
+/// The kernel adds the bridge's link-local address some time after its first port has carrier.
+fn wait_for_link_local(host: &Host) {
     let link_local = |a: &inspect::ListedAddress| a.net.addr().is_ipv6() && a.scope == "link";
     wait_until("the bridge's link-local address", DEADLINE, || {
         Ok(inspect::addresses(&host.node, "pw0")?.iter().any(link_local))
@@ -98,8 +98,8 @@ fn settle(host: &Host) {
     .unwrap();
 }
 
-/// A host port, and a limit in both directions.
-pub(crate) fn wishes() -> Value {
+/// A host port and bandwidth limits for both directions.
+pub(crate) fn ports_and_limits() -> Value {
     json!({"runtimeConfig": {
         "portMappings": [{"hostPort": 8080, "containerPort": 80}],
         "bandwidth": {"ingressRate": 80_000_000, "ingressBurst": 80_000_000,
@@ -111,18 +111,18 @@ pub(crate) fn network_dir(host: &Host) -> PathBuf {
     host.node.run_dir().join("networks/blue")
 }
 
-/// Records (also half-written ones) and claims. Index and cursors are left out: they only say where to look first.
+/// Records, including incomplete ones, and claims. Indexes are ignored, because they only speed up allocation.
 pub(crate) fn files(host: &Host) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
+    let mut files = BTreeSet::new();
     for directory in ["attachments", "addresses"] {
         for entry in fs::read_dir(network_dir(host).join(directory)).into_iter().flatten() {
-            found.insert(format!("{directory}/{}", entry.unwrap().file_name().to_string_lossy()));
+            files.insert(format!("{directory}/{}", entry.unwrap().file_name().to_string_lossy()));
         }
     }
-    found
+    files
 }
 
-/// A call about a container of this name in the pod's namespace.
+/// A call with this container id in the pod's namespace.
 pub(crate) fn call(verb: Verb, (pod, container): (&Pod, &str), config: &Value) -> Call {
     Call { container: Some(container.to_owned()), ..Call::pod(verb, pod, config) }
 }

@@ -1,4 +1,4 @@
-//! The network config: versions, spelling, and what is passed over.
+//! The network config: versions, case of keys, and ignored keys.
 
 use serde_json::{Value, json};
 use testkit::{Call, Verb};
@@ -9,7 +9,7 @@ use crate::watch::{Watch, dual, refused_with};
 const VERBS: [Verb; 5] = [Verb::Add, Verb::Del, Verb::Check, Verb::Gc, Verb::Status];
 
 #[test]
-fn e5_versions_that_cannot_be_used() {
+fn e5_invalid_and_unsupported_versions_are_refused() {
     let host = Host::new("e5");
     let pod = host.pod("a");
     let watch = Watch::on(&host, &[&pod]);
@@ -29,11 +29,11 @@ fn e5_versions_that_cannot_be_used() {
             refused_with(&format!("{} {version}", verb.as_str()), &outcome, (code, words));
         }
     }
-    watch.expect_same("versions that cannot be used");
+    watch.expect_same("unsupported versions");
 }
 
 #[test]
-fn e5_verbs_that_a_version_does_not_have_are_code_1() {
+fn e5_commands_that_a_version_does_not_define_are_code_1() {
     let host = Host::new("e5verbs");
     let pod = host.pod("a");
     let cases = [
@@ -49,7 +49,7 @@ fn e5_verbs_that_a_version_does_not_have_are_code_1() {
             assert_eq!(
                 outcome.json().unwrap()["cniVersion"],
                 *version,
-                "the error speaks the request's version"
+                "the error has another version than the request"
             );
         }
     }
@@ -70,7 +70,7 @@ fn e5_an_absent_version_means_0_1_0() {
 }
 
 #[test]
-fn e6_keys_match_whatever_their_case() {
+fn e6_keys_are_case_insensitive() {
     let host = Host::new("e6case");
     let config = json!({
         "CNIVERSION": "1.0.0", "Name": "blue", "TYPE": "podwire-cni", "BRIDGE": "pw7", "Subnet": "10.7.0.0/24",
@@ -92,7 +92,7 @@ fn e6_keys_match_whatever_their_case() {
 fn e6_null_is_absent_in_every_field() {
     let host = Host::new("e6null");
     let pod = host.pod("a");
-    // Not runDir and logFile: absent, they would be the machine's own.
+    // Without runDir and logFile: their defaults are paths of the host.
     let top = [
         "args",
         "bandwidth",
@@ -125,8 +125,8 @@ fn e6_null_is_absent_in_every_field() {
     for key in top {
         config[key] = Value::Null;
     }
-    let bare = host.plugin.add(&pod, &config).unwrap().ok().unwrap();
-    assert_eq!(ips(&bare).len(), 2);
+    let result = host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+    assert_eq!(ips(&result).len(), 2);
     host.del(&pod, &config);
     config["dns"] = json!({"nameservers": null, "domain": null, "search": null, "options": null});
     config["args"] = json!({"cni": {"ips": null, "mac": null}});
@@ -138,14 +138,14 @@ fn e6_null_is_absent_in_every_field() {
         "type": null, "subnet": "10.88.0.0/24", "ranges": null, "routes": null, "rangeStart": null, "rangeEnd": null,
         "gateway": null, "exclude": null, "dataDir": null, "resolvConf": null,
     });
-    let inner = host.plugin.add(&pod, &config).unwrap().ok().unwrap();
-    assert_eq!((ips(&inner).len(), &inner["dns"]), (1, &json!({})));
-    host.plugin.check(&pod, &config, &inner).unwrap().ok().unwrap();
+    let result = host.plugin.add(&pod, &config).unwrap().ok().unwrap();
+    assert_eq!((ips(&result).len(), &result["dns"]), (1, &json!({})));
+    host.plugin.check(&pod, &config, &result).unwrap().ok().unwrap();
     host.del(&pod, &config);
 }
 
 #[test]
-fn e6_what_a_runtime_adds_for_others_is_passed_over() {
+fn e6_keys_for_other_plugins_are_ignored() {
     let host = Host::new("e6unknown");
     let config = dual(
         &host,
@@ -165,7 +165,7 @@ fn e6_what_a_runtime_adds_for_others_is_passed_over() {
 }
 
 #[test]
-fn e7_the_error_object_speaks_the_requests_version() {
+fn e7_error_objects_have_the_requests_version() {
     let host = Host::new("e7");
     let pod = host.pod("a");
     for version in ["0.1.0", "0.3.1", "1.0.0", "1.1.0"] {
@@ -174,7 +174,7 @@ fn e7_the_error_object_speaks_the_requests_version() {
         refused_with(version, &outcome, (2, &["vlan", "5"]));
         assert_eq!(outcome.json().unwrap()["cniVersion"], version);
     }
-    // A version that is unknown, or not ours, cannot be spoken: then it is our newest.
+    // If the version is unknown or not supported, the error has the newest supported version.
     for stdin in [
         b"{".to_vec(),
         json!({"cniVersion": "9.0.0", "name": "n", "logFile": host.node.log_file()}).to_string().into_bytes(),

@@ -1,4 +1,4 @@
-//! The variables: which verb needs which, what they may hold, and what CNI_ARGS means.
+//! CNI variables: required variables per command, valid values, and CNI_ARGS.
 
 use std::fs;
 
@@ -22,13 +22,13 @@ fn unset(call: &Call, variables: &[&str]) -> Call {
     }
 }
 
-fn emptied(call: &Call, variables: &[&str]) -> Call {
+fn set_empty(call: &Call, variables: &[&str]) -> Call {
     let env = variables.iter().map(|&name| (name.to_owned(), String::new())).collect();
     Call { env, ..call.clone() }
 }
 
 #[test]
-fn e2_missing_and_empty_variables_are_all_named() {
+fn e2_one_error_names_all_missing_and_empty_variables() {
     let host = Host::new("e2");
     let config = dual(&host, &json!({}));
     let (pod, _) = host.attached("a", &config);
@@ -39,24 +39,24 @@ fn e2_missing_and_empty_variables_are_all_named() {
         (Verb::Check, vec![all, &[CONTAINER], &[NETNS], &[IFNAME], &[CONTAINER, NETNS]]),
         (Verb::Del, vec![&[CONTAINER, IFNAME], &[CONTAINER], &[IFNAME]]),
     ];
-    for (verb, lacking) in cases {
+    for (verb, missing) in cases {
         let call = Call::pod(verb, &pod, &config);
-        for variables in lacking {
-            for call in [unset(&call, variables), emptied(&call, variables)] {
+        for variables in missing {
+            for call in [unset(&call, variables), set_empty(&call, variables)] {
                 let case = format!("{} without {variables:?}", verb.as_str());
                 let outcome = host.plugin.call(&host.node, &call).unwrap();
                 let error = refused_with(&case, &outcome, (4, variables));
-                for innocent in all.iter().filter(|name| !variables.contains(name)) {
-                    assert!(!error.msg.contains(innocent), "{case}: {error:?}");
+                for present in all.iter().filter(|name| !variables.contains(name)) {
+                    assert!(!error.msg.contains(present), "{case}: {error:?}");
                 }
             }
         }
     }
-    watch.expect_same("calls without their variables");
+    watch.expect_same("calls without required variables");
 }
 
 #[test]
-fn e2_bad_values_and_missing_ones_are_named_together() {
+fn e2_one_error_names_invalid_and_missing_variables() {
     let host = Host::new("e2both");
     let pod = host.pod("a");
     let call = Call {
@@ -67,15 +67,11 @@ fn e2_bad_values_and_missing_ones_are_named_together() {
         ..Call::pod(Verb::Add, &pod, &dual(&host, &json!({})))
     };
     let outcome = host.plugin.call(&host.node, &call).unwrap();
-    refused_with(
-        "four bad ones",
-        &outcome,
-        (4, &[CONTAINER, "\"-x\"", NETNS, IFNAME, "\"a/b\"", "CNI_ARGS"]),
-    );
+    refused_with("four errors", &outcome, (4, &[CONTAINER, "\"-x\"", NETNS, IFNAME, "\"a/b\"", "CNI_ARGS"]));
 }
 
 #[test]
-fn e2_verbs_ask_for_no_more_than_they_need() {
+fn e2_commands_need_only_their_required_variables() {
     let host = Host::new("e2less");
     let config = dual(&host, &json!({}));
     let pod = host.pod("a");
@@ -86,14 +82,14 @@ fn e2_verbs_ask_for_no_more_than_they_need() {
     bare.version(&host.node).unwrap().ok().unwrap();
     let without_netns = Call { netns: None, ..Call::pod(Verb::Del, &pod, &config) };
     bare.call(&host.node, &without_netns).unwrap().ok().unwrap();
-    assert!(inspect::link(&pod, "eth0").is_err(), "DEL without a namespace works all the same");
+    assert!(inspect::link(&pod, "eth0").is_err(), "DEL without CNI_NETNS did not remove the link");
     refused_with("GC", &bare.gc(&host.node, &config, &[]).unwrap(), (4, &["CNI_PATH"]));
     host.plugin.gc(&host.node, &config, &[]).unwrap().ok().unwrap();
 }
 
-/// libcni sends these with VERSION.
+/// libcni sets these values for VERSION.
 #[test]
-fn e2_version_takes_dummy_values() {
+fn e2_version_accepts_dummy_values() {
     let host = Host::new("e2dummy");
     let dummy = || Some("dummy".to_owned());
     let env = vec![("CNI_PATH".to_owned(), "dummy".to_owned())];
@@ -109,7 +105,7 @@ fn e2_version_takes_dummy_values() {
 }
 
 #[test]
-fn e3_names_that_cannot_be_are_refused_on_add_and_del() {
+fn e3_add_and_del_refuse_invalid_names() {
     let host = Host::new("e3");
     let config = dual(&host, &json!({}));
     let (pod, _) = host.attached("a", &config);
@@ -129,32 +125,32 @@ fn e3_names_that_cannot_be_are_refused_on_add_and_del() {
             refused_with(&bad.to_string(), &host.plugin.call(&host.node, &call).unwrap(), (7, &["name"]));
         }
     }
-    watch.expect_same("bad names");
+    watch.expect_same("invalid names");
 }
 
-/// Any length is allowed, though file names, link names and aliases are short.
+/// Names may have any length, although file names, link names and aliases are limited.
 #[test]
 fn e3_long_names_work() {
     let host = Host::new("e3long");
     let long = format!("a{}", "_.-Z9".repeat(200));
     let config = dual(&host, &json!({"name": long}));
     let pod = host.pod("a");
-    let of = |verb, end: &str| Call {
-        container: Some(format!("{long}{end}")),
+    let call_of = |verb, suffix: &str| Call {
+        container: Some(format!("{long}{suffix}")),
         ifname: Some("fifteen-bytes-x".to_owned()),
         ..Call::pod(verb, &pod, &config)
     };
-    let result = host.plugin.call(&host.node, &of(Verb::Add, "1")).unwrap().ok().unwrap();
-    let other = Call { ifname: Some("eth1".to_owned()), ..of(Verb::Add, "2") };
+    let result = host.plugin.call(&host.node, &call_of(Verb::Add, "1")).unwrap().ok().unwrap();
+    let other = Call { ifname: Some("eth1".to_owned()), ..call_of(Verb::Add, "2") };
     let second = host.plugin.call(&host.node, &other).unwrap().ok().unwrap();
-    assert_ne!(ips(&result), ips(&second), "two containers whose ids differ at the end");
-    host.plugin.call(&host.node, &of(Verb::Del, "1")).unwrap().ok().unwrap();
+    assert_ne!(ips(&result), ips(&second), "container ids that differ at the end");
+    host.plugin.call(&host.node, &call_of(Verb::Del, "1")).unwrap().ok().unwrap();
     assert!(inspect::link(&pod, "fifteen-bytes-x").is_err());
     assert!(inspect::link(&pod, "eth1").is_ok());
 }
 
 #[test]
-fn e2_variables_that_are_no_text_are_named() {
+fn e2_errors_name_variables_that_are_not_utf8() {
     let host = Host::new("e2bytes");
     let pod = host.pod("a");
     for name in [CONTAINER, NETNS, IFNAME, "CNI_ARGS"] {
@@ -169,7 +165,7 @@ fn e2_variables_that_are_no_text_are_named() {
 }
 
 #[test]
-fn e8_the_plugins_own_namespace_is_refused_before_anything_is_done() {
+fn e8_the_plugins_own_namespace_is_refused() {
     let host = Host::new("e8");
     let (pod, config) = (host.pod("a"), dual(&host, &json!({})));
     let watch = Watch::on(&host, &[]);
@@ -183,13 +179,13 @@ fn e8_the_plugins_own_namespace_is_refused_before_anything_is_done() {
         }
     }
     watch.expect_same("ADD into the node's own namespace");
-    assert!(!host.node.run_dir().exists(), "not even a state directory was made");
+    assert!(!host.node.run_dir().exists(), "a run directory was created");
 }
 
-fn insisting(host: &Host, verb: Verb, value: &str, config: &Value) -> Outcome {
+fn call_with_override(host: &Host, verb: Verb, value: &str, config: &Value) -> Outcome {
     let env = vec![("CNI_NETNS_OVERRIDE".to_owned(), value.to_owned())];
     let call = Call {
-        container: Some("insisting".to_owned()),
+        container: Some("override".to_owned()),
         netns: Some(host.node.path().display().to_string()),
         ifname: Some("eth0".to_owned()),
         env,
@@ -198,38 +194,43 @@ fn insisting(host: &Host, verb: Verb, value: &str, config: &Value) -> Outcome {
     host.plugin.call(&host.node, &call).unwrap()
 }
 
-/// Whoever insists gets both ends of the pair in one namespace, and DEL takes both away.
+/// Both ends of the veth pair are in the same namespace, and DEL removes both.
 #[test]
-fn e8_the_override_insists() {
+fn e8_the_override_allows_the_plugins_own_namespace() {
     let host = Host::new("e8override");
     let config = dual(&host, &json!({"isGateway": false, "isDefaultGateway": false}));
     host.attached("b", &config);
     let watch = Watch::on(&host, &[]);
     for value in ["1", "true", "TRUE"] {
-        let result = insisting(&host, Verb::Add, value, &config).ok().unwrap();
-        let has: Vec<_> = inspect::addresses(&host.node, "eth0").unwrap();
-        assert!(ips(&result).iter().all(|ip| has.iter().any(|a| a.net.addr() == *ip)), "{has:?}");
+        let result = call_with_override(&host, Verb::Add, value, &config).ok().unwrap();
+        let addresses: Vec<_> = inspect::addresses(&host.node, "eth0").unwrap();
+        let is_assigned = |ip: &std::net::IpAddr| addresses.iter().any(|a| a.net.addr() == *ip);
+        assert!(ips(&result).iter().all(is_assigned), "{addresses:?}");
         assert_eq!(result["interfaces"][2]["sandbox"], json!(host.node.path()));
-        insisting(&host, Verb::Del, value, &config).ok().unwrap();
+        call_with_override(&host, Verb::Del, value, &config).ok().unwrap();
         watch.expect_same(value);
     }
 }
 
-/// Where the gateway is the namespace's own address, the kernel takes no route through it: refused, and undone.
+/// The gateway is an address of the same namespace, so the kernel rejects the default route.
 #[test]
-fn e8_the_override_cannot_route_through_itself() {
+fn e8_an_override_add_with_a_local_gateway_fails_and_is_undone() {
     let host = Host::new("e8self");
     let config = dual(&host, &json!({}));
     host.attached("b", &config);
     let watch = Watch::on(&host, &[]);
-    refused_with("ADD", &insisting(&host, Verb::Add, "1", &config), (103, &["route", "local address"]));
+    refused_with(
+        "ADD",
+        &call_with_override(&host, Verb::Add, "1", &config),
+        (103, &["route", "local address"]),
+    );
     watch.expect_same("ADD");
-    insisting(&host, Verb::Del, "1", &config).ok().unwrap();
+    call_with_override(&host, Verb::Del, "1", &config).ok().unwrap();
     watch.expect_same("DEL");
 }
 
 #[test]
-fn b1_cni_args_name_the_pod() {
+fn b1_the_pod_in_cni_args_is_recorded_and_logged() {
     let host = Host::new("b1");
     let (pod, config) = (host.pod("a"), dual(&host, &json!({})));
     let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=c1;\
@@ -245,7 +246,7 @@ fn b1_cni_args_name_the_pod() {
 }
 
 #[test]
-fn b1_unknown_and_broken_args_are_refused_unless_told_otherwise() {
+fn b1_add_refuses_unknown_and_invalid_args() {
     let host = Host::new("b1bad");
     let config = dual(&host, &json!({}));
     let (running, _) = host.attached("a", &config);
@@ -267,7 +268,7 @@ fn b1_unknown_and_broken_args_are_refused_unless_told_otherwise() {
         refused_with(args, &host.plugin.call(&host.node, &call(Verb::Add)).unwrap(), (4, words));
         host.plugin.call(&host.node, &call(Verb::Del)).unwrap().ok().unwrap();
     }
-    watch.expect_same("bad CNI_ARGS");
+    watch.expect_same("invalid CNI_ARGS");
     for args in ["A=1;IgnoreUnknown=true", "IgnoreUnknown=TRUE;A=", ""] {
         let call = |verb| Call { args: Some(args.to_owned()), ..Call::pod(verb, &pod, &config) };
         host.plugin.call(&host.node, &call(Verb::Add)).unwrap().ok().unwrap();

@@ -1,4 +1,4 @@
-//! The log: one line a request, bounded, and never in the way of a pod.
+//! The log: one line per request, limited size, and failures of the log do not fail requests.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
@@ -17,14 +17,14 @@ fn lines(host: &Host) -> Vec<Value> {
 }
 
 #[track_caller]
-fn about(line: &Value, command: &str, pod: &Pod) {
+fn expect_line(line: &Value, command: &str, pod: &Pod) {
     let netns = pod.netns_path().display().to_string();
     let expected = json!([command, "blue", pod.id(), "eth0", netns]);
     assert_eq!(json!(["command", "network", "container", "ifname", "netns"].map(|key| &line[key])), expected);
 }
 
 #[test]
-fn c7_b9_one_line_a_request_says_what_for_whom_and_how_it_went() {
+fn c7_b9_each_request_is_logged_with_pod_and_outcome() {
     let host = Host::new("c7");
     let (pod, config) = (host.pod("a"), dual(&host, &json!({})));
     let result = host.add(&pod, &config);
@@ -40,10 +40,10 @@ fn c7_b9_one_line_a_request_says_what_for_whom_and_how_it_went() {
         [("ADD", "ok"), ("ADD", "failed"), ("CHECK", "ok"), ("DEL", "ok"), ("GC", "ok"), ("STATUS", "ok")];
     assert_eq!(outcomes, expected);
     for (line, command) in lines.iter().zip(["ADD", "ADD", "CHECK", "DEL"]) {
-        about(line, command, &pod);
+        expect_line(line, command, &pod);
     }
     assert_eq!(lines[0]["addresses"], json!(ips(&result)));
-    assert_eq!(lines[3]["addresses"], json!(ips(&result)), "DEL says what became free");
+    assert_eq!(lines[3]["addresses"], json!(ips(&result)), "DEL logs the released addresses");
     assert_eq!(lines[1]["code"], refusal.code);
     assert!(lines[1]["error"].as_str().unwrap().contains(&refusal.msg));
     assert_eq!((&lines[4]["network"], &lines[5]["network"]), (&json!("blue"), &json!("blue")));
@@ -54,27 +54,27 @@ fn c7_b9_one_line_a_request_says_what_for_whom_and_how_it_went() {
 }
 
 #[test]
-fn b9_the_log_is_made_with_mode_0640() {
+fn b9_the_log_is_created_with_mode_0640() {
     let host = Host::new("b9mode");
-    let open = wrapped(&host, "umask", "umask 0; exec \"$PLUGIN\"");
-    open.status(&host.node, &dual(&host, &json!({}))).unwrap().ok().unwrap();
+    let without_umask = wrapped(&host, "umask", "umask 0; exec \"$PLUGIN\"");
+    without_umask.status(&host.node, &dual(&host, &json!({}))).unwrap().ok().unwrap();
     let mode = fs::metadata(host.node.log_file()).unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o640);
 }
 
 #[test]
-fn c7_b9_a_log_that_cannot_be_written_never_fails_a_pod() {
+fn c7_b9_a_log_that_cannot_be_written_does_not_fail_requests() {
     let host = Host::new("c7no");
     host.node.sh(&["mkfifo", &host.node.dir().join("pipe").display().to_string()]).unwrap();
     let dir = host.node.dir();
-    let bad = [
+    let unwritable = [
         dir.join("no/such/directory/log"),
         dir.to_owned(),
         dir.join("pipe"),
         "/dev/full".into(),
         "/proc/1/x".into(),
     ];
-    for (number, log) in bad.into_iter().enumerate() {
+    for (number, log) in unwritable.into_iter().enumerate() {
         let config = dual(&host, &json!({"logFile": log}));
         let (pod, case) = (host.pod(&format!("p{number}")), log.display());
         let add = host.plugin.add(&pod, &config).unwrap();
@@ -84,32 +84,31 @@ fn c7_b9_a_log_that_cannot_be_written_never_fails_a_pod() {
         host.del(&pod, &config);
     }
     let config = dual(&host, &json!({"logFile": ""}));
-    let silent = host.plugin.status(&host.node, &config).unwrap();
-    assert_eq!((silent.success(), silent.stderr.as_str()), (true, ""), "no log is asked for");
+    let status = host.plugin.status(&host.node, &config).unwrap();
+    assert_eq!((status.success(), status.stderr.as_str()), (true, ""), "an empty logFile disables the log");
 }
 
 #[test]
-fn b9_the_log_is_bounded() {
+fn b9_the_size_of_the_log_is_limited() {
     let host = Host::new("b9size");
     let config = dual(&host, &json!({}));
-    let (log, old) = (host.node.log_file(), host.node.log_file().with_extension("log.1"));
+    let (log, rotated) = (host.node.log_file(), host.node.log_file().with_extension("log.1"));
     let status = || host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
     status();
-    assert!(log.is_file() && !old.exists());
-    // A hole is as long as text.
+    assert!(log.is_file() && !rotated.exists());
+    // A sparse file has the same length as one with content.
     for _ in 0..2 {
         File::options().write(true).open(&log).unwrap().set_len(8 * MIB).unwrap();
         status();
-        assert!(!log.exists() && fs::metadata(&old).unwrap().len() > 8 * MIB, "the full one moved aside");
+        assert!(!log.exists() && fs::metadata(&rotated).unwrap().len() > 8 * MIB, "the log was not rotated");
         status();
-        assert_eq!(lines(&host).len(), 1, "and a new one begins");
+        assert_eq!(lines(&host).len(), 1, "the new log does not have one line");
     }
-    assert!(fs::metadata(&old).unwrap().len() < 9 * MIB);
+    assert!(fs::metadata(&rotated).unwrap().len() < 9 * MIB);
 }
 
-/// Lines of processes that run at the same moment do not mix.
 #[test]
-fn b9_parallel_lines_stay_whole() {
+fn b9_lines_of_parallel_processes_do_not_mix() {
     let host = Host::new("b9parallel");
     let config = dual(&host, &json!({}));
     let call = Call::network(Verb::Status, &config);
@@ -120,12 +119,12 @@ fn b9_parallel_lines_stay_whole() {
     assert_eq!(lines(&host).len(), 16);
 }
 
-/// Where others can write, a link of that name may lead anywhere.
+/// In a directory that other users can write to, a symlink could point to any file.
 #[test]
-fn a14_the_log_follows_no_symlink_and_no_pod_fails() {
+fn a14_the_log_does_not_follow_symlinks() {
     let host = Host::new("loglink");
     let (victim, link) = (host.node.dir().join("victim"), host.node.dir().join("link"));
-    fs::write(&victim, "precious").unwrap();
+    fs::write(&victim, "unrelated").unwrap();
     std::os::unix::fs::symlink(&victim, &link).unwrap();
     let config = dual(&host, &json!({"logFile": link}));
     let pod = host.pod("a");
@@ -133,5 +132,5 @@ fn a14_the_log_follows_no_symlink_and_no_pod_fails() {
     add.ok().unwrap();
     assert!(add.stderr.contains("symlink") && add.stderr.contains(link.to_str().unwrap()), "{}", add.stderr);
     host.del(&pod, &config);
-    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "unrelated");
 }

@@ -1,6 +1,6 @@
-//! The CNI protocol as a runtime meets it: the real plugin's environment, stdin, stdout, exit status and log. Needs root.
+//! The CNI protocol of the real plugin: environment, stdin, stdout, exit code and log. Needs root.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test, also in helpers")]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Exit status, stdout and stderr.
+//! Exit code, stdout and stderr.
 
 use serde_json::{Value, json};
 use testkit::{Call, Outcome, Verb};
@@ -7,14 +7,14 @@ use crate::common::{Host, with, with_previous};
 use crate::watch::{Watch, dual, refused, refused_with, wrapped};
 
 #[track_caller]
-fn silent(case: &str, outcome: &Outcome) {
+fn expect_no_output(case: &str, outcome: &Outcome) {
     assert_eq!(outcome.status.code(), Some(0), "{case}: {outcome:?}");
     assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str()), ("", ""), "{case}");
 }
 
-/// Parsing as one value fails where a log line stands beside it.
+/// Expects exactly one JSON value on stdout and no output on stderr.
 #[track_caller]
-fn one_value(case: &str, outcome: &Outcome) -> Value {
+fn expect_one_value(case: &str, outcome: &Outcome) -> Value {
     assert_eq!(outcome.status.code(), Some(0), "{case}: {outcome:?}");
     assert_eq!(outcome.stderr, "", "{case}");
     assert_eq!(outcome.stdout.lines().count(), 1, "{case}: {}", outcome.stdout);
@@ -22,26 +22,26 @@ fn one_value(case: &str, outcome: &Outcome) -> Value {
 }
 
 #[test]
-fn e1_stdout_holds_one_value_for_add_and_version_and_nothing_else_ever() {
+fn e1_only_add_and_version_print_a_value() {
     let host = Host::new("e1");
     let config = dual(&host, &json!({}));
     let pod = host.pod("a");
-    silent("STATUS of a fresh node", &host.plugin.status(&host.node, &config).unwrap());
-    let result = one_value("ADD", &host.plugin.add(&pod, &config).unwrap());
+    expect_no_output("STATUS of a new node", &host.plugin.status(&host.node, &config).unwrap());
+    let result = expect_one_value("ADD", &host.plugin.add(&pod, &config).unwrap());
     assert_eq!(result["cniVersion"], "1.1.0");
-    silent("CHECK", &host.plugin.check(&pod, &config, &result).unwrap());
-    silent("STATUS", &host.plugin.status(&host.node, &config).unwrap());
-    silent("GC", &host.plugin.gc(&host.node, &config, &[(pod.id(), "eth0")]).unwrap());
-    silent("CHECK after GC", &host.plugin.check(&pod, &config, &result).unwrap());
-    let version = one_value("VERSION", &host.plugin.version(&host.node).unwrap());
+    expect_no_output("CHECK", &host.plugin.check(&pod, &config, &result).unwrap());
+    expect_no_output("STATUS", &host.plugin.status(&host.node, &config).unwrap());
+    expect_no_output("GC", &host.plugin.gc(&host.node, &config, &[(pod.id(), "eth0")]).unwrap());
+    expect_no_output("CHECK after GC", &host.plugin.check(&pod, &config, &result).unwrap());
+    let version = expect_one_value("VERSION", &host.plugin.version(&host.node).unwrap());
     assert_eq!(version["cniVersion"], "1.1.0");
-    silent("DEL", &host.plugin.del(&pod, &with_previous(&config, &result)).unwrap());
-    silent("second DEL", &host.plugin.del(&pod, &config).unwrap());
-    assert!(host.node.log_file().is_file(), "all of that was logged, and none of it on stdout");
+    expect_no_output("DEL", &host.plugin.del(&pod, &with_previous(&config, &result)).unwrap());
+    expect_no_output("second DEL", &host.plugin.del(&pod, &config).unwrap());
+    assert!(host.node.log_file().is_file(), "the log file does not exist");
 }
 
 #[test]
-fn e1_b5_every_verb_fails_with_exit_1_and_an_error_object() {
+fn e1_b5_failed_commands_exit_with_1_and_an_error_object() {
     let host = Host::new("b5");
     let pod = host.pod("a");
     let bad = dual(&host, &json!({"name": "/"}));
@@ -54,7 +54,7 @@ fn e1_b5_every_verb_fails_with_exit_1_and_an_error_object() {
 }
 
 #[test]
-fn b5_an_error_stays_an_error_object_when_the_log_cannot_be_opened() {
+fn b5_errors_are_returned_if_the_log_cannot_be_opened() {
     let host = Host::new("b5log");
     let pod = host.pod("a");
     let config = dual(&host, &json!({"logFile": host.node.dir(), "bridge": "lo"}));
@@ -63,13 +63,13 @@ fn b5_an_error_stays_an_error_object_when_the_log_cannot_be_opened() {
     assert!(outcome.stderr.contains("cannot write the log"), "{}", outcome.stderr);
 }
 
-/// A runtime that cannot read the result takes the ADD for failed: the status must not say otherwise.
+/// A runtime that gets no result treats the ADD as failed, so the exit code must be 1.
 #[test]
-fn b5_an_answer_that_cannot_be_written_is_a_failure() {
+fn b5_an_answer_that_cannot_be_written_fails_the_call() {
     let host = Host::new("b5full");
     let (pod, config) = (host.pod("a"), dual(&host, &json!({})));
     let full = wrapped(&host, "full", "exec \"$PLUGIN\" >/dev/full");
-    // A pipe whose reader has gone: it is told, and the plugin is not killed by a signal in the middle.
+    // A pipe without a reader. The plugin must not be killed by SIGPIPE.
     let pipe = host.node.dir().join("pipe").display().to_string();
     let unread =
         format!("rm -f {pipe}; mkfifo {pipe}; exec 3<>{pipe} 4>{pipe}; exec 3<&-; exec \"$PLUGIN\" >&4 4>&-");
@@ -86,7 +86,7 @@ fn b5_an_answer_that_cannot_be_written_is_a_failure() {
 }
 
 #[test]
-fn e4_an_unknown_command_is_named_exactly() {
+fn e4_the_error_names_an_unknown_command() {
     let host = Host::new("e4");
     let pod = host.pod("a");
     let watch = Watch::on(&host, &[&pod]);
@@ -100,11 +100,11 @@ fn e4_an_unknown_command_is_named_exactly() {
 }
 
 #[test]
-fn e4_without_a_command_it_says_what_it_is_on_stderr() {
+fn e4_without_a_command_the_plugin_describes_itself_on_stderr() {
     let host = Host::new("e4about");
     let path = host.plugin.path.display().to_string();
-    for before in ["-uCNI_COMMAND", "CNI_COMMAND=", "-i"] {
-        let argv = ["env", before, &path];
+    for option in ["-uCNI_COMMAND", "CNI_COMMAND=", "-i"] {
+        let argv = ["env", option, &path];
         let outcome = host.node.run(&argv, b"not even JSON").unwrap();
         assert_eq!((outcome.status.code(), outcome.stdout.as_str()), (Some(0), ""), "{argv:?}");
         let about = outcome.stderr.lines().next().unwrap_or_default();
@@ -113,7 +113,7 @@ fn e4_without_a_command_it_says_what_it_is_on_stderr() {
     }
 }
 
-/// Stdin that cannot be read, unlike stdin that cannot be understood: reading a directory is an I/O error.
+/// Reading a directory is an I/O error. A closed stdin is replaced by /dev/null and therefore empty.
 #[test]
 fn e5_stdin_that_cannot_be_read_is_code_5() {
     let host = Host::new("e5read");
@@ -126,24 +126,22 @@ fn e5_stdin_that_cannot_be_read_is_code_5() {
             let case = format!("{name} {}", verb.as_str());
             match name {
                 "directory" => refused_with(&case, &outcome, (5, &["stdin", "Is a directory"])),
-                // The plugin opens /dev/null in the place of a closed stdin, which is then empty.
                 _ => refused_with(&case, &outcome, (6, &["stdin is empty"])),
             };
         }
     }
 }
 
-/// The same config, a running pod beside it: every verb leaves what it has no business with.
 #[test]
-fn e1_verbs_that_only_look_change_nothing() {
-    let host = Host::new("e1look");
+fn e1_status_version_and_unrelated_dels_change_nothing() {
+    let host = Host::new("e1unrelated");
     let config = dual(&host, &json!({}));
     let (pod, _) = host.attached("a", &config);
     let watch = Watch::on(&host, &[&pod]);
     host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
     host.plugin.version(&host.node).unwrap().ok().unwrap();
-    let never = host.pod("b");
-    host.del(&never, &config);
+    let unknown = host.pod("b");
+    host.del(&unknown, &config);
     host.del(&pod, &with(&config, &json!({"name": "other"})));
-    watch.expect_same("STATUS, VERSION, DEL of a stranger, DEL in another network");
+    watch.expect_same("STATUS, VERSION, DEL of an unknown pod, DEL in another network");
 }

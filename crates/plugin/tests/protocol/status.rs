@@ -8,10 +8,10 @@ use testkit::{Call, Verb};
 use crate::common::{Host, with};
 use crate::watch::{BRIDGE, Watch, dual, refused_with};
 
-const OURS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 #[test]
-fn e17_status_is_well_on_a_fresh_node_and_on_one_at_work() {
+fn e17_status_succeeds_with_and_without_pods() {
     let host = Host::new("e17");
     let config = dual(&host, &json!({}));
     host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
@@ -22,7 +22,7 @@ fn e17_status_is_well_on_a_fresh_node_and_on_one_at_work() {
 }
 
 #[test]
-fn e17_status_is_50_when_a_family_has_no_address_left() {
+fn e17_status_is_50_if_a_family_has_no_free_address() {
     let host = Host::new("e17full");
     for (network, subnet) in [("v4", "10.30.0.0/30,fd00:30::/64"), ("v6", "10.31.0.0/24,fd00:31::/126")] {
         let config = host.config(&json!({"name": network, "subnet": subnet, "bridge": network}));
@@ -45,15 +45,15 @@ fn e17_status_is_50_when_a_family_has_no_address_left() {
 }
 
 #[test]
-fn e17_status_is_50_when_an_add_could_not_be_served() {
+fn e17_status_is_50_if_an_add_would_fail() {
     let host = Host::new("e17no");
     let file = host.node.dir().join("file");
     fs::write(&file, "").unwrap();
     let cases = [
-        ("state directory under a file", json!({"runDir": file.join("state")}), "runDir"),
-        ("state directory is a file", json!({"runDir": file}), "runDir"),
-        ("bridge is no bridge", json!({"bridge": "lo"}), "not a bridge"),
-        ("no such ipam plugin", json!({"ipam": {"type": "no-such-ipam"}}), "no-such-ipam"),
+        ("run directory below a file", json!({"runDir": file.join("state")}), "runDir"),
+        ("run directory is a file", json!({"runDir": file}), "runDir"),
+        ("bridge is another link type", json!({"bridge": "lo"}), "not a bridge"),
+        ("missing IPAM plugin", json!({"ipam": {"type": "no-such-ipam"}}), "no-such-ipam"),
     ];
     for (case, more, word) in cases {
         let status = host.plugin.status(&host.node, &dual(&host, &more)).unwrap();
@@ -62,7 +62,7 @@ fn e17_status_is_50_when_an_add_could_not_be_served() {
 }
 
 #[test]
-fn e17_status_is_51_when_running_pods_lost_their_bridge() {
+fn e17_status_is_51_if_the_pods_bridge_is_down_or_missing() {
     let host = Host::new("e17down");
     let config = dual(&host, &json!({}));
     host.attached("a", &config);
@@ -76,31 +76,31 @@ fn e17_status_is_51_when_running_pods_lost_their_bridge() {
     host.plugin.status(&host.node, &config).unwrap().ok().unwrap();
     host.node.sh(&["ip", "link", "del", BRIDGE]).unwrap();
     refused_with(
-        "bridge gone",
+        "bridge missing",
         &host.plugin.status(&host.node, &config).unwrap(),
-        (51, &["BridgeMissing", BRIDGE, "gone", "1 pod has no network until it is restarted"]),
+        (51, &["BridgeMissing", BRIDGE, "missing", "1 pod has no network until it is restarted"]),
     );
-    let nobody = with(&config, &json!({"name": "other"}));
-    host.plugin.status(&host.node, &nobody).unwrap().ok().unwrap();
+    let without_pods = with(&config, &json!({"name": "other"}));
+    host.plugin.status(&host.node, &without_pods).unwrap().ok().unwrap();
 }
 
 #[test]
-fn e17_version_echoes_what_it_was_asked_in_and_lists_all() {
+fn e17_version_returns_the_requests_version_and_all_supported() {
     let host = Host::new("e17version");
-    let ask = |stdin: &[u8]| {
+    let version_with = |stdin: &[u8]| {
         let call = Call { stdin: stdin.to_vec(), ..Call::network(Verb::Version, &json!({})) };
         host.plugin.call(&host.node, &call).unwrap().ok().unwrap()
     };
-    for version in OURS {
-        let answer = ask(json!({"cniVersion": version}).to_string().as_bytes());
-        assert_eq!(answer, json!({"cniVersion": version, "supportedVersions": OURS}));
+    for version in SUPPORTED {
+        let answer = version_with(json!({"cniVersion": version}).to_string().as_bytes());
+        assert_eq!(answer, json!({"cniVersion": version, "supportedVersions": SUPPORTED}));
     }
-    // This is how a runtime finds out what we speak, so nothing on stdin may make it fail.
-    let newest = json!({"cniVersion": "1.1.0", "supportedVersions": OURS});
+    // Runtimes use VERSION to find the supported versions, so it must succeed with any stdin.
+    let newest = json!({"cniVersion": "1.1.0", "supportedVersions": SUPPORTED});
     for stdin in
         ["", " \n", "{", "[]", "null", "{}", r#"{"cniVersion": 5}"#, r#"{"cniVersion": "9.9.9"}"#, "\u{0}"]
     {
-        assert_eq!(ask(stdin.as_bytes()), newest, "{stdin:?}");
+        assert_eq!(version_with(stdin.as_bytes()), newest, "{stdin:?}");
     }
-    assert_eq!(ask(Value::String("x".repeat(2 << 20)).to_string().as_bytes()), newest);
+    assert_eq!(version_with(Value::String("x".repeat(2 << 20)).to_string().as_bytes()), newest);
 }

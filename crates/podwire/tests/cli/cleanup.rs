@@ -126,7 +126,7 @@ fn f7_what_is_not_ours_stays_and_is_named() {
     has(
         &outcome.stdout,
         &[
-            "it holds files that Podwire did not write (notes)",
+            "files that Podwire did not write (notes)",
             "files of other programs",
             &left,
             "bridge podwire0 removed",

@@ -62,7 +62,7 @@ fn an_agent_that_is_not_ready_ends_with_1_and_says_why() {
     assert_eq!(outcome.status.code(), Some(1), "{}{}", outcome.stdout, outcome.stderr);
     has(
         &outcome.stdout,
-        &[": not ready\n", "\n\nNOT READY\n- RunDirUnusable directory ", "of Podwire: it holds networks"],
+        &[": not ready\n", "\n\nNOT READY\n- RunDirUnusable directory ", "of Podwire: it contains networks"],
     );
     let outcome = host.ask(&["status", "-o", "json"]);
     assert_eq!(outcome.status.code(), Some(1));

@@ -11,23 +11,23 @@ use types::{AttachMode, AttachmentKey, NetworkName};
 
 use super::*;
 
-mod damage;
+mod corruption;
 mod kills;
-mod life;
+mod lifecycle;
 mod parallel;
 mod properties;
 
-/// 13 addresses of each family: the first is the gateway.
+/// 13 addresses of each family. The first address is the gateway.
 const DUAL: &str = "10.0.0.0/28,fd00::/124";
 
-/// A state directory of its own with one network.
-struct World {
+/// A temporary state directory with one network.
+struct TestState {
     dir: TempDir,
     network: NetworkState,
     pools: Pools,
 }
 
-impl World {
+impl TestState {
     fn new(subnets: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let network = open(dir.path());
@@ -57,25 +57,25 @@ impl World {
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// As if somebody had been killed in the critical section.
+    /// Simulates a process that was killed in the critical section.
     fn mark(&self) {
         let lock = fs::File::options().write(true).open(self.path("lock")).unwrap();
         lock.write_at(b"1", 0).unwrap();
     }
 
-    /// Every claim has a record, every record its claims, and nothing else is there.
+    /// Every claim has a record, every record has its claims, and there are no other files.
     #[track_caller]
     fn expect_consistent(&self) {
         let mut owners = BTreeMap::new();
         for name in self.names("attachments") {
-            assert!(!name.starts_with(".new-"), "half-written record {name} was left");
+            assert!(!name.starts_with(".new-"), "unfinished record {name} was not removed");
             let stem = name.strip_suffix(".ready").or(name.strip_suffix(".pending")).unwrap().to_owned();
-            assert!(!owners.values().any(|known| *known == stem), "{stem} has two records");
+            assert!(!owners.values().any(|owner| *owner == stem), "{stem} has two records");
             owners.insert(self.inode("attachments", &name), stem);
         }
         for claim in self.names("addresses") {
             let inode = self.inode("addresses", &claim);
-            assert!(owners.contains_key(&inode), "{claim} is claimed by nobody");
+            assert!(owners.contains_key(&inode), "claim {claim} has no record");
         }
         for ListedRecord { stem, attachment, .. } in self.network.list().unwrap() {
             for ip in attachment.iter().flat_map(Attachment::ips) {
@@ -85,7 +85,7 @@ impl World {
         }
     }
 
-    /// 0 for what is not there.
+    /// 0 if the file does not exist.
     fn inode(&self, directory: &str, name: &str) -> u64 {
         fs::metadata(self.path(directory).join(name)).map_or(0, |meta| meta.ino())
     }
@@ -96,7 +96,7 @@ impl World {
         assert_eq!(self.names("addresses"), BTreeSet::new());
     }
 
-    /// Begins attachments until nothing is left; says how many. They are pending, and nobody holds them.
+    /// Begins attachments until the pool is exhausted. Returns their number. They are pending and not locked.
     fn fill(&self, prefix: &str) -> usize {
         let mut count = 0;
         loop {
@@ -111,15 +111,15 @@ impl World {
 }
 
 fn open(dir: &Path) -> NetworkState {
-    let nobody = || Ok::<_, StateError>(Vec::new());
-    NodeState::open(dir).unwrap().network(&network_name(), nobody).unwrap()
+    let no_links = || Ok::<_, StateError>(Vec::new());
+    NodeState::open(dir).unwrap().network(&network_name(), no_links).unwrap()
 }
 
 fn network_name() -> NetworkName {
     "blue".try_into().unwrap()
 }
 
-/// One set for each subnet.
+/// One set per subnet.
 fn pools(subnets: &str) -> Pools {
     let spec = |subnet: &str| RangeSpec {
         subnet: subnet.parse().unwrap(),
@@ -149,8 +149,8 @@ fn begin(
     pools: Option<&Pools>,
     requested: &[(IpAddr, Option<u8>)],
 ) -> Result<Begin, StateError> {
-    network.begin(&AllocationRequest { key, pools, requested, clean: &|_, _| Ok(()) }, |given| {
-        record(key, given)
+    network.begin(&AllocationRequest { key, pools, requested, clean: &|_, _| Ok(()) }, |allocated| {
+        record(key, allocated)
     })
 }
 
@@ -166,7 +166,7 @@ fn ips(held: &HeldAttachment) -> Vec<IpAddr> {
     held.attachment().unwrap().ips().collect()
 }
 
-fn record(key: &AttachmentKey, given: &[Allocation]) -> Attachment {
+fn record(key: &AttachmentKey, allocated: &[Allocation]) -> Attachment {
     let address = |a: &Allocation| PodAddress {
         address: IpNet::new(a.address, a.prefix_len).unwrap(),
         gateway: Some(a.gateway),
@@ -181,7 +181,7 @@ fn record(key: &AttachmentKey, given: &[Allocation]) -> Attachment {
         host_mac: key.host_mac(),
         pod_mac: key.pod_mac(),
         mtu: 1500,
-        addresses: given.iter().map(address).collect(),
+        addresses: allocated.iter().map(address).collect(),
         delegated: false,
         ipam_plugin: None,
         addressing: Addressing::Assigned,

@@ -154,7 +154,7 @@ fn f7_cleanup_of_one_run_directory_leaves_the_pods_of_another() {
                 "2 attachments of blue removed",
                 "bridge pw-blue removed",
                 "left: nftables tables podwire stay: network red of another run directory uses them",
-                "left: network red stays, with 2 links: it is of another run directory, and `podwire cleanup --run-dir`",
+                "left: network red stays, with 2 links: it belongs to another run directory, and `podwire cleanup --run-dir`",
                 "ip_forward stays 1: network red",
             ],
         );

@@ -1,4 +1,4 @@
-//! One attachment seen from inside its pod: the addresses, routes and neighbours that we gave it.
+//! Drift of an attachment inside its pod: addresses, routes and neighbours that Podwire added.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use types::{AttachMode, TABLE_MAIN};
 use super::RepairKind;
 use super::pod::is_expired;
 use crate::state::Attachment;
-use crate::{Error, wire};
+use crate::{Error, veth};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PodDrift {
@@ -36,20 +36,20 @@ impl fmt::Display for PodDrift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::LinkDown => f.write_str("the pod's link was down"),
-            Self::NoAddress(address) => write!(f, "address {address} was gone in the pod"),
-            Self::NoRoute(route) => write!(f, "route {route} was gone in the pod"),
-            Self::NoNeighbour(ip) => write!(f, "the gateway's neighbour entry {ip} was gone in the pod"),
+            Self::NoAddress(address) => write!(f, "address {address} was missing in the pod"),
+            Self::NoRoute(route) => write!(f, "route {route} was missing in the pod"),
+            Self::NoNeighbour(ip) => write!(f, "the gateway's neighbour entry {ip} was missing in the pod"),
         }
     }
 }
 
-/// A socket inside the pod, if the namespace is the one that was recorded. A record that was made anew from the link does
-/// not know it.
+/// Opens a socket inside the pod if the namespace is the recorded one. A record that was recovered from the link has no
+/// namespace.
 pub(super) fn open(attachment: &Attachment) -> Result<Option<RtSocket>, Error> {
     if attachment.netns_cookie.is_none() {
         return Ok(None);
     }
-    // Gone, or another one: what to do then is decided by the link, which goes with its namespace.
+    // If the namespace does not exist or is another one, the host link decides: it is removed with its namespace.
     let Ok(netns) = NetNs::open(Path::new(&attachment.netns)) else { return Ok(None) };
     let pod = RtSocket::open_in(&netns)?;
     Ok((attachment.netns_cookie == Some(pod.netns_cookie()?)).then_some(pod))
@@ -66,23 +66,27 @@ pub(super) fn faults(attachment: &Attachment) -> Result<Vec<PodDrift>, Error> {
         faults.push(PodDrift::LinkDown);
     }
     let addresses = pod.addresses(Some(link.index))?;
-    let has = |wanted: IpNet| addresses.iter().any(|a| a.addr == wanted);
+    let has_address = |address: IpNet| addresses.iter().any(|a| a.addr == address);
     faults.extend(
-        attachment.addresses.iter().filter(|a| !has(a.address)).map(|a| PodDrift::NoAddress(a.address)),
+        attachment
+            .addresses
+            .iter()
+            .filter(|a| !has_address(a.address))
+            .map(|a| PodDrift::NoAddress(a.address)),
     );
-    // Also through another interface of the pod: then that one was first, and keeps it.
+    // A route over another interface of the pod counts too: that interface was first.
     let routes = pod.routes(RouteFilter::default())?;
-    let leads = |wanted: &Route| routes.iter().any(|route| is_same(route, wanted));
+    let exists = |expected: &Route| routes.iter().any(|route| is_same(route, expected));
     faults.extend(
-        wire::routes_inside(attachment, link.index).filter(|r| !leads(r)).map(|r| PodDrift::NoRoute(r.dst)),
+        veth::pod_end_routes(attachment, link.index).filter(|r| !exists(r)).map(|r| PodDrift::NoRoute(r.dst)),
     );
     if attachment.mode == AttachMode::Routed {
         let neighbours = pod.neighbours(Some(link.index))?;
         for gateway in attachment.addresses.iter().filter_map(|a| a.gateway) {
-            let known = |n: &netlink::Neighbour| {
+            let is_gateway = |n: &netlink::Neighbour| {
                 n.addr == gateway && n.mac == Some(attachment.host_mac) && n.permanent
             };
-            if !neighbours.iter().any(known) {
+            if !neighbours.iter().any(is_gateway) {
                 faults.push(PodDrift::NoNeighbour(gateway));
             }
         }
@@ -90,35 +94,36 @@ pub(super) fn faults(attachment: &Attachment) -> Result<Vec<PodDrift>, Error> {
     Ok(faults)
 }
 
-/// Routes of one destination in one table exclude each other: the pod's first interface has it.
+/// Two routes with the same destination and table exclude each other. The pod's first interface has the route.
 fn is_same(a: &Route, b: &Route) -> bool {
-    let place = |route: &Route| (route.dst.trunc(), route.table.unwrap_or(TABLE_MAIN));
-    place(a) == place(b)
+    let key = |route: &Route| (route.dst.trunc(), route.table.unwrap_or(TABLE_MAIN));
+    key(a) == key(b)
 }
 
-/// Adds the routes of this attachment that `gone`, a removed interface of the same pod, had instead. All others are left as
-/// they are.
-pub(crate) fn mend_routes(attachment: &Attachment, gone: &Attachment) -> Result<(), Error> {
+/// Adds the routes of this attachment that `removed`, a removed interface of the same pod, had instead. Other routes are not
+/// changed.
+pub(crate) fn repair_routes(attachment: &Attachment, removed: &Attachment) -> Result<(), Error> {
     let Some(mut pod) = open(attachment)? else { return Ok(()) };
     let Some(link) = pod.link(&attachment.key.ifname)?.filter(|link| link.up) else { return Ok(()) };
-    let present = pod.routes(RouteFilter::default())?;
-    let taken: Vec<Route> = wire::routes_inside(gone, link.index).collect();
-    let has = |routes: &[Route], wanted: &Route| routes.iter().any(|route| is_same(route, wanted));
-    let lost = wire::routes_inside(attachment, link.index).filter(|r| has(&taken, r) && !has(&present, r));
+    let existing = pod.routes(RouteFilter::default())?;
+    let lost: Vec<Route> = veth::pod_end_routes(removed, link.index).collect();
+    let has = |routes: &[Route], expected: &Route| routes.iter().any(|route| is_same(route, expected));
+    let missing =
+        veth::pod_end_routes(attachment, link.index).filter(|r| has(&lost, r) && !has(&existing, r));
     add_missing(
         &mut pod,
-        &lost.map(|route| Op::AddRoute { route, mode: Mode::Exclusive }).collect::<Vec<_>>(),
+        &missing.map(|route| Op::AddRoute { route, mode: Mode::Exclusive }).collect::<Vec<_>>(),
     )
 }
 
-/// Everything that belongs inside once more; what is there is left alone.
-pub(super) fn mend(attachment: &Attachment) -> Result<(), Error> {
+/// Adds all objects of the pod end again. Existing objects are not changed.
+pub(super) fn repair(attachment: &Attachment) -> Result<(), Error> {
     let Some(mut pod) = open(attachment)? else { return Ok(()) };
     let Some(link) = pod.link(&attachment.key.ifname)? else { return Ok(()) };
     if is_expired(attachment, &link) {
         return Ok(());
     }
-    add_missing(&mut pod, &wire::inside_ops(attachment, link.index))
+    add_missing(&mut pod, &veth::pod_end_ops(attachment, link.index))
 }
 
 fn add_missing(pod: &mut RtSocket, ops: &[Op<'static>]) -> Result<(), Error> {

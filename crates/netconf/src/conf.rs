@@ -9,40 +9,41 @@ use ipam::{Pools, Range, RangeSet};
 use ipnet::IpNet;
 use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, Placement};
 
-use crate::addresses::{Addresses, NetworkSource, external_ipam, is_dhcp, none_to_give};
+use crate::addresses::{Addresses, NetworkSource, external_ipam, is_dhcp, missing_ranges};
 use crate::network_key::NetworkKey;
 use crate::routes::{self, default_route};
-use crate::{Network, NodeNetworks, at_most, invalid, refuse};
+use crate::unsupported::refuse_unsupported;
+use crate::{Network, NodeNetworks, at_most, invalid};
 
-/// The reference plugin's default, kept so that its configs mean the same.
+/// The default of the reference bridge plugin.
 pub const DEFAULT_BRIDGE: &str = "cni0";
 
-/// Each host port is an element of the firewall, and part of the record.
-const MOST_PORTS: usize = 4096;
+/// Limit, because each host port is an nftables element and part of the record.
+const MAX_PORTS: usize = 4096;
 
-/// The network of a request, complete: every default is filled in.
+/// The network settings of a request, with all defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetConf {
     pub mode: AttachMode,
     pub bridge: IfName,
-    /// None: the bridge's own if it is there, else 1500.
+    /// None: the MTU of the bridge if it exists, else 1500.
     pub mtu: Option<u32>,
-    /// The bridge carries the gateway address, and the host forwards.
+    /// The bridge has the gateway address, and the host forwards.
     pub is_gateway: bool,
-    /// The pod's default routes go through the gateway, whatever `routes` says.
+    /// The pod gets default routes through the gateway, in addition to `routes`.
     pub is_default_gateway: bool,
     pub ip_masq: bool,
     pub hairpin: bool,
     pub promisc: bool,
-    /// An address of the bridge that overlaps the gateway's subnet but is another one is replaced, not refused.
+    /// Replaces a different address of the bridge that overlaps the gateway's subnet. Otherwise such an address is an error.
     pub force_address: bool,
-    /// A pod can only use the addresses and the MAC it was given.
+    /// A pod can only send from its assigned addresses and MAC.
     pub spoof_check: bool,
     pub addresses: Addresses,
     pub requested: Vec<RequestedIp>,
     pub mac: Option<Mac>,
     pub routes: Vec<PodRoute>,
-    /// Pod traffic inside of these CIDRs is not masqueraded.
+    /// Pod traffic inside these CIDRs is not masqueraded.
     pub cluster: Vec<IpNet>,
     pub dns: Dns,
     pub ports: Vec<PortMapping>,
@@ -56,24 +57,24 @@ impl NetConf {
         let mut conf = Self::build(&call.config, &call.args, node)?;
         conf.requested = call.requested_ips();
         if matches!(conf.addresses, Addresses::Absent) && !conf.requested.is_empty() {
-            return Err(none_to_give("; an address was requested for the pod"));
+            return Err(missing_ranges("; an address was requested for the pod"));
         }
         conf.mac = call.requested_mac();
         Ok(conf)
     }
 
-    /// A config without a pod and without an agent.
+    /// The settings of a network without an agent.
     pub fn parse(config: &NetworkConfig) -> Result<Self, Error> {
         Self::merge(config, None)
     }
 
-    /// A config without a pod, with the agent's settings where it states none. Precedence, for each setting:
+    /// The settings of a network, independent of a pod. Precedence, for each setting:
     ///
-    /// 1. the request's config; a key counts in any spelling, and null counts as absent;
-    /// 2. the agent's network, if the config has its CNI network name: mode, bridge, MTU, masquerade and CIDRs. Its blocks give
-    ///    the addresses, unless the config names ranges or an IPAM plugin. Of the agent's settings, a config of another network
-    ///    gets the mode only, and only if the mode fits its addresses;
-    /// 3. the defaults of the reference plugin.
+    /// 1. The request's config. Keys are case-insensitive, and null counts as absent.
+    /// 2. The agent's network, if the config has its CNI network name: mode, bridge, MTU, masquerade and CIDRs. Its blocks
+    ///    provide the addresses, unless the config has ranges or an IPAM plugin. Configs of other networks only inherit the
+    ///    agent's mode, and only if the mode supports their addresses.
+    /// 3. The defaults of the reference plugin.
     pub fn merge(config: &NetworkConfig, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
         Self::build(config, &Args::default(), node)
     }
@@ -82,7 +83,7 @@ impl NetConf {
         let top = config.obj();
         let ipam = top.obj("ipam")?;
         // Another IPAM plugin reads its own keys.
-        refuse::unsupported(&top, ipam.as_ref().filter(|_| external_ipam(config).is_none()))?;
+        refuse_unsupported(&top, ipam.as_ref().filter(|_| external_ipam(config).is_none()))?;
         let key = NetworkKey::parse(&top)?;
         let placement = placement(config, args, key.as_ref())?;
         let source = node.map_or(Ok(NetworkSource::Standalone), |node| node.source(config, &placement))?;
@@ -92,25 +93,25 @@ impl NetConf {
             Some(ipam) if matches!(addresses, Addresses::Own(_)) => routes::parse_all(ipam)?,
             Some(_) | None => Vec::new(),
         };
-        let own = matches!(addresses, Addresses::Own(_));
-        at_most(MOST_PORTS, "runtimeConfig.portMappings", config.runtime.port_mappings.len())?;
+        let uses_own_ipam = matches!(addresses, Addresses::Own(_));
+        at_most(MAX_PORTS, "runtimeConfig.portMappings", config.runtime.port_mappings.len())?;
         let mode = match (parse_mode(&top)?, node) {
             (Some(mode), _) => mode,
             (None, Some(node)) => node.mode_for(&addresses),
             (None, None) => AttachMode::Bridge,
         };
-        bridge_only(mode, &addresses)?;
-        // Without addresses there is nothing to route, masquerade or publish. The reference ignores the first two, too.
+        check_mode(mode, &addresses)?;
+        // Without addresses, gateway and masquerade settings are ignored as in the reference plugin. Host ports are refused.
         let has_addresses = !matches!(addresses, Addresses::Absent);
         if !has_addresses && !config.runtime.port_mappings.is_empty() {
-            return Err(none_to_give("; host ports lead to an address of the pod"));
+            return Err(missing_ranges("; host ports need an address of the pod"));
         }
-        // If Podwire assigns the addresses, a pod has a default route unless the config says otherwise. With another IPAM
-        // plugin the reference's defaults hold.
+        // If Podwire assigns the addresses, pods get a default route by default. With an external IPAM plugin, the defaults of
+        // the reference plugin apply.
         let is_gateway = top.bool("isGateway")?;
         let default_gateway = top.bool("isDefaultGateway")?;
-        let is_default_gateway =
-            has_addresses && default_gateway.unwrap_or(own && routes.is_empty() && is_gateway != Some(false));
+        let is_default_gateway = has_addresses
+            && default_gateway.unwrap_or(uses_own_ipam && routes.is_empty() && is_gateway != Some(false));
         let promisc = top.bool("promiscMode")?.unwrap_or(false);
         if mode == AttachMode::Routed && is_gateway == Some(false) {
             return Err(invalid(
@@ -128,7 +129,7 @@ impl NetConf {
             bridge: parse_bridge(&top, network)?,
             mtu: usable_mtu(top.u32("mtu")?.or(network.and_then(Network::mtu)), &addresses)?,
             is_gateway: has_addresses
-                && (is_gateway.unwrap_or(own) || is_default_gateway || mode == AttachMode::Routed),
+                && (is_gateway.unwrap_or(uses_own_ipam) || is_default_gateway || mode == AttachMode::Routed),
             is_default_gateway,
             ip_masq: masquerade.unwrap_or(false) && has_addresses,
             hairpin: parse_hairpin(&top, promisc)?,
@@ -147,7 +148,7 @@ impl NetConf {
         })
     }
 
-    /// The routes a pod with these addresses gets: the config's, and the default routes where they are asked for.
+    /// The routes of a pod with these addresses: the configured routes and, with `is_default_gateway`, the default routes.
     pub fn pod_routes(&self, pod: &[IpAddr]) -> Vec<PodRoute> {
         let mut routes = self.routes.clone();
         if self.is_default_gateway {
@@ -158,18 +159,17 @@ impl NetConf {
                 }
             }
         }
-        // A route of a family that the pod does not have cannot be set.
+        // The kernel rejects routes of a family without an address.
         routes.retain(|r| pod.iter().any(|a| a.is_ipv4() == r.dst.addr().is_ipv4()));
         routes
     }
 }
 
-/// The placement of a pod.
 pub(crate) fn placement_of(call: &AttachmentRequest) -> Result<Placement, Error> {
     placement(&call.config, &call.args, NetworkKey::parse(&call.config.obj())?.as_ref())
 }
 
-/// Tenant, network and group. The config decides the tenant; CNI_ARGS choose network and group within it.
+/// Tenant, network and group. CNI_ARGS can set network and group, but cannot change the tenant of the config.
 fn placement(config: &NetworkConfig, args: &Args, key: Option<&NetworkKey>) -> Result<Placement, Error> {
     let top = config.obj();
     let tenant = top.nonempty("tenant")?;
@@ -178,19 +178,19 @@ fn placement(config: &NetworkConfig, args: &Args, key: Option<&NetworkKey>) -> R
     {
         return Err(Error::new(
             ErrorCode::InvalidEnvironment,
-            format!("CNI_ARGS: tenant {other} is not {tenant}, whose network {} is", config.name),
+            format!("CNI_ARGS: tenant {other} differs from tenant {tenant} of network {}", config.name),
         ));
     }
-    let of_config = match key {
+    let config_network = match key {
         Some(NetworkKey::Id(id)) => Some(id.as_str()),
         Some(NetworkKey::Cidrs(_)) | None => None,
     };
     let group = args.group.as_deref().or(top.nonempty("group")?);
-    Placement::parse(tenant.or(args.tenant.as_deref()), args.network.as_deref().or(of_config), group)
+    Placement::parse(tenant.or(args.tenant.as_deref()), args.network.as_deref().or(config_network), group)
         .map_err(|e| invalid("tenant, network or group", e))
 }
 
-/// None: the config states no mode.
+/// None if the config has no mode.
 fn parse_mode(top: &Obj<'_>) -> Result<Option<AttachMode>, Error> {
     match top.str("mode")? {
         None => Ok(None),
@@ -200,11 +200,11 @@ fn parse_mode(top: &Obj<'_>) -> Result<Option<AttachMode>, Error> {
     }
 }
 
-/// A routed pod is reached by its address, and is alone on its link: no DHCP server is there.
-fn bridge_only(mode: AttachMode, addresses: &Addresses) -> Result<(), Error> {
+/// Routed pods need an address for their host route, and no DHCP server is on their link.
+fn check_mode(mode: AttachMode, addresses: &Addresses) -> Result<(), Error> {
     match (mode, addresses) {
         (AttachMode::Routed, Addresses::Absent) => {
-            Err(none_to_give("; a network without addresses (layer 2 only) needs \"mode\": \"bridge\""))
+            Err(missing_ranges("; a network without addresses (layer 2 only) needs \"mode\": \"bridge\""))
         }
         (AttachMode::Routed, Addresses::Delegated(plugin)) if is_dhcp(plugin) => Err(invalid(
             "ipam.type",
@@ -216,7 +216,7 @@ fn bridge_only(mode: AttachMode, addresses: &Addresses) -> Result<(), Error> {
     }
 }
 
-/// With both, pods would get what they send to their neighbours twice; the reference refuses that too.
+/// Hairpin and promiscuous mode together would deliver packets twice. The reference plugin refuses both, too.
 fn parse_hairpin(top: &Obj<'_>, promisc: bool) -> Result<bool, Error> {
     match top.bool("hairpinMode")? {
         Some(true) if promisc => {
@@ -236,21 +236,21 @@ fn parse_bridge(top: &Obj<'_>, network: Option<&Network>) -> Result<IfName, Erro
     IfName::try_from(name).map_err(|e| invalid("bridge", e))
 }
 
-/// 0 is the bridge's own. An MTU that is too small for IPv6 is refused here: the kernel would remove all IPv6 addresses from
-/// the bridge.
+/// 0 means the MTU of the bridge. An MTU that is too small for IPv6 is refused, because the kernel would remove all IPv6
+/// addresses from the bridge.
 pub(crate) fn usable_mtu(mtu: Option<u32>, addresses: &Addresses) -> Result<Option<u32>, Error> {
     let has_ipv6 =
         |pools: &Pools| pools.sets().iter().flat_map(RangeSet::ranges).any(|r| r.gateway().is_ipv6());
-    let least = match addresses {
+    let min = match addresses {
         Addresses::Own(pools) if has_ipv6(pools) => MIN_MTU_V6,
         Addresses::Own(_) | Addresses::Delegated(_) | Addresses::Absent => MIN_MTU_V4,
     };
     match mtu {
         None | Some(0) => Ok(None),
-        Some(mtu) if (least..=MAX_MTU).contains(&mtu) => Ok(Some(mtu)),
+        Some(mtu) if (min..=MAX_MTU).contains(&mtu) => Ok(Some(mtu)),
         Some(mtu) => Err(invalid(
             "mtu",
-            format_args!("{mtu} must be {least} to {MAX_MTU} (with IPv6 {MIN_MTU_V6} or more)"),
+            format_args!("{mtu} must be {min} to {MAX_MTU} (with IPv6 {MIN_MTU_V6} or more)"),
         )),
     }
 }

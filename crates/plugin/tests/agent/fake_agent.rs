@@ -1,4 +1,4 @@
-//! An agent that says what it is told to say.
+//! An agent with scripted replies.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -15,13 +15,13 @@ use testkit::Node;
 use crate::common::Host;
 use crate::watch::dual;
 
-/// What the stand-in does with one request.
+/// The reply to one request.
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
     Status(u16, String),
-    /// Whatever bytes, then the end of the connection.
+    /// These bytes, then the connection is closed.
     Raw(&'static str),
-    /// Nothing, for as long as the stand-in lives.
+    /// The connection stays open without a reply.
     Silence,
 }
 
@@ -30,12 +30,15 @@ impl Reply {
         Self::Status(status, body.to_string())
     }
 
-    /// A CNI error object of the agent's.
+    /// A CNI error object of the agent.
     pub(crate) fn error(status: u16, code: u32, msg: &str) -> Self {
-        Self::json(status, &json!({"cniVersion": "1.1.0", "code": code, "msg": msg, "details": "look there"}))
+        Self::json(
+            status,
+            &json!({"cniVersion": "1.1.0", "code": code, "msg": msg, "details": "some details"}),
+        )
     }
 
-    /// The verbs that print nothing.
+    /// Success without a result, for all commands except ADD.
     pub(crate) fn done() -> Self {
         Self::json(200, &json!({}))
     }
@@ -55,7 +58,7 @@ impl Reply {
     }
 }
 
-/// What the stand-in answers an ADD with.
+/// The result in a reply to ADD.
 pub(crate) fn result() -> Value {
     json!({
         "cniVersion": "1.1.0", "dns": {},
@@ -67,18 +70,18 @@ pub(crate) fn result() -> Value {
     })
 }
 
-/// A request as it came: the first line, and the body.
+/// The request line and the body of a received request.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Asked {
+pub(crate) struct ReceivedRequest {
     pub(crate) line: String,
     pub(crate) call: Value,
 }
 
-/// Serves one connection after the other; the last reply is for all that follow.
-pub(crate) struct Standin {
+/// Serves connections one after the other. The last reply is repeated for all further requests.
+pub(crate) struct FakeAgent {
     socket: PathBuf,
-    asked: Arc<Mutex<Vec<Asked>>>,
-    over: Arc<AtomicBool>,
+    requests: Arc<Mutex<Vec<ReceivedRequest>>>,
+    stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -92,59 +95,59 @@ pub(crate) fn config(host: &Host, more: &Value) -> Value {
     crate::common::with(&base, more)
 }
 
-impl Standin {
+impl FakeAgent {
     pub(crate) fn new(node: &Node, replies: Vec<Reply>) -> Self {
         let socket = socket_of(node);
         let listener = UnixListener::bind(&socket).unwrap();
-        let (asked, over) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+        let (requests, stopping) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
         let thread = {
-            let (asked, over) = (Arc::clone(&asked), Arc::clone(&over));
+            let (requests, stopping) = (Arc::clone(&requests), Arc::clone(&stopping));
             std::thread::spawn(move || {
-                let (mut held, mut number) = (Vec::new(), 0);
+                let (mut open_streams, mut number) = (Vec::new(), 0);
                 for stream in listener.incoming() {
-                    if over.load(Ordering::SeqCst) {
+                    if stopping.load(Ordering::SeqCst) {
                         return;
                     }
                     let mut stream = stream.unwrap();
-                    // A client that was killed says nothing.
+                    // A client that was killed sends no complete request.
                     let Some(request) = read_request(&mut stream) else { continue };
-                    asked.lock().unwrap().push(request);
+                    requests.lock().unwrap().push(request);
                     let reply = &replies[number.min(replies.len() - 1)];
                     number += 1;
                     let _ = stream.write_all(&reply.bytes());
                     if matches!(reply, Reply::Silence) {
-                        held.push(stream);
+                        open_streams.push(stream);
                     }
                 }
             })
         };
-        Self { socket, asked, over, thread: Some(thread) }
+        Self { socket, requests, stopping, thread: Some(thread) }
     }
 
-    pub(crate) fn asked(&self) -> Vec<Asked> {
-        self.asked.lock().unwrap().clone()
+    pub(crate) fn requests(&self) -> Vec<ReceivedRequest> {
+        self.requests.lock().unwrap().clone()
     }
 }
 
-impl Drop for Standin {
+impl Drop for FakeAgent {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::SeqCst);
-        // Wakes the thread up; if nobody takes the connection, the thread is gone already.
+        self.stopping.store(true, Ordering::SeqCst);
+        // Wakes the thread. If the connection fails, the thread has already ended.
         if let Ok(stream) = UnixStream::connect(&self.socket) {
             let _ = stream.shutdown(Shutdown::Both);
         }
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) && !std::thread::panicking() {
-            panic!("the stand-in failed");
+            panic!("the fake agent failed");
         }
         let _ = fs::remove_file(&self.socket);
     }
 }
 
-fn read_request(stream: &mut UnixStream) -> Option<Asked> {
+fn read_request(stream: &mut UnixStream) -> Option<ReceivedRequest> {
     let mut bytes = Vec::new();
     let head = loop {
-        if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
-            break at;
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            break end;
         }
         read_some(stream, &mut bytes)?;
     };
@@ -155,13 +158,13 @@ fn read_request(stream: &mut UnixStream) -> Option<Asked> {
         read_some(stream, &mut bytes)?;
     }
     let call = serde_json::from_slice(&bytes[head + 4..]).unwrap();
-    Some(Asked { line: text.lines().next().unwrap().to_owned(), call })
+    Some(ReceivedRequest { line: text.lines().next().unwrap().to_owned(), call })
 }
 
 fn read_some(stream: &mut UnixStream, bytes: &mut Vec<u8>) -> Option<()> {
-    let mut some = [0; 65536];
-    let read = stream.read(&mut some).ok().filter(|n| *n > 0)?;
-    bytes.extend_from_slice(&some[..read]);
+    let mut buffer = [0; 65536];
+    let read = stream.read(&mut buffer).ok().filter(|n| *n > 0)?;
+    bytes.extend_from_slice(&buffer[..read]);
     Some(())
 }
 

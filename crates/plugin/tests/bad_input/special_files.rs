@@ -1,5 +1,5 @@
-//! A FIFO or a device in the place of a state file: no call blocks (the harness kills a plugin that does), and each either
-//! repairs it or says which file it is.
+//! A FIFO or device replaces a state file. No call may block (the test harness kills a plugin that does). Each call repairs the
+//! file or names it in its error.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use testkit::{Call, Outcome, Verb};
 use crate::common::{Host, ips, with, with_previous};
 use crate::watch::dual;
 
-/// What is put in the place of a file. `zero` never ends, and `full` takes nothing.
+/// Commands that create special files: a FIFO, /dev/zero (endless), /dev/full (no space) and a symlink to a device.
 const KINDS: [(&str, &str); 4] =
     [("mkfifo", ""), ("mknod", "c 1 5"), ("mknod", "c 1 7"), ("ln -s /dev/zero", "")];
 
-fn plant(host: &Host, kind: (&str, &str), path: &Path) {
+fn replace_with(host: &Host, kind: (&str, &str), path: &Path) {
     if path.is_file() {
         fs::remove_file(path).unwrap();
     }
@@ -22,16 +22,16 @@ fn plant(host: &Host, kind: (&str, &str), path: &Path) {
     host.node.sh(&["sh", "-c", &line]).unwrap();
 }
 
-fn says_which(outcome: &Outcome, path: &Path, case: &str) {
+fn expect_named(outcome: &Outcome, path: &Path, case: &str) {
     if !outcome.success() {
         let text = outcome.error().unwrap().msg;
-        let named = text.contains(path.to_str().unwrap()) && text.contains("not a regular file");
-        assert!(named, "{case}: {text}");
+        let is_named = text.contains(path.to_str().unwrap()) && text.contains("not a regular file");
+        assert!(is_named, "{case}: {text}");
     }
 }
 
 #[test]
-fn a10_a_fifo_or_device_in_the_state_directory_blocks_nothing() {
+fn a10_a_fifo_or_device_in_the_run_directory_blocks_no_call() {
     let host = Host::new("special");
     for (number, kind) in KINDS.into_iter().enumerate() {
         for file in ["record", "claim", "lock", "boot", "sysctls", "podwire.lock", "index", "last"] {
@@ -52,7 +52,7 @@ fn a10_a_fifo_or_device_in_the_state_directory_blocks_nothing() {
                 "last" => network.join("index/last"),
                 other => run_dir.join(other),
             };
-            plant(&host, kind, &path);
+            replace_with(&host, kind, &path);
             let other = host.pod(&format!("b{number}{}", file.replace('.', "-")));
             for call in [
                 Call::pod(Verb::Add, &other, &config),
@@ -63,14 +63,14 @@ fn a10_a_fifo_or_device_in_the_state_directory_blocks_nothing() {
                 Call::network(Verb::Gc, &with(&config, &json!({"cni.dev/valid-attachments": []}))),
             ] {
                 let case = format!("{} with {} {} as {file}", call.verb.as_str(), kind.0, kind.1);
-                // An error here is a plugin that was killed because it did not end.
+                // This fails if the harness killed the plugin because it did not exit.
                 let outcome = host.plugin.call(&host.node, &call).unwrap_or_else(|e| panic!("{case}: {e:#}"));
-                // CHECK may find other faults first.
+                // CHECK may report other errors first.
                 if call.verb != Verb::Check {
-                    says_which(&outcome, &path, &case);
+                    expect_named(&outcome, &path, &case);
                 }
             }
-            // With the file gone everything is as before: the pods can be removed.
+            // Without the special file the pods can be removed.
             if fs::symlink_metadata(&path).is_ok_and(|meta| !meta.is_file()) {
                 fs::remove_file(&path).unwrap();
             }

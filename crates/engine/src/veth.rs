@@ -1,5 +1,5 @@
-//! The pod's wire: a veth made in one send with its far end already inside the pod's namespace, then everything inside
-//! it in one more. Which of them is a bridge port and which has host routes is the attach mode's.
+//! The veth pair of a pod. One netlink send creates it with its peer inside the pod's namespace. One more send configures the
+//! pod end. The attach mode decides whether the host end is a bridge port or has host routes.
 
 use std::net::IpAddr;
 
@@ -11,12 +11,12 @@ use netlink::{
 use types::{AttachMode, ROUTE_PROTOCOL};
 
 use crate::Error;
-use crate::bridge::{self, Bridge, Gateway, Placed};
+use crate::bridge::{self, Bridge, Gateway, PlacedGateway};
 use crate::state::{Addressing, Attachment, SysctlLog};
 use crate::sysctl::{self, HostSettings, LinkOwner};
 
-/// Everything that is needed to wire one pod, looked up beforehand.
-pub(crate) struct Wire<'a> {
+/// Inputs for the veth pair of one pod.
+pub(crate) struct VethSetup<'a> {
     pub(crate) attachment: &'a Attachment,
     pub(crate) bridge: &'a Bridge,
     pub(crate) netns: &'a NetNs,
@@ -24,30 +24,30 @@ pub(crate) struct Wire<'a> {
     pub(crate) settings: &'a HostSettings<'a>,
 }
 
-/// Whether others on the bridge may remember one of the pod's addresses at the MAC of an earlier owner. In mode `routed`
-/// nobody asks for a pod's MAC.
+/// Whether neighbours on the bridge may have one of the pod's addresses cached with the MAC of an earlier pod. In mode
+/// `routed` no neighbour resolves a pod's MAC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Neighbours {
-    KnowNothing,
-    MayRemember,
+pub(crate) enum NeighbourCaches {
+    Clean,
+    MayBeStale,
 }
 
-/// Makes the pair and puts the gateways on the bridge, in one send.
-pub(crate) fn make_pair(
+/// Creates the pair and adds the gateways to the bridge, in one send.
+pub(crate) fn create_pair(
     host: &mut RtSocket,
-    wire: &Wire<'_>,
+    setup: &VethSetup<'_>,
     gateways: &[IpNet],
-) -> Result<Vec<Placed>, Error> {
-    let (attachment, bridge) = (wire.attachment, wire.bridge);
+) -> Result<Vec<PlacedGateway>, Error> {
+    let (attachment, bridge) = (setup.attachment, setup.bridge);
     let is_port = attachment.mode == AttachMode::Bridge;
     let alias = attachment.alias();
     let gateways: Vec<Gateway> = gateways
         .iter()
         .map(|address| Gateway { bridge: bridge.index, address: *address, mode: attachment.mode })
         .collect();
-    let of_gateways: Vec<Vec<Op<'_>>> = gateways.iter().map(Gateway::ops).collect();
-    let mut ops = of_gateways.concat();
-    let of_pair = ops.len();
+    let gateway_ops: Vec<Vec<Op<'_>>> = gateways.iter().map(Gateway::ops).collect();
+    let mut ops = gateway_ops.concat();
+    let pair_start = ops.len();
     ops.push(Op::AddVeth(Veth {
         host: &attachment.host_link,
         host_mac: attachment.host_mac,
@@ -55,31 +55,31 @@ pub(crate) fn make_pair(
         master: is_port.then_some(bridge.index),
         peer: &attachment.key.ifname,
         peer_mac: attachment.pod_mac,
-        peer_ns: wire.netns.fd(),
+        peer_ns: setup.netns.fd(),
         up: false,
     }));
-    // By name, in the same send: nobody can be killed between the link and the mark that says whose it is.
+    // By name and in the same send: a killed process cannot leave a link without its alias.
     ops.push(Op::SetLink(SetLink {
         alias: Some(&alias),
-        no_link_local: wire.settings.has_ipv6(attachment.mtu),
+        no_link_local: setup.settings.has_ipv6(attachment.mtu),
         hairpin: is_port.then_some(attachment.wiring.hairpin),
         ..SetLink::of(LinkRef::Name(&attachment.host_link))
     }));
     ops.push(Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(&attachment.host_link)) }));
     let mut answers = host.run_all(&ops)?;
-    for answer in answers.split_off(of_pair) {
+    for answer in answers.split_off(pair_start) {
         answer?;
     }
     let (mut placed, mut answers) = (Vec::new(), answers.into_iter());
-    for (gateway, ops) in gateways.iter().zip(&of_gateways) {
-        let own = answers.by_ref().take(ops.len()).collect();
-        placed.push(bridge::added(host, (bridge, wire.log), gateway, own)?);
+    for (gateway, ops) in gateways.iter().zip(&gateway_ops) {
+        let replies = answers.by_ref().take(ops.len()).collect();
+        placed.push(bridge::check_replies(host, (bridge, setup.log), gateway, replies)?);
     }
-    protect_host_end(attachment, wire.settings)?;
+    protect_host_end(attachment, setup.settings)?;
     Ok(placed)
 }
 
-/// The host end of a pod whose addresses came after its interface: as [`make_pair`] would have made it.
+/// Completes the host end of a pod that got its addresses after its interface. The result is the same as [`create_pair`]'s.
 pub(crate) fn mark_host_end(
     host: &mut RtSocket,
     attachment: &Attachment,
@@ -91,104 +91,104 @@ pub(crate) fn mark_host_end(
     protect_host_end(attachment, settings)
 }
 
-/// A port needs no IPv6: its bridge has it.
+/// A bridge port needs no IPv6 because the bridge has it.
 fn protect_host_end(attachment: &Attachment, settings: &HostSettings<'_>) -> Result<(), Error> {
     let has_ipv6 = attachment.mode == AttachMode::Routed && attachment.ips().any(|ip| ip.is_ipv6());
     sysctl::protect_host_end(&attachment.host_link, has_ipv6, settings)
 }
 
-/// The pod's end, set up.
-pub(crate) struct Inside {
-    /// The other end's index.
+/// The configured pod end.
+pub(crate) struct PodEnd {
+    /// The link index of the host end.
     pub(crate) host_index: u32,
-    /// The routes that are this attachment's. Where another interface of the pod has the same route, that one stays: the
-    /// first one wins, as in the reference.
+    /// The routes that belong to this attachment. A route that another interface of the pod has is not included: the first
+    /// interface wins, as with the reference plugin.
     pub(crate) routes: Vec<PodRoute>,
 }
 
-/// Configures the pod's end from inside its namespace and brings it up.
-pub(crate) fn set_up_inside(
+/// Configures the pod end inside its namespace and sets it up.
+pub(crate) fn configure_pod_end(
     host: &RtSocket,
     pod: &mut RtSocket,
-    wire: &Wire<'_>,
-    neighbours: Neighbours,
-) -> Result<Inside, Error> {
-    let attachment = wire.attachment;
+    setup: &VethSetup<'_>,
+    neighbours: NeighbourCaches,
+) -> Result<PodEnd, Error> {
+    let attachment = setup.attachment;
     let ifname = &attachment.key.ifname;
     let has_ipv6 = attachment.ips().any(|ip| ip.is_ipv6());
-    wire.netns.run(|| {
-        // A pod without addresses of Podwire may get them from a router on its wire.
+    setup.netns.run(|| {
+        // A pod without addresses from Podwire may get them from a router on its link.
         if attachment.addressing != Addressing::None {
             sysctl::protect_pod_link(ifname, has_ipv6)?;
         }
         match neighbours {
-            Neighbours::MayRemember => sysctl::announce_addresses(ifname),
-            Neighbours::KnowNothing => Ok(()),
+            NeighbourCaches::MayBeStale => sysctl::announce_addresses(ifname),
+            NeighbourCaches::Clean => Ok(()),
         }
     })??;
-    let vanished = || Error::NotAvailable(format!("interface {ifname} vanished while it was set up"));
+    let vanished = || Error::NotAvailable(format!("interface {ifname} was removed while it was configured"));
     let index = pod.index_of(ifname)?.ok_or_else(vanished)?;
     let host_index = host.index_of(&attachment.host_link)?.ok_or_else(vanished)?;
-    let steps = inside_steps(attachment, index);
+    let steps = pod_end_steps(attachment, index);
     let ops: Vec<Op<'static>> = steps.iter().map(|(op, _)| *op).collect();
     let mut routes = Vec::with_capacity(attachment.wiring.routes.len());
-    let mut others = Vec::new();
+    let mut shared_gateways = Vec::new();
     for ((_, step), answer) in steps.iter().zip(pod.run_all(&ops)?) {
         match (step, answer) {
-            (PodOperation::Needed, answer) => answer?,
-            (PodOperation::Gateway(gateway), Err(e)) if e.is_exists() => others.push(*gateway),
+            (PodOperation::Required, answer) => answer?,
+            (PodOperation::Gateway(gateway), Err(e)) if e.is_exists() => shared_gateways.push(*gateway),
             (PodOperation::Gateway(_), answer) => answer?,
             (PodOperation::Route(route), Ok(())) => routes.push((*route).clone()),
             (PodOperation::Route(_), Err(e)) if e.is_exists() => {}
-            // Through a gateway that another interface of the pod has: that one was first.
+            // Another interface of the pod has the route to this gateway, and the first interface wins.
             (PodOperation::Route(route), Err(_))
-                if gateway_of(attachment, route).is_some_and(|gw| others.contains(&gw)) => {}
+                if gateway_of(attachment, route).is_some_and(|gw| shared_gateways.contains(&gw)) => {}
             (PodOperation::Route(_), Err(e)) => return Err(e.into()),
         }
     }
-    Ok(Inside { host_index, routes })
+    Ok(PodEnd { host_index, routes })
 }
 
-/// Neighbours that may remember an address at another MAC are told the new one. The kernel does so when a MAC is set, also
-/// to what it is, and takes about a millisecond for it. By itself it would when the link comes up, which may be too early:
-/// once the kernel has noticed that the other end had no carrier, the bridge drops what comes before it notices again.
+/// Announces the pod's MAC to neighbours with possibly stale caches. The kernel sends the announcement when a MAC is set, also
+/// if it does not change, and takes about a millisecond for it. The announcement that the kernel sends when the link comes
+/// up may be too early: if the kernel noticed that the host end had no carrier, the bridge still drops packets.
 pub(crate) fn announce(
     pod: &mut RtSocket,
     attachment: &Attachment,
-    neighbours: Neighbours,
+    neighbours: NeighbourCaches,
 ) -> Result<(), Error> {
     match neighbours {
-        Neighbours::MayRemember => Ok(pod.run(&Op::SetLink(SetLink {
+        NeighbourCaches::MayBeStale => Ok(pod.run(&Op::SetLink(SetLink {
             mac: Some(attachment.pod_mac),
             ..SetLink::of(LinkRef::Name(&attachment.key.ifname))
         }))?),
-        Neighbours::KnowNothing => Ok(()),
+        NeighbourCaches::Clean => Ok(()),
     }
 }
 
-/// What one operation inside the pod is for.
+/// The purpose of one operation inside the pod.
 enum PodOperation<'a> {
-    Needed,
-    /// The route to a gateway, which another interface of the pod may have.
+    Required,
+    /// The route to a gateway. Another interface of the pod may have it.
     Gateway(IpAddr),
-    /// One of the pod's routes, likewise.
+    /// One of the pod's routes. Another interface of the pod may have it.
     Route(&'a PodRoute),
 }
 
-pub(crate) fn inside_ops(attachment: &Attachment, link: u32) -> Vec<Op<'static>> {
-    inside_steps(attachment, link).into_iter().map(|(op, _)| op).collect()
+pub(crate) fn pod_end_ops(attachment: &Attachment, link: u32) -> Vec<Op<'static>> {
+    pod_end_steps(attachment, link).into_iter().map(|(op, _)| op).collect()
 }
 
-/// The routes of an attachment inside its pod, those to its gateways first.
-pub(crate) fn routes_inside(attachment: &Attachment, link: u32) -> impl Iterator<Item = Route> {
-    inside_ops(attachment, link).into_iter().filter_map(|op| match op {
+/// The routes of an attachment inside its pod, starting with those to its gateways.
+pub(crate) fn pod_end_routes(attachment: &Attachment, link: u32) -> impl Iterator<Item = Route> {
+    pod_end_ops(attachment, link).into_iter().filter_map(|op| match op {
         Op::AddRoute { route, .. } => Some(route),
         _ => None,
     })
 }
 
-/// Addresses, then up, then what needs a link that is up.
-fn inside_steps(attachment: &Attachment, link: u32) -> Vec<(Op<'static>, PodOperation<'_>)> {
+/// First addresses, then link up, then routes and neighbours, which need a link that is up.
+fn pod_end_steps(attachment: &Attachment, link: u32) -> Vec<(Op<'static>, PodOperation<'_>)> {
     let mut steps: Vec<(Op<'static>, PodOperation<'_>)> = Vec::new();
     for pod in &attachment.addresses {
         let broadcast = match pod.address {
@@ -203,23 +203,23 @@ fn inside_steps(attachment: &Attachment, link: u32) -> Vec<(Op<'static>, PodOper
             no_subnet_route: false,
             mode: Mode::Exclusive,
         };
-        steps.push((Op::AddAddress(address), PodOperation::Needed));
+        steps.push((Op::AddAddress(address), PodOperation::Required));
     }
     let up = SetLink { up: Some(true), ..SetLink::of(LinkRef::Index(link)) };
-    steps.push((Op::SetLink(up), PodOperation::Needed));
+    steps.push((Op::SetLink(up), PodOperation::Required));
     if attachment.mode == AttachMode::Routed {
-        steps.extend(gateway_inside(attachment, link));
+        steps.extend(gateway_steps(attachment, link));
     }
     let routes = kernel_routes(attachment, link).zip(&attachment.wiring.routes);
-    steps.extend(
-        routes.map(|(route, of)| (Op::AddRoute { route, mode: Mode::Exclusive }, PodOperation::Route(of))),
-    );
+    steps.extend(routes.map(|(route, configured)| {
+        (Op::AddRoute { route, mode: Mode::Exclusive }, PodOperation::Route(configured))
+    }));
     steps
 }
 
-/// In mode `routed` the gateway is on no subnet of the pod's: it gets a route and a fixed neighbour, so that no ARP or ND
-/// happens and none can be faked.
-fn gateway_inside(
+/// In mode `routed` the gateway is in no subnet of the pod. It gets a route and a permanent neighbour, so no ARP or ND is
+/// needed and none can be spoofed.
+fn gateway_steps(
     attachment: &Attachment,
     link: u32,
 ) -> impl Iterator<Item = (Op<'static>, PodOperation<'_>)> {
@@ -229,12 +229,12 @@ fn gateway_inside(
         let neighbour = AddNeighbour { link, addr: gateway, mac, protocol: ROUTE_PROTOCOL };
         [
             (Op::AddRoute { route, mode: Mode::Exclusive }, PodOperation::Gateway(gateway)),
-            (Op::AddNeighbour(neighbour), PodOperation::Needed),
+            (Op::AddNeighbour(neighbour), PodOperation::Required),
         ]
     })
 }
 
-/// The pod's routes as the kernel takes them: through their own gateway, or the network's.
+/// The pod's routes in the kernel's form. A route without a gateway uses the network's.
 fn kernel_routes(attachment: &Attachment, link: u32) -> impl Iterator<Item = Route> {
     attachment.wiring.routes.iter().map(move |route| {
         let gateway = gateway_of(attachment, route);
@@ -247,7 +247,7 @@ fn kernel_routes(attachment: &Attachment, link: u32) -> impl Iterator<Item = Rou
         Route {
             gateway,
             link: Some(link),
-            // The gateway need not be inside the pod's own prefix (it never is in mode `routed`).
+            // The gateway may be outside the pod's prefix. In mode `routed` it always is.
             onlink: gateway.is_some_and(|gw| !attachment.addresses.iter().any(|a| a.address.contains(&gw))),
             scope,
             mtu: route.mtu,
@@ -259,7 +259,7 @@ fn kernel_routes(attachment: &Attachment, link: u32) -> impl Iterator<Item = Rou
     })
 }
 
-/// A route's own gateway, or the network's. One that says that its destination is on the link has none.
+/// The gateway of a route, or the network's. A route with scope link or host has only its own.
 pub(crate) fn gateway_of(attachment: &Attachment, route: &PodRoute) -> Option<IpAddr> {
     const SCOPE_LINK: u32 = 253;
     match route.scope {
@@ -272,7 +272,7 @@ pub(crate) fn gateway_for(attachment: &Attachment, like: IpAddr) -> Option<IpAdd
     attachment.addresses.iter().filter_map(|a| a.gateway).find(|gw| gw.is_ipv4() == like.is_ipv4())
 }
 
-/// Mode `routed`, host side: a route per address, which the kernel refuses if somebody has it, and a fixed neighbour.
+/// Adds the host's routes of mode `routed`: per address one route and a permanent neighbour. The kernel refuses existing routes.
 pub(crate) fn route_to_pod(host: &mut RtSocket, attachment: &Attachment, link: u32) -> Result<(), Error> {
     let mut ops = Vec::new();
     for ip in attachment.ips() {
@@ -292,7 +292,7 @@ pub(crate) fn neighbour_op(attachment: &Attachment, link: u32, ip: IpAddr) -> Op
 }
 
 /// Connections from 127.0.0.1 to a hostPort leave through the bridge or the host end.
-pub(crate) fn let_loopback_in(
+pub(crate) fn allow_loopback_clients(
     attachment: &Attachment,
     bridge: &Bridge,
     log: &SysctlLog,
@@ -302,7 +302,7 @@ pub(crate) fn let_loopback_in(
     }
     match attachment.mode {
         AttachMode::Bridge => sysctl::allow_loopback_source(&attachment.bridge, bridge.owner(log)),
-        AttachMode::Routed => sysctl::allow_loopback_source(&attachment.host_link, LinkOwner::Us),
+        AttachMode::Routed => sysctl::allow_loopback_source(&attachment.host_link, LinkOwner::Podwire),
     }
 }
 

@@ -1,6 +1,6 @@
-//! A state directory that was lost while pods lived (removed by hand, another `runDir`): the links still say whose they
-//! are and which addresses they have, so the network's state begins with them. Off the way of a pod: only the first
-//! request that finds no state of its network comes here.
+//! Recovers the state of a network if its state directory was lost while pods run, for example because the operator removed
+//! it or changed `runDir`. The aliases of the links contain the owner and the addresses. Only the first request that finds no
+//! state of its network runs this.
 
 use cni::NetworkConfig;
 use ipnet::IpNet;
@@ -9,25 +9,25 @@ use netlink::{Link, RtSocket};
 use types::{AttachMode, AttachmentKey, IfName, NetworkName};
 
 use crate::alias::Alias;
-use crate::state::{Addressing, Attachment, NetworkState, NodeState, PodAddress, Survivor, Wiring};
+use crate::state::{Addressing, Attachment, NetworkState, NodeState, PodAddress, RecoveredLink, Wiring};
 use crate::{Caller, Error, lease};
 
-/// What is known beside the links.
+/// Sources of information besides the links.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Hints<'a> {
-    /// The network as it is configured now.
+    /// The current config of the network.
     pub(crate) conf: Option<&'a NetConf>,
-    /// Attachments as they were recorded before: they tell more than a link.
-    pub(crate) memory: &'a [Attachment],
+    /// Records from before the loss. They are more complete than a link's alias.
+    pub(crate) earlier_records: &'a [Attachment],
 }
 
-/// The network's state, made on first use.
+/// The network's state. It is created if it does not exist.
 pub(crate) fn network(
     state: &NodeState,
     name: &NetworkName,
     conf: Option<&NetConf>,
 ) -> Result<NetworkState, Error> {
-    network_with(state, name, Hints { conf, memory: &[] })
+    network_with(state, name, Hints { conf, earlier_records: &[] })
 }
 
 pub(crate) fn network_with(
@@ -35,44 +35,44 @@ pub(crate) fn network_with(
     name: &NetworkName,
     hints: Hints<'_>,
 ) -> Result<NetworkState, Error> {
-    state.network(name, || survivors(name, hints))
+    state.network(name, || recovered_links(name, hints))
 }
 
-/// The network's state, for what only removes: if there is none and no link of the network lives, none is made.
+/// The network's state for requests that only remove. If there is none and no link of the network exists, none is created.
 pub(crate) fn existing(
     config: &NetworkConfig,
-    place: &LocalPaths,
+    paths: &LocalPaths,
     caller: &Caller<'_>,
 ) -> Result<Option<NetworkState>, Error> {
-    let known =
-        NodeState::open_existing(&place.run_dir)?.and_then(|state| state.existing_network(&config.name));
-    if known.is_some() {
-        return Ok(known);
+    let existing =
+        NodeState::open_existing(&paths.run_dir)?.and_then(|state| state.existing_network(&config.name));
+    if existing.is_some() {
+        return Ok(existing);
     }
-    // A config that was broken in the meantime never keeps a pod from going away.
+    // A config that became invalid must not prevent the removal of a pod.
     let conf = caller.network(config).ok();
-    if survivors(&config.name, Hints { conf: conf.as_ref(), memory: &[] })?.is_empty() {
+    if recovered_links(&config.name, Hints { conf: conf.as_ref(), earlier_records: &[] })?.is_empty() {
         return Ok(None);
     }
-    network(&NodeState::open(&place.run_dir)?, &config.name, conf.as_ref()).map(Some)
+    network(&NodeState::open(&paths.run_dir)?, &config.name, conf.as_ref()).map(Some)
 }
 
-fn survivors(network: &NetworkName, hints: Hints<'_>) -> Result<Vec<Survivor>, Error> {
+fn recovered_links(network: &NetworkName, hints: Hints<'_>) -> Result<Vec<RecoveredLink>, Error> {
     let links = RtSocket::open()?.links()?;
     let pairs = links.iter().filter(|link| link.kind.as_deref() == Some("veth"));
-    Ok(pairs.filter_map(|link| survivor(network, link, hints)).collect())
+    Ok(pairs.filter_map(|link| recovered_link(network, link, hints)).collect())
 }
 
-/// The record of a host end, as far as its alias has it.
-pub(crate) fn survivor(network: &NetworkName, link: &Link, hints: Hints<'_>) -> Option<Survivor> {
+/// Stem, addresses and record of a host end, as far as its alias contains them.
+pub(crate) fn recovered_link(network: &NetworkName, link: &Link, hints: Hints<'_>) -> Option<RecoveredLink> {
     let alias = alias_in(network, link)?;
     let stem = alias.stem();
-    let is_it = |a: &&Attachment| {
+    let is_same = |a: &&Attachment| {
         a.key.network == *network && a.key.file_stem() == stem && a.host_link.as_str() == link.name
     };
-    let remembered = hints.memory.iter().find(is_it).cloned();
-    let attachment = remembered.or_else(|| attachment(network, link, &alias, hints.conf));
-    Some(Survivor { stem, addresses: alias.ips().collect(), attachment })
+    let earlier = hints.earlier_records.iter().find(is_same).cloned();
+    let attachment = earlier.or_else(|| attachment(network, link, &alias, hints.conf));
+    Some(RecoveredLink { stem, addresses: alias.ips().collect(), attachment })
 }
 
 /// The alias of a link of the network.
@@ -80,7 +80,7 @@ fn alias_in<'a>(network: &NetworkName, link: &'a Link) -> Option<Alias<'a>> {
     Alias::of(link).filter(|alias| alias.network == AttachmentKey::network_dir(network))
 }
 
-/// The attachment as far as its link tells it. None where the link has only the digest of a long id.
+/// The attachment as far as the link's alias contains it. None if the alias has only the digest of a long container ID.
 pub(crate) fn attachment_of(
     network: &NetworkName,
     link: &Link,
@@ -89,8 +89,8 @@ pub(crate) fn attachment_of(
     attachment(network, link, &alias_in(network, link)?, conf)
 }
 
-/// The link does not tell all. The rest is as the network is configured now or, where that is not known, such that
-/// nothing is forgotten when the pod goes.
+/// The alias does not contain all fields. The others come from the current config. If it is unknown, they are chosen such that
+/// a DEL removes everything.
 fn attachment(
     network: &NetworkName,
     link: &Link,
@@ -127,7 +127,7 @@ fn attachment(
         ports: Vec::new(),
         bandwidth: None,
         pod: None,
-        // Its own, or none: the network's placement would put it into a group that it may not belong to.
+        // The network's placement is not used: it could put the pod into a group to which it does not belong.
         placement: alias.placement.clone(),
         request: None,
         wiring: conf.map(|conf| wiring(conf, addresses)).unwrap_or_default(),
@@ -137,7 +137,7 @@ fn attachment(
     })
 }
 
-/// A port is one, but its bridge may be gone; in mode `routed` a pod's prefix is a single address.
+/// The bridge of a port may have been removed. In mode `routed` a pod's prefix is a single address.
 fn mode(link: &Link, addresses: &[IpNet]) -> AttachMode {
     let single = addresses.iter().all(|net| net.prefix_len() == net.max_prefix_len());
     if link.master.is_none() && single { AttachMode::Routed } else { AttachMode::Bridge }
@@ -167,48 +167,48 @@ mod tests {
     fn a13_a_recovered_record_has_the_gateways_of_its_config() {
         let lab = Lab::new("recovered").unwrap();
         let node = lab.node("n").unwrap();
-        for words in [
+        for command in [
             "ip link add pw0 type bridge",
             "ip link add pwabc type veth peer name peer",
             "ip link set pwabc master pw0",
             "ip link set pwabc alias 'podwire:blue/c1/eth0 10.88.1.2/24 fd88:0:0:1::2/64 10.99.0.2/24'",
         ] {
-            node.sh(&["sh", "-c", words]).unwrap();
+            node.sh(&["sh", "-c", command]).unwrap();
         }
-        for (is_gateway, wanted) in [(true, vec!["10.88.1.1/24", "fd88:0:0:1::1/64"]), (false, vec![])] {
+        for (is_gateway, expected) in [(true, vec!["10.88.1.1/24", "fd88:0:0:1::1/64"]), (false, vec![])] {
             let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
                 "subnet": "10.88.1.0/24,fd88:0:0:1::/64", "isGateway": is_gateway, "mode": "bridge"});
             let conf =
                 NetConf::parse(&NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
-            let hints = Hints { conf: Some(&conf), memory: &[] };
-            let found = node.enter(|| survivors(&"blue".try_into().unwrap(), hints).unwrap()).unwrap();
-            let record = found[0].attachment.as_ref().unwrap();
+            let hints = Hints { conf: Some(&conf), earlier_records: &[] };
+            let links = node.enter(|| recovered_links(&"blue".try_into().unwrap(), hints).unwrap()).unwrap();
+            let record = links[0].attachment.as_ref().unwrap();
             let gateways: Vec<String> = record.wiring.gateways.iter().map(ToString::to_string).collect();
-            assert_eq!(gateways, wanted);
-            // Then the pod's addresses are bound to the bridge.
+            assert_eq!(gateways, expected);
+            // With a gateway, the pod's addresses are bound to the bridge.
             let member = crate::firewall::FirewallMember::of(record).unwrap();
             assert_eq!(member.pod().bridge.is_some(), is_gateway);
         }
     }
 
     #[test]
-    fn b11_a_recovered_record_knows_that_its_network_has_no_addresses() {
+    fn b11_recovered_records_keep_their_addressing() {
         let lab = Lab::new("recovered-l2").unwrap();
         let node = lab.node("n").unwrap();
-        // Its bridge was deleted, and its configuration is not known.
-        for words in [
+        // The bridge was deleted, and the config is unknown.
+        for command in [
             "ip link add pwabc type veth peer name peer",
             "ip link set pwabc alias 'podwire:blue/c1/eth0 ipam=none in=shop/front'",
             "ip link add pwdef type veth peer name peer2",
             "ip link set pwdef alias 'podwire:blue/c2/eth0 ipam=dhcp 10.55.0.50/24'",
         ] {
-            node.sh(&["sh", "-c", words]).unwrap();
+            node.sh(&["sh", "-c", command]).unwrap();
         }
-        let find = || survivors(&"blue".try_into().unwrap(), Hints::default()).unwrap();
-        let mut found: Vec<Attachment> =
-            node.enter(find).unwrap().into_iter().filter_map(|survivor| survivor.attachment).collect();
-        found.sort_by(|a, b| a.key.cmp(&b.key));
-        let [layer2, dhcp] = found.as_slice() else { panic!("{found:?}") };
+        let recover = || recovered_links(&"blue".try_into().unwrap(), Hints::default()).unwrap();
+        let mut records: Vec<Attachment> =
+            node.enter(recover).unwrap().into_iter().filter_map(|link| link.attachment).collect();
+        records.sort_by(|a, b| a.key.cmp(&b.key));
+        let [layer2, dhcp] = records.as_slice() else { panic!("{records:?}") };
         assert_eq!((layer2.addressing, layer2.mode), (Addressing::None, AttachMode::Bridge));
         assert_eq!((layer2.masquerade_outside.as_ref(), layer2.delegated), (None, false));
         assert_eq!(

@@ -1,17 +1,17 @@
-//! What a plugin made, without what may differ: MACs, the names of host ends, who set a route.
+//! Summaries of results, pods and nodes without properties that may differ: MACs, names of host ends and protocols of routes.
 
 use serde_json::{Value, json};
 use testkit::inspect::{self, Family};
 use testkit::{Node, Ns, Pod};
 
-/// The result, with names for what is named by chance.
+/// The result with placeholders for generated names.
 pub(crate) fn of_result(result: &Value) -> Value {
     let mut result = result.clone();
     let gateways: Vec<Value> =
         result["ips"].as_array().into_iter().flatten().map(|ip| ip["gateway"].clone()).collect();
     for (index, interface) in result["interfaces"].as_array_mut().into_iter().flatten().enumerate() {
         let interface = interface.as_object_mut().unwrap();
-        assert!(interface.remove("mac").is_some(), "every interface tells its MAC");
+        assert!(interface.remove("mac").is_some(), "an interface has no MAC");
         if index == 1 {
             interface.insert("name".to_owned(), json!("HOST-END"));
         }
@@ -19,8 +19,8 @@ pub(crate) fn of_result(result: &Value) -> Value {
             interface.insert("sandbox".to_owned(), json!("POD"));
         }
     }
-    // The reference leaves the gateway of a route out where the config did, and sets the route through the network's
-    // gateway. Ours tells what it set.
+    // For a configured route without a gateway, both use the network's gateway. The reference plugin omits it in the result,
+    // Podwire does not.
     for route in result["routes"].as_array_mut().into_iter().flatten() {
         if gateways.contains(&route["gw"]) {
             route.as_object_mut().unwrap().remove("gw");
@@ -62,7 +62,7 @@ fn routes(pod: &Pod) -> Vec<String> {
     all
 }
 
-/// The pod's end: addresses, routes, link.
+/// Addresses, routes and link of a pod.
 pub(crate) fn of_pod(pod: &Pod) -> Value {
     let link = inspect::link(pod, "eth0").unwrap();
     json!({
@@ -71,7 +71,7 @@ pub(crate) fn of_pod(pod: &Pod) -> Value {
     })
 }
 
-/// The bridge and the host ends on it.
+/// The bridge and its ports.
 pub(crate) fn of_node(node: &Node, bridge: &str) -> Value {
     let link = inspect::link(node, bridge).unwrap();
     let ports = node.json(&["ip", "-d", "-j", "link", "show", "master", bridge]).unwrap();

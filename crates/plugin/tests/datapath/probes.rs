@@ -1,4 +1,4 @@
-//! The lab of these tests, and probes that tell who the server saw.
+//! A host outside the network, and probes that return the source address that a server observes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -7,13 +7,13 @@ use testkit::{CableEnd, DEADLINE, Node, Ns, inspect, tcp_connects, tcp_echo, udp
 
 use crate::common::{Host, words};
 
-/// Long enough for an answer that comes, short enough to wait for one that must not.
-pub(crate) const NEVER: Duration = Duration::from_millis(400);
+/// Timeout for probes that must not be answered.
+pub(crate) const NO_ANSWER: Duration = Duration::from_millis(400);
 
 pub(crate) const NODE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 pub(crate) const OUT: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
 
-/// A host outside that is wired to the node and knows the way to `pods`, as a router of the site would.
+/// A host that is connected to the node and has routes to `pods`, like a router of the site.
 pub(crate) fn outside(host: &Host, pods: &[&str]) -> Node {
     let out = host.lab.node("out").unwrap();
     let here = CableEnd { ns: &host.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
@@ -39,33 +39,33 @@ pub(crate) enum Transport {
 pub(crate) const BOTH: [Transport; 2] = [Transport::Tcp, Transport::Udp];
 
 impl Transport {
-    /// The address that the server saw the client under; none if there was no answer.
-    pub(crate) fn ask(self, from: &Ns, to: SocketAddr, within: Duration) -> Option<IpAddr> {
-        let seen = match self {
-            Self::Tcp => tcp_connects(from, to, within),
-            Self::Udp => udp_connects(from, to, within),
+    /// The source address that the server observes. None if there is no answer.
+    pub(crate) fn probe(self, from: &Ns, to: SocketAddr, timeout: Duration) -> Option<IpAddr> {
+        let source = match self {
+            Self::Tcp => tcp_connects(from, to, timeout),
+            Self::Udp => udp_connects(from, to, timeout),
         };
-        seen.unwrap().map(|peer| peer.ip())
+        source.unwrap().map(|peer| peer.ip())
     }
 
-    pub(crate) fn serve(self, ns: &Ns, at: SocketAddr) -> testkit::Echo {
+    pub(crate) fn serve(self, ns: &Ns, address: SocketAddr) -> testkit::Echo {
         match self {
-            Self::Tcp => tcp_echo(ns, at),
-            Self::Udp => udp_echo(ns, at),
+            Self::Tcp => tcp_echo(ns, address),
+            Self::Udp => udp_echo(ns, address),
         }
         .unwrap()
     }
 }
 
-/// Who a server on `to` sees when `from` asks it, by TCP and by UDP, which must agree.
-pub(crate) fn seen_as(from: &Ns, server: &Ns, to: IpAddr) -> IpAddr {
-    let seen = BOTH.map(|transport| {
+/// The source address that a server on `to` observes for connections of `from`. It must be the same for TCP and UDP.
+pub(crate) fn observed_source(from: &Ns, server: &Ns, to: IpAddr) -> IpAddr {
+    let sources = BOTH.map(|transport| {
         let echo = transport.serve(server, (to, 0).into());
-        let seen = transport.ask(from, echo.address(), DEADLINE);
-        seen.unwrap_or_else(|| panic!("{transport:?} from {} to {to} had no answer", from.name()))
+        let source = transport.probe(from, echo.address(), DEADLINE);
+        source.unwrap_or_else(|| panic!("{transport:?} from {} to {to} had no answer", from.name()))
     });
-    assert_eq!(seen[0], seen[1], "TCP and UDP from {} to {to}", from.name());
-    seen[0]
+    assert_eq!(sources[0], sources[1], "TCP and UDP from {} to {to}", from.name());
+    sources[0]
 }
 
 pub(crate) fn is_address_of(ns: &Ns, address: IpAddr) -> bool {

@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use crate::{NodeNetworks, invalid};
 
-/// What dies with a boot, as DESIGN says: attachments and addresses.
+/// State of the current boot: attachments and address claims.
 pub const DEFAULT_RUN_DIR: &str = "/run/podwire";
 pub const DEFAULT_LOG_FILE: &str = "/var/log/podwire-cni.log";
 
-/// Where node-local state and the log are. DEL and GC read nothing else of the config, so that a config that was
-/// broken in the meantime never keeps a pod from going away.
+/// The paths of node-local state, log and agent socket. DEL and GC read no other part of the config, so an error elsewhere in
+/// the config cannot prevent the removal of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalPaths {
     pub run_dir: PathBuf,
@@ -20,7 +20,7 @@ pub struct LocalPaths {
     pub agent: Option<PathBuf>,
 }
 
-/// Where the plugin's lines go.
+/// The destination of the plugin's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Log {
     None,
@@ -29,7 +29,7 @@ pub enum Log {
 }
 
 impl Log {
-    /// `logFile`: a path, `journal`, or empty for none. Of a config that may be wrong in all else.
+    /// `logFile`: a path, `journal`, or empty for none. No other key of the config is validated.
     pub fn parse(top: &Obj<'_>) -> Result<Self, Error> {
         match top.str("logFile")? {
             Some("") => Ok(Self::None),
@@ -40,23 +40,23 @@ impl Log {
     }
 }
 
-/// Where the agent of this node listens unless told otherwise.
+/// The default path of the agent's socket.
 pub fn default_socket(run_dir: &Path) -> PathBuf {
     run_dir.join("agent.sock")
 }
 
 impl LocalPaths {
-    /// As [`Self::parse`]; an agent uses its own directory, whatever the config names.
+    /// As [`Self::parse`], but an agent always uses its own run directory.
     pub fn merge(config: &NetworkConfig, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
         let Some(node) = node else { return Self::parse(config) };
         let (log, agent) = (Log::parse(&config.obj())?, agent(config, node.run_dir)?);
         Ok(Self { run_dir: node.run_dir.to_owned(), log, agent })
     }
 
-    /// `runDir`; else a directory of its own in `ipam.dataDir`, which is where users of host-local say it; else the default.
+    /// The run directory is `runDir`, else `podwire` in `ipam.dataDir` (the key of host-local), else the default.
     pub fn parse(config: &NetworkConfig) -> Result<Self, Error> {
         let top = config.obj();
-        // What else `ipam` says, and whether it makes sense, is not asked here.
+        // Other errors in `ipam` are ignored here.
         let data_dir = match top.obj("ipam") {
             Ok(Some(ipam)) if crate::external_ipam(config).is_none() => {
                 ipam.nonempty("dataDir")?.map(|dir| format!("{}/podwire", dir.trim_end_matches('/')))
@@ -73,7 +73,7 @@ impl LocalPaths {
     }
 }
 
-/// `agent`: the socket's path, or true for the one in `runDir`.
+/// `agent`: the path of the socket, or true for the default socket in `runDir`.
 fn agent(config: &NetworkConfig, run_dir: &Path) -> Result<Option<PathBuf>, Error> {
     let top = config.obj();
     match top.get("agent").map(|item| item.value()) {
@@ -91,7 +91,7 @@ fn absolute(key: &str, path: String) -> Result<PathBuf, Error> {
     if path.starts_with('/') && !path.contains('\0') {
         Ok(PathBuf::from(path))
     } else {
-        let or = if key == "logFile" { ", or `journal`" } else { "" };
-        Err(invalid(key, format_args!("{path:?} must be an absolute path{or}")))
+        let alternative = if key == "logFile" { ", or `journal`" } else { "" };
+        Err(invalid(key, format_args!("{path:?} must be an absolute path{alternative}")))
     }
 }

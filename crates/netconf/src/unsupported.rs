@@ -1,16 +1,17 @@
-//! What the reference plugins can do and we do not is refused by name (code 2), never ignored: a config that asks for
-//! a VLAN and gets none is worse than one that fails.
+//! Refuses features of the reference plugins that Podwire does not support (CNI error 2). Ignoring such a key, for example a
+//! VLAN, would connect the pod to the wrong network.
 
 use cni::json::Obj;
 use cni::{Error, ErrorCode};
 use serde_json::Value;
 
-/// Keys of the reference `bridge` plugin that are not served here unless they are off.
-const TOP: &[&str] =
+/// Unsupported keys of the reference `bridge` plugin. They are accepted only if they are off.
+const TOP_LEVEL: &[&str] =
     &["vlan", "vlanTrunk", "disableContainerInterface", "portIsolation", "enabledad", "preserveDefaultVlan"];
+/// Unsupported keys in `ipam`.
 const IPAM: &[&str] = &["resolvConf"];
 
-/// False, 0, "", [] and {} ask for nothing.
+/// null, false, 0, "", [] and {} turn a feature off.
 fn is_off(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -29,10 +30,10 @@ fn refuse(key: &str, value: &Value) -> Error {
     )
 }
 
-pub(crate) fn unsupported(top: &Obj<'_>, ipam: Option<&Obj<'_>>) -> Result<(), Error> {
-    for key in TOP {
+pub(crate) fn refuse_unsupported(top: &Obj<'_>, ipam: Option<&Obj<'_>>) -> Result<(), Error> {
+    for key in TOP_LEVEL {
         match top.get(key).map(|item| item.value()) {
-            // The reference's default is true and means nothing without VLANs.
+            // True is the default of the reference plugin and has no effect without VLANs.
             Some(Value::Bool(true)) if *key == "preserveDefaultVlan" => {}
             Some(value) if !is_off(value) => return Err(refuse(key, value)),
             Some(_) | None => {}

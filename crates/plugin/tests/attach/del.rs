@@ -1,4 +1,4 @@
-//! DEL, whatever has happened before: E14.
+//! DEL in all states of a pod and its node: E14. Default routes of pods with several interfaces: B12.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use types::AttachmentKey;
 
 use crate::common::{DUAL, Host, MODES, host_link, ips, with, with_previous, words};
 
-/// A pod with everything that leaves traces, on a node where all that stays for good is there already.
+/// A pod with host ports and bandwidth limits. `before` has the bridge and the tables, which are not removed with the last pod.
 struct Scene {
     host: Host,
     config: Value,
@@ -49,18 +49,18 @@ impl Scene {
         self.host.node.run_dir().join("networks/blue")
     }
 
-    /// Nothing in the kernel, no claim, no record; and the same wishes can be granted again.
-    fn expect_clean(&self, what: &str) {
-        self.before.expect_same(&self.host.node).unwrap_or_else(|e| panic!("{what}: {e:#}"));
+    /// Expects no objects in the kernel, no claim and no record, and that the same host port can be used again.
+    fn expect_clean(&self, case: &str) {
+        self.before.expect_same(&self.host.node).unwrap_or_else(|e| panic!("{case}: {e:#}"));
         for directory in ["addresses", "attachments"] {
             assert_eq!(
                 names(&self.network_dir().join(directory)),
                 Vec::<String>::new(),
-                "{what}: {directory}"
+                "{case}: {directory}"
             );
         }
-        let (again, result) = self.host.attached("again", &self.config);
-        self.host.check(&again, &self.config, &result).unwrap();
+        let (next, result) = self.host.attached("next", &self.config);
+        self.host.check(&next, &self.config, &result).unwrap();
     }
 }
 
@@ -70,36 +70,36 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn e14_del_again_and_again() {
+fn e14_del_can_be_repeated() {
     for mode in MODES {
-        let scene = Scene::new("e14-again", mode);
+        let scene = Scene::new("e14-repeat", mode);
         for _ in 0..3 {
             scene.del(&scene.call());
         }
-        assert_eq!(inspect::links(&scene.pod).unwrap().len(), 1, "{mode}: only lo is left in the pod");
+        assert_eq!(inspect::links(&scene.pod).unwrap().len(), 1, "{mode}: the pod has links other than lo");
         scene.expect_clean(mode);
     }
 }
 
 #[test]
-fn e14_del_of_what_never_was() {
+fn e14_del_of_an_unknown_pod_succeeds() {
     let host = Host::new("e14-never");
     let config = host.config(&json!({"subnet": DUAL}));
     let before = Snapshot::of(&host.node).unwrap();
     host.del(&host.pod("a"), &config);
     before.expect_same(&host.node).unwrap();
-    assert!(!host.node.run_dir().exists(), "a DEL has no reason to make a state directory");
+    assert!(!host.node.run_dir().exists(), "the DEL created a run directory");
 }
 
 #[test]
-fn e14_del_without_netns_without_prev_result_and_with_it() {
+fn e14_del_needs_neither_netns_nor_prev_result() {
     for mode in MODES {
         for netns in [None, Some(""), Some("/nowhere/at/all")] {
             let scene = Scene::new("e14-netns", mode);
             scene.del(&Call { netns: netns.map(str::to_owned), ..scene.call() });
             assert!(
                 inspect::link(&scene.pod, "eth0").is_err(),
-                "{mode} {netns:?}: the link is gone in the pod too"
+                "{mode} {netns:?}: the pod still has its link"
             );
             scene.expect_clean(&format!("{mode}, CNI_NETNS {netns:?}"));
         }
@@ -110,7 +110,7 @@ fn e14_del_without_netns_without_prev_result_and_with_it() {
 }
 
 #[test]
-fn e14_del_after_the_namespace_vanished() {
+fn e14_del_succeeds_after_the_namespace_was_destroyed() {
     for mode in MODES {
         let scene = Scene::new("e14-gone", mode);
         scene.pod.destroy().unwrap();
@@ -119,12 +119,12 @@ fn e14_del_after_the_namespace_vanished() {
         let scene = Scene::new("e14-file", mode);
         scene.pod.destroy_but_leave_file().unwrap();
         scene.del(&scene.call());
-        scene.expect_clean(&format!("{mode}: a plain file is at its path"));
+        scene.expect_clean(&format!("{mode}: a regular file is at the path"));
     }
 }
 
-/// What somebody broke before the DEL, in the node's namespace. `{host}` and `{ifb}` are the pod's links.
-const DAMAGES: &[&str] = &[
+/// Commands that remove parts of an attachment, in the node's namespace. `{host}` and `{ifb}` are the pod's links.
+const REMOVALS: &[&str] = &[
     "ip link del {host}",
     "ip link del {ifb}",
     "ip link set {host} nomaster",
@@ -145,11 +145,11 @@ fn ifb(pod: &Pod) -> String {
 }
 
 #[test]
-fn e14_del_after_parts_are_gone_already() {
+fn e14_del_succeeds_if_parts_of_the_attachment_are_missing() {
     for mode in MODES {
-        for damage in DAMAGES {
+        for removal in REMOVALS {
             let scene = Scene::new("e14-parts", mode);
-            let line = damage.replace("{host}", host_link(&scene.result)).replace("{ifb}", &ifb(&scene.pod));
+            let line = removal.replace("{host}", host_link(&scene.result)).replace("{ifb}", &ifb(&scene.pod));
             scene.host.node.sh(&words(&line)).unwrap();
             scene.del(&scene.call());
             scene.expect_clean(&format!("{mode}, after `{line}`"));
@@ -158,22 +158,22 @@ fn e14_del_after_parts_are_gone_already() {
 }
 
 #[test]
-fn e14_del_after_bridge_or_tables_are_gone() {
+fn e14_del_succeeds_without_bridge_or_tables() {
     for mode in MODES {
-        for damage in ["ip link del pw0", "nft delete table inet podwire", "nft flush ruleset"] {
+        for removal in ["ip link del pw0", "nft delete table inet podwire", "nft flush ruleset"] {
             let scene = Scene::new("e14-whole", mode);
-            scene.host.node.sh(&words(damage)).unwrap();
+            scene.host.node.sh(&words(removal)).unwrap();
             scene.del(&scene.call());
-            let left = scene.before.difference(&Snapshot::of(&scene.host.node).unwrap());
-            assert!(left.new.is_empty(), "{mode}, after `{damage}`:\n{left}");
-            let (again, result) = scene.host.attached("again", &scene.config);
-            scene.host.check(&again, &scene.config, &result).unwrap();
+            let difference = scene.before.difference(&Snapshot::of(&scene.host.node).unwrap());
+            assert!(difference.new.is_empty(), "{mode}, after `{removal}`:\n{difference}");
+            let (next, result) = scene.host.attached("next", &scene.config);
+            scene.host.check(&next, &scene.config, &result).unwrap();
         }
     }
 }
 
 #[test]
-fn e14_del_with_a_config_that_was_broken_or_changed_in_between() {
+fn e14_del_succeeds_with_a_changed_or_invalid_config() {
     for mode in MODES {
         for change in [
             json!({"subnet": "nonsense"}),
@@ -190,7 +190,7 @@ fn e14_del_with_a_config_that_was_broken_or_changed_in_between() {
 }
 
 #[test]
-fn e14_del_after_the_state_directory_is_gone() {
+fn e14_del_succeeds_without_the_run_directory() {
     for mode in MODES {
         let scene = Scene::new("e14-state", mode);
         std::fs::remove_dir_all(scene.host.node.run_dir()).unwrap();
@@ -200,7 +200,7 @@ fn e14_del_after_the_state_directory_is_gone() {
 }
 
 #[test]
-fn e14_del_with_a_record_that_cannot_be_read() {
+fn e14_del_succeeds_with_an_unreadable_record() {
     for mode in MODES {
         for text in ["", "{", "null", "\u{0}\u{0}\u{0}", r#"{"schema":1,"network":"blue"}"#] {
             let scene = Scene::new("e14-record", mode);
@@ -213,15 +213,15 @@ fn e14_del_with_a_record_that_cannot_be_read() {
     }
 }
 
-/// What is not ours stays: a link of the host end's name, one in the pod under the same name, another network's state.
+/// An unmanaged link has the name of the host end, and another one the name of the pod's interface.
 #[test]
-fn e14_del_leaves_foreign_links_alone() {
+fn e14_del_does_not_remove_unmanaged_links() {
     for mode in MODES {
-        let scene = Scene::new("e14-foreign", mode);
+        let scene = Scene::new("e14-unmanaged", mode);
         let (host, name) = (&scene.host, host_link(&scene.result));
         host.node.sh(&["ip", "link", "del", name]).unwrap();
-        host.node.sh(&["ip", "link", "add", name, "type", "veth", "peer", "name", "foreign1"]).unwrap();
-        scene.pod.sh(&words("ip link add eth0 type veth peer name foreign2")).unwrap();
+        host.node.sh(&["ip", "link", "add", name, "type", "veth", "peer", "name", "unmanaged1"]).unwrap();
+        scene.pod.sh(&words("ip link add eth0 type veth peer name unmanaged2")).unwrap();
         let inside = Snapshot::of(&scene.pod).unwrap();
         scene.del(&scene.call());
         assert_eq!(inspect::link(&host.node, name).unwrap().kind(), Some("veth"), "{mode}");
@@ -231,9 +231,9 @@ fn e14_del_leaves_foreign_links_alone() {
     }
 }
 
-/// The links of a destroyed namespace go by themselves; the DEL that comes during that must not mind.
+/// The kernel removes the links of a destroyed namespace while the DEL runs.
 #[test]
-fn e14_del_while_the_kernel_takes_the_namespace_down() {
+fn e14_del_succeeds_while_the_kernel_destroys_the_namespace() {
     for mode in MODES {
         let host = Host::new("e14-race");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode}));
@@ -251,16 +251,15 @@ fn e14_del_while_the_kernel_takes_the_namespace_down() {
             }
         });
         before.wait_for_same(&host.node, DEADLINE).unwrap();
-        let (_, result) = host.attached("again", &config);
+        let (_, result) = host.attached("next", &config);
         assert!(!ips(&result).is_empty());
     }
 }
 
-/// As `podman network connect` and `disconnect` do it.
-/// As with the reference's `bridge`: pods of the second network reach the pod by its address there. Also after the pod left its
-/// first network, and when that one has become its second.
+/// As in the reference bridge plugin, pods of the second network reach the pod at its address in that network. This also holds
+/// after `podman network disconnect` and `connect` of the first network.
 #[test]
-fn b12_a_second_network_is_reached_by_its_own_address() {
+fn b12_a_pod_is_reachable_in_its_second_network() {
     for (first, second) in MODES.into_iter().flat_map(|first| MODES.map(|second| (first, second))) {
         let host = Host::new("b12second");
         let network = |name: &str, n: u8, mode: &str| {
@@ -271,33 +270,33 @@ fn b12_a_second_network_is_reached_by_its_own_address() {
         let (x1, x2) = (network("x1", 71, first), network("x2", 72, second));
         let pod = host.pod("a");
         let (peer1, peer2) = (host.attached("p1", &x1).0, host.attached("p2", &x2).0);
-        let expect_reached = |peer: &Pod, result: &Value| {
+        let expect_reachable = |peer: &Pod, result: &Value| {
             for ip in ips(result) {
                 assert!(testkit::ping(peer, ip, 1).unwrap().all(), "{first} and {second}: {ip}");
             }
         };
         let in1 = host.add(&pod, &x1);
         let in2 = host.call_on(Verb::Add, (&pod, "eth1"), &x2).ok().unwrap();
-        expect_reached(&peer1, &in1);
-        expect_reached(&peer2, &in2);
-        // Pods of the network on other nodes.
-        let other = pod.sh(&["ip", "route", "get", "10.72.9.9"]).unwrap();
-        assert_eq!(other.contains("dev eth1"), second == "routed", "{first} and {second}: {other}");
+        expect_reachable(&peer1, &in1);
+        expect_reachable(&peer2, &in2);
+        // An address of the same network on another node.
+        let route = pod.sh(&["ip", "route", "get", "10.72.9.9"]).unwrap();
+        assert_eq!(route.contains("dev eth1"), second == "routed", "{first} and {second}: {route}");
         host.del(&pod, &x1);
-        expect_reached(&peer2, &in2);
+        expect_reachable(&peer2, &in2);
         let in1 = host.add(&pod, &x1);
-        expect_reached(&peer1, &in1);
-        expect_reached(&peer2, &in2);
+        expect_reachable(&peer1, &in1);
+        expect_reachable(&peer2, &in2);
         host.del(&pod, &x1);
         host.call_on(Verb::Del, (&pod, "eth1"), &x2).ok().unwrap();
     }
 }
 
-/// Where tunnel modules are loaded, every namespace has devices such as tunl0. A network whose records cannot be listed shows
-/// whether the DEL lists them.
+/// If tunnel modules are loaded, every namespace has devices such as tunl0, which do not count as another interface. The
+/// records of one network cannot be listed, so a DEL that lists them prints a warning.
 #[test]
-fn b12_a_del_reads_other_records_only_if_the_pod_has_another_interface() {
-    for (link, reads) in [("tunl0 type bridge", false), ("eth7 up type veth peer name eth8", true)] {
+fn b12_del_lists_other_records_only_for_pods_with_several_interfaces() {
+    for (link, lists_records) in [("tunl0 type bridge", false), ("eth7 up type veth peer name eth8", true)] {
         let host = Host::new("b12-reads");
         let config = host.config(&json!({"subnet": DUAL, "isDefaultGateway": true}));
         let (pod, _) = host.attached("a", &config);
@@ -308,13 +307,18 @@ fn b12_a_del_reads_other_records_only_if_the_pod_has_another_interface() {
         std::os::unix::fs::symlink("attachments", other.join("attachments")).unwrap();
         let deleted = host.plugin.del(&pod, &config).unwrap();
         deleted.ok().unwrap();
-        assert_eq!(deleted.stderr.contains("were not restored"), reads, "{link}: {}", deleted.stderr);
+        assert_eq!(
+            deleted.stderr.contains("cannot restore routes"),
+            lists_records,
+            "{link}: {}",
+            deleted.stderr
+        );
     }
 }
 
-/// Another process works on the remaining interface.
+/// Another process holds the lock of the remaining interface.
 #[test]
-fn b12_a_remaining_interface_that_is_busy_is_waited_for_and_reported() {
+fn b12_del_reports_a_remaining_interface_that_stays_locked() {
     let host = Host::new("b12-busy");
     let network = |name: &str, subnet: &str| {
         host.config(&json!({"name": name, "bridge": name, "subnet": subnet, "isDefaultGateway": true}))
@@ -325,17 +329,17 @@ fn b12_a_remaining_interface_that_is_busy_is_waited_for_and_reported() {
     host.add(&pod, &x1);
     host.call_on(Verb::Add, (&pod, "eth1"), &x2).ok().unwrap();
     let record = format!("networks/x2/attachments/{}@eth1.ready", pod.id());
-    let busy = std::fs::File::open(host.node.run_dir().join(record)).unwrap();
-    busy.lock().unwrap();
+    let locked = std::fs::File::open(host.node.run_dir().join(record)).unwrap();
+    locked.lock().unwrap();
     let deleted = host.plugin.del(&pod, &x1).unwrap();
     deleted.ok().unwrap();
     assert!(deleted.elapsed >= Duration::from_millis(500), "{:?}", deleted.elapsed);
     let stderr = deleted.stderr;
-    assert!(stderr.contains("were not restored") && stderr.contains("stayed locked"), "{stderr}");
+    assert!(stderr.contains("cannot restore routes") && stderr.contains("was locked"), "{stderr}");
 }
 
 #[test]
-fn b12_a_pod_that_leaves_its_first_network_gets_the_default_route_of_the_other() {
+fn b12_del_moves_the_default_route_to_a_remaining_interface() {
     for (first, second) in MODES.into_iter().flat_map(|first| MODES.map(|second| (first, second))) {
         let host = Host::new("b12");
         let network = |name: &str, n: u8, mode: &str| {
@@ -361,7 +365,7 @@ fn b12_a_pod_that_leaves_its_first_network_gets_the_default_route_of_the_other()
             assert!(v6.starts_with(&format!("default via fd00:{n}::1 dev {ifname}")), "{case}");
         };
         expect(71, "eth0");
-        // A route of another interface that the pod itself removed is not of this interface.
+        // The DEL restores default routes only, not other routes that were removed inside the pod.
         pod.sh(&["ip", "route", "del", "192.0.2.0/24"]).unwrap();
         pod.sh(&["ip", "route", "add", "default", "dev", "eth2", "table", "77"]).unwrap();
         host.del(&pod, &x1);
@@ -370,7 +374,7 @@ fn b12_a_pod_that_leaves_its_first_network_gets_the_default_route_of_the_other()
         for gateway in ["10.72.0.1", "fd00:72::1"] {
             assert!(testkit::ping(&pod, gateway.parse().unwrap(), 1).unwrap().all(), "{gateway}");
         }
-        // GC removes an attachment, too.
+        // GC also moves the default route.
         host.plugin.gc(&host.node, &x2, &[]).unwrap().ok().unwrap();
         expect(73, "eth2");
         host.call_on(Verb::Del, (&pod, "eth2"), &x3).ok().unwrap();

@@ -1,18 +1,17 @@
-//! Configs as people write them for `bridge` and `host-local`, given to both, side by side. The intended differences:
-//! - without `isGateway`, `isDefaultGateway` and `routes` our pods get a gateway and a default route (the reference leaves
-//!   them with neither), and without `hairpinMode` the port is one that reflects, so that service addresses work. Where
-//!   the config says what it wants, it gets that;
-//! - routes in the result always tell their gateway;
-//! - our bridge keeps the MTU that was asked for (F8), the reference's follows its ports and is back at 1500 without any;
-//! - a second pod of the same name is refused, not attached twice.
+//! Common configs for `bridge` and `host-local`, used with the reference plugins and with Podwire. Intended differences:
+//! - Without `isGateway`, `isDefaultGateway` and `routes`, Podwire adds a gateway and a default route. Without `hairpinMode`,
+//!   it enables hairpin mode, so that service addresses work. Explicit settings have the same effect in both.
+//! - Routes in Podwire's result always have a gateway.
+//! - Podwire's bridge keeps the configured MTU (F8). The MTU of the reference bridge follows its ports, and is 1500 without ports.
+//! - Podwire refuses a second ADD of the same attachment.
 
 use serde_json::{Value, json};
 use testkit::{Call, Lab, Node, Outcome, Plugin, Pod, Verb, inspect};
 
 use crate::common::{with, words};
-use crate::picture::{of_node, of_pod, of_result};
+use crate::summary::{of_node, of_pod, of_result};
 
-/// A node with one of the two plugins on it.
+/// A node with the reference plugin or Podwire.
 struct Side {
     node: Node,
     plugin: Plugin,
@@ -20,10 +19,10 @@ struct Side {
     _lab: Lab,
 }
 
-/// Which name our own addresses have in `ipam.type`: none at all, or ours.
+/// `ipam.type` in Podwire's config.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Named {
-    Not,
+enum IpamType {
+    Absent,
     Podwire,
 }
 
@@ -37,11 +36,11 @@ impl Side {
         Self { node, plugin: testkit::reference_plugin("bridge").unwrap(), config, _lab: lab }
     }
 
-    fn ours(config: &Value, named: Named) -> Self {
-        let lab = Lab::new("ours").unwrap();
+    fn podwire(config: &Value, ipam_type: IpamType) -> Self {
+        let lab = Lab::new("podwire").unwrap();
         let node = lab.node("n1").unwrap();
         let mut config = with(config, &json!({"type": "podwire-cni", "logFile": node.log_file()}));
-        if named == Named::Podwire {
+        if ipam_type == IpamType::Podwire {
             config["ipam"]["type"] = json!("podwire");
         }
         config["ipam"]["dataDir"] = json!(node.run_dir());
@@ -63,7 +62,7 @@ fn base(more: &Value) -> Value {
     with(&base, more)
 }
 
-/// Real ones: from the plugins' own documentation, containerd's install script, podman, and variations of them.
+/// Configs of the reference plugins' documentation, containerd's install script and podman, with variations.
 fn configs() -> Vec<Value> {
     let dual = json!([[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd00:4860:4860::/64"}]]);
     let defaults = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
@@ -82,14 +81,14 @@ fn configs() -> Vec<Value> {
             "rangeStart": "10.10.0.100", "rangeEnd": "10.10.0.110", "gateway": "10.10.0.254"}})),
         base(&json!({"isGateway": true, "mtu": 1400, "ipam": {"ranges": dual, "routes": defaults}})),
         base(&json!({"isDefaultGateway": true, "mtu": 9000, "ipam": {"ranges": dual}})),
-        // The second range is for when the first is full.
+        // The second range is used when the first one is exhausted.
         base(
             &json!({"isDefaultGateway": true, "ipam": {"ranges": [[{"subnet": "10.10.0.0/24", "rangeStart": "10.10.0.10", "rangeEnd": "10.10.0.10"},
                 {"subnet": "10.10.0.0/24", "rangeStart": "10.10.0.20"}]]}}),
         ),
         base(&json!({"isGateway": true, "ipam": {"subnet": "10.10.0.0/24", "routes": [{"dst": "0.0.0.0/0"},
             {"dst": "192.168.0.0/16", "gw": "10.10.0.7"}, {"dst": "172.16.5.0/24"}]}})),
-        // A default route of one's own is not doubled.
+        // A configured default route is not duplicated.
         base(&json!({"isDefaultGateway": true, "ipam": {"subnet": "10.10.0.0/24",
             "routes": [{"dst": "0.0.0.0/0", "gw": "10.10.0.7"}]}})),
         base(
@@ -106,42 +105,42 @@ fn configs() -> Vec<Value> {
     ]
 }
 
-fn compare(step: &str, sides: &[Side; 2], picture: impl Fn(&Side) -> Value) {
-    let [reference, ours] = sides.each_ref().map(picture);
-    assert_eq!(reference, ours, "{step} (left: reference, right: ours), config {}", sides[0].config);
+fn compare(step: &str, sides: &[Side; 2], summary: impl Fn(&Side) -> Value) {
+    let [reference, podwire] = sides.each_ref().map(summary);
+    assert_eq!(reference, podwire, "{step} (left: reference, right: Podwire), config {}", sides[0].config);
 }
 
-/// Two pods come, the first goes, a third comes: results, pods and bridge are the same at every step.
+/// Adds three pods and removes the first one. Results, pods and bridge must be the same after every step.
 #[test]
-fn a_config_of_the_reference_plugins_gives_the_same_network() {
+fn reference_configs_create_the_same_network() {
     for (number, config) in configs().into_iter().enumerate() {
-        let named = if number % 2 == 0 { Named::Not } else { Named::Podwire };
-        let sides = [Side::reference(&config), Side::ours(&config, named)];
-        let mut gone: [Vec<Pod>; 2] = [vec![], vec![]];
+        let ipam_type = if number % 2 == 0 { IpamType::Absent } else { IpamType::Podwire };
+        let sides = [Side::reference(&config), Side::podwire(&config, ipam_type)];
+        let mut all_pods: [Vec<Pod>; 2] = [vec![], vec![]];
         for step in ["first", "second", "third"] {
             let pods = sides.each_ref().map(|side| side.node.pod(step).unwrap());
-            let of = |side: &Side| if side.config["type"] == "bridge" { &pods[0] } else { &pods[1] };
-            compare(step, &sides, |side| of_result(&side.call(Verb::Add, of(side), None).ok().unwrap()));
-            compare(step, &sides, |side| of_pod(of(side)));
+            let pod = |side: &Side| if side.config["type"] == "bridge" { &pods[0] } else { &pods[1] };
+            compare(step, &sides, |side| of_result(&side.call(Verb::Add, pod(side), None).ok().unwrap()));
+            compare(step, &sides, |side| of_pod(pod(side)));
             compare(step, &sides, |side| of_node(&side.node, side.bridge()));
             if step == "first" {
                 for side in &sides {
-                    assert_eq!(side.call(Verb::Del, of(side), None).ok().unwrap(), Value::Null);
-                    assert_eq!(inspect::links(of(side)).unwrap().len(), 1);
+                    assert_eq!(side.call(Verb::Del, pod(side), None).ok().unwrap(), Value::Null);
+                    assert_eq!(inspect::links(pod(side)).unwrap().len(), 1);
                 }
                 compare("after a DEL", &sides, |side| {
                     with(&of_node(&side.node, side.bridge()), &json!({"mtu": null}))
                 });
             }
-            for (kept, pod) in gone.iter_mut().zip(pods) {
-                kept.push(pod);
+            for (side_pods, pod) in all_pods.iter_mut().zip(pods) {
+                side_pods.push(pod);
             }
         }
     }
 }
 
 #[test]
-fn a_requested_address_is_given_the_same_way() {
+fn requested_addresses_are_assigned_as_by_the_reference_plugins() {
     let config = base(&json!({"isDefaultGateway": true, "ipam": {"subnet": "10.10.0.0/24"}}));
     for (args, more) in [
         (Some("IgnoreUnknown=1;IP=10.10.0.77"), json!({})),
@@ -149,7 +148,7 @@ fn a_requested_address_is_given_the_same_way() {
         (None, json!({"runtimeConfig": {"ips": ["10.10.0.77/24"]}})),
     ] {
         let config = with(&config, &more);
-        let sides = [Side::reference(&config), Side::ours(&config, Named::Podwire)];
+        let sides = [Side::reference(&config), Side::podwire(&config, IpamType::Podwire)];
         compare("requested", &sides, |side| {
             let pod = side.node.pod("a").unwrap();
             let result = side.call(Verb::Add, &pod, args).ok().unwrap();
@@ -163,14 +162,14 @@ fn a_requested_address_is_given_the_same_way() {
     }
 }
 
-/// An address in the way: both refuse, and both replace it if told to. The reference removes every address of the family;
-/// ours only those that overlap, so the one that does is all there is here.
+/// The bridge has an overlapping address. The reference plugin replaces all addresses of the family, Podwire only overlapping
+/// ones.
 #[test]
-fn force_address_does_the_same() {
+fn force_address_works_as_in_the_reference_plugin() {
     for force in [false, true] {
         let config =
             base(&json!({"isGateway": true, "forceAddress": force, "ipam": {"subnet": "10.10.0.0/24"}}));
-        let sides = [Side::reference(&config), Side::ours(&config, Named::Not)];
+        let sides = [Side::reference(&config), Side::podwire(&config, IpamType::Absent)];
         compare("forceAddress", &sides, |side| {
             for line in ["ip link add mynet0 type bridge", "ip addr add 10.10.0.9/24 dev mynet0"] {
                 side.node.sh(&words(line)).unwrap();
@@ -183,42 +182,41 @@ fn force_address_does_the_same() {
 }
 
 #[test]
-fn hairpin_and_promiscuous_mode_together_are_refused_by_both() {
+fn hairpin_with_promiscuous_mode_is_refused_by_both() {
     let config = base(&json!({"hairpinMode": true, "promiscMode": true, "ipam": {"subnet": "10.10.0.0/24"}}));
-    let sides = [Side::reference(&config), Side::ours(&config, Named::Not)];
+    let sides = [Side::reference(&config), Side::podwire(&config, IpamType::Absent)];
     for side in &sides {
         side.call(Verb::Add, &side.node.pod("a").unwrap(), None).error().unwrap();
     }
 }
 
-/// What is not said: each default that differs on purpose.
 #[test]
-fn defaults_that_differ_on_purpose() {
+fn defaults_differ_from_the_reference_plugin_as_documented() {
     let config = json!({"cniVersion": "1.0.0", "name": "mynet", "bridge": "mynet0", "ipam": {"subnet": "10.10.0.0/24"}});
-    let sides = [Side::reference(&config), Side::ours(&config, Named::Not)];
-    let [reference, ours] = sides.each_ref().map(|side| {
+    let sides = [Side::reference(&config), Side::podwire(&config, IpamType::Absent)];
+    let [reference, podwire] = sides.each_ref().map(|side| {
         let pod = side.node.pod("a").unwrap();
         side.call(Verb::Add, &pod, None).ok().unwrap();
         let (node, pod) = (of_node(&side.node, "mynet0"), of_pod(&pod));
         json!({"gateway": node["addresses"], "hairpin": node["ports"][0]["hairpin"], "routes": pod["routes"].as_array().unwrap().len()})
     });
     assert_eq!(reference, json!({"gateway": [], "hairpin": false, "routes": 1}));
-    assert_eq!(ours, json!({"gateway": ["10.10.0.1/24"], "hairpin": true, "routes": 2}));
-    // Promiscuous ports are no reflecting ones.
+    assert_eq!(podwire, json!({"gateway": ["10.10.0.1/24"], "hairpin": true, "routes": 2}));
+    // With promiscMode, hairpin mode is off by default.
     let promisc = with(&config, &json!({"promiscMode": true}));
-    let side = Side::ours(&promisc, Named::Not);
+    let side = Side::podwire(&promisc, IpamType::Absent);
     side.call(Verb::Add, &side.node.pod("a").unwrap(), None).ok().unwrap();
     assert_eq!(of_node(&side.node, "mynet0")["ports"][0]["hairpin"], false);
 }
 
-/// `exclude` is whereabouts' word for what host-local cannot say.
+/// `exclude` is a key of the whereabouts plugin that host-local does not have.
 #[test]
-fn excluded_addresses_are_not_given_and_data_dir_holds_the_state() {
+fn excluded_addresses_are_not_assigned_and_data_dir_has_the_state() {
     let config = base(&json!({"isDefaultGateway": true, "ipam": {"ranges": [
         [{"subnet": "10.10.0.0/29", "exclude": ["10.10.0.2/31", "10.10.0.5"]}],
         [{"subnet": "fd00:10::/64", "exclude": ["fd00:10::2/127"]}]]}}));
-    let side = Side::ours(&config, Named::Not);
-    let mut given = Vec::new();
+    let side = Side::podwire(&config, IpamType::Absent);
+    let mut assigned = Vec::new();
     for name in ["a", "b", "c"] {
         let outcome = side.call(Verb::Add, &side.node.pod(name).unwrap(), None);
         if !outcome.success() {
@@ -226,11 +224,11 @@ fn excluded_addresses_are_not_given_and_data_dir_holds_the_state() {
             break;
         }
         let result = outcome.ok().unwrap();
-        given.push(
+        assigned.push(
             ["0", "1"]
                 .map(|i| result["ips"][i.parse::<usize>().unwrap()]["address"].as_str().unwrap().to_owned()),
         );
     }
-    assert_eq!(given, [["10.10.0.4/29", "fd00:10::4/64"], ["10.10.0.6/29", "fd00:10::5/64"]]);
+    assert_eq!(assigned, [["10.10.0.4/29", "fd00:10::4/64"], ["10.10.0.6/29", "fd00:10::5/64"]]);
     assert!(side.node.run_dir().join("podwire/networks/mynet/addresses/10.10.0.4").exists());
 }

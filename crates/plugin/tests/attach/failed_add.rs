@@ -1,4 +1,4 @@
-//! An ADD that fails leaves nothing, and those that run side by side do not meet: E12.
+//! A failed ADD is undone completely, and parallel ADDs are independent: E12.
 
 use std::collections::BTreeSet;
 
@@ -8,50 +8,61 @@ use types::AttachmentKey;
 
 use crate::common::{DUAL, Host, MODES, ips, with, words};
 
-/// Something that makes an ADD fail: what the node is made to look like before, what the config asks for besides, and
-/// what the answer must say.
+/// A reason for an ADD to fail.
 struct Case {
+    /// Commands that run on the node before the ADD.
     node: &'static [&'static str],
+    /// Changed keys of the config.
     config: Value,
     code: u32,
-    says: &'static str,
+    message: &'static str,
 }
 
-/// In the order in which an attach would meet them. `{ifb}` is the link that would shape what the pod sends.
+/// In the order of the steps of an ADD. `{ifb}` is the link that would shape the pod's egress.
 fn cases(mode: &str) -> Vec<Case> {
-    let wish = |runtime: Value| json!({"runtimeConfig": runtime});
+    let runtime_config = |runtime: Value| json!({"runtimeConfig": runtime});
     let mut cases = vec![
-        Case { node: &[], config: json!({"bridge": "lo"}), code: 7, says: "not a bridge" },
-        Case { node: &[], config: wish(json!({"ips": ["10.88.0.2"]})), code: 101, says: "10.88.0.2" },
-        Case { node: &[], config: wish(json!({"ips": ["192.0.2.1"]})), code: 7, says: "192.0.2.1" },
-        Case { node: &[], config: json!({"mtu": 1000}), code: 7, says: "1000" },
+        Case { node: &[], config: json!({"bridge": "lo"}), code: 7, message: "not a bridge" },
         Case {
             node: &[],
-            config: wish(json!({"portMappings": [{"hostPort": 8080, "containerPort": 80}]})),
+            config: runtime_config(json!({"ips": ["10.88.0.2"]})),
+            code: 101,
+            message: "10.88.0.2",
+        },
+        Case {
+            node: &[],
+            config: runtime_config(json!({"ips": ["192.0.2.1"]})),
+            code: 7,
+            message: "192.0.2.1",
+        },
+        Case { node: &[], config: json!({"mtu": 1000}), code: 7, message: "1000" },
+        Case {
+            node: &[],
+            config: runtime_config(json!({"portMappings": [{"hostPort": 8080, "containerPort": 80}]})),
             code: 103,
-            says: "8080",
+            message: "8080",
         },
         Case {
             node: &[],
             config: json!({"subnet": null, "ipam": {"ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
                 "routes": [{"dst": "192.0.2.0/24", "gw": "224.0.0.1"}]}}),
             code: 103,
-            says: "192.0.2.0/24",
+            message: "192.0.2.0/24",
         },
         Case {
             node: &["ip link add {ifb} type ifb"],
-            config: wish(json!({"bandwidth": {"egressRate": 8_000_000, "egressBurst": 8_000_000}})),
+            config: runtime_config(json!({"bandwidth": {"egressRate": 8_000_000, "egressBurst": 8_000_000}})),
             code: 103,
-            says: "{ifb}",
+            message: "{ifb}",
         },
     ];
     if mode == "routed" {
         let node = &["ip route add 10.88.0.77/32 dev lo"];
         cases.push(Case {
             node,
-            config: wish(json!({"ips": ["10.88.0.77"]})),
+            config: runtime_config(json!({"ips": ["10.88.0.77"]})),
             code: 101,
-            says: "10.88.0.77",
+            message: "10.88.0.77",
         });
     }
     cases
@@ -66,18 +77,18 @@ fn ifb(pod: &Pod) -> String {
     key.shaper_link().as_str().to_owned()
 }
 
-/// Files of the state directory but for cursors and bitmaps, which only say where to look first.
+/// All files in the run directory except indexes, which only speed up allocation.
 fn records(host: &Host) -> BTreeSet<String> {
     let dir = host.node.run_dir();
-    let found = host
+    let output = host
         .node
         .sh(&["find", dir.to_str().unwrap(), "-path", "*/index/*", "-prune", "-o", "-print"])
         .unwrap();
-    found.lines().map(str::to_owned).collect()
+    output.lines().map(str::to_owned).collect()
 }
 
 #[test]
-fn e12_an_add_that_fails_leaves_nothing_and_its_del_succeeds() {
+fn e12_a_failed_add_is_undone_and_its_del_succeeds() {
     for mode in MODES {
         for case in cases(mode) {
             let host = Host::new("e12");
@@ -90,16 +101,16 @@ fn e12_an_add_that_fails_leaves_nothing_and_its_del_succeeds() {
             }
             let (node, inside) = (Snapshot::of(&host.node).unwrap(), Snapshot::of(&pod).unwrap());
             let files = records(&host);
-            let asked = with(&config, &case.config);
-            let error = host.refused(&pod, &asked);
+            let failing = with(&config, &case.config);
+            let error = host.refused(&pod, &failing);
             assert_eq!(error.code, case.code, "{mode} {}: {error:?}", case.config);
-            let says = case.says.replace("{ifb}", &ifb(&pod));
-            assert!(error.msg.contains(&says), "{mode} {}: {:?}", case.config, error.msg);
+            let message = case.message.replace("{ifb}", &ifb(&pod));
+            assert!(error.msg.contains(&message), "{mode} {}: {:?}", case.config, error.msg);
             for _ in 0..2 {
                 node.expect_same(&host.node).unwrap_or_else(|e| panic!("{mode} {}: {e:#}", case.config));
                 inside.expect_same(&pod).unwrap_or_else(|e| panic!("{mode} {}: {e:#}", case.config));
                 assert_eq!(records(&host), files, "{mode} {}", case.config);
-                host.del(&pod, &asked);
+                host.del(&pod, &failing);
             }
             host.check(&neighbour, &with(&config, &ports), &result).unwrap();
             host.add(&pod, &config);
@@ -108,7 +119,7 @@ fn e12_an_add_that_fails_leaves_nothing_and_its_del_succeeds() {
 }
 
 #[test]
-fn e12_an_add_into_nowhere_or_into_the_nodes_own_namespace_leaves_nothing() {
+fn e12_an_add_with_an_invalid_namespace_is_undone() {
     let host = Host::new("e12-netns");
     let config = host.config(&json!({"subnet": DUAL}));
     let pod = host.pod("a");
@@ -126,19 +137,19 @@ fn e12_an_add_into_nowhere_or_into_the_nodes_own_namespace_leaves_nothing() {
 }
 
 #[test]
-fn e12_adds_and_dels_of_many_containers_side_by_side() {
+fn e12_parallel_adds_and_dels_are_independent() {
     const PODS: usize = 24;
     for mode in MODES {
         let host = Host::new("e12-many");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode, "ipMasq": true}));
         let pods: Vec<Pod> = (0..PODS).map(|n| host.pod(&format!("p{n}"))).collect();
-        // On a fresh node: all of them want to make the bridge, the tables and the state directory.
+        // On a new node all ADDs try to create the bridge, the tables and the run directory.
         let results: Vec<Value> = std::thread::scope(|scope| {
             let adding: Vec<_> = pods.iter().map(|pod| scope.spawn(|| host.add(pod, &config))).collect();
             adding.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         let addresses: BTreeSet<_> = results.iter().flat_map(ips).collect();
-        assert_eq!(addresses.len(), 2 * PODS, "{mode}: every pod has addresses of its own");
+        assert_eq!(addresses.len(), 2 * PODS, "{mode}: addresses were assigned twice");
         std::thread::scope(|scope| {
             for (number, (pod, result)) in pods.iter().zip(&results).enumerate() {
                 let (host, config) = (&host, &config);
@@ -154,6 +165,6 @@ fn e12_adds_and_dels_of_many_containers_side_by_side() {
             host.check(pod, &config, result).unwrap();
         }
         let claims = std::fs::read_dir(host.node.run_dir().join("networks/blue/addresses")).unwrap();
-        assert_eq!(claims.count(), PODS, "{mode}: half of the pods, two addresses each");
+        assert_eq!(claims.count(), PODS, "{mode}: two addresses for each remaining pod");
     }
 }
