@@ -2,6 +2,8 @@
 
 mod cli;
 mod commands;
+#[cfg(test)]
+mod docs_tests;
 mod exit;
 mod folders;
 mod print;

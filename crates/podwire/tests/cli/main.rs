@@ -13,6 +13,7 @@ mod doctor;
 mod exit;
 mod install;
 mod output;
+mod pages;
 mod pods;
 mod readme;
 mod schemas;

@@ -1,4 +1,4 @@
-//! The README is true: every network config in it wires a pod.
+//! The pages for users are true: every network config in them attaches a pod.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::net::IpAddr;
@@ -6,20 +6,28 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
+use testkit::docs::{self, Page};
 use testkit::{Lab, Plugin, ping};
 
-const README: &str = include_str!("../../../README.md");
-
-/// The JSON blocks of the README.
-fn configs() -> Vec<Value> {
-    let blocks = README.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-    blocks.map(|block| serde_json::from_str(block).unwrap()).collect()
+/// The network configs of all pages: JSON blocks with a list of plugins.
+fn configs() -> Vec<(Page, Value)> {
+    let mut configs = Vec::new();
+    for page in docs::user_pages().unwrap() {
+        for fence in page.fences().into_iter().filter(|fence| fence.language() == "json") {
+            let value: Value = serde_json::from_str(&fence.text()).unwrap();
+            if value.get("plugins").is_some() {
+                configs.push((page.clone(), value));
+            }
+        }
+    }
+    configs
 }
 
-/// Copies the plugin as the README says, into a directory of the lab.
+/// Copies the plugin as docs/install.md says, into a directory of the lab.
 fn install(dir: &Path) -> Plugin {
     let start = "install -D -m 0755 target/release/podwire-cni ";
-    let block = README.split("```\n").find(|block| block.starts_with(start)).unwrap();
+    let fences = Page::read("docs/install.md").unwrap().fences();
+    let block = fences.iter().map(docs::Fence::text).find(|text| text.starts_with(start)).unwrap();
     let built = Plugin::podwire().unwrap().path.display().to_string();
     let bin = dir.join("opt/cni/bin");
     let script =
@@ -33,12 +41,12 @@ fn install(dir: &Path) -> Plugin {
 }
 
 #[test]
-fn every_config_in_the_readme_wires_a_pod() {
+fn every_config_in_the_pages_attaches_a_pod() {
     let configs = configs();
-    assert!(configs.len() >= 3, "the README has lost its configs");
-    let lab = Lab::new("readme").unwrap();
+    assert!(configs.len() >= 3, "the pages have lost their configs");
+    let lab = Lab::new("pages").unwrap();
     let plugin = install(lab.dir());
-    for (n, config) in configs.into_iter().enumerate() {
+    for (n, (_, config)) in configs.into_iter().enumerate() {
         let mut config = as_called(&config);
         let node = lab.node(&format!("n{n}")).unwrap();
         let pod = node.pod("a").unwrap();
@@ -56,7 +64,7 @@ fn every_config_in_the_readme_wires_a_pod() {
     }
 }
 
-/// What a runtime sends to the first plugin of a list.
+/// The config that a runtime sends to the first plugin of a list.
 fn as_called(config: &Value) -> Value {
     let mut plugin = config["plugins"][0].clone();
     for key in ["cniVersion", "name"] {
@@ -65,41 +73,19 @@ fn as_called(config: &Value) -> Value {
     plugin
 }
 
-/// podman 4 and containerd 1 refuse a newer version, and drop host ports without the capability.
+/// podman 4 and containerd 1 refuse a newer version, and ignore host ports without the capability.
 #[test]
-fn b17_the_readmes_configs_suit_all_runtimes() {
+fn b17_configs_in_the_pages_suit_all_runtimes() {
+    let texts: String = docs::user_pages().unwrap().into_iter().map(|page| page.text).collect();
     let versions: Vec<&str> =
-        README.split("\"cniVersion\": \"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+        texts.split("\"cniVersion\": \"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
     assert!(versions.len() >= 4 && versions.iter().all(|version| *version == "1.0.0"), "{versions:?}");
-    for list in configs() {
-        // podman reads lists only, and only from files with this ending.
+    for (page, list) in configs() {
+        // podman reads lists only, and only from files with this extension.
         let file = format!("/etc/cni/net.d/10-{}.conflist", list["name"].as_str().unwrap());
-        assert!(README.contains(&file), "{file} is not in the README");
+        assert!(page.text.contains(&file), "{file} is not in {}", page.path.display());
         for capability in ["portMappings", "bandwidth", "ips", "mac"] {
             assert_eq!(list["plugins"][0]["capabilities"][capability], true, "{capability}: {list}");
         }
     }
-}
-
-/// Every key of the reference table is one that the code reads.
-#[test]
-fn every_key_in_the_readmes_reference_is_read_by_the_code() {
-    let table = README.split("## Config reference").nth(1).unwrap().split("\n## ").next().unwrap();
-    let code = [
-        include_str!("../../netconf/src/wiring.rs"),
-        include_str!("../../netconf/src/addresses.rs"),
-        include_str!("../../netconf/src/network_key.rs"),
-        include_str!("../../netconf/src/routes.rs"),
-        include_str!("../../netconf/src/place.rs"),
-        include_str!("../../cni/src/config.rs"),
-    ]
-    .concat();
-    let rows = table.lines().filter(|line| line.starts_with("| `"));
-    let mut keys = 0;
-    for name in rows.flat_map(|row| row.split('|').nth(1).unwrap().split(',')) {
-        let name = name.trim().trim_matches('`').rsplit('.').next().unwrap();
-        assert!(code.contains(&format!("\"{name}\"")), "{name} is in the README and nowhere in the code");
-        keys += 1;
-    }
-    assert!(keys > 20, "the table has lost its rows");
 }
