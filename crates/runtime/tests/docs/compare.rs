@@ -3,7 +3,7 @@
 //! order of rows, which follow from these values.
 
 /// A line that stands for any further output.
-const ANY: &str = "…";
+pub(crate) const ANY: &str = "…";
 /// A number before one of these is measured.
 const UNITS: [&str; 10] = ["ms", "s", "µs", "KiB", "MiB", "GiB", "round", "rounds", "repair", "repairs"];
 const TRIMMED: [char; 9] = ['(', ')', '[', ']', ',', ';', '`', '"', '\''];

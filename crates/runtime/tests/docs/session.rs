@@ -156,10 +156,7 @@ impl Session {
                 }
                 output = next;
             }
-            if !compare::is_same(&expected, &output) {
-                return output.lines().map(str::to_owned).collect();
-            }
-            return shown.to_vec();
+            return if compare::is_same(&expected, &output) { shown.to_vec() } else { record(&output, shown) };
         }
         if may_wait {
             // A failure is reported below, with both texts.
@@ -190,5 +187,14 @@ impl Session {
         let outcome = self.machine.run(&argv).unwrap();
         let output = outcome.stdout.clone() + &outcome.stderr;
         (compare::with_fixed_names(output.trim_end()), outcome.success())
+    }
+}
+
+/// The new output. If the page showed only the first lines, so many are shown again.
+fn record(output: &str, shown: &[String]) -> Vec<String> {
+    let lines = output.lines().map(str::to_owned);
+    match shown.split_last() {
+        Some((last, first)) if last == compare::ANY => lines.take(first.len()).chain([last.clone()]).collect(),
+        Some(_) | None => lines.collect(),
     }
 }
