@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use netconf::{Network, NodeAllocation, comma_separated};
 use types::{Code, Finding, IfName, NetworkName};
 
-use crate::board::Board;
+use crate::agent_status::AgentStatus;
 use crate::conditions::Source;
 use crate::waker::Waker;
 
@@ -164,10 +164,10 @@ impl NodeAllocations {
     }
 
     /// Reports whether the node has a block. The lock is held meanwhile: a block that is withdrawn now is reported later.
-    pub(crate) fn report_block(&self, board: &Board, network: &NetworkName) {
+    pub(crate) fn report_block(&self, agent_status: &AgentStatus, network: &NetworkName) {
         let current = self.read();
         let missing = current.allocation.as_ref().err().map(|none| none.finding(network));
-        board.set(Source::Block, missing.into_iter().collect());
+        agent_status.set(Source::Block, missing.into_iter().collect());
     }
 
     /// Whether the node has addresses left, and records that cannot be read for that.
@@ -182,10 +182,10 @@ impl NodeAllocations {
         ]
     }
 
-    pub(crate) fn report_addresses(&self, board: &Board, run_dir: &Path, name: &NetworkName) {
+    pub(crate) fn report_addresses(&self, agent_status: &AgentStatus, run_dir: &Path, name: &NetworkName) {
         let _reporting = self.reporting.lock().unwrap_or_else(PoisonError::into_inner);
         for (source, findings) in self.address_findings(run_dir, name) {
-            board.set(source, findings);
+            agent_status.set(source, findings);
         }
     }
 
@@ -219,13 +219,13 @@ impl NodeAllocations {
         });
     }
 
-    /// Is a pod's link of this size a reason for the keeper to look?
+    /// Is a pod's link of this size a reason for the reconciler to look?
     pub(crate) fn is_too_large(&self, mtu: u32) -> bool {
         mtu > self.room.load(Ordering::SeqCst)
     }
 
     /// Is it less than before? Somebody may have got more in the meantime.
-    pub(crate) fn set_room(&self, mtu: u32) -> bool {
+    pub(crate) fn set_largest_mtu(&self, mtu: u32) -> bool {
         mtu < self.room.swap(mtu, Ordering::SeqCst)
     }
 }
@@ -254,39 +254,40 @@ mod tests {
 
     #[test]
     fn each_change_of_the_allocation_has_another_version() {
-        let shares = NodeAllocations::none("not yet", Vec::new());
-        let mut versions = vec![shares.version()];
-        shares.explain("not yet");
-        assert_eq!(shares.version(), versions[0], "nothing changed");
-        shares.explain("etcd is asked");
-        versions.push(shares.version());
-        shares.set(whole());
-        versions.push(shares.version());
-        shares.explain("an allocation in force stays");
-        assert_eq!(shares.default_network().unwrap().blocks(), settings().subnets);
-        assert!(shares.withdraw("another node has it") && !shares.withdraw("again"));
-        versions.push(shares.version());
+        let allocations = NodeAllocations::none("not yet", Vec::new());
+        let mut versions = vec![allocations.version()];
+        allocations.explain("not yet");
+        assert_eq!(allocations.version(), versions[0], "nothing changed");
+        allocations.explain("etcd is asked");
+        versions.push(allocations.version());
+        allocations.set(whole());
+        versions.push(allocations.version());
+        allocations.explain("an allocation in force stays");
+        assert_eq!(allocations.default_network().unwrap().blocks(), settings().subnets);
+        assert!(allocations.withdraw("another node has it") && !allocations.withdraw("again"));
+        versions.push(allocations.version());
         assert_eq!(versions, [0, 1, 2, 3]);
-        assert!(shares.get().is_err_and(|why| why.0 == "another node has it"));
+        assert!(allocations.get().is_err_and(|why| why.0 == "another node has it"));
     }
 
     #[test]
     fn a1_a_round_that_ends_meanwhile_does_not_hide_that_the_block_was_withdrawn() {
         let network = settings().name;
         for _ in 0..1000 {
-            let (board, shares) = (Board::new(), NodeAllocations::none("not yet", Vec::new()));
-            shares.set(whole());
+            let (agent_status, allocations) =
+                (AgentStatus::new(), NodeAllocations::none("not yet", Vec::new()));
+            allocations.set(whole());
             let both = std::sync::Barrier::new(2);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     both.wait();
-                    shares.report_block(&board, &network);
+                    allocations.report_block(&agent_status, &network);
                 });
                 both.wait();
-                shares.withdraw("another node has it");
-                shares.report_block(&board, &network);
+                allocations.withdraw("another node has it");
+                allocations.report_block(&agent_status, &network);
             });
-            assert!(board.has(Code::BlockMissing));
+            assert!(agent_status.has(Code::BlockMissing));
         }
     }
 }

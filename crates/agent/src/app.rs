@@ -13,11 +13,10 @@ use tracing::level_filters::LevelFilter;
 use tracing::{info, warn};
 use types::{Code, Finding};
 
+use crate::agent_status::AgentStatus;
 use crate::allocation::{NodeAllocations, TunnelSize};
-use crate::board::Board;
 use crate::conditions::Source;
 use crate::installation::{self, InstallState, Installation};
-use crate::keeper::{self, KeeperError, ReconcileRequests, Reconciler};
 use crate::lock::{self, LockError};
 use crate::log;
 use crate::membership::{self, BlockRequests, ClusterError, Membership, MembershipHandle};
@@ -27,6 +26,7 @@ use crate::notify;
 use crate::peers::{self, PeerQueue};
 use crate::privileges;
 use crate::queue::Queue;
+use crate::reconciler::{self, ReconcileRequests, Reconciler, ReconcilerError};
 use crate::server::{self, AllowedUsers, ApiService, Endpoints, NodeDescription, ServerError};
 use crate::thread::AgentThread;
 use crate::waker::{Slot, Waker};
@@ -55,7 +55,7 @@ pub enum AppError {
     #[error(transparent)]
     Cluster(#[from] ClusterError),
     #[error(transparent)]
-    Keeper(#[from] KeeperError),
+    Reconciler(#[from] ReconcilerError),
     #[error(transparent)]
     Server(#[from] ServerError),
     #[error(transparent)]
@@ -63,16 +63,16 @@ pub enum AppError {
     #[error("cannot {operation}: {source}")]
     Start { operation: &'static str, source: io::Error },
     #[error(
-        "the keeper, which repairs, ended by a mistake of its own: restart the agent and report this with its log"
+        "the reconciler, which repairs, ended by a mistake of its own: restart the agent and report this with its log"
     )]
-    KeeperEnded,
+    ReconcilerEnded,
 }
 
 fn cannot(operation: &'static str) -> impl Fn(io::Error) -> AppError {
     move |source| AppError::Start { operation, source }
 }
 
-/// Runs until SIGTERM or SIGINT; or until another agent has its run folder, which is an error.
+/// Runs until SIGTERM or SIGINT; or until another agent has its run directory, which is an error.
 pub fn run(config: Config) -> Result<(), AppError> {
     let begun = Instant::now();
     memory::share_heaps();
@@ -95,13 +95,13 @@ pub fn run(config: Config) -> Result<(), AppError> {
 
     // One waker for each thread that sleeps in poll(2), and the slots through which the threads pass values on.
     let waker = || Waker::new().map_err(|errno| cannot("make an eventfd")(errno.into()));
-    let (peers_waker, install_waker, reconciler) = (waker()?, waker()?, ReconcileRequests::new(waker()?));
-    let readers = vec![reconciler.waker().clone(), peers_waker.clone(), install_waker.clone()];
-    let shares = Arc::new(first_allocation(&config, readers).map_err(AppError::Network)?);
-    let tunnels = Arc::new(Slot::new(Vec::new(), vec![reconciler.waker().clone()]));
+    let (peers_waker, install_waker, requests) = (waker()?, waker()?, ReconcileRequests::new(waker()?));
+    let readers = vec![requests.waker().clone(), peers_waker.clone(), install_waker.clone()];
+    let allocations = Arc::new(first_allocation(&config, readers).map_err(AppError::Network)?);
+    let tunnels = Arc::new(Slot::new(Vec::new(), vec![requests.waker().clone()]));
     let (peers, peer_queue) = peers::inputs::inputs(peers_waker);
     let commands = membership::commands();
-    let blocks = BlockRequests::new(&config, Arc::clone(&shares), commands.0.clone());
+    let blocks = BlockRequests::new(&config, Arc::clone(&allocations), commands.0.clone());
     let install_state = Arc::new(InstallState::new(&install_waker));
 
     let installer = Installer::new(&config)?.map(Arc::new);
@@ -109,9 +109,9 @@ pub fn run(config: Config) -> Result<(), AppError> {
         let complaints = Runtimes::detect(Path::new("/")).complaints(&install.directories());
         complaints.iter().for_each(|problem| warn!(problem, "runtime uses other directories"));
     }
-    let board = Arc::new(Board::new());
-    board.set(Source::Config, config.exposed_key().into_iter().collect());
-    board.set_installed(installer.as_ref().map(|installer| installer.planned()).unwrap_or_default());
+    let agent_status = Arc::new(AgentStatus::new());
+    agent_status.set(Source::Config, config.exposed_key().into_iter().collect());
+    agent_status.set_installed(installer.as_ref().map(|installer| installer.planned()).unwrap_or_default());
     let metrics = Arc::new(Metrics::new());
     let work = Arc::new(Work::new(work::WorkParts {
         settings: RequestSettings {
@@ -120,17 +120,17 @@ pub fn run(config: Config) -> Result<(), AppError> {
             mode: config.network.mode,
             delegates: config.delegates.clone(),
         },
-        board: Arc::clone(&board),
+        agent_status: Arc::clone(&agent_status),
         metrics: Arc::clone(&metrics),
-        shares: Arc::clone(&shares),
+        allocations: Arc::clone(&allocations),
         blocks: blocks.clone(),
-        reconciler: reconciler.clone(),
+        reconciler: requests.clone(),
     }));
     let queue = Arc::new(Queue::start(config.workers).map_err(cannot("start workers"))?);
     let membership_parts = membership::MembershipParts {
         config: Arc::clone(&config),
-        shares: Arc::clone(&shares),
-        board: Arc::clone(&board),
+        allocations: Arc::clone(&allocations),
+        agent_status: Arc::clone(&agent_status),
         peers: peers.clone(),
         commands,
     };
@@ -141,24 +141,24 @@ pub fn run(config: Config) -> Result<(), AppError> {
             config: Arc::clone(&config),
             installer: Arc::clone(installer),
             state: Arc::clone(&install_state),
-            shares: Arc::clone(&shares),
-            board: Arc::clone(&board),
-            reconciler: reconciler.clone(),
+            allocations: Arc::clone(&allocations),
+            agent_status: Arc::clone(&agent_status),
+            reconciler: requests.clone(),
             waker: install_waker,
             begun,
         })
     });
     let installing = installing.transpose()?;
     let service = Arc::new(ApiService {
-        board: Arc::clone(&board),
+        agent_status: Arc::clone(&agent_status),
         metrics: Arc::clone(&metrics),
         work: Arc::clone(&work),
         queue,
-        facts: facts(&config),
-        shares: Arc::clone(&shares),
-        reconciler: reconciler.clone(),
+        description: description(&config),
+        allocations: Arc::clone(&allocations),
+        reconciler: requests.clone(),
         cluster,
-        cni_config: rendering(installer.clone(), Arc::clone(&shares)),
+        cni_config: rendering(installer.clone(), Arc::clone(&allocations)),
     });
     runtime.block_on(async move {
         tokio::spawn(ignored.log());
@@ -173,26 +173,26 @@ pub fn run(config: Config) -> Result<(), AppError> {
             socket = %config.socket.display(),
             "the agent starts"
         );
-        let keeper = Reconciler::new(keeper::ReconcilerParts {
+        let reconciler = Reconciler::new(reconciler::ReconcilerParts {
             config,
-            shares,
+            allocations,
             tunnels,
             blocks,
             peers,
-            board: Arc::clone(&board),
+            agent_status: Arc::clone(&agent_status),
             metrics,
             work,
             install: installing.as_ref().map(|_| install_state),
-            requests: reconciler.clone(),
+            requests: requests.clone(),
             lock,
             network_lock,
             socket: socket.watch(),
             begun,
         })?;
-        let (keeping, kept) = keep(keeper, reconciler)?;
+        let (keeping, kept) = keep(reconciler, requests)?;
         let endpoints = Endpoints { socket, tcp, users: AllowedUsers::root_and_self() };
-        let stop = stopped(Arc::clone(&board), kept)?;
-        tokio::spawn(report_hangs(board));
+        let stop = stopped(Arc::clone(&agent_status), kept)?;
+        tokio::spawn(report_hangs(agent_status));
         let left = server::run(endpoints, Arc::clone(&service), stop).await;
         if left.waiting + left.running > 0 {
             warn!("{} requests were still running and {} waiting", left.running, left.waiting);
@@ -207,28 +207,28 @@ pub fn run(config: Config) -> Result<(), AppError> {
     })
 }
 
-/// The keeper's thread, and how to end it.
+/// The reconciler's thread, and how to end it.
 struct ReconcilerThread {
     thread: std::thread::JoinHandle<Result<(), LockError>>,
     requests: ReconcileRequests,
 }
 
-/// Nothing is ever sent: it closes when the keeper's thread ends, however it does.
+/// Nothing is ever sent: it closes when the reconciler's thread ends, however it does.
 type ReconcilerExit = oneshot::Receiver<Infallible>;
 
 fn keep(
-    keeper: Reconciler,
+    reconciler: Reconciler,
     requests: ReconcileRequests,
 ) -> Result<(ReconcilerThread, ReconcilerExit), AppError> {
     let (alive, kept) = oneshot::channel();
     let thread = std::thread::Builder::new()
-        .name("podwire-keeper".to_owned())
+        .name("podwire-repair".to_owned())
         .stack_size(512 << 10)
         .spawn(move || {
             let _alive = alive;
-            keeper.run()
+            reconciler.run()
         })
-        .map_err(cannot("start the keeper"))?;
+        .map_err(cannot("start the reconciler"))?;
     Ok((ReconcilerThread { thread, requests }, kept))
 }
 
@@ -242,12 +242,15 @@ impl ReconcilerThread {
             std::thread::sleep(Duration::from_millis(1));
         }
         info!("the agent ends");
-        Ok(ended.map_err(|_| AppError::KeeperEnded)??)
+        Ok(ended.map_err(|_| AppError::ReconcilerEnded)??)
     }
 }
 
-/// Comes true with SIGTERM or SIGINT, or when the keeper has ended.
-fn stopped(board: Arc<Board>, kept: ReconcilerExit) -> Result<impl Future<Output = Duration>, AppError> {
+/// Comes true with SIGTERM or SIGINT, or when the reconciler has ended.
+fn stopped(
+    agent_status: Arc<AgentStatus>,
+    kept: ReconcilerExit,
+) -> Result<impl Future<Output = Duration>, AppError> {
     let mut term = signal(SignalKind::terminate()).map_err(cannot("listen to SIGTERM"))?;
     let mut int = signal(SignalKind::interrupt()).map_err(cannot("listen to SIGINT"))?;
     Ok(async move {
@@ -258,7 +261,7 @@ fn stopped(board: Arc<Board>, kept: ReconcilerExit) -> Result<impl Future<Output
         };
         info!("{why}: what is under way comes to its end");
         notify::notify("STOPPING=1");
-        board.set_stopping();
+        agent_status.set_stopping();
         STOP_TIME
     })
 }
@@ -291,22 +294,22 @@ impl Ignored {
 }
 
 /// Reports threads that hang.
-async fn report_hangs(board: Arc<Board>) {
+async fn report_hangs(agent_status: Arc<AgentStatus>) {
     loop {
         tokio::time::sleep(HANG_CHECK).await;
-        board.check_hangs(Instant::now());
+        agent_status.check_hangs(Instant::now());
     }
 }
 
 /// A node that is alone owns the whole network from the start. Other nodes claim blocks.
 fn first_allocation(config: &Config, readers: Vec<Waker>) -> Result<NodeAllocations, cni::Error> {
-    let shares = NodeAllocations::none("this node has no block yet", readers);
+    let allocations = NodeAllocations::none("this node has no block yet", readers);
     // For every node: an invalid network is reported at the start.
     let whole = Network::whole(&config.network)?;
     if membership::is_alone(config) {
-        shares.set(NodeAllocation::of_default(Arc::new(whole)));
+        allocations.set(NodeAllocation::of_default(Arc::new(whole)));
     }
-    Ok(shares)
+    Ok(allocations)
 }
 
 /// What the peers thread needs beside membership's parts.
@@ -321,13 +324,13 @@ fn join(
     parts: membership::MembershipParts,
     kernel_side: KernelSide,
 ) -> Result<Option<MembershipHandle>, ClusterError> {
-    let (is_alone, board) = (membership::is_alone(&parts.config), Arc::clone(&parts.board));
+    let (is_alone, agent_status) = (membership::is_alone(&parts.config), Arc::clone(&parts.agent_status));
     match start_cluster(parts, kernel_side) {
         Ok(cluster) => Ok(Some(cluster)),
         Err(error) if is_alone => {
             // Nothing opens the store again in this process.
             let message = format!("{error}; restart the agent when the cause is removed");
-            board.set(Source::Cluster, vec![Finding::new(Code::StoreFailed, "store", message)]);
+            agent_status.set(Source::Cluster, vec![Finding::new(Code::StoreFailed, "store", message)]);
             Ok(None)
         }
         Err(error) => Err(error),
@@ -340,15 +343,15 @@ fn start_cluster(
     kernel_side: KernelSide,
 ) -> Result<MembershipHandle, ClusterError> {
     let KernelSide { metrics, tunnels, peer_queue } = kernel_side;
-    let (config, shares, board) =
-        (Arc::clone(&parts.config), Arc::clone(&parts.shares), Arc::clone(&parts.board));
+    let (config, allocations, agent_status) =
+        (Arc::clone(&parts.config), Arc::clone(&parts.allocations), Arc::clone(&parts.agent_status));
     let membership = Membership::load(parts)?;
     let (reports, received) = peers::inputs::reports();
     let worker = peers::start(peers::PeerRoutesParts {
         is_alone: membership::is_alone(&config),
         config,
-        shares,
-        board,
+        allocations,
+        agent_status,
         metrics,
         tunnels,
         queue: peer_queue,
@@ -382,7 +385,7 @@ fn level_of(level: LogLevel) -> LevelFilter {
     }
 }
 
-fn facts(config: &Config) -> NodeDescription {
+fn description(config: &Config) -> NodeDescription {
     let network = &config.network;
     NodeDescription {
         node: config.node.clone(),
@@ -401,19 +404,19 @@ fn facts(config: &Config) -> NodeDescription {
             subnets: network.subnets.clone(),
             blocks: Vec::new(),
         },
-        cuts: membership::cuts(config),
+        block_layouts: membership::block_layouts(config),
     }
 }
 
 fn rendering(
     installer: Option<Arc<Installer>>,
-    shares: Arc<NodeAllocations>,
+    allocations: Arc<NodeAllocations>,
 ) -> Box<dyn Fn() -> Result<String, String> + Send + Sync> {
     Box::new(move || {
         let Some(installer) = &installer else {
             return Err("this agent installs nothing (install.enabled is false)".to_owned());
         };
-        let rendered = match shares.default_network() {
+        let rendered = match allocations.default_network() {
             Ok(network) => installer.render_for(&network),
             Err(_) => installer.render(),
         };

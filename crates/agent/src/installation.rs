@@ -19,10 +19,10 @@ use rustix::io::Errno;
 use tracing::{error, info};
 use types::Severity;
 
+use crate::agent_status::{AgentStatus, WatchedThread};
 use crate::allocation::NodeAllocations;
-use crate::board::{Board, WatchedThread};
 use crate::conditions::Source;
-use crate::keeper::ReconcileRequests;
+use crate::reconciler::ReconcileRequests;
 use crate::thread::StopFlag;
 use crate::waker::{Slot, Waker};
 use config::Config;
@@ -64,8 +64,8 @@ pub(crate) struct InstallationParts {
     pub(crate) config: Arc<Config>,
     pub(crate) installer: Arc<Installer>,
     pub(crate) state: Arc<InstallState>,
-    pub(crate) shares: Arc<NodeAllocations>,
-    pub(crate) board: Arc<Board>,
+    pub(crate) allocations: Arc<NodeAllocations>,
+    pub(crate) agent_status: Arc<AgentStatus>,
     pub(crate) reconciler: ReconcileRequests,
     pub(crate) waker: Waker,
     /// When the agent started.
@@ -109,9 +109,9 @@ impl Installation {
             }
             let served = self.parts.state.served.get();
             if let Some(attachments) = served {
-                self.parts.board.busy_since(WatchedThread::Installation, Instant::now());
+                self.parts.agent_status.busy_since(WatchedThread::Installation, Instant::now());
                 self.check(attachments);
-                self.parts.board.idle(WatchedThread::Installation);
+                self.parts.agent_status.idle(WatchedThread::Installation);
                 self.wait(&[PollFd::new(&self.parts.waker, PollFlags::IN)], REST);
             }
             let mut fds = vec![PollFd::new(&self.parts.waker, PollFlags::IN)];
@@ -146,10 +146,10 @@ impl Installation {
         let is_polled = self.poll_at <= now;
         let has_other_runtimes = is_polled && self.poll_runtimes(now);
         let is_touched = self.watch.changed().unwrap_or(true);
-        if let Ok(network) = self.parts.shares.default_network() {
+        if let Ok(network) = self.parts.allocations.default_network() {
             self.parts.installer.set_network(network);
         }
-        let is_stale = self.parts.installer.has_news();
+        let is_stale = self.parts.installer.has_events();
         if is_time || has_other_runtimes || is_touched || is_stale || !self.parts.state.was_tried() {
             self.install(attachments);
         } else if is_polled && self.lacks_plugins {
@@ -167,25 +167,25 @@ impl Installation {
     }
 
     fn install(&mut self, attachments: usize) {
-        let InstallationParts { installer, board, .. } = &self.parts;
+        let InstallationParts { installer, agent_status, .. } = &self.parts;
         match installer.keep() {
             Ok(kept) => {
                 kept.done.iter().for_each(|what| info!("{what}"));
-                board.set_installed(kept.files);
+                agent_status.set_installed(kept.files);
                 if !std::mem::replace(&mut self.was_installed, true) {
                     announce(self.parts.begun, attachments);
                 }
-                board.set(Source::Install, Vec::new());
+                agent_status.set(Source::Install, Vec::new());
                 self.check_plugins();
             }
             Err(error) => {
-                board.set(Source::Install, vec![installer.incomplete(&error)]);
-                board.set_installed(installer.check());
+                agent_status.set(Source::Install, vec![installer.incomplete(&error)]);
+                agent_status.set_installed(installer.check());
             }
         }
         if !self.parts.state.was_tried.swap(true, Ordering::AcqRel) {
             // Ready means that the files are in place. The reconciler notifies the service manager.
-            self.parts.board.set_started();
+            self.parts.agent_status.set_started();
             self.parts.reconciler.request_round();
         }
     }
@@ -197,7 +197,7 @@ impl Installation {
         let plugin = install.plugin_dir.join(&config.plugin.name);
         let lost = Runtimes::detect(Path::new("/")).findings(&install.config_dir, &plugin);
         self.lacks_plugins = lost.iter().any(|found| found.severity == Severity::NotReady);
-        self.parts.board.set(Source::Runtimes, lost);
+        self.parts.agent_status.set(Source::Runtimes, lost);
     }
 }
 

@@ -4,24 +4,23 @@
 //! ```text
 //! podwire-cni ─► server ─► queue ─► work ─► engine ─► kernel, RUN/networks
 //!                  │                  └── tombstones: what was deleted while nobody was here
-//!                  └► board ◄── keeper: netlink, nftables and file events, timer ─► engine::reconcile
+//!                  └► status ◄── reconciler: netlink, nftables and file events, timer ─► engine::reconcile
 //!                           ◄── installation: plugin and config in the runtime's directories
 //! store (etcd, file) ◄─► membership: this node's record and blocks ─► allocation
 //!                            └─ records ─► peers: routes to the other nodes ─► kernel
 //! ```
 //!
 //! `app` wires it all, top to bottom: capabilities, locks, slots and wakers, workers, peers, membership, installation, socket,
-//! keeper (first reconcile), server, end.
+//! reconciler (first reconcile), server, end.
 
+mod agent_status;
 mod allocation;
 mod app;
 mod attachments;
-mod board;
 mod clock;
 mod conditions;
 mod contiv;
 mod installation;
-mod keeper;
 mod lock;
 mod log;
 mod membership;
@@ -32,6 +31,7 @@ mod peers;
 mod preflight;
 mod privileges;
 mod queue;
+mod reconciler;
 mod server;
 mod thread;
 mod tombstones;

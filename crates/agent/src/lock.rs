@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_folder_is_noticed() {
+    fn a_removed_directory_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path().join("run");
         let lock = Lock::take(&run).unwrap();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_another_took_is_not_ours_any_more() {
+    fn a_directory_that_another_took_is_not_ours_any_more() {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path().join("run");
         let first = Lock::take(&run).unwrap();

@@ -119,7 +119,7 @@ struct ClusterMetrics {
 }
 
 struct Process {
-    resident: Gauge,
+    kernel_cache: Gauge,
     open_files: Gauge,
     started: Gauge,
     cpu: Counter<f64, AtomicU64>,
@@ -221,23 +221,23 @@ impl Metrics {
         self.drained.inc();
     }
 
-    pub(crate) fn render(&self, seen: &MetricsSnapshot) -> Result<String, fmt::Error> {
+    pub(crate) fn render(&self, observed: &MetricsSnapshot) -> Result<String, fmt::Error> {
         let _rendering = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
-        self.ready.set(i64::from(!seen.conditions.iter().any(Condition::keeps_from_ready)));
+        self.ready.set(i64::from(!observed.conditions.iter().any(Condition::keeps_from_ready)));
         for &code in Code::ALL.iter().filter(|code| code.is_observed_by_agent()) {
             for severity in [Severity::NotReady, Severity::Degraded] {
                 let is_it = |found: &&Condition| found.code == code && found.severity == severity;
-                let objects = seen.conditions.iter().filter(is_it).count();
+                let objects = observed.conditions.iter().filter(is_it).count();
                 let labels = Coded { code: code.as_str(), severity: severity.as_str() };
                 self.conditions.get_or_create(&labels).set(count(objects as u64));
             }
         }
-        self.waiting.set(count(seen.waiting as u64));
-        self.cluster.reachable.set(i64::from(seen.is_store_reachable));
-        self.cluster.watch_age.set(seen.watch_age.as_secs_f64());
-        self.set_attachments(seen.attachments);
-        self.set_addresses(&seen.blocks);
-        self.process.look(seen.started);
+        self.waiting.set(count(observed.waiting as u64));
+        self.cluster.reachable.set(i64::from(observed.is_store_reachable));
+        self.cluster.watch_age.set(observed.watch_age.as_secs_f64());
+        self.set_attachments(observed.attachments);
+        self.set_addresses(&observed.blocks);
+        self.process.look(observed.started);
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
@@ -294,7 +294,7 @@ impl ClusterMetrics {
 impl Process {
     fn new(all: &mut Register) -> Self {
         Self {
-            resident: all.add("process_resident_memory_bytes", "Resident memory size", Gauge::default()),
+            kernel_cache: all.add("process_resident_memory_bytes", "Resident memory size", Gauge::default()),
             open_files: all.add("process_open_fds", "Open file descriptors", Gauge::default()),
             started: all.add("process_start_time_seconds", "Start in seconds since 1970", Gauge::default()),
             cpu: all.add("process_cpu_seconds", "User and system time", Counter::default()),
@@ -302,7 +302,7 @@ impl Process {
     }
 
     fn look(&self, started: u64) {
-        self.resident.set(count(resident_bytes()));
+        self.kernel_cache.set(count(resident_bytes()));
         self.open_files.set(count(fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64));
         self.started.set(count(started));
         let used = clock_gettime(ClockId::ProcessCPUTime);
@@ -343,7 +343,7 @@ mod tests {
             Condition::new(finding, api::Timestamp(1))
         });
         metrics.set_peers(&PeerCounts { peers: 3, direct: 2, vxlan: 4, unreachable: 1, tunnels: 2 });
-        let seen = MetricsSnapshot {
+        let observed = MetricsSnapshot {
             conditions: found.to_vec(),
             waiting: 3,
             blocks,
@@ -352,7 +352,7 @@ mod tests {
             is_store_reachable: true,
             watch_age: Duration::from_millis(1500),
         };
-        let page = metrics.render(&seen).unwrap();
+        let page = metrics.render(&observed).unwrap();
         for line in [
             r#"podwire_requests_total{verb="ADD",outcome="ok"} 1"#,
             r#"podwire_requests_total{verb="DEL",outcome="failed"} 1"#,

@@ -83,7 +83,7 @@ mod tests {
         }
     }
 
-    fn heard(socket: &UnixDatagram) -> String {
+    fn observed(socket: &UnixDatagram) -> String {
         let mut buffer = [0; 64];
         let length = socket.recv(&mut buffer).unwrap();
         String::from_utf8_lossy(&buffer[..length]).into_owned()
@@ -91,16 +91,16 @@ mod tests {
 
     #[test]
     fn the_manager_hears_it_under_a_path_and_under_a_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("notify");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
         send(path.as_os_str(), "READY=1").unwrap();
-        assert_eq!(heard(&socket), "READY=1");
+        assert_eq!(observed(&socket), "READY=1");
 
         let name = format!("podwire-test-{}", path.display());
         let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
         send(OsStr::new(&format!("@{name}")), "STOPPING=1").unwrap();
-        assert_eq!(heard(&socket), "STOPPING=1");
+        assert_eq!(observed(&socket), "STOPPING=1");
     }
 
     #[test]

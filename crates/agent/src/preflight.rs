@@ -12,9 +12,9 @@ use netconf::Network;
 use netlink::RtSocket;
 use types::{Code, Finding, Severity};
 
-use crate::keeper;
 use crate::lock::{self, LockError};
 use crate::membership::preflight::{self, JoinRefused};
+use crate::reconciler;
 use crate::server::{self, ServerError};
 use config::Config;
 use install::{InstallError, Installer};
@@ -162,14 +162,14 @@ fn unwritable(dir: &Path) -> Option<StartRefusal> {
 fn node(config: &Config, network: &Network) -> Vec<Finding> {
     let found = engine::before_start(&config.run_dir, &config.network.name, network.conf());
     let with_fix = |found: Finding| match found.code {
-        Code::BridgeNameTaken => keeper::with_other_bridge(config, found),
+        Code::BridgeNameTaken => reconciler::with_other_bridge(config, found),
         _ => found,
     };
     found.into_iter().map(with_fix).collect()
 }
 
 fn overlaps(config: &Config) -> Result<Vec<Finding>, engine::Error> {
-    let mut found = keeper::overlaps_at_start(
+    let mut found = reconciler::overlaps_at_start(
         config,
         &ObservedNetworks::of(&mut RtSocket::open()?, &config.network.subnets)?,
     );

@@ -5,7 +5,7 @@ use rustix::thread::{CapabilitySet, capabilities, remove_capability_from_boundin
 use tracing::warn;
 
 /// Why each of them: links, routes and rules; entering namespaces; hearing of changes inside them; opening
-/// `/proc/PID/ns/net` of another user's process; files in folders of other users, such as a /opt/cni/bin that was
+/// `/proc/PID/ns/net` of another user's process; files in directories of other users, such as a /opt/cni/bin that was
 /// unpacked with its packer's owner, or a plugin below somebody's home. deploy/podwire.service has the same list.
 const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::SYS_ADMIN)

@@ -56,8 +56,9 @@ impl RequestClass {
         match self {
             RequestClass::Add | RequestClass::Del | RequestClass::Other => workers,
             RequestClass::DelegatedAdd => {
-                let shares: usize = RequestClass::ALL.into_iter().map(|class| class.share(workers)).sum();
-                (workers / 2).min(workers.saturating_sub(shares)).max(1)
+                let allocations: usize =
+                    RequestClass::ALL.into_iter().map(|class| class.share(workers)).sum();
+                (workers / 2).min(workers.saturating_sub(allocations)).max(1)
             }
         }
     }

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model::Cut;
+use model::BlockLayout;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -32,13 +32,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep_until, timeout_at};
 use types::{Code, Finding, Fix};
 
+use crate::agent_status::AgentStatus;
 use crate::allocation::NodeAllocations;
-use crate::board::Board;
 use crate::conditions::Source;
-use crate::keeper::ReconcileRequests;
 use crate::membership::MembershipHandle;
 use crate::metrics::Metrics;
 use crate::queue::{Leftover, Queue};
+use crate::reconciler::ReconcileRequests;
 use crate::work::Work;
 use accept::{Acceptors, CurrentListener};
 use client_socket::ClientSocket;
@@ -53,19 +53,19 @@ const MOST_CONNECTIONS: usize = 1200;
 const OTHER_FILES: u64 = 512;
 /// Out of files or memory: others must end something first.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How soon a socket that could not be made again is tried again. Not sooner, whatever happens in its folder: two that
+/// How soon a socket that could not be made again is tried again. Not sooner, whatever happens in its directory: two that
 /// want the same name would otherwise fight for it.
 const REBIND_PAUSE: Duration = Duration::from_secs(3);
 
 /// What is asked for, and who knows.
 pub(crate) struct ApiService {
-    pub(crate) board: Arc<Board>,
+    pub(crate) agent_status: Arc<AgentStatus>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) work: Arc<Work>,
     pub(crate) queue: Arc<Queue>,
-    pub(crate) facts: NodeDescription,
+    pub(crate) description: NodeDescription,
     /// This node's part of the network.
-    pub(crate) shares: Arc<NodeAllocations>,
+    pub(crate) allocations: Arc<NodeAllocations>,
     pub(crate) reconciler: ReconcileRequests,
     /// None: its store cannot be used.
     pub(crate) cluster: Option<MembershipHandle>,
@@ -82,7 +82,7 @@ pub(crate) struct NodeDescription {
     /// Without blocks.
     pub(crate) network: api::NetworkStatus,
     /// How the network is cut into blocks.
-    pub(crate) cuts: Vec<Cut>,
+    pub(crate) block_layouts: Vec<BlockLayout>,
 }
 
 /// Where the agent listens.
@@ -203,7 +203,7 @@ async fn keep_name(watch: Arc<SocketWatch>, acceptors: Arc<Acceptors>) {
     let mut server = acceptors.server.clone();
     let mut name = SocketName { watch, retry: None };
     while server.unless_stopped(name.may_be_lost()).await.is_some() {
-        let Some(new) = name.regain(&server.service.board) else { continue };
+        let Some(new) = name.regain(&server.service.agent_status) else { continue };
         let done = acceptors.listener.replace(new.inner).and_then(|old| match old {
             Some(old) => acceptors.finish(&old),
             None => Ok(()),
@@ -229,13 +229,13 @@ impl SocketName {
     }
 
     /// The socket under its name again; None where it has it still, or cannot get it now.
-    fn regain(&mut self, board: &Board) -> Option<SocketListener> {
+    fn regain(&mut self, agent_status: &AgentStatus) -> Option<SocketListener> {
         let path = &self.watch.path;
         let made = if self.watch.is_ours() { Ok(None) } else { bind(path).map(Some) };
         match made {
             Ok(new) => {
                 self.retry = None;
-                board.set(Source::Socket, Vec::new());
+                agent_status.set(Source::Socket, Vec::new());
                 if let Some(new) = &new {
                     tracing::warn!("the socket {} was removed or replaced: made again", path.display());
                     self.watch.renew(new);
@@ -244,7 +244,7 @@ impl SocketName {
             }
             Err(error) => {
                 self.retry = Some(Instant::now() + REBIND_PAUSE);
-                board.set(Source::Socket, vec![lost(path, &error)]);
+                agent_status.set(Source::Socket, vec![lost(path, &error)]);
                 None
             }
         }

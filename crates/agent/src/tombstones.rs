@@ -14,7 +14,7 @@ use api::{Tombstone, TombstoneError, Tombstones};
 use types::{AttachmentKey, Code, Finding, Fix};
 
 /// How long somebody waits for rounds, however many tombstones there are.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// A round that is at the same tombstone for so long is not waited for.
 const STUCK: Duration = Duration::from_secs(2);
 /// One that failed is left alone for so long by those who only pass by: a pod's start must not pay for it each time.
@@ -69,7 +69,7 @@ pub(crate) enum Buried {
 pub(crate) type Bury<'a> = dyn Fn(&Tombstone) -> Buried + 'a;
 
 pub(crate) struct Drain {
-    stones: Tombstones,
+    tombstone_files: Tombstones,
     rounds: Mutex<Rounds>,
     ended: Condvar,
 }
@@ -96,16 +96,16 @@ struct FailedTombstone {
 
 impl Drain {
     pub(crate) fn new(run_dir: &Path) -> Self {
-        Self { stones: Tombstones::new(run_dir), rounds: Mutex::default(), ended: Condvar::new() }
+        Self { tombstone_files: Tombstones::new(run_dir), rounds: Mutex::default(), ended: Condvar::new() }
     }
 
-    pub(crate) fn stones(&self) -> &Tombstones {
-        &self.stones
+    pub(crate) fn tombstone_files(&self) -> &Tombstones {
+        &self.tombstone_files
     }
 
-    /// Drains before something new is made. None: there was nothing to do, at the cost of one reading of the folder.
+    /// Drains before something new is made. None: there was nothing to do, at the cost of one reading of the directory.
     pub(crate) fn pass(&self, start: &dyn Fn()) -> Result<Option<DrainReport>, Undrained> {
-        match self.stones.is_empty() {
+        match self.tombstone_files.is_empty() {
             Ok(true) => Ok(None),
             Ok(false) => self.round(start).map(Some),
             Err(error) => Ok(Some(self.unreadable(&error))),
@@ -114,14 +114,14 @@ impl Drain {
 
     /// Serves what was left for this key alone, at the cost of one look where there is nothing.
     pub(crate) fn one(&self, key: &AttachmentKey, bury: &Bury<'_>) -> DrainReport {
-        let listed = self.stones.exists(key).and_then(|exists| match exists {
-            true => self.stones.list(),
+        let listed = self.tombstone_files.exists(key).and_then(|exists| match exists {
+            true => self.tombstone_files.list(),
             false => Ok(Vec::new()),
         });
         match listed {
-            Ok(mut stones) => {
-                stones.retain(|stone| stone.key.as_ref() == Some(key));
-                self.bury_all(&stones, DrainScope::Rested, bury)
+            Ok(mut tombstone_files) => {
+                tombstone_files.retain(|tombstone| tombstone.key.as_ref() == Some(key));
+                self.bury_all(&tombstone_files, DrainScope::Rested, bury)
             }
             Err(error) => self.unreadable(&error),
         }
@@ -129,13 +129,18 @@ impl Drain {
 
     /// Why an attachment of this key cannot be made now, if its tombstone is still there.
     pub(crate) fn obstacle(&self, key: &AttachmentKey) -> Option<String> {
-        let stone = match self.stones.exists(key) {
-            Ok(true) => self.stones.list().ok()?.into_iter().find(|stone| stone.key.as_ref() == Some(key))?,
+        let tombstone = match self.tombstone_files.exists(key) {
+            Ok(true) => self
+                .tombstone_files
+                .list()
+                .ok()?
+                .into_iter()
+                .find(|tombstone| tombstone.key.as_ref() == Some(key))?,
             // Who cannot look has said so in `pass`.
             Ok(false) | Err(_) => return None,
         };
         let rounds = self.lock();
-        Some(match rounds.failed.get(&stone.path) {
+        Some(match rounds.failed.get(&tombstone.path) {
             Some(failed) => format!("an earlier DEL of it cannot be served yet: {}", failed.why),
             None => "a DEL of it came meanwhile and is not served yet".to_owned(),
         })
@@ -143,7 +148,7 @@ impl Drain {
 
     /// Has all served that are there now, by a round that `start` leads to [`Drain::run`]. An error: there are too many.
     pub(crate) fn round(&self, start: &dyn Fn()) -> Result<DrainReport, Undrained> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut rounds = self.lock();
         let needed = rounds.begun + 1;
         while rounds.ended < needed {
@@ -158,7 +163,7 @@ impl Drain {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left == Duration::ZERO {
-                return Err(Undrained { dir: self.stones.dir().to_owned() });
+                return Err(Undrained { dir: self.tombstone_files.dir().to_owned() });
             }
             let spent = rounds.moved.map_or(Duration::ZERO, |moved| moved.elapsed());
             if spent >= STUCK {
@@ -173,46 +178,50 @@ impl Drain {
     /// The round that was started.
     pub(crate) fn run(&self, which: DrainScope, bury: &Bury<'_>) {
         let _round = DrainRound(self);
-        let report = match self.stones.list() {
-            Ok(stones) => {
+        let report = match self.tombstone_files.list() {
+            Ok(tombstone_files) => {
                 let mut rounds = self.lock();
-                let is_there = |path: &PathBuf| stones.iter().any(|stone| stone.path == *path);
+                let is_there =
+                    |path: &PathBuf| tombstone_files.iter().any(|tombstone| tombstone.path == *path);
                 rounds.failed.retain(|path, _| is_there(path));
                 rounds.returned.retain(|path, _| is_there(path));
                 drop(rounds);
-                let step = |stone: &Tombstone| {
+                let step = |tombstone: &Tombstone| {
                     self.lock().moved = Some(Instant::now());
-                    bury(stone)
+                    bury(tombstone)
                 };
-                self.bury_all(&stones, which, &step)
+                self.bury_all(&tombstone_files, which, &step)
             }
             Err(error) => self.unreadable(&error),
         };
         self.lock().report = report;
     }
 
-    fn bury_all(&self, stones: &[Tombstone], which: DrainScope, bury: &Bury<'_>) -> DrainReport {
+    fn bury_all(&self, tombstone_files: &[Tombstone], which: DrainScope, bury: &Bury<'_>) -> DrainReport {
         let mut report = DrainReport::default();
-        for stone in stones.iter().filter(|stone| which == DrainScope::All || self.is_rested(&stone.path)) {
-            let outcome = match &stone.call {
-                Ok(_) if self.leads_to_itself(&stone.path) => Buried::Senseless(format!(
+        for tombstone in tombstone_files
+            .iter()
+            .filter(|tombstone| which == DrainScope::All || self.is_rested(&tombstone.path))
+        {
+            let outcome = match &tombstone.call {
+                Ok(_) if self.leads_to_itself(&tombstone.path) => Buried::Senseless(format!(
                     "it was left again while it was served, {RETURNS} times in a row; does its ipam.type run Podwire?"
                 )),
-                Ok(_) => bury(stone),
+                Ok(_) => bury(tombstone),
                 Err(error) => Buried::Senseless(format!("it cannot be read: {error}")),
             };
             match outcome {
                 Buried::Done => {
-                    self.served(&stone.path);
+                    self.served(&tombstone.path);
                     report.drained += 1;
                 }
                 Buried::Gone => {}
                 Buried::Pending => report.pending += 1,
-                Buried::Senseless(why) => match self.put_aside(stone, &why) {
+                Buried::Senseless(why) => match self.put_aside(tombstone, &why) {
                     Ok(place) => report.put_aside.extend(place),
-                    Err(error) => report.failed.push(self.remember(&stone.path, &error.to_string())),
+                    Err(error) => report.failed.push(self.remember(&tombstone.path, &error.to_string())),
                 },
-                Buried::Failed(why) => report.failed.push(self.remember(&stone.path, &why)),
+                Buried::Failed(why) => report.failed.push(self.remember(&tombstone.path, &why)),
             }
         }
         report
@@ -237,12 +246,12 @@ impl Drain {
         self.lock().failed.get(path).is_none_or(|failed| failed.at.elapsed() >= REST)
     }
 
-    fn put_aside(&self, stone: &Tombstone, why: &str) -> Result<Option<PathBuf>, TombstoneError> {
-        let place = self.stones.put_aside(stone)?;
+    fn put_aside(&self, tombstone: &Tombstone, why: &str) -> Result<Option<PathBuf>, TombstoneError> {
+        let place = self.tombstone_files.put_aside(tombstone)?;
         if let Some(place) = &place {
             let mut rounds = self.lock();
-            rounds.failed.remove(&stone.path);
-            rounds.returned.remove(&stone.path);
+            rounds.failed.remove(&tombstone.path);
+            rounds.returned.remove(&tombstone.path);
             rounds.put_aside.push((place.clone(), why.to_owned()));
             let surplus = rounds.put_aside.len().saturating_sub(REMEMBERED);
             rounds.put_aside.drain(..surplus);
@@ -259,7 +268,7 @@ impl Drain {
     }
 
     fn unreadable(&self, error: &TombstoneError) -> DrainReport {
-        let text = self.remember(self.stones.dir(), &error.to_string());
+        let text = self.remember(self.tombstone_files.dir(), &error.to_string());
         DrainReport { failed: vec![text], ..DrainReport::default() }
     }
 

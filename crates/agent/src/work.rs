@@ -16,24 +16,24 @@ use std::time::{Duration, Instant};
 
 use api::{CniAnswer, CniCall, Condition, ConditionCode};
 use cni::{Env, Error, ErrorCode, Failure, Request, Version};
-use engine::{AllowedDelegates, Caller, Delegates, Done, Resident, Wait};
+use engine::{AllowedDelegates, Caller, Delegates, Done, KernelCache, Wait};
 use netconf::{NodeAllocation, NodeNetworks};
 use types::{AttachMode, AttachmentKey, NetworkName, RequestId};
 
+use crate::agent_status::AgentStatus;
 use crate::allocation::{NoBlock, NodeAllocations};
-use crate::board::Board;
-use crate::keeper::ReconcileRequests;
 use crate::log::{self, RequestOutcome, RequestSubject};
 use crate::membership::BlockRequests;
 use crate::metrics::Metrics;
 use crate::queue::RequestClass;
+use crate::reconciler::ReconcileRequests;
 use crate::tombstones::Drain;
 use blocks::Grown;
 use drain::AT_ONCE;
 use turns::{Cancel, NoTurn, RequestPurpose, Turn, Turns, Unwanted};
 
 /// How long a request waits for earlier ones about the same attachment.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the agent's configuration says about requests.
 pub(crate) struct RequestSettings {
@@ -49,10 +49,10 @@ pub(crate) struct RequestSettings {
 /// What requests are served with.
 pub(crate) struct WorkParts {
     pub(crate) settings: RequestSettings,
-    pub(crate) board: Arc<Board>,
+    pub(crate) agent_status: Arc<AgentStatus>,
     pub(crate) metrics: Arc<Metrics>,
     /// This node's part of the network.
-    pub(crate) shares: Arc<NodeAllocations>,
+    pub(crate) allocations: Arc<NodeAllocations>,
     /// For an ADD that finds no free address.
     pub(crate) blocks: BlockRequests,
     pub(crate) reconciler: ReconcileRequests,
@@ -66,16 +66,16 @@ pub(crate) struct Work {
     network: NetworkName,
     /// Of new pods in the agent's network.
     mode: AttachMode,
-    board: Arc<Board>,
+    agent_status: Arc<AgentStatus>,
     metrics: Arc<Metrics>,
-    shares: Arc<NodeAllocations>,
+    allocations: Arc<NodeAllocations>,
     blocks: BlockRequests,
     reconciler: ReconcileRequests,
     turns: Arc<Turns>,
     /// Held from the place in line until the place in the queue.
     order: Mutex<()>,
     drain: Drain,
-    resident: Resident,
+    kernel_cache: KernelCache,
     delegates: AllowedDelegates,
     serve: Box<Serve>,
 }
@@ -91,21 +91,21 @@ pub(crate) enum Answer {
 
 impl Work {
     pub(crate) fn new(parts: WorkParts) -> Self {
-        let WorkParts { settings, board, metrics, shares, blocks, reconciler } = parts;
+        let WorkParts { settings, agent_status, metrics, allocations, blocks, reconciler } = parts;
         let RequestSettings { run_dir, network, mode, delegates } = settings;
         Self {
             drain: Drain::new(&run_dir),
             run_dir,
             network,
             mode,
-            board,
+            agent_status,
             metrics,
-            shares,
+            allocations,
             blocks,
             reconciler,
             turns: Arc::default(),
             order: Mutex::default(),
-            resident: Resident::default(),
+            kernel_cache: KernelCache::default(),
             delegates,
             serve: Box::new(engine::serve),
         }
@@ -130,14 +130,14 @@ impl Work {
     /// the request's end contradicts the condition.
     fn check_addresses(&self, outcome: &Result<Done, Error>) {
         let is_exhausted = matches!(outcome, Err(error) if error.code == ErrorCode::AddressesExhausted);
-        if is_exhausted != self.board.has(types::Code::AddressesExhausted) {
-            self.shares.report_addresses(&self.board, &self.run_dir, &self.network);
+        if is_exhausted != self.agent_status.has(types::Code::AddressesExhausted) {
+            self.allocations.report_addresses(&self.agent_status, &self.run_dir, &self.network);
         }
     }
 
     /// What requests remember of the kernel.
-    pub(crate) fn resident(&self) -> &Resident {
-        &self.resident
+    pub(crate) fn kernel_cache(&self) -> &KernelCache {
+        &self.kernel_cache
     }
 
     pub(crate) fn network(&self) -> &NetworkName {
@@ -204,7 +204,7 @@ impl Work {
             ) => false,
             _ => true,
         };
-        let found = self.board.readiness().conditions.into_iter().find(concerns)?;
+        let found = self.agent_status.readiness().conditions.into_iter().find(concerns)?;
         let error = Error::new(code, format!("the agent is not ready: {}", found.message));
         Some(error.with_details(found.summary()))
     }
@@ -241,7 +241,9 @@ impl Drop for ClientGuard {
 impl Task {
     pub(crate) fn class(&self) -> RequestClass {
         match &self.request {
-            Request::Add(call) if netconf::foreign_ipam(&call.config).is_some() => RequestClass::DelegatedAdd,
+            Request::Add(call) if netconf::external_ipam(&call.config).is_some() => {
+                RequestClass::DelegatedAdd
+            }
             Request::Add(_) => RequestClass::Add,
             Request::Del(_) => RequestClass::Del,
             Request::Check(_) | Request::Gc(_) | Request::Status(_) | Request::Version(_) => {
@@ -298,14 +300,14 @@ impl Task {
         // Asked now: when the answer is on its way, the client is free to go.
         let unwanted = self.cancel.get().is_some();
         (answer, move || {
-            self.told(&outcome, unwanted, took);
+            self.reported(&outcome, unwanted, took);
             let finds_faults = matches!(self.request, Request::Add(_) | Request::Status(_)) && !unwanted;
             let is_fault = outcome.is_err() && finds_faults;
             if is_fault || self.may_end_condition(&outcome) {
                 self.work.reconciler.report_fault();
             }
             let mtu = outcome.ok().and_then(|done| done.mtu);
-            if mtu.is_some_and(|mtu| self.work.shares.is_too_large(mtu)) {
+            if mtu.is_some_and(|mtu| self.work.allocations.is_too_large(mtu)) {
                 self.work.reconciler.request_round();
             }
             self.drain_after();
@@ -324,10 +326,10 @@ impl Task {
             Request::Gc(_) => done.collected > 0,
             Request::Add(_) | Request::Check(_) | Request::Status(_) | Request::Version(_) => false,
         };
-        counts && self.work.board.has(types::Code::PodModeDiffers)
+        counts && self.work.agent_status.has(types::Code::PodModeDiffers)
     }
 
-    fn told(&self, outcome: &Result<Done, Error>, unwanted: bool, took: Duration) {
+    fn reported(&self, outcome: &Result<Done, Error>, unwanted: bool, took: Duration) {
         let is_gc = matches!(self.request, Request::Gc(_));
         let ending = match outcome {
             Ok(done) => {
@@ -365,9 +367,9 @@ impl Task {
             self.work.drain_before(key.as_ref())?;
         }
         if let Some(turn) = &self.turn {
-            turn.begin(PATIENCE).map_err(|e| match e {
+            turn.begin(TIMEOUT).map_err(|e| match e {
                 NoTurn::Unwanted(why) => unwanted(why),
-                NoTurn::Busy => try_again(format!("another request about it takes longer than {PATIENCE:?}")),
+                NoTurn::Busy => try_again(format!("another request about it takes longer than {TIMEOUT:?}")),
             })?;
         }
         // It may have waited long. A DEL is right, whoever waits for it.
@@ -382,13 +384,13 @@ impl Task {
             self.is_cancelled(key.as_ref())
         };
         // The blocks that the node owns now, and not when the request arrived.
-        let mut allocation = self.work.shares.get();
+        let mut allocation = self.work.allocations.get();
         let serve = |allocation: &Result<Arc<NodeAllocation>, NoBlock>| {
             let caller = Caller {
                 request: Some(&self.id),
                 cancelled: &cancelled,
                 wait: Wait::UntilGone,
-                resident: Some(&self.work.resident),
+                kernel_cache: Some(&self.work.kernel_cache),
                 delegates: Delegates::Allowed(&self.work.delegates),
                 networks: Some(self.work.networks(allocation)),
                 warn: &log::engine_warning,
@@ -405,7 +407,7 @@ impl Task {
             match self.work.grow(&self.request, &self.work.networks(&allocation)) {
                 Ok(Grown::NotWanted) => break,
                 Ok(Grown::Yes) => {
-                    allocation = self.work.shares.get();
+                    allocation = self.work.allocations.get();
                     served = serve(&allocation);
                 }
                 Err(why) => {
@@ -421,7 +423,7 @@ impl Task {
     /// Asked before an attachment is committed: is it still wanted?
     fn is_cancelled(&self, key: Option<&AttachmentKey>) -> bool {
         let exists = |key| {
-            self.work.drain.stones().exists(key).unwrap_or_else(|error| {
+            self.work.drain.tombstone_files().exists(key).unwrap_or_else(|error| {
                 tracing::warn!("cannot look for a tombstone: {error}");
                 false
             })

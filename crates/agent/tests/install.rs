@@ -35,8 +35,8 @@ fn analyze(arguments: &[&str]) -> Option<Output> {
 }
 
 /// The unit with programs that exist here.
-fn patched(folder: &tempfile::TempDir) -> PathBuf {
-    let path = folder.path().join("podwire.service");
+fn patched(directory: &tempfile::TempDir) -> PathBuf {
+    let path = directory.path().join("podwire.service");
     let text = unit();
     assert!(text.contains("\nExecStart=/usr/local/bin/podwire agent\n"), "{text}");
     fs::write(&path, text.replace("/usr/local/bin/podwire", "/bin/true")).unwrap();
@@ -49,8 +49,8 @@ fn both(output: &Output) -> String {
 
 #[test]
 fn the_unit_is_right() {
-    let folder = tempfile::tempdir().unwrap();
-    let unit = patched(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let unit = patched(&directory);
     let Some(output) = analyze(&["verify", "--man=no", "--recursive-errors=one", unit.to_str().unwrap()])
     else {
         return;
@@ -62,8 +62,8 @@ fn the_unit_is_right() {
 
 #[test]
 fn the_unit_is_hardened() {
-    let folder = tempfile::tempdir().unwrap();
-    let unit = patched(&folder);
+    let directory = tempfile::tempdir().unwrap();
+    let unit = patched(&directory);
     let arguments = ["security", "--offline=yes", "--no-pager", unit.to_str().unwrap()];
     let Some(output) = analyze(&arguments) else { return };
     let text = both(&output);
@@ -204,7 +204,7 @@ fn a10_the_daemonset_is_on_every_node_and_in_its_network() {
 }
 
 #[test]
-fn a10_the_daemonsets_mounts_are_the_agents_folders() {
+fn a10_the_daemonsets_mounts_are_the_agents_directories() {
     let manifest = Manifest::read("daemonset.yaml");
     let names = manifest.list("containers.0.volumeMounts", "name");
     let mounts = manifest.list("containers.0.volumeMounts", "mountPath");
@@ -223,8 +223,8 @@ fn a10_the_daemonsets_mounts_are_the_agents_folders() {
     assert_eq!(manifest.agent("volumeMounts.2.mountPropagation"), Some("HostToContainer"));
     let config = daemons_config(&manifest);
     let install = config.install.unwrap();
-    for folder in [install.config_dir, install.plugin_dir, config.run_dir, config.state_dir] {
-        assert!(mounts.contains(&folder.to_str().unwrap()), "{}", folder.display());
+    for directory in [install.config_dir, install.plugin_dir, config.run_dir, config.state_dir] {
+        assert!(mounts.contains(&directory.to_str().unwrap()), "{}", directory.display());
     }
 }
 

@@ -37,7 +37,7 @@ pub enum ClientError {
         "no agent listens on {} ({source}): start it with `podwire agent`, or look at `journalctl -u podwire`",
         socket.display()
     )]
-    NobodyListens { socket: PathBuf, source: IoError },
+    NoListener { socket: PathBuf, source: IoError },
     #[error("cannot connect to the agent's socket {}: {source}{}", socket.display(), hint(source))]
     Connect { socket: PathBuf, source: IoError },
     #[error(
@@ -147,7 +147,7 @@ impl<'a> Exchange<'a> {
             let (socket, source) = (client.socket.clone(), IoError::from(errno));
             match errno {
                 Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED => {
-                    ClientError::NobodyListens { socket, source }
+                    ClientError::NoListener { socket, source }
                 }
                 // The queue of connections stayed full.
                 Errno::AGAIN => ClientError::TimedOut { socket, waited: deadline },

@@ -127,7 +127,7 @@ fn nobody_there_is_told_from_everything_else() {
     drop(UnixListener::bind(&closed).unwrap());
     for path in [dir.path().join("missing"), file.join("below"), file, closed] {
         let error = Client::new(&path).get("/x", SOON).unwrap_err();
-        assert!(matches!(error, ClientError::NobodyListens { .. }), "{error}");
+        assert!(matches!(error, ClientError::NoListener { .. }), "{error}");
         let said = error.to_string();
         assert!(said.contains(path.to_str().unwrap()) && said.contains("podwire agent"), "{said}");
     }

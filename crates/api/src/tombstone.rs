@@ -1,4 +1,4 @@
-//! Tombstones: a DEL that nobody could be asked for, left in a folder for the agent.
+//! Tombstones: a DEL that nobody could be asked for, left in a directory for the agent.
 //!
 //! One file a key, replaced atomically. Plugins leave them, the agent alone takes them away.
 //! What begins with a dot is not a tombstone: one in the making, or one that was put aside.
@@ -34,7 +34,7 @@ pub enum TombstoneError {
     Unsafe(#[from] files::UnsafeDir),
 }
 
-/// The folder of a node's tombstones.
+/// The directory of a node's tombstones.
 #[derive(Debug, Clone)]
 pub struct Tombstones {
     dir: PathBuf,
@@ -111,7 +111,7 @@ impl Tombstones {
         optional(path.symlink_metadata()).map_err(io("look at", &path)).map(|found| found.is_some())
     }
 
-    /// One reading of the folder; a folder that is missing is empty.
+    /// One reading of the directory; a directory that is missing is empty.
     pub fn is_empty(&self) -> Result<bool, TombstoneError> {
         Ok(!self.names()?.iter().any(is_tombstone))
     }
@@ -120,30 +120,30 @@ impl Tombstones {
     ///
     /// Nothing can look at a file and remove it in one step, so it first gets a name that nobody else uses. That name is
     /// listed too: whoever is killed in between loses nothing.
-    pub fn remove(&self, stone: &Tombstone) -> Result<(), TombstoneError> {
-        let Some(private) = self.seize(stone, |name| format!("{name}-served"))? else { return Ok(()) };
+    pub fn remove(&self, tombstone: &Tombstone) -> Result<(), TombstoneError> {
+        let Some(private) = self.seize(tombstone, |name| format!("{name}-served"))? else { return Ok(()) };
         remove_if_there(&private)
     }
 
     /// Keeps one that cannot be read out of the way, for a person to look at; says where. None: it is not there any more.
-    pub fn put_aside(&self, stone: &Tombstone) -> Result<Option<PathBuf>, TombstoneError> {
-        self.seize(stone, |name| format!("{PUT_ASIDE}{name}"))
+    pub fn put_aside(&self, tombstone: &Tombstone) -> Result<Option<PathBuf>, TombstoneError> {
+        self.seize(tombstone, |name| format!("{PUT_ASIDE}{name}"))
     }
 
     /// Gives the very file that was read another name. None: it is gone, or a newer one has its place.
     fn seize(
         &self,
-        stone: &Tombstone,
+        tombstone: &Tombstone,
         rename: impl Fn(&str) -> String,
     ) -> Result<Option<PathBuf>, TombstoneError> {
-        let path = &stone.path;
+        let path = &tombstone.path;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let private = self.dir.join(rename(&name));
         if optional(fs::rename(path, &private)).map_err(io("rename", path))?.is_none() {
             return Ok(None);
         }
         let meta = private.symlink_metadata().map_err(io("look at", &private))?;
-        if FileIdentity::of(&meta) == stone.identity {
+        if FileIdentity::of(&meta) == tombstone.identity {
             return Ok(Some(private));
         }
         match renameat_with(CWD, &private, CWD, path, RenameFlags::NOREPLACE) {
@@ -172,7 +172,7 @@ fn is_tombstone(name: &OsString) -> bool {
     !name.as_encoded_bytes().starts_with(b".")
 }
 
-/// None: it is gone since the folder was read.
+/// None: it is gone since the directory was read.
 fn read(path: PathBuf) -> Result<Option<Tombstone>, TombstoneError> {
     let Some(meta) = optional(path.symlink_metadata()).map_err(io("look at", &path))? else {
         return Ok(None);

@@ -21,10 +21,10 @@ fn call(number: u8) -> CniCall {
     CniCall { request_id: RequestId::from_random([number; 16]), env, config: r#"{"name":"blue"}"#.to_owned() }
 }
 
-fn folder() -> (tempfile::TempDir, Tombstones) {
+fn directory() -> (tempfile::TempDir, Tombstones) {
     let dir = tempfile::tempdir().unwrap();
-    let stones = Tombstones::new(&dir.path().join("run/podwire"));
-    (dir, stones)
+    let tombstones = Tombstones::new(&dir.path().join("run/podwire"));
+    (dir, tombstones)
 }
 
 fn mode(path: &Path) -> u32 {
@@ -33,99 +33,101 @@ fn mode(path: &Path) -> u32 {
 
 #[test]
 fn what_is_left_is_found_once_a_key() {
-    let (_dir, stones) = folder();
+    let (_dir, tombstones) = directory();
     assert!(
-        stones.is_empty().unwrap() && stones.list().unwrap().is_empty() && !stones.exists(&key("a")).unwrap()
+        tombstones.is_empty().unwrap()
+            && tombstones.list().unwrap().is_empty()
+            && !tombstones.exists(&key("a")).unwrap()
     );
-    stones.leave(&call(1), &key("a")).unwrap();
-    stones.leave(&call(2), &key("b")).unwrap();
-    stones.leave(&call(3), &key("a")).unwrap();
+    tombstones.leave(&call(1), &key("a")).unwrap();
+    tombstones.leave(&call(2), &key("b")).unwrap();
+    tombstones.leave(&call(3), &key("a")).unwrap();
     assert!(
-        !stones.is_empty().unwrap()
-            && stones.exists(&key("a")).unwrap()
-            && !stones.exists(&key("c")).unwrap()
+        !tombstones.is_empty().unwrap()
+            && tombstones.exists(&key("a")).unwrap()
+            && !tombstones.exists(&key("c")).unwrap()
     );
-    let mut all = stones.list().unwrap();
-    all.sort_by_key(|stone| stone.key.clone());
+    let mut all = tombstones.list().unwrap();
+    all.sort_by_key(|tombstone| tombstone.key.clone());
     let found: Vec<_> =
         all.iter().map(|s| (s.key.clone().unwrap(), s.call.as_ref().unwrap().clone())).collect();
     assert_eq!(found, [(key("a"), call(3)), (key("b"), call(2))]);
-    assert_eq!((mode(stones.dir()), mode(&all[0].path)), (0o700, 0o600));
+    assert_eq!((mode(tombstones.dir()), mode(&all[0].path)), (0o700, 0o600));
     // The file alone is a call: an agent of another version may know no key.
     let bare: CniCall = serde_json::from_slice(&fs::read(&all[0].path).unwrap()).unwrap();
     assert_eq!(bare, call(3));
-    for stone in &all {
-        stones.remove(stone).unwrap();
-        stones.remove(stone).unwrap();
+    for tombstone in &all {
+        tombstones.remove(tombstone).unwrap();
+        tombstones.remove(tombstone).unwrap();
     }
-    assert!(stones.is_empty().unwrap());
-    assert_eq!(fs::read_dir(stones.dir()).unwrap().count(), 0);
+    assert!(tombstones.is_empty().unwrap());
+    assert_eq!(fs::read_dir(tombstones.dir()).unwrap().count(), 0);
 }
 
 #[test]
 fn one_that_was_replaced_meanwhile_stays() {
-    let (_dir, stones) = folder();
-    stones.leave(&call(1), &key("a")).unwrap();
-    let old = stones.list().unwrap().remove(0);
-    stones.leave(&call(2), &key("a")).unwrap();
-    stones.remove(&old).unwrap();
-    assert_eq!(stones.put_aside(&old).unwrap(), None);
-    assert!(stones.exists(&key("a")).unwrap());
-    let new = stones.list().unwrap().remove(0);
+    let (_dir, tombstones) = directory();
+    tombstones.leave(&call(1), &key("a")).unwrap();
+    let old = tombstones.list().unwrap().remove(0);
+    tombstones.leave(&call(2), &key("a")).unwrap();
+    tombstones.remove(&old).unwrap();
+    assert_eq!(tombstones.put_aside(&old).unwrap(), None);
+    assert!(tombstones.exists(&key("a")).unwrap());
+    let new = tombstones.list().unwrap().remove(0);
     assert_eq!(new.call.as_ref().unwrap(), &call(2));
-    stones.remove(&new).unwrap();
-    assert!(stones.is_empty().unwrap());
+    tombstones.remove(&new).unwrap();
+    assert!(tombstones.is_empty().unwrap());
 }
 
 /// Killed between the two steps of `remove`: the file has its private name, and is served once more.
 #[test]
 fn a_removal_that_was_cut_off_loses_nothing() {
-    let (_dir, stones) = folder();
-    stones.leave(&call(1), &key("a")).unwrap();
-    let stone = stones.list().unwrap().remove(0);
-    stones.seize(&stone, |name| format!("{name}-served")).unwrap().unwrap();
-    assert!(!stones.is_empty().unwrap());
-    let again = stones.list().unwrap().remove(0);
+    let (_dir, tombstones) = directory();
+    tombstones.leave(&call(1), &key("a")).unwrap();
+    let tombstone = tombstones.list().unwrap().remove(0);
+    tombstones.seize(&tombstone, |name| format!("{name}-served")).unwrap().unwrap();
+    assert!(!tombstones.is_empty().unwrap());
+    let again = tombstones.list().unwrap().remove(0);
     assert_eq!(again.key, Some(key("a")));
-    stones.remove(&again).unwrap();
-    assert!(stones.is_empty().unwrap());
+    tombstones.remove(&again).unwrap();
+    assert!(tombstones.is_empty().unwrap());
 }
 
 #[test]
 fn one_that_cannot_be_read_is_listed_and_put_aside() {
-    let (_dir, stones) = folder();
-    stones.leave(&call(1), &key("a")).unwrap();
-    let path = stones.list().unwrap().remove(0).path;
-    fs::create_dir(stones.dir().join("folder")).unwrap();
+    let (_dir, tombstones) = directory();
+    tombstones.leave(&call(1), &key("a")).unwrap();
+    let path = tombstones.list().unwrap().remove(0).path;
+    fs::create_dir(tombstones.dir().join("directory")).unwrap();
     for (name, text) in [("x", &b""[..]), ("y", b"{\"key\":1}"), ("z", &vec![b' '; LARGEST + 1])] {
         fs::write(path.with_file_name(name), text).unwrap();
     }
-    let (good, bad): (Vec<_>, Vec<_>) = stones.list().unwrap().into_iter().partition(|s| s.call.is_ok());
+    let (good, bad): (Vec<_>, Vec<_>) = tombstones.list().unwrap().into_iter().partition(|s| s.call.is_ok());
     assert_eq!((good.len(), bad.len()), (1, 4));
-    for stone in bad {
-        let said = stone.call.as_ref().unwrap_err().to_string();
-        assert!(stone.key.is_none() && said.contains(stone.path.to_str().unwrap()), "{said}");
-        assert!(stones.put_aside(&stone).unwrap().unwrap().exists());
+    for tombstone in bad {
+        let said = tombstone.call.as_ref().unwrap_err().to_string();
+        assert!(tombstone.key.is_none() && said.contains(tombstone.path.to_str().unwrap()), "{said}");
+        assert!(tombstones.put_aside(&tombstone).unwrap().unwrap().exists());
     }
-    stones.remove(&good[0]).unwrap();
-    assert!(stones.is_empty().unwrap() && stones.list().unwrap().is_empty());
+    tombstones.remove(&good[0]).unwrap();
+    assert!(tombstones.is_empty().unwrap() && tombstones.list().unwrap().is_empty());
 }
 
 #[test]
 fn what_killed_plugins_left_in_the_making_is_no_tombstone_and_goes() {
-    let (_dir, stones) = folder();
-    fs::create_dir_all(stones.dir()).unwrap();
-    let (old, new) = (stones.dir().join(".a.1.podwire-tmp"), stones.dir().join(".a.2.podwire-tmp"));
+    let (_dir, tombstones) = directory();
+    fs::create_dir_all(tombstones.dir()).unwrap();
+    let (old, new) = (tombstones.dir().join(".a.1.podwire-tmp"), tombstones.dir().join(".a.2.podwire-tmp"));
     for path in [&old, &new] {
         fs::write(path, "{").unwrap();
     }
     File::options().write(true).open(&old).unwrap().set_modified(SystemTime::now() - ABANDONED * 2).unwrap();
-    assert!(stones.is_empty().unwrap() && stones.list().unwrap().is_empty());
+    assert!(tombstones.is_empty().unwrap() && tombstones.list().unwrap().is_empty());
     assert!(!old.exists() && new.exists());
 }
 
 #[test]
-fn a_folder_that_cannot_be_made_is_named() {
+fn a_directory_that_cannot_be_made_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();

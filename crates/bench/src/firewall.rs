@@ -53,11 +53,11 @@ fn membership(mode: AttachMode, crowd: usize, count: usize) -> Result<Timed> {
         }
         times.push((what.to_owned(), sample));
     };
-    measure("open, add pod", &mut |pod| Ok(Firewall::open()?.admit(&pod.pod())?));
+    measure("open, add pod", &mut |pod| Ok(Firewall::open()?.add_pod(&pod.pod())?));
     measure("check pod", &mut |pod| expect_whole(firewall.missing_of(&[pod.pod()])?.len()));
-    measure("remove pod", &mut |pod| Ok(firewall.expel(&pod.pod())?));
-    measure("add pod", &mut |pod| Ok(firewall.admit(&pod.pod())?));
-    measure("open, remove pod", &mut |pod| Ok(Firewall::open()?.expel(&pod.pod())?));
+    measure("remove pod", &mut |pod| Ok(firewall.remove_pod(&pod.pod())?));
+    measure("add pod", &mut |pod| Ok(firewall.add_pod(&pod.pod())?));
+    measure("open, remove pod", &mut |pod| Ok(Firewall::open()?.remove_pod(&pod.pod())?));
     Ok(times)
 }
 
@@ -73,7 +73,9 @@ fn healing(mode: AttachMode, count: usize) -> Result<Timed> {
         measure(&mut times, "repair", || Ok(firewall.repair(&structure, &pods)?))?;
         measure(&mut times, "check elements", || expect_whole(firewall.missing_of(&pods)?.len()))?;
         measure(&mut times, "check structure", || expect_whole(firewall.drift(&structure)?.len()))?;
-        measure(&mut times, "check other tables", || nft::foreign_drops(&[]).map(drop).map_err(Into::into))?;
+        measure(&mut times, "check other tables", || {
+            nft::unmanaged_drops(&[]).map(drop).map_err(Into::into)
+        })?;
         nft("flush set inet podwire pods4")?;
         measure(&mut times, "repair one set", || Ok(firewall.repair(&structure, &pods)?))?;
         nft("flush ruleset")?;

@@ -62,10 +62,10 @@ impl Plugins {
     }
 }
 
-/// Copies the plugin into a folder beside it, always the same, so that a bench that is killed leaves nothing that piles up.
+/// Copies the plugin into a directory beside it, always the same, so that a bench that is killed leaves nothing that piles up.
 /// Renamed into place: another bench may run the one that is there.
 fn install(built: &Path) -> Result<PathBuf> {
-    let beside = built.parent().context("the plugin lies in no folder")?;
+    let beside = built.parent().context("the plugin lies in no directory")?;
     install_into(built, &beside.join("bench"))
 }
 

@@ -62,7 +62,7 @@ fn main() -> Result<ExitCode> {
     let nodes = nodes::run(&parts, &scale.nodes)?;
     let report = BenchReport::new(machine, scale, &Measurements { pods, firewall, recovery, nodes });
     println!("{report}");
-    let written = report.write(&options.folder()?)?;
+    let written = report.write(&options.directory()?)?;
     println!("as JSON: {}", written.display());
     let fine = report.is_fine() || !options.strict;
     Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -71,7 +71,7 @@ fn main() -> Result<ExitCode> {
 fn compare_builds(options: &BenchOptions, comparison: &compare::Comparison) -> Result<ExitCode> {
     let report = compare::run(comparison)?;
     println!("{report}");
-    println!("as JSON: {}", report.write(&options.folder()?)?.display());
+    println!("as JSON: {}", report.write(&options.directory()?)?.display());
     let fine = report.is_fine() || !options.strict;
     Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -78,7 +78,7 @@ impl BenchNetwork {
         Ok(Value::Object(config))
     }
 
-    /// The same network; the work is the agent's, which has its run folder where the plugin alone would have it.
+    /// The same network; the work is the agent's, which has its run directory where the plugin alone would have it.
     pub(crate) fn through_agent(&self, mode: AttachMode, dir: &Path) -> Result<Value> {
         let mut config = self.podwire(mode, dir)?;
         config["agent"] = json!(dir.join("state/agent.sock"));

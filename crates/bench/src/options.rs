@@ -30,7 +30,7 @@ pub(crate) struct BenchOptions {
     /// alternately in one run (parts pods and traffic), and each figure is judged by its ratio new/old and the run's own spread
     #[arg(long, value_name = "DIR")]
     baseline: Option<PathBuf>,
-    /// Folder for the JSON, instead of target/bench
+    /// Directory for the JSON, instead of target/bench
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -195,15 +195,15 @@ impl BenchOptions {
         if self.only.is_empty() { BenchPart::value_variants().to_vec() } else { self.only.clone() }
     }
 
-    /// Where the JSON goes: beside the profile's folder that this program lies in, so `target/bench`.
-    pub(crate) fn folder(&self) -> Result<PathBuf> {
+    /// Where the JSON goes: beside the profile's directory that this program lies in, so `target/bench`.
+    pub(crate) fn directory(&self) -> Result<PathBuf> {
         if let Some(out) = &self.out {
             return Ok(out.clone());
         }
         let exe = std::env::current_exe().context("cannot find out where this program lies")?;
         let target = exe.parent().and_then(|profile| profile.parent());
         Ok(target
-            .with_context(|| format!("{} lies in no target folder; use --out", exe.display()))?
+            .with_context(|| format!("{} lies in no target directory; use --out", exe.display()))?
             .join("bench"))
     }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// A plugin that takes longer is killed: a benchmark must end.
-const PATIENCE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
+const TIMEOUT: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 #[derive(Debug)]
 pub(crate) struct FinishedCall {
@@ -46,8 +46,8 @@ fn serve(child: &mut Child, input: &[u8]) -> Result<Vec<u8>> {
     let Some(mut stdout) = child.stdout.take() else { return Ok(output) };
     let mut chunk = [0u8; 4096];
     loop {
-        match poll(&mut [PollFd::new(&stdout, PollFlags::IN)], Some(&PATIENCE)) {
-            Ok(0) => bail!("it did not end within {} s and was killed", PATIENCE.tv_sec),
+        match poll(&mut [PollFd::new(&stdout, PollFlags::IN)], Some(&TIMEOUT)) {
+            Ok(0) => bail!("it did not end within {} s and was killed", TIMEOUT.tv_sec),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }

@@ -8,7 +8,7 @@ use testkit::{Lab, Node, Pod};
 
 use crate::options::Scale;
 
-/// A node with sandboxes for its pods and a folder for what its plugin keeps.
+/// A node with sandboxes for its pods and a directory for what its plugin keeps.
 pub(crate) struct Seat {
     pub(crate) node: Node,
     pub(crate) pods: Vec<Pod>,
@@ -16,7 +16,7 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    pub(crate) fn make((lab, memory): (&Lab, &Folder), name: &str, pods: usize) -> Result<Self> {
+    pub(crate) fn make((lab, memory): (&Lab, &Directory), name: &str, pods: usize) -> Result<Self> {
         let node = lab.node(name)?;
         let pods = (0..pods).map(|i| node.pod(&i.to_string())).collect::<Result<_>>()?;
         let dir = memory.path.join(name);
@@ -33,14 +33,14 @@ pub(crate) struct BenchSite {
     /// The agents' nodes, by the mode of their pods; the first has sandboxes enough for those who stay, too.
     pub(crate) agent: Seat,
     pub(crate) agent_bridge: Seat,
-    pub(crate) memory: Folder,
+    pub(crate) memory: Directory,
     _lab: Lab,
 }
 
 impl BenchSite {
     pub(crate) fn make(scale: &Scale) -> Result<Self> {
         let lab = Lab::new("bench")?;
-        let memory = Folder::make(&lab)?;
+        let memory = Directory::make(&lab)?;
         let seat_with = |name: &str, pods: usize| Seat::make((&lab, &memory), name, pods);
         let seat = |name: &str| seat_with(name, scale.pods);
         Ok(Self {
@@ -56,13 +56,13 @@ impl BenchSite {
     }
 }
 
-/// The folder for the state of all plugins. In memory, where a node's /run is: the disk is nobody's merit or fault.
-pub(crate) struct Folder {
+/// The directory for the state of all plugins. In memory, where a node's /run is: the disk is nobody's merit or fault.
+pub(crate) struct Directory {
     path: PathBuf,
     pub(crate) in_memory: bool,
 }
 
-impl Folder {
+impl Directory {
     pub(crate) fn make(lab: &Lab) -> Result<Self> {
         let memory = ["/run", "/dev/shm"].map(Path::new).into_iter().find(|dir| is_tmpfs(dir));
         let Some(memory) = memory else {
@@ -70,12 +70,12 @@ impl Folder {
         };
         sweep(memory);
         let path = memory.join(lab.prefix());
-        fs::create_dir(&path).with_context(|| format!("cannot make folder {}", path.display()))?;
+        fs::create_dir(&path).with_context(|| format!("cannot make directory {}", path.display()))?;
         Ok(Self { path, in_memory: true })
     }
 }
 
-impl Drop for Folder {
+impl Drop for Directory {
     fn drop(&mut self) {
         if let Err(e) = fs::remove_dir_all(&self.path) {
             eprintln!("cannot remove {}: {e}", self.path.display());
@@ -88,7 +88,7 @@ fn is_tmpfs(dir: &Path) -> bool {
     rustix::fs::statfs(dir).is_ok_and(|fs| u64::try_from(fs.f_type) == Ok(TMPFS_MAGIC))
 }
 
-/// Removes the folders of runs that were killed; a lab does so with its own, but it does not look here.
+/// Removes the directories of runs that were killed; a lab does so with its own, but it does not look here.
 fn sweep(memory: &Path) {
     let Ok(entries) = fs::read_dir(memory) else { return };
     for entry in entries.flatten() {

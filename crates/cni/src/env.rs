@@ -94,7 +94,7 @@ impl Env {
         self.values.get(&Var::Command).is_some_and(|value| !value.is_empty())
     }
 
-    /// The folders where delegates are looked for.
+    /// The directories where delegates are looked for.
     pub fn path(&self) -> Result<Vec<String>, Error> {
         let list = self.get(Var::Path)?.unwrap_or_default();
         Ok(list.split(':').filter(|dir| !dir.is_empty()).map(str::to_owned).collect())

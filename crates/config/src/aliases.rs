@@ -1,5 +1,5 @@
 //! Variables under other names than our own: those that the first agent of this kind was configured with. Most are read
-//! like the key they mean; three are read with more patience.
+//! like the key they mean; three are read with more timeout.
 
 use std::path::PathBuf;
 
@@ -9,9 +9,8 @@ use crate::{Key, etcd, values};
 
 pub(super) const PLUGIN_LOCATION: &str = "CNI_PLUGIN_LOCATION";
 const CONFIG_NAME: &str = "10-podwire.conflist";
-const CONFIG_ALLOWED: &str =
-    "must be the absolute path of a file that ends in .conf or .conflist, or of a folder with '/' at its end";
-const PLUGIN_ALLOWED: &str = "must be the absolute path of a file, or of a folder with '/' at its end";
+const CONFIG_ALLOWED: &str = "must be the absolute path of a file that ends in .conf or .conflist, or of a directory with '/' at its end";
+const PLUGIN_ALLOWED: &str = "must be the absolute path of a file, or of a directory with '/' at its end";
 
 /// How this variable is read.
 pub(super) fn reader(alias: &str, key: &Key) -> KeySetter {
@@ -31,24 +30,24 @@ fn prefix(draft: &mut Draft, text: &str) -> Result<(), String> {
 }
 
 fn config_location(draft: &mut Draft, text: &str) -> Result<(), String> {
-    let (folder, name) = location(text).ok_or(CONFIG_ALLOWED)?;
+    let (directory, name) = location(text).ok_or(CONFIG_ALLOWED)?;
     let name = name.map_or(Ok(CONFIG_NAME.to_owned()), values::config_name).map_err(|_| CONFIG_ALLOWED)?;
-    draft.config_dir = Some(folder);
+    draft.config_dir = Some(directory);
     draft.config_name = Some(name);
     draft.located = true;
     Ok(())
 }
 
 fn plugin_location(draft: &mut Draft, text: &str) -> Result<(), String> {
-    let (folder, name) = location(text).ok_or(PLUGIN_ALLOWED)?;
+    let (directory, name) = location(text).ok_or(PLUGIN_ALLOWED)?;
     let name = name.map(values::plugin_name).transpose()?;
-    draft.plugin_dir = Some(folder);
+    draft.plugin_dir = Some(directory);
     draft.plugin_file = name.map(|name| (name, text.to_owned()));
     draft.located = true;
     Ok(())
 }
 
-/// The folder, and the file's name unless the whole is a folder. Only the text tells which: a start must not depend on
+/// The directory, and the file's name unless the whole is a directory. Only the text tells which: a start must not depend on
 /// what is on the disk.
 fn location(text: &str) -> Option<(PathBuf, Option<&str>)> {
     let path = values::path(text).ok()?;
@@ -58,16 +57,16 @@ fn location(text: &str) -> Option<(PathBuf, Option<&str>)> {
         return Some((path, None));
     }
     // Other endings that a path leaves out (`/.`) are no name.
-    let (folder, last) = text.rsplit_once('/')?;
-    let folder = if folder.is_empty() { "/" } else { folder };
-    (last.len() == name).then(|| (PathBuf::from(folder), Some(last)))
+    let (directory, last) = text.rsplit_once('/')?;
+    let directory = if directory.is_empty() { "/" } else { directory };
+    (last.len() == name).then(|| (PathBuf::from(directory), Some(last)))
 }
 
 /// A file under another name than the type would never be found.
 pub(super) fn disagree(file: &str, kind: &str) -> Option<String> {
     (file != kind).then(|| {
         format!(
-            "names the plugin's file {file:?}, and install.type (CNI_TYPE) is {kind:?}: both must agree, runtimes look for a file that is called like the type; a folder has '/' at its end"
+            "names the plugin's file {file:?}, and install.type (CNI_TYPE) is {kind:?}: both must agree, runtimes look for a file that is called like the type; a directory has '/' at its end"
         )
     })
 }

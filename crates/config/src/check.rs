@@ -4,7 +4,7 @@ mod store;
 
 use std::os::unix::ffi::OsStrExt;
 
-use model::Cut;
+use model::BlockLayout;
 use netconf::{Network, NetworkSettings};
 use types::MIN_MTU_V6;
 
@@ -47,7 +47,7 @@ impl Judge<'_> {
         let origins = self.origins;
         let found = [
             socket(config, origins),
-            folders(config),
+            directories(config),
             mtu(config),
             network(config),
             margin(config, origins),
@@ -78,7 +78,7 @@ fn socket(config: &Config, origins: &Origins) -> Option<ConfigFinding> {
     if length <= MAX_SOCKET {
         return None;
     }
-    // The default lies in the run folder; then that is what must change.
+    // The default lies in the run directory; then that is what must change.
     let key = if origins.contains_key("socket") { "socket" } else { "run_dir" };
     let allowed = format!(
         "makes the socket's path {} {length} bytes long; the kernel takes {MAX_SOCKET}: use a shorter path",
@@ -87,7 +87,7 @@ fn socket(config: &Config, origins: &Origins) -> Option<ConfigFinding> {
     Some(ConfigFinding { key, also: &["socket"], allowed })
 }
 
-fn folders(config: &Config) -> Option<ConfigFinding> {
+fn directories(config: &Config) -> Option<ConfigFinding> {
     (config.run_dir == config.state_dir).then(|| ConfigFinding {
         key: "state_dir",
         also: &["run_dir"],
@@ -119,12 +119,12 @@ fn network(config: &Config) -> Option<ConfigFinding> {
 
 /// The most that every subnet can be cut by, or None where one is too small at all.
 fn most(network: &NetworkSettings) -> Option<u8> {
-    (0..=32).rev().find(|margin| network.subnets.iter().all(|net| Cut::new(*net, *margin).is_ok()))
+    (0..=32).rev().find(|margin| network.subnets.iter().all(|net| BlockLayout::new(*net, *margin).is_ok()))
 }
 
 fn margin(config: &Config, origins: &Origins) -> Option<ConfigFinding> {
     let margin = config.cluster.margin;
-    let error = config.network.subnets.iter().find_map(|net| Cut::new(*net, margin).err())?;
+    let error = config.network.subnets.iter().find_map(|net| BlockLayout::new(*net, margin).err())?;
     let (key, also, allowed) = match most(&config.network) {
         Some(most) if origins.contains_key("network.margin") => (
             "network.margin",
@@ -165,15 +165,15 @@ fn delegates(config: &Config) -> Option<ConfigFinding> {
 /// A counter among the objects would be taken for one of them.
 fn counter(config: &Config) -> Option<ConfigFinding> {
     let layout = &config.layout;
-    let folders = [layout.nodes(), layout.blocks(), layout.alives()];
-    let inside = folders.iter().any(|folder| layout.counter().starts_with(folder.as_str()));
+    let directories = [layout.nodes(), layout.blocks(), layout.alives()];
+    let inside = directories.iter().any(|directory| layout.counter().starts_with(directory.as_str()));
     (inside || layout.counter() == layout.network()).then(|| ConfigFinding {
         key: "etcd.counter_key",
         also: &["etcd.prefix"],
         allowed: format!(
             "must be no key of an object: {}, and whatever is in {}",
             layout.network(),
-            folders.join(", ")
+            directories.join(", ")
         ),
     })
 }

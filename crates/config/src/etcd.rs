@@ -168,7 +168,7 @@ fn host_name(text: &str) -> Option<String> {
     (text.len() <= 253 && text.split('.').all(label)).then(|| text.to_ascii_lowercase())
 }
 
-/// A folder of keys: whole segments.
+/// A directory of keys: whole segments.
 pub(super) fn prefix(text: &str) -> Result<String, String> {
     let segments = text.strip_prefix('/').map(|rest| rest.split('/'));
     let usable = |segment: &str| !segment.is_empty() && is_printed(segment);

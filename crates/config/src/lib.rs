@@ -83,12 +83,12 @@ pub struct Config {
     pub plugin: PluginConfig,
     /// IPAM plugins that requests may have run.
     pub delegates: AllowedDelegates,
-    /// None: the agent puts nothing into the runtime's folders.
+    /// None: the agent puts nothing into the runtime's directories.
     pub install: Option<InstallConfig>,
     pub flag_keys: FlagKeys,
 }
 
-/// What goes into the runtime's folders.
+/// What goes into the runtime's directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstallConfig {
     /// The program file that is copied.

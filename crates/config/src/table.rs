@@ -43,14 +43,14 @@ pub const KEYS: &[Key] = &[
             "run_dir",
             Text,
             Is(netconf::DEFAULT_RUN_DIR),
-            "folder of what dies with a boot: attachments, addresses",
+            "directory of what dies with a boot: attachments, addresses",
         )
     },
     Key {
         flag: "state-dir",
         set: |d, v| values::put(&mut d.state_dir, values::path(v)),
         show: |c| path(&c.state_dir),
-        ..row("state_dir", Text, Is("/var/lib/podwire"), "folder of what is kept over boots")
+        ..row("state_dir", Text, Is("/var/lib/podwire"), "directory of what is kept over boots")
     },
     Key {
         flag: "socket",
@@ -164,7 +164,7 @@ pub const KEYS: &[Key] = &[
         aliases: &["ETCD_PREFIX"],
         set: |d, v| values::put(&mut d.prefix, etcd::prefix(v)),
         show: |c| Some(c.layout.prefix().to_owned()),
-        ..row("etcd.prefix", Text, Is("/podwire"), "the folder of our keys, in the embedded store too")
+        ..row("etcd.prefix", Text, Is("/podwire"), "the directory of our keys, in the embedded store too")
     },
     Key {
         flag: "etcd-counter-key",
@@ -417,7 +417,7 @@ pub const KEYS: &[Key] = &[
             "install.enabled",
             Bool,
             Found("true where CNI_CONFIG_LOCATION or CNI_PLUGIN_LOCATION is given, else false"),
-            "put plugin and CNI config into the runtime's folders, and put them back when they change",
+            "put plugin and CNI config into the runtime's directories, and put them back when they change",
         )
     },
     Key {

@@ -14,8 +14,8 @@ mod nodes;
 
 /// Loads a configuration of a file, variables and flags. The file is always named: the machine's own is not ours.
 fn load(file: &str, env: &[(&str, &str)], flags: &[&str]) -> Result<Config, ConfigError> {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("agent.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("agent.toml");
     fs::write(&path, file).unwrap();
     let mut flags = parse(flags).unwrap();
     flags.config = Some(path);

@@ -132,7 +132,7 @@ pub(super) fn config_name(text: &str) -> Result<String, String> {
     if stem.is_some_and(|stem| usable(&stem)) && !text.contains(|c: char| c == '/' || c.is_control()) {
         Ok(text.to_owned())
     } else {
-        Err("must be a file name that ends in .conflist or .conf, without a folder".to_owned())
+        Err("must be a file name that ends in .conflist or .conf, without a directory".to_owned())
     }
 }
 

@@ -24,7 +24,7 @@ use crate::lease::{self, Lease};
 use crate::state::{Attachment, NetworkState, NodeState, RecordPhase, RunDirs, SysctlLog};
 use crate::sysctl::{ForwardedFamilies, HostSettings};
 use crate::wire::Wire;
-use crate::{Caller, Error, again, alias, detach, overlap, privileges, relearn, resident, result};
+use crate::{Caller, Error, alias, detach, kernel_cache, overlap, privileges, relearn, replay, result};
 
 /// How often a foreign link may have the name that we would take, before we give up.
 const SALTS: u8 = 8;
@@ -41,7 +41,7 @@ pub(crate) fn attach(
     let state = NodeState::open(&place.run_dir)?;
     let network = relearn::network(&state, &key.network, Some(conf))?;
     if let Some(attachment) = clear_the_way(&network, &key, call, caller)? {
-        let answer = again::answer(&attachment, call, conf)?;
+        let answer = replay::answer(&attachment, call, conf)?;
         return Ok((answer, attachment));
     }
     let mut pod = RtSocket::open_in(&netns)?;
@@ -49,7 +49,7 @@ pub(crate) fn attach(
         let netns = netns_path(call).to_owned();
         return Err(Error::LinkExists { ifname: key.ifname, netns });
     }
-    let mut host = resident::socket(caller.resident)?;
+    let mut host = kernel_cache::socket(caller.kernel_cache)?;
     let bridge = find_bridge(&mut host, conf, caller)?;
     let context = AttachContext {
         call,
@@ -61,9 +61,9 @@ pub(crate) fn attach(
         bridge_index: bridge.index(),
         host_end: find_host_end(&mut host, &key)?,
         defaults: default_routes(&mut pod, conf.mode)?,
-        settings: HostSettings::open(caller.resident)?,
+        settings: HostSettings::open(caller.kernel_cache)?,
         log: state.sysctls(),
-        run_dirs: match caller.resident {
+        run_dirs: match caller.kernel_cache {
             // Its ADDs look up routes only.
             Some(_) => None,
             None => Some(RunDirs::new(host.netns_cookie()?, state.dir())),
@@ -84,7 +84,7 @@ pub(crate) fn attach(
     };
     let bridge = bridge::as_it_is(&mut host, &bridge);
     let answer = result::of_attachment(&attachment, &bridge, &routes, call.config.prev_result.as_ref());
-    resident::spare_socket(caller.resident, host);
+    kernel_cache::spare_socket(caller.kernel_cache, host);
     Ok((result::with_dns(answer, &conf.dns, &attachment.wiring.dns), attachment))
 }
 
@@ -170,13 +170,13 @@ fn clear_the_way(
     }
     // Its addresses came from there, and would not be given again.
     let plugin =
-        netconf::foreign_ipam(&call.config).filter(|_| held.attachment().is_none_or(|a| a.delegated));
+        netconf::external_ipam(&call.config).filter(|_| held.attachment().is_none_or(|a| a.delegated));
     let delegate = plugin.map(|plugin| Delegate::find(plugin, &call.config, caller.delegates)).transpose()?;
     detach::undo_with(held, Some(key), caller, delegate.as_ref()).map(|()| None)
 }
 
 fn find_bridge(host: &mut RtSocket, conf: &NetConf, caller: &Caller<'_>) -> Result<FoundBridge, Error> {
-    if let Some(known) = caller.resident.map(|r| r.bridge(host, conf)).transpose()?.flatten() {
+    if let Some(known) = caller.kernel_cache.map(|r| r.bridge(host, conf)).transpose()?.flatten() {
         return Ok(FoundBridge::Known(known));
     }
     Ok(host.link(&conf.bridge)?.map_or(FoundBridge::Nothing, FoundBridge::Link))

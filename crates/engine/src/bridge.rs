@@ -33,7 +33,7 @@ pub(crate) struct Bridge {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Maker {
     Us,
-    SomebodyElse,
+    OtherOwner,
 }
 
 /// The bridge that is wanted.
@@ -58,7 +58,7 @@ impl Bridge {
     pub(crate) fn owner<'a>(&self, log: &'a SysctlLog) -> LinkOwner<'a> {
         match self.maker {
             Maker::Us => LinkOwner::Us,
-            Maker::SomebodyElse => LinkOwner::SomebodyElse(log),
+            Maker::OtherOwner => LinkOwner::OtherOwner(log),
         }
     }
 }
@@ -84,7 +84,7 @@ pub(crate) fn ensure(host: &mut RtSocket, spec: &Spec<'_>, found: Option<Link>) 
             ..SetLink::of(LinkRef::Index(link.index))
         }))?;
     }
-    let maker = if is_marked(&link) { Maker::Us } else { Maker::SomebodyElse };
+    let maker = if is_marked(&link) { Maker::Us } else { Maker::OtherOwner };
     Ok(Bridge { name: spec.name.clone(), index: link.index, mac: link.mac, maker })
 }
 
@@ -345,7 +345,7 @@ fn remove_subnet_route(host: &mut RtSocket, gateway: &Gateway) -> Result<(), Err
 pub(crate) fn adopt(host: &mut RtSocket, bridge: &Bridge, log: &SysctlLog) -> Result<(), Error> {
     match bridge.maker {
         Maker::Us => Ok(()),
-        Maker::SomebodyElse => {
+        Maker::OtherOwner => {
             let mac = mac_of(host, bridge);
             host.run(&Op::SetLink(SetLink { mac, ..SetLink::of(LinkRef::Index(bridge.index)) }))?;
             sysctl::refuse_advertisements(&bridge.name, bridge.owner(log))
@@ -362,7 +362,7 @@ fn mac_of(host: &mut RtSocket, bridge: &Bridge) -> Option<Mac> {
     match bridge.maker {
         Maker::Us => bridge.mac,
         // Not worth failing a pod that is ready.
-        Maker::SomebodyElse => {
+        Maker::OtherOwner => {
             host.link_at(bridge.index).ok().flatten().and_then(|link| link.mac).or(bridge.mac)
         }
     }

@@ -22,7 +22,7 @@ pub(crate) fn check(
     place: &LocalPaths,
     caller: &Caller<'_>,
 ) -> Result<(), Error> {
-    if let Some(plugin) = netconf::foreign_ipam(&call.config) {
+    if let Some(plugin) = netconf::external_ipam(&call.config) {
         Delegate::find(plugin, &call.config, caller.delegates)?.check()?;
     }
     let key = call.key();

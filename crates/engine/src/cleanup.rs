@@ -1,5 +1,5 @@
 //! Uninstall: everything of ours leaves the kernel and the disk, and what cannot be given back is said. Where pods of
-//! another run folder live on the node, only what this folder knows goes: theirs stay, with all that they need.
+//! another run directory live on the node, only what this directory knows goes: theirs stay, with all that they need.
 
 mod dependants;
 mod peers;
@@ -35,15 +35,15 @@ pub struct CleanupReport {
 }
 
 impl CleanupReport {
-    /// Removes everything of ours in this network namespace, also the pods of other run folders.
+    /// Removes everything of ours in this network namespace, also the pods of other run directories.
     pub fn of_everything(run_dir: &Path) -> Result<Self, Error> {
         clean(run_dir, None, Scope::Everything)
     }
 }
 
 /// Removes what Podwire made in this network namespace, and its state. Nothing that is not marked as ours is touched, and
-/// nothing of another run folder's pods. `configured` is this folder's network and bridge, where a configuration tells
-/// them: it does so even when the folder was lost.
+/// nothing of another run directory's pods. `configured` is this directory's network and bridge, where a configuration tells
+/// them: it does so even when the directory was lost.
 pub fn cleanup(run_dir: &Path, configured: Option<(&NetworkName, &IfName)>) -> Result<CleanupReport, Error> {
     clean(run_dir, configured, Scope::Own)
 }
@@ -91,11 +91,11 @@ fn clean(
         Error::NotAvailable(format!("cannot remove {} from {LOCKS}: {error}", run_dir.display()))
     })?;
     report.left.extend(others.sentences());
-    remove_folder(run_dir, &mut report)?;
+    remove_directory(run_dir, &mut report)?;
     Ok(report)
 }
 
-/// What the run folder knows.
+/// What the run directory knows.
 #[derive(Debug, Default)]
 struct Own {
     /// As aliases call them.
@@ -125,7 +125,7 @@ impl Own {
     }
 }
 
-/// Networks of other run folders whose pods live on this node.
+/// Networks of other run directories whose pods live on this node.
 #[derive(Debug, Default)]
 struct OtherNetworks {
     /// How many links each has.
@@ -176,8 +176,8 @@ impl OtherNetworks {
 }
 
 /// With what an agent left in it: lock, socket, tombstones. One of an earlier boot goes too, and one in which nothing was
-/// attached yet; a folder that nobody of ours ever locked is not ours.
-fn remove_folder(run_dir: &Path, report: &mut CleanupReport) -> Result<(), Error> {
+/// attached yet; a directory that nobody of ours ever locked is not ours.
+fn remove_directory(run_dir: &Path, report: &mut CleanupReport) -> Result<(), Error> {
     let is_there = |name: &str| run_dir.join(name).symlink_metadata().is_ok_and(|meta| meta.is_file());
     if !["podwire.lock", "agent.lock"].into_iter().any(is_there) {
         return Ok(());
@@ -253,7 +253,7 @@ struct Leaving {
     scope: Scope,
     own: Own,
     others: OtherNetworks,
-    /// Those of other run folders.
+    /// Those of other run directories.
     strange_tunnels: usize,
     host: RtSocket,
     report: CleanupReport,

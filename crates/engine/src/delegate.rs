@@ -84,15 +84,15 @@ pub(crate) struct Delegate<'a> {
     stdin: Cow<'a, [u8]>,
     /// CNI_PATH, where it is not the request's own.
     path: Option<OsString>,
-    patience: Duration,
+    call_timeout: Duration,
     /// The attachment that it is called about, where it is not the request's.
     about: Vec<(&'static str, String)>,
 }
 
 impl<'a> Delegate<'a> {
     /// Waits at most so long for an answer.
-    pub(crate) fn within(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub(crate) fn within(self, call_timeout: Duration) -> Self {
+        Self { call_timeout, ..self }
     }
 
     /// The plugin's name.
@@ -148,7 +148,7 @@ impl<'a> Delegate<'a> {
             config,
             stdin,
             path,
-            patience: DELEGATE_TIMEOUT,
+            call_timeout: DELEGATE_TIMEOUT,
             about: Vec::new(),
         })
     }
@@ -170,7 +170,7 @@ impl<'a> Delegate<'a> {
         config: &'a NetworkConfig,
         allowed: Delegates<'_>,
     ) -> Result<Option<Self>, Error> {
-        let plugin = netconf::foreign_ipam(config);
+        let plugin = netconf::external_ipam(config);
         plugin.map_or(Ok(None), |plugin| Self::find_for_removal(plugin, config, allowed))
     }
 
@@ -265,9 +265,9 @@ impl<'a> Delegate<'a> {
             answer: Vec::new(),
             life: DelegateLife::Running(ended),
         };
-        talk.run(Instant::now() + self.patience, is_wanted).map_err(|e| match e {
+        talk.run(Instant::now() + self.call_timeout, is_wanted).map_err(|e| match e {
             Broken::Unwanted => self.failed("its addresses are not wanted any more".to_owned()),
-            Broken::Late => self.failed(format!("it did not end within {:?}", self.patience)),
+            Broken::Late => self.failed(format!("it did not end within {:?}", self.call_timeout)),
             Broken::TooLarge => self.failed(format!("its answer is larger than {LARGEST_ANSWER} bytes")),
             Broken::Io(e) => self.failed(format!("cannot talk to it: {e}")),
         })?;

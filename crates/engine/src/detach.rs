@@ -11,7 +11,7 @@ use types::{AttachmentKey, IfName};
 use crate::alias::Alias;
 use crate::delegate::{self, Delegate};
 use crate::state::{Addressing, Attachment, HeldAttachment, NetworkState, Wiring};
-use crate::{Caller, Error, Wait, Warn, alias, firewall, gc, relearn, remaining, resident};
+use crate::{Caller, Error, Wait, Warn, alias, firewall, gc, kernel_cache, relearn, remaining};
 
 /// Returns what was there, for the log.
 pub(crate) fn detach(
@@ -37,7 +37,7 @@ impl Detachment<'_> {
             return Ok(None);
         };
         // The ADD or DEL of another process may be waiting for the IPAM plugin.
-        let found = match netconf::foreign_ipam(&self.call.config) {
+        let found = match netconf::external_ipam(&self.call.config) {
             Some(_) => network.find_within(&self.key.file_stem(), delegate::LONGEST)?,
             None => network.find(&self.key)?,
         };
@@ -69,7 +69,7 @@ impl Detachment<'_> {
         if was.as_ref().is_some_and(|was| was.masquerade_outside.is_some()) && network.is_empty()? {
             // The pod is gone even if this fails; GC tries it again and reports the error.
             let networks: Vec<String> = network.siblings()?.iter().map(NetworkState::name).collect();
-            let _ = firewall::prune(nft::Idle::KeepFew, &networks, self.caller.resident);
+            let _ = firewall::prune(nft::Idle::KeepFew, &networks, self.caller.kernel_cache);
         }
         Ok(was)
     }
@@ -175,7 +175,7 @@ fn withdraw(held: &mut HeldAttachment, caller: &Caller<'_>) -> Result<(), Error>
     let Some(attachment) = held.attachment().filter(|a| !a.addresses.is_empty()).cloned() else {
         return Ok(());
     };
-    firewall::expel_addresses(&attachment, caller.resident)?;
+    firewall::remove_addresses(&attachment, caller.kernel_cache)?;
     flush_now(&attachment.ips().collect::<Vec<_>>());
     Ok(held.rewrite(Attachment { addresses: Vec::new(), ..attachment })?)
 }
@@ -213,7 +213,7 @@ fn dismantle(
     }
     Error::collect(errors)?;
     // The agent reconciles the pod's other interfaces.
-    let gone = held.attachment().filter(|_| caller.resident.is_none());
+    let gone = held.attachment().filter(|_| caller.kernel_cache.is_none());
     if let Some(Err(error)) = gone.map(|gone| remaining::restore_routes(held.network(), gone)) {
         // The attachment is removed all the same.
         (caller.warn)(&format!("the routes of the pod's other interfaces were not restored: {error}"));
@@ -227,7 +227,7 @@ fn unwire(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>)
     let rest = || {
         let addresses: Vec<_> = attachment.ips().collect();
         let expelled = if is_complete(attachment) {
-            firewall::expel(attachment, caller.resident)
+            firewall::remove_pod(attachment, caller.kernel_cache)
         } else {
             firewall::sweep(std::slice::from_ref(&attachment.host_link), &addresses)
         };
@@ -238,7 +238,7 @@ fn unwire(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>)
             let (deleted, rest) = match caller.wait {
                 Wait::ForTheEnd => host.delete_link(index, rest),
                 Wait::UntilGone => {
-                    resident::spare_socket(caller.resident, host);
+                    kernel_cache::spare_socket(caller.kernel_cache, host);
                     (netlink::delete_link_early(index), rest())
                 }
             };
@@ -279,9 +279,10 @@ fn flush_now(addresses: &[IpAddr]) -> Vec<IpAddr> {
 
 /// The link of the attachment, if it is still there; what shapes it is removed on the way.
 fn host_end(attachment: &Attachment, caller: &Caller<'_>) -> Result<Option<(RtSocket, u32)>, Error> {
-    let mut host = resident::socket(caller.resident)?;
+    let mut host = kernel_cache::socket(caller.kernel_cache)?;
     let name = &attachment.host_link;
-    let known = caller.resident.map(|r| r.take_host_end(&host, &attachment.key, name)).transpose()?.flatten();
+    let known =
+        caller.kernel_cache.map(|r| r.take_host_end(&host, &attachment.key, name)).transpose()?.flatten();
     // Without a cookie the record was made from what the link tells, and there may be more.
     if attachment.bandwidth.is_some() || attachment.netns_cookie.is_none() {
         for shaper in ours(&mut host, &[attachment.key.shaper_link()], &attachment.key)? {

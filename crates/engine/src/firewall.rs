@@ -16,7 +16,7 @@ use types::{AttachmentKey, Family, Finding, Fix, IfName, NetworkName};
 
 use crate::alias::Alias;
 use crate::condition::repair_command;
-use crate::resident::{self, Resident};
+use crate::kernel_cache::{self, KernelCache};
 use crate::state::{
     Addressing, Attachment, HeldAttachment, ListedRecord, NetworkState, NodeState, RecordPhase, StateError,
 };
@@ -166,13 +166,17 @@ fn host_ports(attachment: &Attachment) -> impl Iterator<Item = HostPort> {
 
 /// Puts a new attachment in force. If it finds that somebody flushed our tables, the others are put back first. That one of
 /// them cannot be is nothing the new one has to suffer for: CHECK and STATUS tell.
-pub(crate) fn admit(
+pub(crate) fn add_pod(
     attachment: &Attachment,
     state: &NodeState,
-    resident: Option<&Resident>,
+    kernel_cache: Option<&KernelCache>,
     warn: Warn<'_>,
 ) -> Result<(), Error> {
-    admit_after(attachment, resident, &mut OfState { state, new: Some(&attachment.key), held: None, warn })
+    add_pod_after(
+        attachment,
+        kernel_cache,
+        &mut OfState { state, new: Some(&attachment.key), held: None, warn },
+    )
 }
 
 /// So many records are held open at once, of the 1024 files that a process may have. Pods above that are put back one by one.
@@ -258,37 +262,40 @@ pub(crate) fn put_one_back(
     let Some(held) = held else { return Ok(false) };
     let attachment = held.attachment().unwrap_or(known);
     let mut others = OfState { state, new: None, held: Some(attachment), warn: &|_| () };
-    admit_after(attachment, None, &mut others).map(|()| true)
+    add_pod_after(attachment, None, &mut others).map(|()| true)
 }
 
-fn admit_after(
+fn add_pod_after(
     attachment: &Attachment,
-    resident: Option<&Resident>,
+    kernel_cache: Option<&KernelCache>,
     others: &mut OfState<'_>,
 ) -> Result<(), Error> {
     let Some(member) = FirewallMember::of(attachment) else { return Ok(()) };
-    resident::with_firewall(resident, |firewall| firewall.admit_after(&member.pod(), others))?;
+    kernel_cache::with_firewall(kernel_cache, |firewall| firewall.add_pod_after(&member.pod(), others))?;
     // Datagrams that kept coming while nobody had the port would go on to nowhere.
     if member.ports.is_empty() { Ok(()) } else { Ok(conntrack::flush_ports(&member.ports)?) }
 }
 
-pub(crate) fn expel(attachment: &Attachment, resident: Option<&Resident>) -> Result<(), Error> {
+pub(crate) fn remove_pod(attachment: &Attachment, kernel_cache: Option<&KernelCache>) -> Result<(), Error> {
     let Some(member) = FirewallMember::of(attachment) else { return Ok(()) };
-    resident::with_firewall(resident, |firewall| firewall.expel(&member.pod()))
+    kernel_cache::with_firewall(kernel_cache, |firewall| firewall.remove_pod(&member.pod()))
 }
 
 /// Removes what belongs to the attachment's addresses. Its link stays guarded.
-pub(crate) fn expel_addresses(attachment: &Attachment, resident: Option<&Resident>) -> Result<(), Error> {
+pub(crate) fn remove_addresses(
+    attachment: &Attachment,
+    kernel_cache: Option<&KernelCache>,
+) -> Result<(), Error> {
     let Some(member) = FirewallMember::of(attachment) else { return Ok(()) };
     let addresses = FirewallPod { guard: Guard::Off, ..member.pod() };
-    resident::with_firewall(resident, |firewall| firewall.expel(&addresses))
+    kernel_cache::with_firewall(kernel_cache, |firewall| firewall.remove_pod(&addresses))
 }
 
 /// Removes what belongs to the attachment's link and host ports. Elements of its addresses alone stay, for another pod that has
 /// the same addresses.
-pub(crate) fn expel_link(attachment: &Attachment) -> Result<(), Error> {
+pub(crate) fn remove_link(attachment: &Attachment) -> Result<(), Error> {
     let Some(member) = FirewallMember::of(attachment) else { return Ok(()) };
-    Firewall::open()?.expel(&FirewallPod { addresses: &[], ..member.pod() })?;
+    Firewall::open()?.remove_pod(&FirewallPod { addresses: &[], ..member.pod() })?;
     sweep(std::slice::from_ref(&attachment.host_link), &[])
 }
 
@@ -299,8 +306,12 @@ pub(crate) fn chain_of(name: &NetworkName, conf: &NetConf) -> Option<NetworkChai
 
 /// Removes the firewall's chains of these networks that have no pods, but for the chain that the agent of this process keeps.
 /// Networks are named as their directories are: those of other run directories are left to their processes.
-pub(crate) fn prune(idle: Idle<'_>, networks: &[String], resident: Option<&Resident>) -> Result<(), Error> {
-    let kept = resident.and_then(Resident::kept_chain);
+pub(crate) fn prune(
+    idle: Idle<'_>,
+    networks: &[String],
+    kernel_cache: Option<&KernelCache>,
+) -> Result<(), Error> {
+    let kept = kernel_cache.and_then(KernelCache::kept_chain);
     match Firewall::open().and_then(|mut firewall| firewall.prune(idle, networks, kept.as_deref())) {
         // Without nftables there is nothing either.
         Ok(_) | Err(nft::Error::Unsupported { .. }) => Ok(()),
@@ -350,8 +361,8 @@ pub fn orphans(run_dir: &Path) -> Result<Option<Finding>, Error> {
     let mut found = orphans_now(&mut tables, &mut host, state.as_ref())?;
     if !found.is_empty() {
         // A DEL may have ended between the two lists, and an ADD of another run directory has elements before its link.
-        let again = orphans_now(&mut tables, &mut host, state.as_ref())?;
-        found.retain(|orphan| again.contains(orphan));
+        let replay = orphans_now(&mut tables, &mut host, state.as_ref())?;
+        found.retain(|orphan| replay.contains(orphan));
     }
     if found.is_empty() {
         return Ok(None);
@@ -462,8 +473,8 @@ fn faults(run_dir: &Path) -> Result<Vec<String>, Error> {
             network.find(&attachment.key)?;
         }
     }
-    let again = faults_of(&state)?;
-    Ok(found.into_iter().filter(|fault| again.contains(fault)).collect())
+    let replay = faults_of(&state)?;
+    Ok(found.into_iter().filter(|fault| replay.contains(fault)).collect())
 }
 
 fn faults_of(state: &NodeState) -> Result<Vec<String>, Error> {
@@ -518,7 +529,7 @@ fn ready(state: &NodeState) -> Result<Vec<Attachment>, Error> {
 pub(crate) fn take_back(state: &NodeState, attachments: &[Attachment]) -> Result<(), Error> {
     for attachment in attachments {
         if !is_kept(state, attachment)? {
-            expel(attachment, None)?;
+            remove_pod(attachment, None)?;
         }
     }
     Ok(())

@@ -58,7 +58,7 @@ fn prune(network: &NetworkName, place: &LocalPaths, caller: &Caller<'_>) -> Resu
     let networks =
         NodeState::open_existing(&place.run_dir)?.map_or(Ok(Vec::new()), |state| state.networks())?;
     let names: Vec<String> = networks.iter().map(NetworkState::name).chain([own.clone()]).collect();
-    firewall::prune(nft::Idle::Remove(&own), &names, caller.resident)
+    firewall::prune(nft::Idle::Remove(&own), &names, caller.kernel_cache)
 }
 
 /// One GC.

@@ -174,7 +174,7 @@ fn give_addresses(
     if context.conf.is_gateway {
         sysctl::enable_forwarding(kernel.host, &context.log, families, &context.settings)?;
     }
-    firewall::admit(attachment, kernel.state, context.caller.resident, context.caller.warn)?;
+    firewall::add_pod(attachment, kernel.state, context.caller.kernel_cache, context.caller.warn)?;
     wire::mark_host_end(kernel.host, attachment, &context.settings)?;
     let mut placed = Vec::new();
     for &address in &attachment.wiring.gateways {

@@ -9,12 +9,11 @@
 //!                └► status   could an ADD be served?
 //! ```
 //!
-//! It touches the kernel of the namespace it is called in, the pod's namespace, and its state folder (see [`state`]).
+//! It touches the kernel of the namespace it is called in, the pod's namespace, and its state directory (see [`state`]).
 //! On the way of a pod there is no child process, no dump, no fsync, and no lock across a system call but the short one
 //! around allocation. The record is written before the kernel is touched: whoever is killed leaves a pending record, and
 //! the next one undoes it.
 
-mod again;
 pub mod alias;
 mod attach;
 mod bridge;
@@ -27,6 +26,7 @@ mod error;
 mod firewall;
 mod gc;
 mod inspect;
+mod kernel_cache;
 mod layer2;
 mod lease;
 mod mode;
@@ -35,7 +35,7 @@ mod privileges;
 pub mod reconcile;
 mod relearn;
 mod remaining;
-mod resident;
+mod replay;
 mod result;
 mod serve;
 mod settle;
@@ -55,5 +55,5 @@ pub use firewall::{
     repair as repair_firewall,
 };
 pub use inspect::{before_start, inspect, ipam_program, run_dir_findings, unwritable};
-pub use resident::Resident;
+pub use kernel_cache::KernelCache;
 pub use serve::{Caller, Done, Wait, Warn, serve};

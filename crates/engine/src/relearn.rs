@@ -1,4 +1,4 @@
-//! A state folder that was lost while pods lived (removed by hand, another `runDir`): the links still say whose they
+//! A state directory that was lost while pods lived (removed by hand, another `runDir`): the links still say whose they
 //! are and which addresses they have, so the network's state begins with them. Off the way of a pod: only the first
 //! request that finds no state of its network comes here.
 

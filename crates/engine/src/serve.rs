@@ -7,7 +7,7 @@ use netconf::{LocalPaths, NetConf, NodeNetworks};
 use serde_json::Value;
 use types::{AttachMode, RequestId};
 
-use crate::{Delegates, Resident, attach, check, detach, gc, status};
+use crate::{Delegates, KernelCache, attach, check, detach, gc, status};
 
 /// What was done, for the answer on stdout and for the log.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ pub struct Caller<'a> {
     pub cancelled: &'a (dyn Fn() -> bool + Sync),
     pub wait: Wait,
     /// What the caller's process remembers, if it stays.
-    pub resident: Option<&'a Resident>,
+    pub kernel_cache: Option<&'a KernelCache>,
     pub delegates: Delegates<'a>,
     /// The agent's part of the request. None: the request's config is complete.
     pub networks: Option<NodeNetworks<'a>>,
@@ -48,7 +48,7 @@ impl<'a> Caller<'a> {
             request: None,
             cancelled: &|| false,
             wait: Wait::ForTheEnd,
-            resident: None,
+            kernel_cache: None,
             delegates: Delegates::InCniPath,
             networks: None,
             warn,

@@ -11,7 +11,7 @@ use crate::Error;
 use crate::state::Attachment;
 
 /// What takes longer will come all the same: no reason to refuse the pod, none to wait for ever.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// Between two lookups, at first and at most: many pods at once must not keep the kernel's workers from their processor.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(30), Duration::from_millis(2));
 
@@ -42,7 +42,7 @@ pub(crate) fn wait_for_address(socket: &mut RtSocket, address: IpAddr) -> Result
 }
 
 fn until(mut condition: impl FnMut() -> Result<bool, Error>) -> Result<(), Error> {
-    let (end, mut pause) = (Instant::now() + PATIENCE, PAUSE.0);
+    let (end, mut pause) = (Instant::now() + TIMEOUT, PAUSE.0);
     while !condition()? && Instant::now() < end {
         std::thread::sleep(pause);
         pause = (pause * 2).min(PAUSE.1);

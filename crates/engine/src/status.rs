@@ -26,7 +26,7 @@ pub(crate) fn status(
     };
     privileges::check().map_err(|error| not_ready(error, Code::PermissionDenied, "process"))?;
     let tables =
-        if caller.resident.is_some() { TableInspection::LeaveToAgent } else { TableInspection::Inspect };
+        if caller.kernel_cache.is_some() { TableInspection::LeaveToAgent } else { TableInspection::Inspect };
     let mut found = inspect::of_network(dir, config, conf, tables);
     let is_final = |one: &Finding| one.severity == Severity::NotReady && one.code != Code::AddressesExhausted;
     if !found.iter().any(is_final) {
@@ -42,12 +42,12 @@ pub(crate) fn status(
             let outcome = firewall::repair(&place.run_dir, Replacing::Refused);
             repaired(one, outcome, "; `nft monitor` shows what changes them")
         }
-        (Code::BridgeDown | Code::GatewayMissing, _) => match caller.resident {
+        (Code::BridgeDown | Code::GatewayMissing, _) => match caller.kernel_cache {
             Some(_) => one.fix("systemctl restart podwire"),
             None => repaired(one, reconcile::restore_bridges(&place.run_dir, Some(&config.name)), ""),
         },
         // An agent that is ready reports an overlap that appears later as degraded.
-        (Code::SubnetOverlap, Severity::NotReady) if caller.resident.is_some() => one.degraded(),
+        (Code::SubnetOverlap, Severity::NotReady) if caller.kernel_cache.is_some() => one.degraded(),
         (_, _) => one,
     });
     let (unready, degraded): (Vec<_>, Vec<_>) = found.partition(|one| one.severity == Severity::NotReady);

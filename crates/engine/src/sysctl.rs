@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use types::{IfName, MIN_MTU_V6};
 
 use crate::state::{Sysctl, SysctlLog, sysctl_key};
-use crate::{Error, Resident};
+use crate::{Error, KernelCache};
 
 const ALL_SETTINGS: &str = "/proc/sys/net/ipv6/conf";
 
@@ -27,7 +27,7 @@ fn ipv4(link: &str, key: &str) -> PathBuf {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LinkOwner<'a> {
     Us,
-    SomebodyElse(&'a SysctlLog),
+    OtherOwner(&'a SysctlLog),
 }
 
 /// Sets a sysctl of a link of ours. One that does not exist (IPv6 is not in this kernel) has nothing to protect from.
@@ -39,36 +39,36 @@ fn set(path: PathBuf, value: &'static str) -> Result<(), Error> {
     }
 }
 
-/// The IPv6 settings of one link of ours, found once. The way there is long: the folders of all namespaces have the same
+/// The IPv6 settings of one link of ours, found once. The way there is long: the directories of all namespaces have the same
 /// name, and the kernel goes through them one by one, some 0.1 µs for each.
 struct LinkSysctls {
     path: PathBuf,
     /// None: IPv6 is not in this kernel, or not on this link; there is nothing to protect from.
-    folder: Option<OwnedFd>,
+    directory: Option<OwnedFd>,
 }
 
 impl LinkSysctls {
     /// In the network namespace of the calling thread.
     fn of(link: &IfName) -> Result<Self, Error> {
-        Self::found(link, |path| open_folder(CWD, path))
+        Self::found(link, |path| open_directory(CWD, path))
     }
 
     fn of_host_end(link: &IfName, host: &HostSettings<'_>) -> Result<Self, Error> {
         match host.dir() {
-            Some(all) => Self::found(link, |_| open_folder(all, Path::new(link.as_str()))),
-            None => Ok(Self { path: Path::new(ALL_SETTINGS).join(link.as_str()), folder: None }),
+            Some(all) => Self::found(link, |_| open_directory(all, Path::new(link.as_str()))),
+            None => Ok(Self { path: Path::new(ALL_SETTINGS).join(link.as_str()), directory: None }),
         }
     }
 
     fn found(link: &IfName, open: impl FnOnce(&Path) -> rustix::io::Result<OwnedFd>) -> Result<Self, Error> {
         let path = Path::new(ALL_SETTINGS).join(link.as_str());
-        let folder = unless_missing(&path, open(&path))?;
-        Ok(Self { path, folder })
+        let directory = unless_missing(&path, open(&path))?;
+        Ok(Self { path, directory })
     }
 
     fn set(&self, key: &str, value: &'static str) -> Result<(), Error> {
-        let Some(folder) = &self.folder else { return Ok(()) };
-        let opened = rustix::fs::openat(folder, key, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+        let Some(directory) = &self.directory else { return Ok(()) };
+        let opened = rustix::fs::openat(directory, key, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
         match opened.and_then(|file| rustix::io::write(&file, value.as_bytes())) {
             Ok(_) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => Err(failed(self.path.join(key), value, errno.into())),
@@ -78,8 +78,8 @@ impl LinkSysctls {
     /// Nodes and runtimes may switch IPv6 off for all new links. Only written where it must be: for this one the kernel
     /// spins until nobody has the lock over all links.
     fn enable(&self) -> Result<(), Error> {
-        let Some(folder) = &self.folder else { return Ok(()) };
-        if reads_at(folder, Path::new("disable_ipv6"), *b"0\n") {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        if reads_at(directory, Path::new("disable_ipv6"), *b"0\n") {
             Ok(())
         } else {
             self.set("disable_ipv6", "0")
@@ -98,9 +98,9 @@ pub(crate) enum HostSettings<'a> {
 
 impl<'a> HostSettings<'a> {
     /// In the network namespace of the calling thread, unless the agent keeps the directory open.
-    pub(crate) fn open(resident: Option<&'a Resident>) -> Result<Self, Error> {
-        Ok(match resident {
-            Some(resident) => resident.settings()?.map_or(Self::Absent, Self::Kept),
+    pub(crate) fn open(kernel_cache: Option<&'a KernelCache>) -> Result<Self, Error> {
+        Ok(match kernel_cache {
+            Some(kernel_cache) => kernel_cache.settings()?.map_or(Self::Absent, Self::Kept),
             None => all_settings()?.map_or(Self::Absent, Self::Opened),
         })
     }
@@ -137,20 +137,20 @@ fn reads_at(at: impl AsFd, path: &Path, value: [u8; 2]) -> bool {
 /// Where the IPv6 settings of all links of the calling thread's network namespace are, if IPv6 is in this kernel.
 pub(crate) fn all_settings() -> Result<Option<OwnedFd>, Error> {
     let path = Path::new(ALL_SETTINGS);
-    unless_missing(path, open_folder(CWD, path))
+    unless_missing(path, open_directory(CWD, path))
 }
 
 /// Only a directory that does not exist means that there is nothing to set. One that cannot be opened now, for example
 /// because the process has too many open files, may hold settings that protect pods.
 fn unless_missing(path: &Path, opened: rustix::io::Result<OwnedFd>) -> Result<Option<OwnedFd>, Error> {
     match opened {
-        Ok(folder) => Ok(Some(folder)),
+        Ok(directory) => Ok(Some(directory)),
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(failed(path.to_owned(), "0", errno.into())),
     }
 }
 
-fn open_folder(at: impl AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {
+fn open_directory(at: impl AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat(at, path, flags, Mode::empty())
 }
@@ -158,8 +158,8 @@ fn open_folder(at: impl AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {
 fn set_for(owner: LinkOwner<'_>, path: PathBuf, value: &'static str) -> Result<(), Error> {
     match owner {
         LinkOwner::Us => set(path, value),
-        LinkOwner::SomebodyElse(_) if !path.exists() => Ok(()),
-        LinkOwner::SomebodyElse(log) => change(log, path, value),
+        LinkOwner::OtherOwner(_) if !path.exists() => Ok(()),
+        LinkOwner::OtherOwner(log) => change(log, path, value),
     }
 }
 
@@ -183,8 +183,8 @@ pub(crate) fn enable_ipv6(link: &IfName, owner: LinkOwner<'_>) -> Result<(), Err
     let disabled = ipv6(link.as_str(), "disable_ipv6");
     match owner {
         LinkOwner::Us => LinkSysctls::of(link)?.enable(),
-        LinkOwner::SomebodyElse(log) if reads(&disabled, "1") => change(log, disabled, "0"),
-        LinkOwner::SomebodyElse(_) => Ok(()),
+        LinkOwner::OtherOwner(log) if reads(&disabled, "1") => change(log, disabled, "0"),
+        LinkOwner::OtherOwner(_) => Ok(()),
     }
 }
 

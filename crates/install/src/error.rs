@@ -8,7 +8,7 @@ use types::Fix;
 pub enum InstallError {
     #[error("cannot read the plugin {}: {source}; keep podwire-cni beside podwire, or set install.plugin", path.display())]
     Source { path: PathBuf, source: io::Error },
-    #[error("install.plugin is {}, the very file that is installed; keep the plugin in another folder", path.display())]
+    #[error("install.plugin is {}, the very file that is installed; keep the plugin in another directory", path.display())]
     SameFile { path: PathBuf },
     #[error("cannot read the template {}: {source}; correct install.template", path.display())]
     TemplateFile { path: PathBuf, source: io::Error },
@@ -21,8 +21,8 @@ pub enum InstallError {
         path.display()
     )]
     Foreign { path: PathBuf, key: &'static str },
-    #[error("cannot make the folder {}: {source}", path.display())]
-    Folder { path: PathBuf, source: io::Error },
+    #[error("cannot make the directory {}: {source}", path.display())]
+    Directory { path: PathBuf, source: io::Error },
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("cannot write {}: {source}", path.display())]
@@ -47,7 +47,7 @@ impl InstallError {
             | Self::SameFile { path }
             | Self::TemplateFile { path, .. }
             | Self::Foreign { path, .. }
-            | Self::Folder { path, .. }
+            | Self::Directory { path, .. }
             | Self::Read { path, .. }
             | Self::Write { path, .. }
             | Self::Watch { path, .. } => Some(path),

@@ -145,8 +145,8 @@ fn access(meta: &Metadata, mode: u32) -> Option<String> {
 /// directory, and a program that is being executed can be replaced by a rename only. The file is read after every boot, so
 /// it is flushed.
 pub(super) fn write_whole(path: &Path, content: &[u8], mode: u32) -> Result<(), InstallError> {
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    make_folder(directory)?;
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    make_directory(parent)?;
     let fail = |source| InstallError::Write { path: path.to_owned(), source };
     remove_leftovers(path, ABANDONED).map_err(fail)?;
     // Agents in containers may share the directories of the runtime.
@@ -156,20 +156,20 @@ pub(super) fn write_whole(path: &Path, content: &[u8], mode: u32) -> Result<(), 
 
 /// Removes temporary files that were to become the file at `path`.
 pub(super) fn remove_leftovers(path: &Path, age: Duration) -> io::Result<()> {
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    ::files::remove_leftovers(directory, path.file_name(), age).map(drop)
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    ::files::remove_leftovers(parent, path.file_name(), age).map(drop)
 }
 
 /// With what is missing on the way, for all to read, whatever the umask.
-fn make_folder(folder: &Path) -> Result<(), InstallError> {
-    let missing: Vec<&Path> = folder.ancestors().take_while(|folder| !folder.is_dir()).collect();
-    for folder in missing.into_iter().rev() {
-        let made =
-            fs::create_dir(folder).and_then(|()| fs::set_permissions(folder, Permissions::from_mode(0o755)));
+fn make_directory(directory: &Path) -> Result<(), InstallError> {
+    let missing: Vec<&Path> = directory.ancestors().take_while(|directory| !directory.is_dir()).collect();
+    for directory in missing.into_iter().rev() {
+        let made = fs::create_dir(directory)
+            .and_then(|()| fs::set_permissions(directory, Permissions::from_mode(0o755)));
         match made {
             // Somebody else was quicker.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
-            made => made.map_err(|source| InstallError::Folder { path: folder.to_owned(), source })?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => {}
+            made => made.map_err(|source| InstallError::Directory { path: directory.to_owned(), source })?,
         }
     }
     Ok(())

@@ -1,17 +1,17 @@
-//! Plugin and CNI config in the runtime's folders: put there, looked after, taken away again.
+//! Plugin and CNI config in the runtime's directories: put there, looked after, taken away again.
 //!
-//! The plugin comes first and the config last, each by a rename inside its folder, so that a runtime never sees half a
-//! file, a config without its plugin, or "text file busy". What was put where is recorded in the state folder before it
+//! The plugin comes first and the config last, each by a rename inside its directory, so that a runtime never sees half a
+//! file, a config without its plugin, or "text file busy". What was put where is recorded in the state directory before it
 //! happens, so that `podwire cleanup` finds it without knowing the agent's configuration.
 
 pub mod cni_configs;
 mod error;
 mod files;
-mod foreign;
 mod record;
 mod remove;
 pub mod runtimes;
 mod template;
+mod unmanaged;
 mod watch;
 
 #[cfg(test)]
@@ -25,7 +25,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use api::InstalledFile;
 use ipnet::IpNet;
-use model::Cut;
+use model::BlockLayout;
 use netconf::{Network, NetworkSettings};
 use serde::{Deserialize, Serialize};
 use types::{Code, Finding};
@@ -33,9 +33,9 @@ use types::{Code, Finding};
 use config::{Config, InstallConfig, PluginConfig, StoreChoice};
 
 pub use error::InstallError;
-pub use foreign::is_podwire_program;
 pub use remove::{RemovedFiles, remove};
 pub use template::VARIABLES;
+pub use unmanaged::is_podwire_program;
 pub use watch::FileWatch;
 
 use files::{FileContent, FileState};
@@ -84,7 +84,7 @@ pub struct Installer {
     /// The network with the first blocks. A template is checked with it before the node owns a block.
     stand_in: Arc<Network>,
     /// The network changed since files were last put in place.
-    has_news: AtomicBool,
+    has_events: AtomicBool,
     /// Held open: an upgrade that renames a new plugin into place changes nothing for us before we are restarted too,
     /// and what somebody deleted can still be put back.
     source: File,
@@ -136,7 +136,7 @@ impl Installer {
             maker: InstalledBy::Agent,
             network: RwLock::new(is_alone.then(|| Arc::new(whole))),
             stand_in: stand_in(&config.network, config.cluster.margin)?,
-            has_news: AtomicBool::new(false),
+            has_events: AtomicBool::new(false),
             settings: config.network.clone(),
             source: open_source(&install, &config.plugin)?,
             plugin: config.plugin.clone(),
@@ -156,7 +156,7 @@ impl Installer {
             maker: InstalledBy::Standalone,
             network: RwLock::new(Some(Arc::clone(&whole))),
             stand_in: whole,
-            has_news: AtomicBool::new(false),
+            has_events: AtomicBool::new(false),
             settings: what.network,
             source: open_source(&what.install, &plugin)?,
             plugin,
@@ -176,13 +176,13 @@ impl Installer {
             return false;
         }
         *current = Some(network);
-        self.has_news.store(true, Ordering::Release);
+        self.has_events.store(true, Ordering::Release);
         true
     }
 
     /// Whether something was told that the files do not show yet.
-    pub fn has_news(&self) -> bool {
-        self.has_news.load(Ordering::Acquire)
+    pub fn has_events(&self) -> bool {
+        self.has_events.load(Ordering::Acquire)
     }
 
     fn network(&self) -> Option<Arc<Network>> {
@@ -208,10 +208,10 @@ impl Installer {
     /// The same, and how the files are afterwards, with one look at each.
     pub fn keep(&self) -> Result<InstallOutcome, InstallError> {
         // First: what is told from here on is news again.
-        let had_news = self.has_news.swap(false, Ordering::AcqRel);
+        let had_events = self.has_events.swap(false, Ordering::AcqRel);
         let kept = self.keep_all();
         if kept.is_err() {
-            self.has_news.fetch_or(had_news, Ordering::AcqRel);
+            self.has_events.fetch_or(had_events, Ordering::AcqRel);
         }
         kept
     }
@@ -243,7 +243,11 @@ impl Installer {
         if wrong.is_empty() && stale.is_empty() {
             return Ok(InstallOutcome { done, files });
         }
-        record.add_missing_folders([&self.state_dir, &self.install.plugin_dir, &self.install.config_dir])?;
+        record.add_missing_directories([
+            &self.state_dir,
+            &self.install.plugin_dir,
+            &self.install.config_dir,
+        ])?;
         record.write(&self.state_dir)?;
         for (wanted, look) in wrong {
             if let Some(why) = look.complaint() {
@@ -297,8 +301,9 @@ impl Installer {
                 continue;
             }
             // Where the record knows the path it was ours: whoever changed it since is undone.
-            let is_foreign = is_other && !record.knows(&wanted.path) && foreign::is_foreign(self, &wanted)?;
-            let look = if is_foreign { Err(wanted.foreign()) } else { look };
+            let is_unmanaged =
+                is_other && !record.knows(&wanted.path) && unmanaged::is_unmanaged(self, &wanted)?;
+            let look = if is_unmanaged { Err(wanted.unmanaged()) } else { look };
             all.push((wanted, look));
         }
         Ok(all)
@@ -371,7 +376,7 @@ impl WantedFile<'_> {
         files::look(&self.path, self.mode, &self.content)
     }
 
-    fn foreign(&self) -> InstallError {
+    fn unmanaged(&self) -> InstallError {
         let key = match self.role {
             FileRole::Plugin | FileRole::Loopback => "install.type (CNI_TYPE) or install.plugin_dir",
             FileRole::Config => "install.config_name or install.config_dir (CNI_CONFIG_LOCATION)",
@@ -406,7 +411,7 @@ pub fn is_standalone(state_dir: &Path) -> bool {
 
 /// The blocks that the first node of a cluster would get.
 fn stand_in(settings: &NetworkSettings, margin: u8) -> Result<Arc<Network>, InstallError> {
-    let first = |subnet: &IpNet| Cut::new(*subnet, margin).map_or(*subnet, |cut| cut.block(0));
+    let first = |subnet: &IpNet| BlockLayout::new(*subnet, margin).map_or(*subnet, |cut| cut.block(0));
     let blocks = settings.subnets.iter().map(first).collect();
     Network::new(settings, blocks, None).map(Arc::new).map_err(InstallError::Network)
 }

@@ -1,4 +1,4 @@
-//! `installed.json` in the state folder: what was put where. It is written before the files are.
+//! `installed.json` in the state directory: what was put where. It is written before the files are.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,9 +19,9 @@ pub(super) struct InstallRecord {
     version: u32,
     #[serde(default)]
     pub(super) files: Vec<RecordedFile>,
-    /// Folders that were not there before, outermost first.
-    #[serde(default)]
-    pub(super) folders: Vec<PathBuf>,
+    /// Directories that were not there before, outermost first.
+    #[serde(default, alias = "folders")]
+    pub(super) directories: Vec<PathBuf>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ pub(super) struct RecordedFile {
 
 impl InstallRecord {
     fn empty() -> Self {
-        Self { version: VERSION, files: Vec::new(), folders: Vec::new() }
+        Self { version: VERSION, files: Vec::new(), directories: Vec::new() }
     }
 
     pub(super) fn path(state_dir: &Path) -> PathBuf {
@@ -109,22 +109,36 @@ impl InstallRecord {
         Ok(bytes.is_some_and(|bytes| entry.digests.contains(&files::digest(&bytes))))
     }
 
-    pub(super) fn add_missing_folders<const N: usize>(
+    pub(super) fn add_missing_directories<const N: usize>(
         &mut self,
-        folders: [&PathBuf; N],
+        directories: [&PathBuf; N],
     ) -> Result<(), InstallError> {
-        for folder in folders {
+        for directory in directories {
             let mut missing = Vec::new();
-            for ancestor in folder.ancestors() {
-                let fail = |source| InstallError::Folder { path: folder.clone(), source };
+            for ancestor in directory.ancestors() {
+                let fail = |source| InstallError::Directory { path: directory.clone(), source };
                 if ancestor.try_exists().map_err(fail)? {
                     break;
                 }
                 missing.push(ancestor.to_owned());
             }
-            missing.retain(|folder| !self.folders.contains(folder));
-            self.folders.extend(missing.into_iter().rev());
+            missing.retain(|directory| !self.directories.contains(directory));
+            self.directories.extend(missing.into_iter().rev());
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::InstallRecord;
+
+    #[test]
+    fn directories_of_an_earlier_record_are_read() {
+        let earlier = r#"{"version":1,"files":[],"folders":["/opt/cni"]}"#;
+        let record: InstallRecord = serde_json::from_str(earlier).unwrap();
+        assert_eq!(record.directories, ["/opt/cni"].map(std::path::PathBuf::from));
+        let written = serde_json::to_value(&record).unwrap();
+        assert_eq!(written["directories"], serde_json::json!(["/opt/cni"]));
     }
 }

@@ -9,7 +9,7 @@ use ::files::optional;
 use serde_json::Value;
 
 use crate::record::{InstallRecord, RecordedFile};
-use crate::{FileRole, InstallError, PLUGIN, files, foreign};
+use crate::{FileRole, InstallError, PLUGIN, files, unmanaged};
 
 /// What was taken away, and what was left for a person to decide.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct RemovedFiles {
     pub left: Vec<String>,
 }
 
-/// Takes away what the record in this state folder names, the config first: a runtime must not find a config whose
+/// Takes away what the record in this state directory names, the config first: a runtime must not find a config whose
 /// plugin is gone.
 pub fn remove(state_dir: &Path) -> Result<RemovedFiles, InstallError> {
     let (mut record, damage) = InstallRecord::read(state_dir)?;
@@ -86,27 +86,27 @@ fn is_ours(entry: &RecordedFile, record: &InstallRecord) -> Result<Ownership, In
 /// A config that somebody edited still calls a plugin that will be gone.
 fn names_us(path: &Path, record: &InstallRecord) -> bool {
     let Ok(bytes) = ::files::read_unmanaged(path) else { return false };
-    let plugins = foreign::plugins(&bytes);
+    let plugins = unmanaged::plugins(&bytes);
     let mut kinds = plugins.iter().filter_map(|plugin| plugin.get("type").and_then(Value::as_str));
     kinds.any(|kind| kind == PLUGIN || record.has_plugin(kind))
 }
 
-/// The record itself, and the folders that we made and nobody else uses.
+/// The record itself, and the directories that we made and nobody else uses.
 fn forget(state_dir: &Path, record: &InstallRecord, removal: &mut RemovedFiles) {
     let path = InstallRecord::path(state_dir);
     if let Err(error) = ::files::remove(&path) {
         removal.left.push(format!("{} stays: {error}", path.display()));
     }
     // Innermost first.
-    let mut folders = record.folders.clone();
-    folders.sort_by_key(|folder| std::cmp::Reverse(folder.components().count()));
-    for folder in folders {
-        match optional(fs::remove_dir(&folder)) {
-            Ok(Some(())) => removal.done.push(format!("directory {} removed", folder.display())),
+    let mut directories = record.directories.clone();
+    directories.sort_by_key(|directory| std::cmp::Reverse(directory.components().count()));
+    for directory in directories {
+        match optional(fs::remove_dir(&directory)) {
+            Ok(Some(())) => removal.done.push(format!("directory {} removed", directory.display())),
             Ok(None) => {}
             // Somebody else's by now.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
-            Err(error) => removal.left.push(format!("directory {} stays: {error}", folder.display())),
+            Err(error) => removal.left.push(format!("directory {} stays: {error}", directory.display())),
         }
     }
 }

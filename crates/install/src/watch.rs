@@ -1,6 +1,6 @@
 //! Notices when somebody touches what we installed.
 //!
-//! Every folder on the way to ours is watched for the name that leads on, so that a folder which is removed and made again
+//! Every directory on the way to ours is watched for the name that leads on, so that a directory which is removed and made again
 //! is found again, with all that is in it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,32 +22,32 @@ const MAX_EVENTS: usize = 1024;
 #[derive(Debug)]
 pub struct FileWatch {
     inotify: OwnedFd,
-    /// Our folders, and the names in them.
-    folders: Vec<(PathBuf, Vec<OsString>)>,
-    /// By watch: the names that matter in that folder.
+    /// Our directories, and the names in them.
+    directories: Vec<(PathBuf, Vec<OsString>)>,
+    /// By watch: the names that matter in that directory.
     names: BTreeMap<i32, BTreeSet<OsString>>,
 }
 
 impl FileWatch {
     pub fn new(installer: &Installer) -> Result<Self, InstallError> {
         let install = &installer.install;
-        let folders = vec![
+        let directories = vec![
             (install.plugin_dir.clone(), vec![installer.plugin.name.clone().into(), LOOPBACK.into()]),
             (install.config_dir.clone(), vec![install.config_name.clone().into()]),
         ];
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).map_err(|error| {
             InstallError::Watch { path: install.config_dir.clone(), source: error.into() }
         })?;
-        let mut watch = Self { inotify, folders, names: BTreeMap::new() };
+        let mut watch = Self { inotify, directories, names: BTreeMap::new() };
         watch.arm()?;
         Ok(watch)
     }
 
-    /// Whether something happened to a file of ours, or to a folder on the way, since the last call. Never blocks. Our own
+    /// Whether something happened to a file of ours, or to a directory on the way, since the last call. Never blocks. Our own
     /// writing counts, too: then a look finds that all is well.
     pub fn changed(&mut self) -> Result<bool, InstallError> {
         let (changed, rearm) = self.read_events().map_err(|error| {
-            let path = self.folders.first().map(|(folder, _)| folder.clone()).unwrap_or_default();
+            let path = self.directories.first().map(|(directory, _)| directory.clone()).unwrap_or_default();
             InstallError::Watch { path, source: error.into() }
         })?;
         if rearm {
@@ -56,7 +56,7 @@ impl FileWatch {
         Ok(changed)
     }
 
-    /// (something of ours, the watches are no longer those of our folders)
+    /// (something of ours, the watches are no longer those of our directories)
     fn read_events(&mut self) -> Result<(bool, bool), Errno> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
@@ -84,27 +84,30 @@ impl FileWatch {
         Ok((changed, rearm))
     }
 
-    /// Watches what is there. From the top down: a folder that appears meanwhile is seen by the watch above it.
+    /// Watches what is there. From the top down: a directory that appears meanwhile is seen by the watch above it.
     fn arm(&mut self) -> Result<(), InstallError> {
         let mut names: BTreeMap<i32, BTreeSet<OsString>> = BTreeMap::new();
-        for (folder, files) in &self.folders {
-            let mut way: Vec<&Path> = folder.ancestors().collect();
+        for (directory, files) in &self.directories {
+            let mut way: Vec<&Path> = directory.ancestors().collect();
             way.reverse();
             for pair in way.windows(2) {
                 let [above, below] = pair else { continue };
                 let Some(id) = self.add(above, on_the_way())? else { break };
                 names.entry(id).or_default().extend(below.file_name().map(OsStr::to_owned));
             }
-            if let Some(id) = self.add(folder, on_the_way() | WatchFlags::CLOSE_WRITE | WatchFlags::ATTRIB)? {
+            if let Some(id) =
+                self.add(directory, on_the_way() | WatchFlags::CLOSE_WRITE | WatchFlags::ATTRIB)?
+            {
                 names.entry(id).or_default().extend(files.iter().cloned());
             }
         }
         for old in self.names.keys().filter(|id| !names.contains_key(id)) {
             match inotify::remove_watch(&self.inotify, *old) {
-                // Gone with its folder.
+                // Gone with its directory.
                 Ok(()) | Err(Errno::INVAL) => {}
                 Err(error) => {
-                    let path = self.folders.first().map(|(folder, _)| folder.clone()).unwrap_or_default();
+                    let path =
+                        self.directories.first().map(|(directory, _)| directory.clone()).unwrap_or_default();
                     return Err(InstallError::Watch { path, source: error.into() });
                 }
             }
@@ -113,9 +116,9 @@ impl FileWatch {
         Ok(())
     }
 
-    /// None: there is no such folder.
+    /// None: there is no such directory.
     fn add(&self, path: &Path, what: WatchFlags) -> Result<Option<i32>, InstallError> {
-        // Two ways may share a folder: what one wants must not take away what the other does.
+        // Two ways may share a directory: what one wants must not take away what the other does.
         match inotify::add_watch(&self.inotify, path, what | WatchFlags::MASK_ADD | WatchFlags::ONLYDIR) {
             Ok(id) => Ok(Some(id)),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),

@@ -16,12 +16,12 @@ use crate::{DEADLINE, Node, Ns, ProcessIdentity, program};
 const BINARY: &str = "podwire";
 /// Names another program to run.
 const OVERRIDE: &str = "PODWIRE";
-/// Its config file, in its folder.
+/// Its config file, in its directory.
 pub(crate) const CONFIG: &str = "agent.toml";
 /// How long one question may take.
 const QUESTION: Duration = DEADLINE;
 
-/// An agent in a node's namespace, with its folders in the node's. Dropped, it is killed.
+/// An agent in a node's namespace, with its directories in the node's. Dropped, it is killed.
 #[derive(Debug)]
 pub struct Agent {
     ns: Ns,
@@ -35,7 +35,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent with these flags besides its folders, and waits until it is ready.
+    /// Starts an agent with these flags besides its directories, and waits until it is ready.
     pub fn start(node: &Node, flags: &[&str]) -> Result<Self> {
         let mut agent = Self::new(node, flags)?;
         agent.launch()?;
@@ -48,14 +48,14 @@ impl Agent {
         Self::in_dir(node, node.dir(), flags)
     }
 
-    /// The same with its folders in another one than the node's: a second agent on one node.
+    /// The same with its directories in another one than the node's: a second agent on one node.
     pub fn in_dir(node: &Node, dir: &Path, flags: &[&str]) -> Result<Self> {
         Self::of_program(program()?, (node, dir), flags)
     }
 
     /// The same for this program, in this directory of the node.
     pub fn of_program(program: PathBuf, (node, dir): (&Node, &Path), flags: &[&str]) -> Result<Self> {
-        fs::create_dir_all(dir).with_context(|| format!("cannot make folder {}", dir.display()))?;
+        fs::create_dir_all(dir).with_context(|| format!("cannot make directory {}", dir.display()))?;
         let run_dir = dir.join("state");
         let mut all: Vec<String> = Vec::new();
         for (flag, dir) in [("--run-dir", run_dir.clone()), ("--state-dir", dir.join("lib"))] {

@@ -231,9 +231,10 @@ fn get(path: &str) -> std::io::Result<String> {
 /// The program, which a package brings: as the shell would find it, or where it usually is.
 fn program() -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(PLACES.iter().map(PathBuf::from));
-    // A relative folder of PATH means another place for whoever runs it later.
-    let mut programs = folders.filter(|folder| folder.is_absolute()).map(|folder| folder.join("etcd"));
+    let directories = std::env::split_paths(&path).chain(PLACES.iter().map(PathBuf::from));
+    // A relative directory of PATH means another place for whoever runs it later.
+    let mut programs =
+        directories.filter(|directory| directory.is_absolute()).map(|directory| directory.join("etcd"));
     programs.find(|program| program.is_file()).context(
         "there is no program etcd on this machine, neither in PATH nor where it usually is: install Debian's package \
          etcd-server, or use one node with the embedded store",

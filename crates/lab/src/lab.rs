@@ -13,7 +13,7 @@ use crate::{DEADLINE, Node, Ns, RunningProgram, sweep};
 /// Labels longer than this are cut: namespace names and socket paths are built from them.
 const LABEL_LENGTH: usize = 16;
 
-/// Everything one test makes. Dropped, also by a panic, it takes its namespaces and folders with it.
+/// Everything one test makes. Dropped, also by a panic, it takes its namespaces and directories with it.
 #[derive(Debug)]
 pub struct Lab {
     pub(crate) inner: Arc<LabInner>,
@@ -56,7 +56,7 @@ impl Lab {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("{}{number}-{}", LabOwner::this_process()?.prefix(), short_label(label));
         let dir = std::env::temp_dir().join(&prefix);
-        fs::create_dir(&dir).with_context(|| format!("cannot make the lab's folder {}", dir.display()))?;
+        fs::create_dir(&dir).with_context(|| format!("cannot make the lab's directory {}", dir.display()))?;
         let inner = LabInner {
             prefix,
             dir,
@@ -86,12 +86,12 @@ impl Lab {
         &self.inner.prefix
     }
 
-    /// The lab's folder; everything in it goes with the lab.
+    /// The lab's directory; everything in it goes with the lab.
     pub fn dir(&self) -> &std::path::Path {
         &self.inner.dir
     }
 
-    /// A node: a namespace with loopback up and a folder of its own. A host outside the cluster is one, too.
+    /// A node: a namespace with loopback up and a directory of its own. A host outside the cluster is one, too.
     pub fn node(&self, name: &str) -> Result<Node> {
         Node::make(&self.inner, name)
     }
@@ -135,9 +135,9 @@ impl LabInner {
         self.made().contains(ns.name())
     }
 
-    pub(crate) fn make_folder(&self, name: &str) -> Result<PathBuf> {
+    pub(crate) fn make_directory(&self, name: &str) -> Result<PathBuf> {
         let dir = self.dir.join(name);
-        fs::create_dir(&dir).with_context(|| format!("cannot make folder {}", dir.display()))?;
+        fs::create_dir(&dir).with_context(|| format!("cannot make directory {}", dir.display()))?;
         Ok(dir)
     }
 
@@ -150,7 +150,7 @@ impl LabInner {
         Ns::new(format!("{}-{name}", self.prefix))
     }
 
-    pub(crate) fn folder(&self, name: &str) -> PathBuf {
+    pub(crate) fn directory(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
@@ -166,7 +166,7 @@ impl LabInner {
         *self.stage.write().unwrap_or_else(PoisonError::into_inner) = LabStage::Over;
         let names = std::mem::take(&mut *self.made());
         let removed = names.iter().map(|name| sweep::remove_namespace(&sweep::namespace_path(name)));
-        removed.chain([sweep::remove_folder(&self.dir)]).filter_map(Result::err).collect()
+        removed.chain([sweep::remove_directory(&self.dir)]).filter_map(Result::err).collect()
     }
 }
 

@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::lab::LabInner;
 use crate::{Ns, sweep};
 
-/// A machine of the lab: a namespace and a folder for what a machine keeps on disk.
+/// A machine of the lab: a namespace and a directory for what a machine keeps on disk.
 #[derive(Debug, Clone)]
 pub struct Node {
     ns: Ns,
@@ -28,16 +28,21 @@ pub struct Pod {
 impl Node {
     pub(crate) fn make(lab: &Arc<LabInner>, name: &str) -> Result<Self> {
         let ns = lab.make_namespace(name)?;
-        let dir = lab.make_folder(name)?;
+        let dir = lab.make_directory(name)?;
         Ok(Self { ns, name: name.to_owned(), dir, lab: Arc::clone(lab) })
     }
 
     /// One that an earlier run of the program made.
     pub(crate) fn known(lab: &Arc<LabInner>, name: &str) -> Self {
-        Self { ns: lab.namespace(name), name: name.to_owned(), dir: lab.folder(name), lab: Arc::clone(lab) }
+        Self {
+            ns: lab.namespace(name),
+            name: name.to_owned(),
+            dir: lab.directory(name),
+            lab: Arc::clone(lab),
+        }
     }
 
-    /// Takes the namespace away, as when the machine loses power. The folder is its disk, and stays.
+    /// Takes the namespace away, as when the machine loses power. The directory is its disk, and stays.
     pub(crate) fn destroy(&self) -> Result<()> {
         self.lab.remove_namespace(&self.ns)
     }

@@ -1,4 +1,4 @@
-//! Removing namespaces and folders, our own and those of runs that died without doing it.
+//! Removing namespaces and directories, our own and those of runs that died without doing it.
 //!
 //! Several processes may sweep the same leftovers at once: "already gone" is success everywhere.
 
@@ -14,7 +14,7 @@ use crate::owner::LabOwner;
 
 /// Where `ip netns` keeps names.
 pub(crate) const NETNS_DIR: &str = "/run/netns";
-/// Another sweeper working on the same folder makes single steps fail; that settles within a few rounds.
+/// Another sweeper working on the same directory makes single steps fail; that settles within a few rounds.
 const ROUNDS: usize = 10;
 
 /// Removes what dead runs left. A failure on one name does not stop the others.
@@ -24,7 +24,7 @@ pub(crate) fn dead_runs() -> Result<()> {
         first_error = remove_namespace(&namespace_path(&name)).err().or(first_error);
     }
     for name in names_of_the_dead(&std::env::temp_dir())? {
-        first_error = remove_folder(&std::env::temp_dir().join(name)).err().or(first_error);
+        first_error = remove_directory(&std::env::temp_dir().join(name)).err().or(first_error);
     }
     first_error.map_or(Ok(()), Err)
 }
@@ -40,18 +40,18 @@ pub(crate) fn namespaces_of(prefix: &str) -> Result<Vec<String>> {
 }
 
 /// The list is read before any owner is looked up: a process that starts later cannot own a name in it.
-fn names_of_the_dead(folder: &Path) -> Result<Vec<String>> {
-    let names = names(folder)?;
+fn names_of_the_dead(directory: &Path) -> Result<Vec<String>> {
+    let names = names(directory)?;
     Ok(names.into_iter().filter(|name| LabOwner::of_name(name).is_some_and(|owner| !owner.lives())).collect())
 }
 
-fn names(folder: &Path) -> Result<Vec<String>> {
-    match fs::read_dir(folder) {
+fn names(directory: &Path) -> Result<Vec<String>> {
+    match fs::read_dir(directory) {
         Ok(entries) => {
             Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
         }
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(vec![]),
-        Err(e) => Err(e).with_context(|| format!("cannot list {}", folder.display())),
+        Err(e) => Err(e).with_context(|| format!("cannot list {}", directory.display())),
     }
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn release_namespace(path: &Path) -> Result<()> {
     }
 }
 
-pub(crate) fn remove_folder(path: &Path) -> Result<()> {
+pub(crate) fn remove_directory(path: &Path) -> Result<()> {
     for _ in 1..ROUNDS {
         if fs::remove_dir_all(path).is_ok() || !path.exists() {
             return Ok(());

@@ -197,8 +197,8 @@ fn a_cluster_of_three_members_keeps_its_data_when_the_leader_dies() {
 
 #[test]
 fn an_etcd_with_certificates_takes_only_clients_that_have_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
     let plan = Plan {
         nodes: 1,
         store: LabStore::Etcd { members: 3 },

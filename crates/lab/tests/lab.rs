@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 
 use lab::{CableEnd, DEADLINE, Lab, inspect, wait_until};
 
-/// Namespaces and folders whose name starts so.
+/// Namespaces and directories whose name starts so.
 fn traces_of(prefix: &str) -> Vec<PathBuf> {
-    let folders = [Path::new("/run/netns").to_owned(), std::env::temp_dir()];
-    let entries = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap().flatten());
+    let directories = [Path::new("/run/netns").to_owned(), std::env::temp_dir()];
+    let entries = directories.iter().flat_map(|directory| std::fs::read_dir(directory).unwrap().flatten());
     entries
         .map(|e| e.path())
         .filter(|p| p.file_name().unwrap().to_string_lossy().starts_with(prefix))

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use types::{Mac, NodeName};
 
-use crate::cut::Cut;
+use crate::block_layout::BlockLayout;
 use crate::object::NodeRecord;
 
 /// Blocks of one record that are used. An agent claims at most 100; the rest allows for later versions. It bounds the work
@@ -82,14 +82,17 @@ impl fmt::Display for AddressRefusal {
 
 /// May this node have this block? `owner` is the node that the block's claim names.
 pub fn check_block(
-    cuts: &[Cut],
+    block_layouts: &[BlockLayout],
     owner: Option<&NodeName>,
     name: &NodeName,
     block: &IpNet,
 ) -> Result<(), BlockRefusal> {
-    let cut = cuts.iter().find(|cut| cut.subnet().contains(block)).ok_or(BlockRefusal::Outside)?;
-    if !cut.owns(block) {
-        return Err(BlockRefusal::NotABlock { length: cut.length() });
+    let block_layout = block_layouts
+        .iter()
+        .find(|block_layout| block_layout.subnet().contains(block))
+        .ok_or(BlockRefusal::Outside)?;
+    if !block_layout.owns(block) {
+        return Err(BlockRefusal::NotABlock { length: block_layout.length() });
     }
     match owner {
         None => Err(BlockRefusal::Unclaimed),
@@ -161,16 +164,16 @@ impl RefusedParts {
 /// All parts of a record that other nodes do not use because of what it says itself and of the claims.
 pub fn refusals<'a>(
     record: &NodeRecord,
-    cuts: &[Cut],
+    block_layouts: &[BlockLayout],
     owner: impl Fn(&IpNet) -> Option<&'a NodeName>,
 ) -> Vec<RefusedParts> {
     let mut blocks: BTreeMap<BlockRefusal, Vec<String>> = BTreeMap::new();
     for block in record.named_blocks() {
-        if let Err(why) = check_block(cuts, owner(&block), &record.name, &block) {
+        if let Err(why) = check_block(block_layouts, owner(&block), &record.name, &block) {
             blocks.entry(why).or_default().push(block.to_string());
         }
     }
-    let subnets: Vec<IpNet> = cuts.iter().map(Cut::subnet).collect();
+    let subnets: Vec<IpNet> = block_layouts.iter().map(BlockLayout::subnet).collect();
     let mut addresses: BTreeMap<AddressRefusal, Vec<String>> = BTreeMap::new();
     for address in record.named_addresses() {
         if let Err(why) = check_address(&subnets, address) {
@@ -238,8 +241,11 @@ mod tests {
         text.try_into().unwrap()
     }
 
-    fn cuts() -> Vec<Cut> {
-        vec![Cut::new(net("10.2.0.0/16"), 8).unwrap(), Cut::new(net("fd00:2::/64"), 8).unwrap()]
+    fn block_layouts() -> Vec<BlockLayout> {
+        vec![
+            BlockLayout::new(net("10.2.0.0/16"), 8).unwrap(),
+            BlockLayout::new(net("fd00:2::/64"), 8).unwrap(),
+        ]
     }
 
     fn record(blocks: &[&str], addresses: &[&str]) -> NodeRecord {
@@ -255,7 +261,10 @@ mod tests {
     }
 
     fn sentences(record: &NodeRecord, claims: &BTreeMap<IpNet, NodeName>) -> Vec<String> {
-        refusals(record, &cuts(), |block| claims.get(block)).iter().map(|one| one.sentence(None)).collect()
+        refusals(record, &block_layouts(), |block| claims.get(block))
+            .iter()
+            .map(|one| one.sentence(None))
+            .collect()
     }
 
     #[test]

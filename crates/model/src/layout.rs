@@ -8,7 +8,7 @@
 //! COUNTER                     PREFIX/counter, if nothing else is said: where the next one starts to look for a block
 //! ```
 //!
-//! A folder's name ends with a slash, so that `/hosts` is never taken for `/hosts2`.
+//! A directory's name ends with a slash, so that `/hosts` is never taken for `/hosts2`.
 
 use ipnet::IpNet;
 use types::NodeName;

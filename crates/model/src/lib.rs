@@ -13,7 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
-mod cut;
+mod block_layout;
 mod difference;
 mod layout;
 mod mesh;
@@ -23,11 +23,11 @@ pub use admission::{
     AddressRefusal, BlockRefusal, MAX_ADDRESSES, MAX_BLOCKS, RefusedParts, StoredNode, check_address,
     check_block, refusals, shared_parts,
 };
-pub use cut::{Cut, CutError, Offered};
+pub use block_layout::{BlockLayout, BlockLayoutError, Offered};
 pub use difference::{difference, listed};
 pub use layout::KeyLayout;
 pub use mesh::{
-    Facts, Mesh, NoWay, ObservedPeers, PeerChanges, PeerFdb, PeerNeighbour, PeerRoute, Repaired,
-    SourceChanges, Transport, TransportError, Tunnels, Underlay, Way,
+    LocalNode, Mesh, NoPath, ObservedPeers, PeerChanges, PeerFdb, PeerNeighbour, PeerPath, PeerRoute,
+    Repaired, SourceChanges, Transport, TransportError, Tunnels, Underlay,
 };
 pub use object::{AliveRecord, BlockClaim, DecodeError, NetworkSpec, NodeRecord, Object};

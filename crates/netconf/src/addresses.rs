@@ -30,12 +30,12 @@ pub fn is_dhcp(plugin: &str) -> bool {
 }
 
 /// The IPAM plugin that a config names, if it is not ourselves. DEL and GC need to know only this.
-pub fn foreign_ipam(config: &NetworkConfig) -> Option<&str> {
+pub fn external_ipam(config: &NetworkConfig) -> Option<&str> {
     let is_usable = |plugin: &&str| *plugin != OWN && is_plugin_name(plugin) && *plugin != config.plugin_type;
     config.ipam_type.as_deref().filter(is_usable)
 }
 
-/// It becomes a file name in the folders of CNI_PATH, and must not lead out of them.
+/// It becomes a file name in the directories of CNI_PATH, and must not lead out of them.
 fn is_plugin_name(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != ".."
 }
@@ -70,7 +70,7 @@ impl Addresses {
             let why = "is the plugin of this network itself, which would run itself without end; leave ipam.type out";
             return Err(invalid("ipam.type", format_args!("{own:?} {why}")));
         }
-        if let Some(plugin) = foreign_ipam(config) {
+        if let Some(plugin) = external_ipam(config) {
             return Ok(Self::Delegated(plugin.to_owned()));
         }
         let top = config.obj();
@@ -104,7 +104,7 @@ pub(crate) fn pools_of(blocks: &[IpNet]) -> Result<Arc<Pools>, Error> {
 pub(crate) fn leaves_ranges(config: &NetworkConfig) -> bool {
     let top = config.obj();
     let names_none = || sets_of_pod(&top).is_ok_and(|sets| sets.is_empty());
-    foreign_ipam(config).is_none() && top.get("subnet").is_none() && names_none()
+    external_ipam(config).is_none() && top.get("subnet").is_none() && names_none()
 }
 
 /// The ranges in `runtimeConfig` and `ipam`.

@@ -21,7 +21,7 @@ mod refuse;
 mod routes;
 mod wiring;
 
-pub use addresses::{Addresses, foreign_ipam, is_dhcp};
+pub use addresses::{Addresses, external_ipam, is_dhcp};
 pub use network::{Network, NetworkSettings, NodeAllocation, NodeNetworks, comma_separated};
 pub use place::{DEFAULT_LOG_FILE, DEFAULT_RUN_DIR, LocalPaths, Log, default_socket};
 pub use routes::default_route;

@@ -53,12 +53,12 @@ impl LocalPaths {
         Ok(Self { run_dir: node.run_dir.to_owned(), log, agent })
     }
 
-    /// `runDir`; else a folder of its own in `ipam.dataDir`, which is where users of host-local say it; else the default.
+    /// `runDir`; else a directory of its own in `ipam.dataDir`, which is where users of host-local say it; else the default.
     pub fn parse(config: &NetworkConfig) -> Result<Self, Error> {
         let top = config.obj();
         // What else `ipam` says, and whether it makes sense, is not asked here.
         let data_dir = match top.obj("ipam") {
-            Ok(Some(ipam)) if crate::foreign_ipam(config).is_none() => {
+            Ok(Some(ipam)) if crate::external_ipam(config).is_none() => {
                 ipam.nonempty("dataDir")?.map(|dir| format!("{}/podwire", dir.trim_end_matches('/')))
             }
             Ok(_) | Err(_) => None,

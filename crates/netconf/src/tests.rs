@@ -251,9 +251,9 @@ fn the_networks_own_type_is_refused_as_its_ipam_plugin() {
     let error = parse(own.clone()).unwrap_err();
     assert_eq!(error.code, ErrorCode::InvalidConfig);
     assert!(error.msg.contains("ipam.type") && error.msg.contains("podwire-cni"), "{error}");
-    assert_eq!(crate::foreign_ipam(&config(own)), None, "DEL and GC run nothing");
+    assert_eq!(crate::external_ipam(&config(own)), None, "DEL and GC run nothing");
     let named = json!({ "type": "x", "ipam": { "type": "podwire-cni" } });
-    assert_eq!(crate::foreign_ipam(&config(named)), Some("podwire-cni"));
+    assert_eq!(crate::external_ipam(&config(named)), Some("podwire-cni"));
 }
 
 #[test]

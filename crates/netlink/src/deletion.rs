@@ -243,17 +243,17 @@ struct Deletion<'a> {
     socket: &'a mut Socket,
     index: u32,
     sequence: u32,
-    told: Told,
+    reported: Told,
     batch: Batch,
 }
 
 impl<'a> Deletion<'a> {
-    fn prepare(socket: &'a mut Socket, index: u32, told: Told) -> Result<Self, Error> {
+    fn prepare(socket: &'a mut Socket, index: u32, reported: Told) -> Result<Self, Error> {
         // The kernel tells the peer's end of a veth to the same port number in the pod's namespace, where it may be a
         // socket of ours: there this sequence number must be nobody's.
         let sequence = (1 << 31) | socket.take_sequences(1).start;
-        if told == Told::WithAll {
-            socket.make_room_for_news()?;
+        if reported == Told::WithAll {
+            socket.grow_event_buffer()?;
             socket.listen(&[libc::RTNLGRP_LINK])?;
         }
         let mut batch = Batch::new();
@@ -263,7 +263,7 @@ impl<'a> Deletion<'a> {
             operation: Op::DelLink(index).to_string(),
             reason: Oversize.to_string(),
         })?;
-        Ok(Self { socket, index, sequence, told, batch })
+        Ok(Self { socket, index, sequence, reported, batch })
     }
 
     fn request(&self) -> DeletionRequest {
@@ -282,10 +282,10 @@ impl<'a> Deletion<'a> {
                 let deleted = request.send().and_then(|()| self.end());
                 return (deleted, meanwhile());
             };
-            let heard = self.hear();
+            let observed = self.hear();
             let done = meanwhile();
             let sent = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            let deleted = sent.and_then(|()| match heard {
+            let deleted = sent.and_then(|()| match observed {
                 Ok(DeletionEvent::Ended) => Ok(()),
                 Err(refused @ (Error::Refused { .. } | Error::Malformed { .. })) => Err(refused),
                 // Whoever holds the kernel's lock may hold it for long; now that all was sent the answer is there.
@@ -326,7 +326,7 @@ impl<'a> Deletion<'a> {
 
 impl Drop for Deletion<'_> {
     fn drop(&mut self) {
-        if self.told == Told::WithAll {
+        if self.reported == Told::WithAll {
             // What cannot fail, and if it did: news that nobody asked for is passed over.
             let _ = self.socket.stop_listening(&[libc::RTNLGRP_LINK]);
         }
@@ -360,19 +360,19 @@ mod tests {
     #[test]
     fn kernels_that_tell_nobody_alone_tell_all() {
         let mut socket = RtSocket::open_in(&NetNs::create().unwrap()).unwrap();
-        for told in [Told::WithAll, Told::Alone] {
+        for reported in [Told::WithAll, Told::Alone] {
             let index = with_link(&mut socket);
-            let mut deletion = Deletion::prepare(&mut socket.socket, index, told).unwrap();
+            let mut deletion = Deletion::prepare(&mut socket.socket, index, reported).unwrap();
             let request = deletion.request();
             std::thread::scope(|scope| {
                 scope.spawn(|| request.send().unwrap());
-                assert!(matches!(deletion.hear(), Ok(DeletionEvent::Gone)), "{told:?}");
+                assert!(matches!(deletion.hear(), Ok(DeletionEvent::Gone)), "{reported:?}");
                 deletion.end().unwrap();
             });
             drop(deletion);
             let index = with_link(&mut socket);
-            Deletion::prepare(&mut socket.socket, index, told).unwrap().run(|| ()).0.unwrap();
-            let missing = Deletion::prepare(&mut socket.socket, index, told).unwrap().run(|| ()).0;
+            Deletion::prepare(&mut socket.socket, index, reported).unwrap().run(|| ()).0.unwrap();
+            let missing = Deletion::prepare(&mut socket.socket, index, reported).unwrap().run(|| ()).0;
             assert!(missing.unwrap_err().is_missing());
         }
     }

@@ -39,13 +39,13 @@ pub use dump::RouteFilter;
 pub use error::Error;
 pub use ethtool::Ethtool;
 pub use exchange::Dump;
-pub use monitor::{Monitor, News, Where};
+pub use monitor::{LinkEvent, Monitor, Where};
 pub use netns::{NetNs, NetNsError};
 pub use op::{
     AddAddress, AddBridge, AddNeighbour, AddTbf, AddVxlan, Fdb, LinkRef, Mode, Op, QdiscAt, Route, RouteKind,
     RouteScope, SetLink, Tbf, Veth,
 };
-pub use peers::{PeerMonitor, PeerNews};
+pub use peers::{PeerEvent, PeerMonitor};
 pub use rtsocket::RtSocket;
 pub use socket::{Content, NetlinkProtocol, Refusal, Reply, Socket};
 pub use types::Family;

@@ -31,7 +31,7 @@ impl Listener {
 
     /// Everything that is there to read now, without waiting.
     pub(crate) fn read(&mut self, mut each: impl FnMut(&Reply<'_>, Where)) -> Result<EventsRead, Error> {
-        let mut heard = if self.lossy { EventsRead::NotAll } else { EventsRead::All };
+        let mut observed = if self.lossy { EventsRead::NotAll } else { EventsRead::All };
         for _ in 0..MOST {
             match self.socket.glance() {
                 Ok(Glance::Nothing) => {
@@ -40,9 +40,9 @@ impl Listener {
                 }
                 Ok(Glance::Overrun) => {
                     self.lossy = true;
-                    heard = EventsRead::NotAll;
+                    observed = EventsRead::NotAll;
                 }
-                Ok(Glance::News(replies, place)) => replies.for_each(|reply| each(&reply, place)),
+                Ok(Glance::LinkEvent(replies, place)) => replies.for_each(|reply| each(&reply, place)),
                 Err(error) => {
                     // What was read before goes down with it.
                     self.lossy = true;
@@ -50,7 +50,7 @@ impl Listener {
                 }
             }
         }
-        Ok(heard)
+        Ok(observed)
     }
 }
 

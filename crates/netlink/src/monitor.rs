@@ -39,7 +39,7 @@ pub enum Where {
 /// A change. Removals are reported in all namespaces, whichever process made them. Additions are reported of links, and of
 /// addresses and routes in the namespace of the socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum News {
+pub enum LinkEvent {
     /// A link is new, was changed, or is gone.
     Link {
         index: u32,
@@ -100,20 +100,20 @@ impl Monitor {
     /// For the namespace of the calling thread.
     pub fn open() -> Result<Self, Error> {
         let socket = Socket::open(NetlinkProtocol::Route)?;
-        socket.make_room_for_news()?;
+        socket.grow_event_buffer()?;
         socket.listen_to_other_namespaces()?;
         socket.listen(&GROUPS)?;
         Ok(Self { listener: Listener::new(socket) })
     }
 
-    /// Everything that is there to read now, without waiting. An overrun is no error but `News::Lost`, and then that is
+    /// Everything that is there to read now, without waiting. An overrun is no error but `LinkEvent::Lost`, and then that is
     /// all: whoever looks at everything need not know the rest.
-    pub fn read(&mut self) -> Result<Vec<News>, Error> {
-        let mut news = Vec::new();
-        let heard = self.listener.read(|reply, place| news.extend(read_news(reply, place)))?;
-        Ok(match heard {
-            EventsRead::All => news,
-            EventsRead::NotAll => vec![News::Lost],
+    pub fn read(&mut self) -> Result<Vec<LinkEvent>, Error> {
+        let mut events = Vec::new();
+        let observed = self.listener.read(|reply, place| events.extend(read_events(reply, place)))?;
+        Ok(match observed {
+            EventsRead::All => events,
+            EventsRead::NotAll => vec![LinkEvent::Lost],
         })
     }
 }
@@ -130,32 +130,32 @@ impl fmt::Debug for Monitor {
     }
 }
 
-fn read_news(reply: &Reply<'_>, place: Where) -> Option<News> {
+fn read_events(reply: &Reply<'_>, place: Where) -> Option<LinkEvent> {
     let Content::Data(body) = reply.content else { return None };
     let family = i32::from(*body.first()?);
     match reply.kind {
         libc::RTM_NEWLINK | libc::RTM_DELLINK => read_link(body, reply.kind, place),
         libc::RTM_DELADDR => {
-            Address::parse(body).map(|a| News::AddressGone { link: a.link, addr: a.addr, place })
+            Address::parse(body).map(|a| LinkEvent::AddressGone { link: a.link, addr: a.addr, place })
         }
         libc::RTM_NEWADDR if place == Where::Here => {
-            Address::parse(body).map(|a| News::AddressAdded { addr: a.addr, protocol: a.protocol })
+            Address::parse(body).map(|a| LinkEvent::AddressAdded { addr: a.addr, protocol: a.protocol })
         }
         libc::RTM_NEWROUTE if place == Where::Here => Route::parse_any(body)
             .filter(|r| r.table == Some(u32::from(libc::RT_TABLE_MAIN)))
-            .map(|r| News::RouteAdded { dst: r.dst, protocol: r.protocol }),
-        libc::RTM_DELROUTE => Route::parse_any(body).map(|r| News::RouteGone {
+            .map(|r| LinkEvent::RouteAdded { dst: r.dst, protocol: r.protocol }),
+        libc::RTM_DELROUTE => Route::parse_any(body).map(|r| LinkEvent::RouteGone {
             dst: r.dst,
             link: r.link,
             protocol: r.protocol,
             place,
         }),
-        RTM_NEWNETCONF => is_forwarding_off(body).then_some(News::ForwardingOff { place }),
+        RTM_NEWNETCONF => is_forwarding_off(body).then_some(LinkEvent::ForwardingOff { place }),
         // A bridge keeps the MACs behind its ports in a table that speaks the same messages.
         libc::RTM_DELNEIGH if family != libc::AF_BRIDGE => {
             let Neighbour { link, addr, protocol, .. } = Neighbour::parse(body)?;
             // It was permanent once, but a neighbour that goes is always told as failed.
-            (protocol != 0).then_some(News::NeighbourGone { link, addr, protocol, place })
+            (protocol != 0).then_some(LinkEvent::NeighbourGone { link, addr, protocol, place })
         }
         _ => None,
     }
@@ -167,15 +167,15 @@ fn is_forwarding_off(body: &[u8]) -> bool {
     value(NETCONFA_IFINDEX) == Some(u32::MAX) && value(NETCONFA_FORWARDING) == Some(0)
 }
 
-fn read_link(body: &[u8], kind: u16, place: Where) -> Option<News> {
+fn read_link(body: &[u8], kind: u16, place: Where) -> Option<LinkEvent> {
     let gone = kind == libc::RTM_DELLINK;
     let link = Link::parse(body)?;
     match i32::from(*body.first()?) {
         libc::AF_UNSPEC => {
             let name = Some(link.name).filter(|name| !name.is_empty());
-            Some(News::Link { index: link.index, name, up: link.up, gone, place })
+            Some(LinkEvent::Link { index: link.index, name, up: link.up, gone, place })
         }
-        libc::AF_BRIDGE if gone => Some(News::PortLeft { index: link.index, place }),
+        libc::AF_BRIDGE if gone => Some(LinkEvent::PortLeft { index: link.index, place }),
         _ => None,
     }
 }

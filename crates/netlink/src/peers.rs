@@ -29,7 +29,7 @@ const GROUPS: [u32; 6] = [
 
 /// A change; "ours" is what has `PEER_PROTOCOL`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PeerNews {
+pub enum PeerEvent {
     /// A route of ours is new or was changed.
     RouteSet(Route),
     /// A route of ours was removed. Nothing is told of IPv4 routes that the kernel drops because their link goes down or
@@ -73,7 +73,7 @@ impl PeerMonitor {
     /// For the namespace of the calling thread.
     pub fn open() -> Result<Self, Error> {
         let socket = Socket::open(NetlinkProtocol::Route)?;
-        socket.make_room_for_news()?;
+        socket.grow_event_buffer()?;
         socket.listen(&GROUPS)?;
         Ok(Self { listener: Listener::new(socket) })
     }
@@ -84,12 +84,12 @@ impl PeerMonitor {
 
     /// Everything that is there to read now, without waiting. After an overrun it is `Missed` alone: whoever looks at
     /// everything need not know the rest.
-    pub fn read(&mut self) -> Result<Vec<PeerNews>, Error> {
-        let mut news = Vec::new();
-        let heard = self.listener.read(|reply, _| read_news(reply, &mut news))?;
-        Ok(match heard {
-            EventsRead::All => news,
-            EventsRead::NotAll => vec![PeerNews::Missed],
+    pub fn read(&mut self) -> Result<Vec<PeerEvent>, Error> {
+        let mut events = Vec::new();
+        let observed = self.listener.read(|reply, _| read_events(reply, &mut events))?;
+        Ok(match observed {
+            EventsRead::All => events,
+            EventsRead::NotAll => vec![PeerEvent::Missed],
         })
     }
 }
@@ -106,56 +106,56 @@ impl fmt::Debug for PeerMonitor {
     }
 }
 
-fn read_news(reply: &Reply<'_>, news: &mut Vec<PeerNews>) {
+fn read_events(reply: &Reply<'_>, events: &mut Vec<PeerEvent>) {
     let Content::Data(body) = reply.content else { return };
     let family = i32::from(body.first().copied().unwrap_or_default());
     match reply.kind {
-        libc::RTM_NEWROUTE | libc::RTM_DELROUTE => read_route(reply, body, news),
-        libc::RTM_NEWADDR => news.extend(Address::parse(body).map(PeerNews::AddressSet)),
-        libc::RTM_DELADDR => news.extend(Address::parse(body).map(PeerNews::AddressGone)),
+        libc::RTM_NEWROUTE | libc::RTM_DELROUTE => read_route(reply, body, events),
+        libc::RTM_NEWADDR => events.extend(Address::parse(body).map(PeerEvent::AddressSet)),
+        libc::RTM_DELADDR => events.extend(Address::parse(body).map(PeerEvent::AddressGone)),
         // A bridge tells of its ports in the same messages.
         libc::RTM_NEWLINK if family == libc::AF_UNSPEC => {
-            news.extend(Link::parse(body).map(PeerNews::Link));
+            events.extend(Link::parse(body).map(PeerEvent::Link));
         }
         libc::RTM_DELLINK if family == libc::AF_UNSPEC => {
-            news.extend(
-                Link::parse(body).map(|link| PeerNews::LinkGone { index: link.index, name: link.name }),
+            events.extend(
+                Link::parse(body).map(|link| PeerEvent::LinkGone { index: link.index, name: link.name }),
             );
         }
         libc::RTM_NEWNEIGH if family == libc::AF_BRIDGE => {
-            news.extend(Fdb::parse(body).map(PeerNews::FdbSet));
+            events.extend(Fdb::parse(body).map(PeerEvent::FdbSet));
         }
         libc::RTM_DELNEIGH if family == libc::AF_BRIDGE => {
-            news.extend(Fdb::parse(body).map(PeerNews::FdbGone));
+            events.extend(Fdb::parse(body).map(PeerEvent::FdbGone));
         }
-        libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => news.extend(read_neighbour(reply.kind, body)),
+        libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => events.extend(read_neighbour(reply.kind, body)),
         _ => {}
     }
 }
 
-fn read_route(reply: &Reply<'_>, body: &[u8], news: &mut Vec<PeerNews>) {
+fn read_route(reply: &Reply<'_>, body: &[u8], events: &mut Vec<PeerEvent>) {
     let Some(route) = Route::parse(body) else { return };
     if route.dst.prefix_len() == 0 {
-        news.push(PeerNews::DefaultRoute);
+        events.push(PeerEvent::DefaultRoute);
     }
     let is_ours = route.protocol == PEER_PROTOCOL;
     if reply.kind == libc::RTM_DELROUTE {
-        news.extend(is_ours.then_some(PeerNews::RouteGone(route)));
+        events.extend(is_ours.then_some(PeerEvent::RouteGone(route)));
     } else if is_ours {
-        news.push(PeerNews::RouteSet(route));
+        events.push(PeerEvent::RouteSet(route));
     } else if reply.flags & NLM_F_REPLACE != 0 {
-        news.push(PeerNews::RouteTaken(route.dst));
+        events.push(PeerEvent::RouteTaken(route.dst));
     }
 }
 
-fn read_neighbour(kind: u16, body: &[u8]) -> Option<PeerNews> {
+fn read_neighbour(kind: u16, body: &[u8]) -> Option<PeerEvent> {
     let Neighbour { link, addr, mac, protocol, .. } = Neighbour::parse(body)?;
     if protocol != PEER_PROTOCOL {
         return None;
     }
     Some(if kind == libc::RTM_NEWNEIGH {
-        PeerNews::NeighbourSet { link, addr, mac }
+        PeerEvent::NeighbourSet { link, addr, mac }
     } else {
-        PeerNews::NeighbourGone { link, addr }
+        PeerEvent::NeighbourGone { link, addr }
     })
 }

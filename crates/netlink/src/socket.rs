@@ -102,7 +102,7 @@ impl Socket {
     pub fn make_room(&mut self, requests: usize) -> Result<(), Error> {
         if requests > FEW && !self.roomy {
             let failed = |errno| socket_error("enlarge a netlink socket", errno);
-            self.make_room_for_news()?;
+            self.grow_event_buffer()?;
             set_socket_send_buffer_size_force(&*self.inner, ROOM).map_err(failed)?;
             self.roomy = true;
         }
@@ -110,7 +110,7 @@ impl Socket {
     }
 
     /// For what comes unasked, before anybody looks: some hundred pods that are made or go at once.
-    pub(crate) fn make_room_for_news(&self) -> Result<(), Error> {
+    pub(crate) fn grow_event_buffer(&self) -> Result<(), Error> {
         let failed = |errno| socket_error("enlarge a netlink socket", errno);
         set_socket_recv_buffer_size_force(&*self.inner, ROOM).map_err(failed)
     }
@@ -167,7 +167,7 @@ impl Socket {
             return Ok(Glance::Overrun);
         }
         let place = if got.flags.contains(ReturnFlags::CTRUNC) { Where::Elsewhere } else { Where::Here };
-        Ok(Glance::News(Replies { rest: self.buffer.get(..got.bytes).unwrap_or_default() }, place))
+        Ok(Glance::LinkEvent(Replies { rest: self.buffer.get(..got.bytes).unwrap_or_default() }, place))
     }
 }
 
@@ -198,7 +198,7 @@ pub(crate) enum Glance<'a> {
     Nothing,
     /// There was more news than room for it.
     Overrun,
-    News(Replies<'a>, Where),
+    LinkEvent(Replies<'a>, Where),
 }
 
 impl AsFd for Socket {

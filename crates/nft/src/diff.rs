@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use crate::desired::{APPLIED, AppliedObject, Chain, Table};
-use crate::foreign::is_harmless;
 use crate::observe::{ListedChain, ObservedChain, ObservedTable};
+use crate::unmanaged::is_harmless;
 
 /// Wanted objects that are missing, and differences of hooks and numbers of rules. They need no digests.
 pub(crate) fn shape(table: &Table, observed: &ObservedTable) -> Vec<String> {

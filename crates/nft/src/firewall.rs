@@ -41,15 +41,15 @@ impl Firewall {
 
     /// Puts the pod in force, all of it or nothing. Doing it again changes nothing. The tables are made when they are
     /// missing. A host port of another pod is [`Error::PortTaken`].
-    pub fn admit(&mut self, pod: &FirewallPod<'_>) -> Result<(), Error> {
-        self.admit_after(pod, &mut NoOthers)
+    pub fn add_pod(&mut self, pod: &FirewallPod<'_>) -> Result<(), Error> {
+        self.add_pod_after(pod, &mut NoOthers)
     }
 
     /// The same; when the tables themselves were missing or of another version, they are made again and [`OtherPods::restore`]
     /// puts back the pods that were in them, before this one can take a host port of theirs. Over tables of another version
     /// the rules come with the members of all running pods, in one transaction: new rules may use new sets, and without
     /// their elements they would drop what running pods send.
-    pub fn admit_after(&mut self, pod: &FirewallPod<'_>, others: &mut dyn OtherPods) -> Result<(), Error> {
+    pub fn add_pod_after(&mut self, pod: &FirewallPod<'_>, others: &mut dyn OtherPods) -> Result<(), Error> {
         let mut elements = element::revisions(pod);
         elements.append(&mut element::of(pod)?);
         let mut replace = vec![Replace::No; elements.len()];
@@ -154,7 +154,7 @@ impl Firewall {
 
     /// Takes the pod out of force. What is already gone is no error, and keeps nothing else; a host port that another
     /// pod has by now stays.
-    pub fn expel(&mut self, pod: &FirewallPod<'_>) -> Result<(), Error> {
+    pub fn remove_pod(&mut self, pod: &FirewallPod<'_>) -> Result<(), Error> {
         let elements = element::of(pod)?;
         for _ in 0..GENERATIONS {
             let (generation, own) = self.own(&elements)?;

@@ -10,12 +10,12 @@
 //! ```
 //!
 //! All tables are rendered, applied, observed and compared by the same code; a further table is one more value in `desired`.
-//! The agent gets events from [`RulesetMonitor`], compares ([`Firewall::drift`], [`Firewall::missing_of`], [`foreign_drops`]) and
+//! The agent gets events from [`RulesetMonitor`], compares ([`Firewall::drift`], [`Firewall::missing_of`], [`unmanaged_drops`]) and
 //! repairs ([`Firewall::repair`]).
 //!
 //! Called by the engine for ADD, DEL, CHECK and clean-up. It works in the network namespace of the calling thread.
 //! It may touch: tables `inet podwire`, `bridge podwire` and `inet podwire-{peers,limit,clamp}-NETWORK`, and conntrack entries of
-//! the addresses it is given. In tables of other programs it only keeps the rules of [`accept_in_others`].
+//! the addresses it is given. In tables of other programs it only keeps the rules of [`accept_in_unmanaged`].
 
 mod apply;
 mod census;
@@ -25,7 +25,6 @@ mod diff;
 mod element;
 mod error;
 mod firewall;
-mod foreign;
 mod monitor;
 mod network;
 mod number;
@@ -38,6 +37,7 @@ mod request;
 mod rule;
 mod socket;
 mod surplus;
+mod unmanaged;
 
 pub mod conntrack;
 
@@ -48,13 +48,13 @@ pub use desired::peers::PeerRules;
 pub use desired::pods::Structure;
 pub use error::Error;
 pub use firewall::{Firewall, NoOthers, OtherPods};
-pub use foreign::{
-    Certainty, ForeignDrop, ForeignFamily, ForwardingChain, LegacyTables, accept_in_others, foreign_drops,
-    forwarding_chains, legacy_tables, withdraw_from_others,
-};
 pub use monitor::{Ours, RulesetChange, RulesetMonitor};
 pub use network::PeerTable;
 pub use pod::{AttachMode, FirewallPod, Guard, HostPort, NetworkChain, Protocol};
 pub use program::{INSTALL, check_program};
 pub use prune::Idle;
 pub use surplus::{KnownPods, LiveOwners, PodElement, PodElements, Stray};
+pub use unmanaged::{
+    Certainty, ChainFamily, ForwardingChain, LegacyTables, UnmanagedDrop, accept_in_unmanaged,
+    forwarding_chains, legacy_tables, unmanaged_drops, withdraw_from_unmanaged,
+};

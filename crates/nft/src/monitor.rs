@@ -34,8 +34,8 @@ const READ: &str = "read what changed in the firewall";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RulesetChange {
     pub ours: Ours,
-    /// A table, chain or rule of others, at the IP layer, came, went or changed: look at [`foreign_drops`](crate::foreign_drops) again.
-    pub foreign: bool,
+    /// A table, chain or rule of others, at the IP layer, came, went or changed: look at [`unmanaged_drops`](crate::foreign_drops) again.
+    pub unmanaged: bool,
     /// A table of peers changed, or elements of one were deleted: [`PeerTable::keep`](crate::PeerTable::keep) again.
     pub peers: bool,
 }
@@ -46,7 +46,7 @@ pub struct RulesetChange {
 pub enum Ours {
     #[default]
     Nothing,
-    /// Elements were deleted. Where the kernel lets elements expire (Linux 6.12), our own `expel` does not look like this.
+    /// Elements were deleted. Where the kernel lets elements expire (Linux 6.12), our own `remove_pod` does not look like this.
     Elements,
     /// A table, chain, rule or set was added, changed or removed, or the kernel had more to say than we could hear:
     /// [`Firewall::drift`](crate::Firewall::drift) finds what is wrong. The first pod of a network and `prune` look like this too.
@@ -61,13 +61,13 @@ impl RulesetChange {
     fn and(self, other: Self) -> Self {
         Self {
             ours: self.ours.max(other.ours),
-            foreign: self.foreign || other.foreign,
+            unmanaged: self.unmanaged || other.unmanaged,
             peers: self.peers || other.peers,
         }
     }
 }
 
-const EVERYTHING: RulesetChange = RulesetChange { ours: Ours::Structure, foreign: true, peers: true };
+const EVERYTHING: RulesetChange = RulesetChange { ours: Ours::Structure, unmanaged: true, peers: true };
 
 /// Readable (poll) when something happened.
 #[derive(Debug)]
@@ -178,7 +178,7 @@ fn of_message(kind: u16, body: &[u8]) -> RulesetChange {
             (_, _) => of_ours(Ours::Structure),
         },
         (Some(libc::NFPROTO_INET | libc::NFPROTO_IPV4 | libc::NFPROTO_IPV6), About::TableChainOrRule) => {
-            RulesetChange { foreign: true, ..RulesetChange::default() }
+            RulesetChange { unmanaged: true, ..RulesetChange::default() }
         }
         (_, _) => RulesetChange::default(),
     }
@@ -206,9 +206,9 @@ mod tests {
     #[test]
     fn a_message_is_ours_by_family_and_table() {
         let (inet, bridge, ip) = (libc::NFPROTO_INET, libc::NFPROTO_BRIDGE, libc::NFPROTO_IPV4);
-        let (ours, foreign) = (
+        let (ours, unmanaged) = (
             |ours| RulesetChange { ours, ..RulesetChange::default() },
-            RulesetChange { foreign: true, ..RulesetChange::default() },
+            RulesetChange { unmanaged: true, ..RulesetChange::default() },
         );
         let peers = RulesetChange { peers: true, ..RulesetChange::default() };
         for (messages, want) in [
@@ -216,8 +216,8 @@ mod tests {
             (&[(14, inet, "podwire"), (8, bridge, "podwire")], ours(Ours::Structure)),
             (&[(12, inet, "podwire"), (14, bridge, "podwire"), (15, 0, "x")], ours(Ours::Elements)),
             (&[(12, inet, "podwire")], ours(Ours::Nothing)),
-            (&[(6, ip, "podwire")], foreign),
-            (&[(6, inet, "podwire2")], foreign),
+            (&[(6, ip, "podwire")], unmanaged),
+            (&[(6, inet, "podwire2")], unmanaged),
             (&[(14, inet, "firewalld"), (6, bridge, "other")], ours(Ours::Nothing)),
             (&[(3, ip, "filter"), (27, inet, "podwire")], RulesetChange { peers: false, ..EVERYTHING }),
             (&[(2, inet, "podwire-peers-blue"), (14, inet, "podwire-peers-blue")], peers),
@@ -225,7 +225,7 @@ mod tests {
             (&[(8, inet, "podwire-limit-blue"), (0, inet, "podwire-limit-blue")], ours(Ours::Structure)),
             (&[(11, inet, "podwire-limit-blue")], ours(Ours::Structure)),
             (&[(14, inet, "podwire-limit-blue"), (12, inet, "podwire-limit-blue")], RulesetChange::default()),
-            (&[(6, ip, "podwire-limit-blue")], foreign),
+            (&[(6, ip, "podwire-limit-blue")], unmanaged),
         ] {
             assert_eq!(of_datagram(&datagram(messages)), want, "{messages:?}");
         }
@@ -235,7 +235,7 @@ mod tests {
     fn a_datagram_that_is_cut_off_is_read_as_far_as_it_goes() {
         let whole = datagram(&[(2, libc::NFPROTO_INET, "podwire"), (3, libc::NFPROTO_IPV4, "filter")]);
         for length in 0..whole.len() {
-            assert!(!of_datagram(&whole[..length]).foreign);
+            assert!(!of_datagram(&whole[..length]).unmanaged);
         }
     }
 }

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 pub use types::{AttachMode, Protocol};
 use types::{AttachmentKey, Digest, IfName, Mac, NetworkName};
 
-/// One attachment, as the firewall sees it. The same value goes to `admit`, `missing` and `expel`.
+/// One attachment, as the firewall sees it. The same value goes to `add_pod`, `missing` and `remove_pod`.
 #[derive(Debug, Clone, Copy)]
 pub struct FirewallPod<'a> {
     /// The host end of the pod's link.

@@ -11,7 +11,7 @@ use rustix::fs::{Access, MemfdFlags, access, memfd_create};
 
 use crate::error::Error;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const RUN: &str = "run the nft program";
 /// Runtimes often start plugins with a PATH that has no sbin in it.
 const PLACES: [&str; 4] = ["nft", "/usr/sbin/nft", "/sbin/nft", "/usr/local/sbin/nft"];
@@ -22,7 +22,7 @@ const LONGEST_COMPLAINT: usize = 4096;
 pub(crate) fn apply(text: &str) -> Result<(), Error> {
     let mut child = start(text)?;
     let Some(stderr) = child.stderr.take() else { return Err(Error::Structure { message: String::new() }) };
-    let complaint = listen(stderr, Instant::now() + PATIENCE);
+    let complaint = listen(stderr, Instant::now() + TIMEOUT);
     if complaint.is_err() {
         // It may have ended by itself in the meantime; either way it is waited for below.
         let _ = child.kill();

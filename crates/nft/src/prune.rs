@@ -132,12 +132,12 @@ mod tests {
                 ports: &[],
             };
             let mut firewall = Firewall::open().unwrap();
-            firewall.admit(&pod).unwrap();
-            firewall.expel(&pod).unwrap();
+            firewall.add_pod(&pod).unwrap();
+            firewall.remove_pod(&pod).unwrap();
             let generation = firewall.generation().unwrap().unwrap();
             let chains = firewall.idle_chains().unwrap();
             assert_eq!(chains, [chain.id()]);
-            Firewall::open().unwrap().admit(&pod).unwrap();
+            Firewall::open().unwrap().add_pod(&pod).unwrap();
             assert_eq!(firewall.remove_chains(&chains, generation).unwrap(), 0);
             assert_eq!(firewall.missing(&pod).unwrap(), [""; 0]);
         };

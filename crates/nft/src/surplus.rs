@@ -461,20 +461,20 @@ mod tests {
         let addresses = ["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
         let stray = Stray { links: std::slice::from_ref(&link), addresses: &addresses };
         let other = IfName::try_from("pwabcd").unwrap();
-        let (own, foreign) = (Field::Ip(addresses[0]), Field::Ip("10.0.0.20".parse().unwrap()));
+        let (own, unmanaged) = (Field::Ip(addresses[0]), Field::Ip("10.0.0.20".parse().unwrap()));
         let (tcp, port) = (Field::Protocol(Protocol::Tcp), Field::Port(80));
         for (family, set, key, value, has) in [
             (TableFamily::Inet, "pods4", vec![own], None, true),
-            (TableFamily::Inet, "pods4", vec![foreign], None, false),
+            (TableFamily::Inet, "pods4", vec![unmanaged], None, false),
             (TableFamily::Inet, "pods6", vec![Field::Ip(addresses[1])], None, true),
             (TableFamily::Inet, "net-abc6-4", vec![own], None, true),
             (TableFamily::Inet, "ports", vec![Field::Link(&link)], None, true),
-            (TableFamily::Bridge, "addr4", vec![Field::Link(&link), foreign], None, true),
-            (TableFamily::Bridge, "addr4", vec![Field::Link(&other), foreign], None, false),
+            (TableFamily::Bridge, "addr4", vec![Field::Link(&link), unmanaged], None, true),
+            (TableFamily::Bridge, "addr4", vec![Field::Link(&other), unmanaged], None, false),
             (TableFamily::Inet, "via4", vec![own, Field::Link(&other)], None, true),
-            (TableFamily::Inet, "via4", vec![foreign, Field::Link(&other)], None, false),
+            (TableFamily::Inet, "via4", vec![unmanaged, Field::Link(&other)], None, false),
             (TableFamily::Inet, "hostport4_any", vec![tcp, port], Some(vec![own, port]), true),
-            (TableFamily::Inet, "hostport4", vec![own, tcp, port], Some(vec![foreign, port]), false),
+            (TableFamily::Inet, "hostport4", vec![own, tcp, port], Some(vec![unmanaged, port]), false),
         ] {
             let (key, value) = (bytes(&key), value.map(|fields| bytes(&fields)));
             let layout = layout(family, set, key.len());
@@ -504,12 +504,12 @@ mod tests {
                 ports: &[],
             };
             let mut firewall = Firewall::open().unwrap();
-            firewall.admit(&pod).unwrap();
+            firewall.add_pod(&pod).unwrap();
             let seen = bindings(&mut firewall);
             assert_eq!(seen.elements.len(), 4, "{seen:?}");
             Firewall::open()
                 .unwrap()
-                .admit(&FirewallPod { addresses: &["10.0.0.3".parse().unwrap()], ..pod })
+                .add_pod(&FirewallPod { addresses: &["10.0.0.3".parse().unwrap()], ..pod })
                 .unwrap();
             let none = || Ok::<_, Error>(LiveOwners::default());
             assert_eq!(firewall.remove_surplus(seen, none).unwrap(), []);

@@ -19,9 +19,9 @@ use crate::Served;
 use crate::retry::Retry;
 
 /// How long ADD, CHECK and GC wait for an agent that is away or not ready.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long STATUS does: it is asked to find out just that.
-const STATUS_PATIENCE: Duration = Duration::from_secs(1);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long one attempt may take. After a hang-up the agent undoes the ADD.
 const ANSWER: Duration = Duration::from_secs(60);
 const _: () =
@@ -92,17 +92,17 @@ pub(crate) fn ask(request: &Request, place: &AgentPaths<'_>, stdin: &[u8]) -> Se
         config: String::from_utf8_lossy(stdin).into_owned(),
     };
     let client = Client::new(place.socket);
-    let mut asking = Asking { request, place, client, call, retry: Retry::within(patience(request)) };
+    let mut asking = Asking { request, place, client, call, retry: Retry::within(timeout(request)) };
     let (outcome, ending) = asking.run();
     let Asking { call, retry, .. } = asking;
     let asked = AgentExchange { request_id: call.request_id, attempts: retry.attempts, ending };
     Served { outcome, asked: Some(asked) }
 }
 
-fn patience(request: &Request) -> Duration {
+fn timeout(request: &Request) -> Duration {
     match request {
-        Request::Add(_) | Request::Check(_) | Request::Gc(_) => PATIENCE,
-        Request::Status(_) => STATUS_PATIENCE,
+        Request::Add(_) | Request::Check(_) | Request::Gc(_) => TIMEOUT,
+        Request::Status(_) => STATUS_TIMEOUT,
         Request::Del(_) | Request::Version(_) => Duration::ZERO,
     }
 }
@@ -176,7 +176,7 @@ impl Asking<'_> {
             Ok(answer) => self.judge(&answer),
             Err(error) => {
                 let (code, is_away) = match error {
-                    ClientError::NobodyListens { .. } | ClientError::Broken { .. } => {
+                    ClientError::NoListener { .. } | ClientError::Broken { .. } => {
                         (ErrorCode::TryAgainLater, true)
                     }
                     ClientError::Connect { .. } | ClientError::TimedOut { .. } => {
@@ -266,7 +266,7 @@ impl Asking<'_> {
     fn in_vain(&self, cause: Error) -> Error {
         match self.retry.attempts {
             1 => cause,
-            n => with_more(cause, &format!("tried {n} times in {} s", patience(self.request).as_secs())),
+            n => with_more(cause, &format!("tried {n} times in {} s", timeout(self.request).as_secs())),
         }
     }
 

@@ -15,8 +15,8 @@ pub(crate) struct Retry {
 
 impl Retry {
     /// The first attempt is about to be made.
-    pub(crate) fn within(patience: Duration) -> Self {
-        Self { end: Instant::now() + patience, pause: FIRST_PAUSE, attempts: 1 }
+    pub(crate) fn within(timeout: Duration) -> Self {
+        Self { end: Instant::now() + timeout, pause: FIRST_PAUSE, attempts: 1 }
     }
 
     /// Waits before the next attempt. False: there is no time for another one.
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn no_patience_is_one_attempt() {
+    fn no_timeout_is_one_attempt() {
         assert!(!Retry::within(Duration::ZERO).again());
     }
 }

@@ -90,7 +90,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<ExitStatus> {
 
 fn of_client(error: &ClientError) -> Option<ExitStatus> {
     match error {
-        ClientError::NobodyListens { .. } | ClientError::Broken { .. } | ClientError::TimedOut { .. } => {
+        ClientError::NoListener { .. } | ClientError::Broken { .. } | ClientError::TimedOut { .. } => {
             Some(ExitStatus::AgentUnreachable)
         }
         ClientError::Connect { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
@@ -163,8 +163,7 @@ mod tests {
         let of = |error: anyhow::Error| ExitStatus::of(&error.context("outer").context("outermost"));
         let denied = || io::Error::from(ErrorKind::PermissionDenied);
         let socket = std::path::PathBuf::from("/x");
-        let listens =
-            ClientError::NobodyListens { socket: socket.clone(), source: ErrorKind::NotFound.into() };
+        let listens = ClientError::NoListener { socket: socket.clone(), source: ErrorKind::NotFound.into() };
         let connect = ClientError::Connect { socket, source: denied() };
         assert_eq!(of(listens.into()), ExitStatus::AgentUnreachable);
         assert_eq!(of(connect.into()), ExitStatus::PermissionDenied);

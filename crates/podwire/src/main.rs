@@ -2,10 +2,10 @@
 
 mod cli;
 mod commands;
+mod directories;
 #[cfg(test)]
 mod docs_tests;
 mod exit;
-mod folders;
 mod print;
 mod when;
 

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 pub(crate) use types::count;
 
 use layout::is_path;
-pub(crate) use layout::{LayOut, WIDTH, facts, hang, list, table, unlimited, wrap};
+pub(crate) use layout::{LayOut, WIDTH, hang, key_values, list, table, unlimited, wrap};
 
 const BAR: usize = 20;
 
@@ -171,7 +171,8 @@ mod tests {
         let bad = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
         let table =
             table(&["NAME", "NEXT"], vec![vec![value(HOSTILE), "x".to_owned()], vec![HOSTILE.to_owned()]]);
-        for text in [HOSTILE.to_owned(), table.clone(), facts([("k", HOSTILE.to_owned())]), wrap(HOSTILE, 40)]
+        for text in
+            [HOSTILE.to_owned(), table.clone(), key_values([("k", HOSTILE.to_owned())]), wrap(HOSTILE, 40)]
         {
             let shown = written(text);
             assert!(!shown.contains(bad) && shown.contains("[2J"), "{shown:?}");

@@ -1,4 +1,4 @@
-//! The pods' cgroups are the one thing of theirs that no namespace of ours ends. They lie under one folder per machine,
+//! The pods' cgroups are the one thing of theirs that no namespace of ours ends. They lie under one directory per machine,
 //! named like the node's namespace (`pwt-PID-…`); it goes when the machine's processes are gone.
 
 use std::fs;
@@ -27,7 +27,7 @@ pub(crate) fn below(name: &str) -> Result<Vec<PathBuf>> {
     for hierarchy in hierarchies()? {
         let group = hierarchy.join(name);
         if group.is_dir() {
-            found.extend(folders(&group)?);
+            found.extend(directories(&group)?);
         }
     }
     Ok(found)
@@ -36,7 +36,7 @@ pub(crate) fn below(name: &str) -> Result<Vec<PathBuf>> {
 /// Groups of test processes that were killed.
 pub(crate) fn remove_of_the_dead() -> Result<()> {
     for hierarchy in hierarchies()? {
-        for group in folders(&hierarchy)? {
+        for group in directories(&hierarchy)? {
             let name = group.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if owner(&name).is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
                 remove_tree(&group)?;
@@ -57,10 +57,10 @@ fn hierarchies() -> Result<Vec<PathBuf>> {
         return Ok(vec![root]);
     }
     // `cpu` and the like may be links to `cpu,cpuacct`: each once.
-    folders(&root)
+    directories(&root)
 }
 
-fn folders(path: &Path) -> Result<Vec<PathBuf>> {
+fn directories(path: &Path) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,
         // Somebody else sweeps, too.
@@ -74,10 +74,10 @@ fn folders(path: &Path) -> Result<Vec<PathBuf>> {
         .collect())
 }
 
-/// A cgroup's files are the kernel's: only folders are removed, from the innermost on.
+/// A cgroup's files are the kernel's: only directories are removed, from the innermost on.
 fn remove_tree(group: &Path) -> Result<()> {
-    for folder in folders(group)? {
-        remove_tree(&folder)?;
+    for directory in directories(group)? {
+        remove_tree(&directory)?;
     }
     match fs::remove_dir(group) {
         Err(e) if e.kind() != ErrorKind::NotFound => {

@@ -10,7 +10,7 @@ use crate::{Cri, Machine, Service, Stop};
 
 const SOCKET: &str = "/run/containerd/containerd.sock";
 const CONFIG: &str = "/etc/containerd/config.toml";
-/// `native`: overlays cannot be stacked, and the lab's folder may lie on one. The score: going below our own takes
+/// `native`: overlays cannot be stacked, and the lab's directory may lie on one. The score: going below our own takes
 /// CAP_SYS_RESOURCE, which a sandbox may not have. The one that is disabled would load a kernel module.
 const SETTINGS: &str = r#"version = 2
 disabled_plugins = ["io.containerd.snapshotter.v1.aufs"]
@@ -39,8 +39,8 @@ impl Containerd {
     /// Writes its configuration without starting it; `more` is TOML that follows the harness's own.
     pub fn configure(machine: &Machine, more: &str) -> Result<()> {
         let config = machine.path(CONFIG);
-        let folder = config.parent().context("the config has no folder")?;
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let directory = config.parent().context("the config has no directory")?;
+        fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
         fs::write(&config, SETTINGS.replace("@IMAGE@", IMAGE) + more)
             .with_context(|| format!("cannot write {}", config.display()))
     }
@@ -93,7 +93,7 @@ impl Containerd {
     fn import_image(&self) -> Result<()> {
         let archive = self.machine().dir().join("image.tar");
         write_archive(&archive)?;
-        let path = archive.to_str().context("the lab's folder has a strange name")?;
+        let path = archive.to_str().context("the lab's directory has a strange name")?;
         // A snapshotter other than containerd's default has to be named: the CRI looks for the image's layers in its own.
         let unpack = ["images", "import", "--snapshotter", "native", path];
         self.machine().sh(&[&["ctr", "--namespace", "k8s.io"], unpack.as_slice()].concat())?;

@@ -27,13 +27,13 @@ pub struct Cri {
 
 /// A pod to run: one container that waits, and serves whatever `exec` starts in it.
 #[derive(Debug, Clone, Default)]
-pub struct PodWish {
+pub struct PodSpec {
     pub name: String,
     pub ports: Vec<m::CriPortMapping>,
     pub annotations: Vec<(String, String)>,
 }
 
-impl PodWish {
+impl PodSpec {
     pub fn named(name: &str) -> Self {
         Self { name: name.to_owned(), ..Self::default() }
     }
@@ -73,15 +73,15 @@ impl Cri {
     }
 
     /// RunPodSandbox alone: the plugin is called, no container is made in it.
-    pub fn run_sandbox(&self, wish: &PodWish) -> Result<String> {
-        let request = m::RunPodSandboxRequest { config: Some(self.sandbox_config(wish)) };
+    pub fn run_sandbox(&self, spec: &PodSpec) -> Result<String> {
+        let request = m::RunPodSandboxRequest { config: Some(self.sandbox_config(spec)) };
         let sandbox: m::Sandbox = self.call(RUNTIME, "RunPodSandbox", request)?;
         Ok(sandbox.pod_sandbox_id)
     }
 
     /// A sandbox with one container in it, started.
-    pub fn run_pod(&self, wish: &PodWish) -> Result<RunningPod> {
-        let sandbox = self.run_sandbox(wish)?;
+    pub fn run_pod(&self, spec: &PodSpec) -> Result<RunningPod> {
+        let sandbox = self.run_sandbox(spec)?;
         let config = m::ContainerConfig {
             metadata: Some(m::ContainerMetadata { name: "main".to_owned() }),
             image: Some(image_spec()),
@@ -89,7 +89,7 @@ impl Cri {
         let request = m::CreateContainerRequest {
             pod_sandbox_id: sandbox.clone(),
             config: Some(config),
-            sandbox_config: Some(self.sandbox_config(wish)),
+            sandbox_config: Some(self.sandbox_config(spec)),
         };
         let container: m::Container = self.call(RUNTIME, "CreateContainer", request)?;
         let _: m::Nothing = self.call(RUNTIME, "StartContainer", container.clone())?;
@@ -146,18 +146,18 @@ impl Cri {
         Ok(answer.image.is_some())
     }
 
-    fn sandbox_config(&self, wish: &PodWish) -> m::PodSandboxConfig {
+    fn sandbox_config(&self, spec: &PodSpec) -> m::PodSandboxConfig {
         let metadata = m::PodSandboxMetadata {
-            name: wish.name.clone(),
-            uid: format!("uid-of-{}", wish.name),
+            name: spec.name.clone(),
+            uid: format!("uid-of-{}", spec.name),
             namespace: "default".to_owned(),
             attempt: 0,
         };
         m::PodSandboxConfig {
             metadata: Some(metadata),
-            hostname: wish.name.clone(),
-            port_mappings: wish.ports.clone(),
-            annotations: wish.annotations.iter().cloned().collect(),
+            hostname: spec.name.clone(),
+            port_mappings: spec.ports.clone(),
+            annotations: spec.annotations.iter().cloned().collect(),
             linux: Some(m::LinuxPodSandboxConfig { cgroup_parent: self.cgroup_parent.clone() }),
         }
     }

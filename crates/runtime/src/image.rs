@@ -12,7 +12,7 @@ use tar::{Builder, EntryType, Header};
 /// The image's name; sandboxes use it in the place of a pause image, containers as it is.
 pub const IMAGE: &str = "localhost/podwire-test:1";
 const BUSYBOX: &str = "/bin/busybox";
-const FOLDERS: [&str; 7] = ["bin", "dev", "etc", "proc", "sys", "tmp", "www"];
+const DIRECTORIES: [&str; 7] = ["bin", "dev", "etc", "proc", "sys", "tmp", "www"];
 const PROGRAMS: [&str; 10] =
     ["sh", "sleep", "ping", "ping6", "ip", "cat", "echo", "httpd", "wget", "hostname"];
 /// A first process ignores signals that it did not ask for: without the trap every pod would take its whole grace time to end.
@@ -27,9 +27,9 @@ pub(crate) fn write_archive(to: &Path) -> Result<()> {
 
 fn layer(busybox: &[u8]) -> Result<Vec<u8>> {
     let mut tar = Builder::new(Vec::new());
-    for folder in FOLDERS {
+    for directory in DIRECTORIES {
         let mut header = header(EntryType::Directory, 0);
-        tar.append_data(&mut header, folder, &[][..])?;
+        tar.append_data(&mut header, directory, &[][..])?;
     }
     tar.append_data(&mut header(EntryType::Regular, busybox.len()), "bin/busybox", busybox)?;
     for program in PROGRAMS {

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Called by tests only. The programs see the paths that they have on any machine (`/run/containerd`, `/etc/cni/net.d`,
-//! `/opt/cni/bin`), but all of them lie in the lab's folder: the machine's own runtime, if it has one, is never touched.
+//! `/opt/cni/bin`), but all of them lie in the lab's directory: the machine's own runtime, if it has one, is never touched.
 //! What a `Machine` holds ends with it, also when a test panics or is killed: the kernel kills a pid namespace with its
 //! first process, and that one ends when the test's end of a pipe closes. Needs root; `tools/setup test` installs the rest.
 
@@ -24,7 +24,7 @@ mod podman;
 mod service;
 
 pub use containerd::Containerd;
-pub use cri::{Cri, ExecResult, PodWish, RunningPod};
+pub use cri::{Cri, ExecResult, PodSpec, RunningPod};
 pub use image::IMAGE;
 pub use machine::Machine;
 pub use message::{CriPortMapping, CriProtocol};

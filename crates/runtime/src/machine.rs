@@ -11,7 +11,7 @@ use testkit::{DEADLINE, Node, Ns, Outcome, wait_until};
 
 use crate::cgroups;
 
-/// Folders that are the machine's own, empty at first but for a few files of /etc.
+/// Directories that are the machine's own, empty at first but for a few files of /etc.
 const OWN: [&str; 5] = ["run", "var/lib", "var/log", "opt", "etc"];
 /// What programs look up in /etc whatever they do.
 const COPIED: [&str; 6] = ["passwd", "group", "nsswitch.conf", "protocols", "services", "ld.so.cache"];
@@ -65,7 +65,7 @@ impl Machine {
         self.inner.dir.join("root").join(inside.trim_start_matches('/'))
     }
 
-    /// Its folder, of the same path inside and outside; logs of its services are here.
+    /// Its directory, of the same path inside and outside; logs of its services are here.
     pub fn dir(&self) -> &Path {
         &self.inner.dir
     }
@@ -160,9 +160,9 @@ impl MachineInner {
 
     /// What the programs wrote into /var/log.
     fn print_logs(&self) -> Result<()> {
-        let folder = self.dir.join("root/var/log");
-        for name in names_in(&folder)?.iter().filter(|name| name.ends_with(".log")) {
-            eprintln!("--- the end of /var/log/{name}:\n{}", tail(&folder.join(name)));
+        let directory = self.dir.join("root/var/log");
+        for name in names_in(&directory)?.iter().filter(|name| name.ends_with(".log")) {
+            eprintln!("--- the end of /var/log/{name}:\n{}", tail(&directory.join(name)));
         }
         Ok(())
     }
@@ -214,10 +214,10 @@ fn start_first(node: &Node, dir: &Path) -> Result<Child> {
     node.enter(|| command.spawn())?.context("cannot start unshare")
 }
 
-pub(crate) fn names_in(folder: &Path) -> Result<Vec<String>> {
-    match fs::read_dir(folder) {
+pub(crate) fn names_in(directory: &Path) -> Result<Vec<String>> {
+    match fs::read_dir(directory) {
         Ok(entries) => Ok(entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect()),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(vec![]),
-        Err(e) => Err(e).with_context(|| format!("cannot list {}", folder.display())),
+        Err(e) => Err(e).with_context(|| format!("cannot list {}", directory.display())),
     }
 }

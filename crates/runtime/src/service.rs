@@ -32,7 +32,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts the program inside the machine; its output goes to `NAME.log` in the machine's folder.
+    /// Starts the program inside the machine; its output goes to `NAME.log` in the machine's directory.
     pub fn start(machine: &Machine, name: &str, argv: &[&str]) -> Result<Self> {
         let argv = argv.iter().map(|&word| word.to_owned()).collect();
         let mut service = Self { machine: machine.clone(), name: name.to_owned(), argv, child: None };

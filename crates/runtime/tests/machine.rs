@@ -38,8 +38,8 @@ fn the_paths_of_a_machine_are_its_own() {
     let node = lab.node("n1").unwrap();
     let machine = Machine::new(&node).unwrap();
     let mark = format!("{}-mark", lab.prefix());
-    for folder in ["/run", "/etc", "/opt", "/var/lib", "/var/log"] {
-        let inside = format!("{folder}/{mark}");
+    for directory in ["/run", "/etc", "/opt", "/var/lib", "/var/log"] {
+        let inside = format!("{directory}/{mark}");
         machine.sh(&["touch", &inside]).unwrap();
         assert!(machine.path(&inside).exists(), "{inside}");
         assert!(!std::path::Path::new(&inside).exists(), "{inside}");

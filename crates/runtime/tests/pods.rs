@@ -6,7 +6,7 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use runtime::{CriPortMapping, CriProtocol, PodWish, Stop};
+use runtime::{CriPortMapping, CriProtocol, PodSpec, Stop};
 use testkit::CableEnd;
 
 use common::{Traces, World, get, standalone};
@@ -37,7 +37,7 @@ fn a_host_port_leads_to_the_pod_in_both_families() {
         host_port: 8080,
         host_ip: String::new(),
     };
-    let pod = world.cri().run_pod(&PodWish { ports: vec![mapping], ..PodWish::named("web") }).unwrap();
+    let pod = world.cri().run_pod(&PodSpec { ports: vec![mapping], ..PodSpec::named("web") }).unwrap();
     world.exec(&pod, &["sh", "-c", "echo hello from $(hostname) > /www/index.html; httpd -p 80 -h /www"]);
     for node in ["192.0.2.1:8080", "[2001:db8::1]:8080"] {
         let page = get(&outside, node.parse().unwrap()).unwrap();

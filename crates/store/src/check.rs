@@ -28,13 +28,13 @@ pub(crate) fn key(operation: &Operation, key: &str) -> Result<()> {
     }
 }
 
-/// A folder ends with a slash, so that `/hosts` is never taken for `/hosts2`.
-pub(crate) fn folder(operation: &Operation, prefix: &str) -> Result<()> {
+/// A directory ends with a slash, so that `/hosts` is never taken for `/hosts2`.
+pub(crate) fn directory(operation: &Operation, prefix: &str) -> Result<()> {
     key(operation, prefix)?;
     if prefix.ends_with('/') {
         Ok(())
     } else {
-        Err(invalid(operation, format!("a folder's name ends with '/', {prefix} does not")))
+        Err(invalid(operation, format!("a directory's name ends with '/', {prefix} does not")))
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreConfig {
-    /// A folder of this machine, made if need be.
+    /// A directory of this machine, made if need be.
     Embedded {
         dir: PathBuf,
     },

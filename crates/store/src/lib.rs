@@ -1,8 +1,8 @@
-//! Where the cluster's objects live: in etcd, or in a folder of this machine. Raw keys and values; what they mean is the
+//! Where the cluster's objects live: in etcd, or in a directory of this machine. Raw keys and values; what they mean is the
 //! business of others.
 //!
 //! ```text
-//!   agent, tool ──► Store ──► check (sizes, folders: the same for both)
+//!   agent, tool ──► Store ──► check (sizes, directories: the same for both)
 //!                     ├──► etcd       one connection, to whichever endpoint answers; a stream for each watch
 //!                     └──► embedded   a log in a directory, owned by one process
 //! ```

@@ -33,12 +33,12 @@ enum Backend {
 pub(crate) struct StoreCall {
     pub(crate) operation: Operation,
     pub(crate) deadline: Instant,
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
 }
 
 impl StoreCall {
     pub(crate) fn too_late(&self, store: String) -> Error {
-        Error::TooLate { operation: self.operation.clone(), store, waited: self.patience }
+        Error::TooLate { operation: self.operation.clone(), store, waited: self.timeout }
     }
 }
 
@@ -57,7 +57,7 @@ impl Store {
         Self { backend: self.backend.clone(), deadline }
     }
 
-    /// `etcd at https://a:2379, https://b:2379`, `folder /var/lib/podwire/store`
+    /// `etcd at https://a:2379, https://b:2379`, `directory /var/lib/podwire/store`
     pub fn describe(&self) -> String {
         match &self.backend {
             Backend::Embedded(embedded) => embedded.describe(),
@@ -67,7 +67,7 @@ impl Store {
 
     fn call(&self, verb: &'static str, object: impl Into<String>) -> StoreCall {
         let operation = Operation::new(verb, object);
-        StoreCall { operation, deadline: Instant::now() + self.deadline, patience: self.deadline }
+        StoreCall { operation, deadline: Instant::now() + self.deadline, timeout: self.deadline }
     }
 
     pub async fn get(&self, key: &str) -> Result<Option<Entry>> {
@@ -79,20 +79,20 @@ impl Store {
         }
     }
 
-    /// All of a folder (its name ends with a slash), with everything below.
+    /// All of a directory (its name ends with a slash), with everything below.
     pub async fn list(&self, prefix: &str) -> Result<Listing> {
         let call = self.call("list", prefix);
-        check::folder(&call.operation, prefix)?;
+        check::directory(&call.operation, prefix)?;
         match &self.backend {
             Backend::Embedded(embedded) => embedded.list(&call, prefix).await,
             Backend::Etcd(etcd) => etcd.list(&call, prefix).await,
         }
     }
 
-    /// The names of all of a folder, without their values.
+    /// The names of all of a directory, without their values.
     pub async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
         let call = self.call("list the names of", prefix);
-        check::folder(&call.operation, prefix)?;
+        check::directory(&call.operation, prefix)?;
         match &self.backend {
             Backend::Embedded(embedded) => embedded.keys(&call, prefix).await,
             Backend::Etcd(etcd) => etcd.keys(&call, prefix).await,
@@ -125,10 +125,10 @@ impl Store {
         }
     }
 
-    /// All changes in a folder, this revision's and later ones.
+    /// All changes in a directory, this revision's and later ones.
     pub async fn watch(&self, prefix: &str, from: u64) -> Result<Watch> {
         let call = self.call("watch", prefix);
-        check::folder(&call.operation, prefix)?;
+        check::directory(&call.operation, prefix)?;
         Ok(Watch(match &self.backend {
             Backend::Embedded(embedded) => Watching::Embedded(embedded.watch(&call, prefix, from).await?),
             Backend::Etcd(etcd) => Watching::Etcd(Box::new(etcd.watch(&call, prefix, from).await?)),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A key that exists. A key that is no UTF-8 (somebody else's, in our folder) comes with replacement characters.
+/// A key that exists. A key that is no UTF-8 (somebody else's, in our directory) comes with replacement characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     pub key: String,
@@ -18,7 +18,7 @@ pub struct Entry {
     pub lease: Option<LeaseId>,
 }
 
-/// All entries of a folder at one moment, by key.
+/// All entries of a directory at one moment, by key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
     pub entries: Vec<Entry>,

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use crate::Ns;
 
 /// A client that neither reads nor leaves must not hold the server.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A server inside a namespace. Dropped, it closes its sockets and its threads end.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ fn serve_tcp(listener: &TcpListener, stop: &Arc<UnixStream>) {
 /// Any error is the client's leaving: the probe on the other side reports what it means.
 fn serve_client(mut stream: TcpStream, peer: SocketAddr, stop: &UnixStream) {
     let hello = format!("{}\n", canonical(peer));
-    let ready = stream.set_write_timeout(Some(PATIENCE)).and_then(|()| stream.write_all(hello.as_bytes()));
+    let ready = stream.set_write_timeout(Some(TIMEOUT)).and_then(|()| stream.write_all(hello.as_bytes()));
     if ready.is_err() {
         return;
     }

@@ -169,7 +169,7 @@ fn every_stop_of_cat_can_be_the_last_one() {
     assert!(kill_at_syscall(&cat, &node, &call, 0).is_err());
 }
 
-/// A script that makes three folders, killed at all its stops, leaves 0, 1, 2 or 3 folders, and never fewer at a later stop.
+/// A script that makes three directories, killed at all its stops, leaves 0, 1, 2 or 3 directories, and never fewer at a later stop.
 #[test]
 fn a_kill_at_an_exit_comes_after_the_effect() {
     let lab = Lab::new("effect").unwrap();

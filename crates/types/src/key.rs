@@ -42,12 +42,12 @@ impl AttachmentKey {
         Mac::local(self.digest("pod mac", 0).first5())
     }
 
-    /// The attachment's file name in its network's folder. `@` cannot be in a container id: the first one separates.
+    /// The attachment's file name in its network's directory. `@` cannot be in a container id: the first one separates.
     pub fn file_stem(&self) -> String {
         format!("{}@{}", short(self.container.as_str()), self.ifname)
     }
 
-    /// The network's folder name.
+    /// The network's directory name.
     pub fn network_dir(network: &NetworkName) -> String {
         short(network.as_str())
     }

@@ -118,7 +118,7 @@ name_type!(
         if v == "." || v == ".." || v.chars().any(bad) {
             return Err(NameError::IfNameCharset(v.to_owned()));
         }
-        // Folders in /proc/sys/net/ipv4/conf: the kernel refuses links of that name, but only halfway.
+        // Directories in /proc/sys/net/ipv4/conf: the kernel refuses links of that name, but only halfway.
         if matches!(v, "all" | "default") {
             return Err(NameError::IfNameReserved(v.to_owned()));
         }

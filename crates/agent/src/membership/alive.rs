@@ -104,13 +104,13 @@ impl Registry {
 }
 
 /// Keeps what the member holds, and tells it when it is lost.
-pub(crate) struct Herald {
+pub(crate) struct Heartbeat {
     pub(crate) holds: watch::Receiver<Option<Hold>>,
     pub(crate) lost: Arc<Notify>,
     pub(crate) contact: Arc<Contact>,
 }
 
-impl Herald {
+impl Heartbeat {
     /// For ever, or until nobody is left who could hold anything.
     pub(crate) async fn run(mut self) {
         loop {

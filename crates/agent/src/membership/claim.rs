@@ -3,18 +3,18 @@
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
-use model::{Cut, NodeRecord, Object as _};
+use model::{BlockLayout, NodeRecord, Object as _};
 use store::{Change, CommitOutcome, Compare};
 use tracing::info;
 
-use super::join::{Candidate, JoinError, Joined, MOST_BLOCKS, Registry, TRIES, cuts};
+use super::join::{Candidate, JoinError, Joined, MOST_BLOCKS, Registry, TRIES, block_layouts};
 
 /// How many claims are tried before the list of free ones is read again.
 const CLAIMS: usize = 32;
 
 /// Where to look for a block.
 struct Search<'a> {
-    cut: &'a Cut,
+    block_layout: &'a BlockLayout,
     /// Where to begin.
     start: u64,
     /// Blocks of nodes that are known here. After the store lost its data they are free there, and in use.
@@ -35,9 +35,10 @@ impl Registry {
         candidate: &Candidate,
         known: &[IpNet],
     ) -> Result<Joined, JoinError> {
-        let cuts = cuts(&candidate.spec)?;
-        let lacks = |cut: &&Cut| !joined.record.blocks.iter().any(|block| cut.owns(block));
-        let missing: Vec<&Cut> = cuts.iter().filter(lacks).collect();
+        let block_layouts = block_layouts(&candidate.spec)?;
+        let lacks =
+            |block_layout: &&BlockLayout| !joined.record.blocks.iter().any(|block| block_layout.owns(block));
+        let missing: Vec<&BlockLayout> = block_layouts.iter().filter(lacks).collect();
         if missing.is_empty() {
             return Ok(joined);
         }
@@ -45,24 +46,29 @@ impl Registry {
         let known = if joined.was_forgotten { known } else { &[] };
         // One PUT for all families: the blocks of a node have the same number where they can.
         let start = self.store.put_counter(self.layout.counter()).await?;
-        for cut in missing {
-            joined = self.claim(joined, &Search { cut, start, known }).await?;
+        for block_layout in missing {
+            joined = self.claim(joined, &Search { block_layout, start, known }).await?;
         }
         Ok(joined)
     }
 
     /// One more block of this family.
-    pub(crate) async fn grow(&self, joined: Joined, cut: &Cut, known: &[IpNet]) -> Result<Joined, JoinError> {
+    pub(crate) async fn grow(
+        &self,
+        joined: Joined,
+        block_layout: &BlockLayout,
+        known: &[IpNet],
+    ) -> Result<Joined, JoinError> {
         if joined.record.blocks.len() >= MOST_BLOCKS {
             return Err(JoinError::TooMany);
         }
         let start = self.store.put_counter(self.layout.counter()).await?;
-        self.claim(joined, &Search { cut, start, known }).await
+        self.claim(joined, &Search { block_layout, start, known }).await
     }
 
     /// Claims a block: the transaction on the block's own key decides, whatever the counter said.
     async fn claim(&self, joined: Joined, search: &Search<'_>) -> Result<Joined, JoinError> {
-        let cut = search.cut;
+        let block_layout = search.block_layout;
         for _ in 0..TRIES {
             let keys = self.store.keys(&self.layout.blocks()).await?;
             let taken: BTreeSet<IpNet> = keys.iter().filter_map(|key| self.layout.block_of(key)).collect();
@@ -82,7 +88,7 @@ impl Registry {
                 }
             }
         }
-        Err(JoinError::Restless { what: format!("the list of blocks of {}", cut.subnet()) })
+        Err(JoinError::Restless { what: format!("the list of blocks of {}", block_layout.subnet()) })
     }
 
     /// None: somebody was quicker, or something changed.
@@ -110,12 +116,13 @@ impl Search<'_> {
         // A claim of another size is no claim of a block: no node routes it, and one for all addresses would leave none free.
         let known: BTreeSet<&IpNet> = self.known.iter().collect();
         let is_taken = |block: &IpNet| taken.contains(block) || known.contains(block);
-        let offered: Vec<IpNet> = self.cut.offer(self.start, is_taken).take(CLAIMS).collect();
+        let offered: Vec<IpNet> = self.block_layout.offer(self.start, is_taken).take(CLAIMS).collect();
         if !offered.is_empty() {
             return Ok(offered);
         }
-        let (subnet, count) = (self.cut.subnet(), self.cut.count());
-        let is_awaited = |block: &&IpNet| self.cut.subnet().contains(*block) && !taken.contains(*block);
+        let (subnet, count) = (self.block_layout.subnet(), self.block_layout.count());
+        let is_awaited =
+            |block: &&IpNet| self.block_layout.subnet().contains(*block) && !taken.contains(*block);
         Err(match self.known.iter().find(is_awaited) {
             Some(_) => JoinError::Awaited { subnet },
             None => JoinError::Exhausted { subnet, count },

@@ -11,7 +11,7 @@ use types::NodeName;
 
 use super::ask_error::AskError;
 use super::contact::Contact;
-use super::grow::{GrowError, Wish};
+use super::grow::{BlockRequest, GrowError};
 use super::join::Registry;
 
 /// How often something is read again that changed under our eyes; also how many transactions a node's claims may need.
@@ -22,7 +22,7 @@ const AT_ONCE: usize = 100;
 #[derive(Debug)]
 pub(crate) enum MembershipCommand {
     /// One more block. The member alone does so, since it is about its own record.
-    Grow(Arc<Wish>),
+    Grow(Arc<BlockRequest>),
     Ask(StoreQuery),
 }
 
@@ -50,7 +50,7 @@ impl MembershipCommand {
     /// Answers that it cannot be done now.
     pub(crate) fn refuse(self, why: AskError) {
         match self {
-            Self::Grow(wish) => wish.answer(Err(GrowError::Refused(why.to_string()))),
+            Self::Grow(request) => request.answer(Err(GrowError::Refused(why.to_string()))),
             Self::Ask(ask) => ask.refuse(why),
         }
     }

@@ -178,7 +178,7 @@ impl Contact {
         let (is_transient, refused) = match error {
             JoinError::Store(error) => (error.is_transient(), Some(error.to_string())),
             JoinError::Decode { .. }
-            | JoinError::Cut(_)
+            | JoinError::BlockLayout(_)
             | JoinError::Held { .. }
             | JoinError::Network { .. }
             | JoinError::Exhausted { .. }
@@ -345,10 +345,10 @@ impl SharedMembership {
     fn note_copy(&self, age: Duration) -> Option<JoinHandle<()>> {
         let alone = Arc::clone(&self.noting).try_lock_owned().ok()?;
         let confirmed = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
-        let home = self.home.clone();
+        let node_state = self.node_state.clone();
         Some(spawn_blocking(move || {
             let _alone = alone;
-            if let Err(error) = home.confirm_peers(confirmed) {
+            if let Err(error) = node_state.confirm_peers(confirmed) {
                 debug!("the time of peers.json could not be set: {error}");
             }
         }))

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use model::Cut;
+use model::BlockLayout;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::{debug, info};
 use types::{Code, Finding, NetworkName};
@@ -18,7 +18,7 @@ use crate::allocation::{BlockUsage, NoBlock, NodeAllocations};
 use config::Config;
 
 /// How long a pod waits for another block.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// When there was no other block, it is asked for again after this time.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
 
@@ -48,10 +48,10 @@ pub(crate) enum GrowError {
 
 /// One more block of this one's family.
 #[derive(Debug)]
-pub(crate) struct Wish {
+pub(crate) struct BlockRequest {
     pub(crate) like: IpNet,
     /// The blocks there were: who has others by now needs no more.
-    pub(crate) seen: Vec<IpNet>,
+    pub(crate) observed: Vec<IpNet>,
     begun: Instant,
     state: Mutex<Waiting>,
     answered: Condvar,
@@ -71,11 +71,11 @@ struct Waiting {
 /// Who needs a block.
 pub(crate) struct Asker<'a> {
     pub(crate) like: IpNet,
-    pub(crate) seen: &'a [IpNet],
+    pub(crate) observed: &'a [IpNet],
     pub(crate) commands: &'a mpsc::Sender<MembershipCommand>,
 }
 
-impl Wish {
+impl BlockRequest {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -123,7 +123,7 @@ impl Wish {
 
     fn wait(&self) -> Result<(), GrowError> {
         let waiting = |state: &mut Waiting| state.answer.is_none();
-        let waited = self.answered.wait_timeout_while(self.lock(), PATIENCE, waiting);
+        let waited = self.answered.wait_timeout_while(self.lock(), TIMEOUT, waiting);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.pods -= 1;
         state.answer.as_ref().map_or(Err(GrowError::Late), |(answer, _)| answer.clone())
@@ -132,40 +132,40 @@ impl Wish {
 
 /// The last wish there was.
 #[derive(Default)]
-pub(crate) struct Growing(Mutex<Option<Arc<Wish>>>);
+pub(crate) struct PendingBlockRequest(Mutex<Option<Arc<BlockRequest>>>);
 
-impl Growing {
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Wish>>> {
+impl PendingBlockRequest {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<BlockRequest>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// In good time; nobody waits for it.
     pub(crate) fn want(&self, asker: Asker<'_>) {
         let mut last = self.lock();
-        if let Some(wish) = last.as_ref().filter(|wish| !wish.is_over()) {
-            return wish.renew();
+        if let Some(request) = last.as_ref().filter(|request| !request.is_over()) {
+            return request.renew();
         }
         info!("few addresses are left beside {}: another block is asked for", asker.like);
         let first = Waiting { is_precaution: true, ..Waiting::default() };
         // Too many questions: the next round asks again.
-        if let Ok(wish) = asker.ask(first) {
-            *last = Some(wish);
+        if let Ok(request) = asker.ask(first) {
+            *last = Some(request);
         }
     }
 
     /// For a pod that waits. Who comes while somebody waits gets the same answer.
     pub(crate) fn wait(&self, asker: Asker<'_>) -> Result<(), GrowError> {
-        let wish = {
+        let request = {
             let mut last = self.lock();
-            match last.as_ref().filter(|wish| wish.seen == asker.seen && wish.join()) {
-                Some(wish) => Arc::clone(wish),
+            match last.as_ref().filter(|request| request.observed == asker.observed && request.join()) {
+                Some(request) => Arc::clone(request),
                 None => {
-                    let wish = asker.ask(Waiting { pods: 1, ..Waiting::default() })?;
-                    Arc::clone(last.insert(wish))
+                    let request = asker.ask(Waiting { pods: 1, ..Waiting::default() })?;
+                    Arc::clone(last.insert(request))
                 }
             }
         };
-        wish.wait()
+        request.wait()
     }
 }
 
@@ -173,8 +173,8 @@ impl Growing {
 #[derive(Clone)]
 pub(crate) struct BlockRequests {
     commands: mpsc::Sender<MembershipCommand>,
-    shares: Arc<NodeAllocations>,
-    growing: Arc<Growing>,
+    allocations: Arc<NodeAllocations>,
+    pending_request: Arc<PendingBlockRequest>,
     is_alone: bool,
     /// Where addresses in use are recorded.
     place: (PathBuf, NetworkName),
@@ -183,86 +183,90 @@ pub(crate) struct BlockRequests {
 impl BlockRequests {
     pub(crate) fn new(
         config: &Config,
-        shares: Arc<NodeAllocations>,
+        allocations: Arc<NodeAllocations>,
         commands: mpsc::Sender<MembershipCommand>,
     ) -> Self {
         let place = (config.run_dir.clone(), config.network.name.clone());
-        Self { commands, shares, growing: Arc::default(), is_alone: is_alone(config), place }
+        Self { commands, allocations, pending_request: Arc::default(), is_alone: is_alone(config), place }
     }
 
     /// Asks for one more block beside this one, which is full or nearly so. The caller does not wait for it, and while one is
     /// asked for there is no other request.
     pub(crate) fn want_more(&self, like: IpNet) {
-        let Ok(network) = self.shares.default_network() else { return };
+        let Ok(network) = self.allocations.default_network() else { return };
         if !self.is_alone {
-            self.growing.want(Asker { like, seen: network.blocks(), commands: &self.commands });
+            self.pending_request.want(Asker { like, observed: network.blocks(), commands: &self.commands });
         }
     }
 
-    /// The same for a pod that found no address in `seen`, and waits. Of many that wait one asks, and all get it.
-    pub(crate) fn wait_for_block(&self, seen: &[IpNet]) -> Result<(), GrowError> {
+    /// The same for a pod that found no address in `observed`, and waits. Of many that wait one asks, and all get it.
+    pub(crate) fn wait_for_block(&self, observed: &[IpNet]) -> Result<(), GrowError> {
         if self.is_alone {
             return Err(GrowError::Alone);
         }
         // An answer may be older than the question.
         for _ in 0..2 {
-            let network = self.shares.default_network()?;
-            if network.blocks() != seen {
+            let network = self.allocations.default_network()?;
+            if network.blocks() != observed {
                 return Ok(());
             }
             let usage = BlockUsage { network: &network, name: &self.place.1, run_dir: &self.place.0 };
             let like = usage.fullest().ok_or(GrowError::NotFull)?;
-            self.growing.wait(Asker { like, seen, commands: &self.commands })?;
+            self.pending_request.wait(Asker { like, observed, commands: &self.commands })?;
         }
-        let has_more = self.shares.default_network()?.blocks() != seen;
+        let has_more = self.allocations.default_network()?.blocks() != observed;
         if has_more { Ok(()) } else { Err(GrowError::NoOther) }
     }
 }
 
 impl Asker<'_> {
-    fn ask(self, state: Waiting) -> Result<Arc<Wish>, GrowError> {
-        let wish = Arc::new(Wish {
+    fn ask(self, state: Waiting) -> Result<Arc<BlockRequest>, GrowError> {
+        let request = Arc::new(BlockRequest {
             like: self.like,
-            seen: self.seen.to_vec(),
+            observed: self.observed.to_vec(),
             begun: Instant::now(),
             state: Mutex::new(state),
             answered: Condvar::new(),
         });
-        let sent = self.commands.try_send(MembershipCommand::Grow(Arc::clone(&wish)));
+        let sent = self.commands.try_send(MembershipCommand::Grow(Arc::clone(&request)));
         sent.map_err(|error| match error {
             TrySendError::Full(_) => GrowError::Busy,
             TrySendError::Closed(_) => GrowError::Stopped,
         })?;
-        Ok(wish)
+        Ok(request)
     }
 }
 
 impl Member {
-    pub(crate) async fn grow(&mut self, wish: &Arc<Wish>, joined: Joined) -> Result<Next, JoinError> {
-        if joined.record.blocks != wish.seen {
+    pub(crate) async fn grow(
+        &mut self,
+        request: &Arc<BlockRequest>,
+        joined: Joined,
+    ) -> Result<Next, JoinError> {
+        if joined.record.blocks != request.observed {
             // It has another one already.
             self.shared.set_growth_trouble(None);
-            wish.answer(Ok(()));
+            request.answer(Ok(()));
             return Ok(Next::Go(joined));
         }
-        if !wish.is_wanted() {
+        if !request.is_wanted() {
             return Ok(Next::Go(joined));
         }
-        let Some(cut) = self.cut_of(&wish.like) else {
-            wish.answer(Err(GrowError::Refused(format!("{} is not of this network", wish.like))));
+        let Some(block_layout) = self.cut_of(&request.like) else {
+            request.answer(Err(GrowError::Refused(format!("{} is not of this network", request.like))));
             return Ok(Next::Go(joined));
         };
-        match self.registry.grow(joined.clone(), &cut, &self.shared.peers_blocks()).await {
+        match self.registry.grow(joined.clone(), &block_layout, &self.shared.peers_blocks()).await {
             Ok(grown) => {
                 self.shared.set_growth_trouble(None);
                 self.shared.contact.written();
                 self.accept(&grown).await;
-                wish.answer(Ok(()));
+                request.answer(Ok(()));
                 Ok(Next::Go(grown))
             }
             Err(error) => {
-                self.grow_failed(wish, &error);
-                wish.answer(Err(GrowError::Refused(error.to_string())));
+                self.grow_failed(request, &error);
+                request.answer(Err(GrowError::Refused(error.to_string())));
                 let restless = matches!(error, JoinError::Restless { .. });
                 Ok(if restless { Next::End(SessionEnd::Again) } else { Next::Go(joined) })
             }
@@ -270,20 +274,20 @@ impl Member {
     }
 
     /// A store that fails says nothing about free blocks.
-    fn grow_failed(&self, wish: &Arc<Wish>, error: &JoinError) {
-        let message = format!("another block beside {} could not be claimed: {error}", wish.like);
+    fn grow_failed(&self, request: &Arc<BlockRequest>, error: &JoinError) {
+        let message = format!("another block beside {} could not be claimed: {error}", request.like);
         debug!("{message}");
         if let JoinError::Store(error) = error {
             self.shared.contact.call_failed(error);
         }
         if error.finding().code == Code::BlocksExhausted {
-            let found = Finding::new(Code::BlocksExhausted, format_args!("block {}", wish.like), message);
-            self.shared.set_growth_trouble(Some((found, Arc::clone(wish))));
+            let found = Finding::new(Code::BlocksExhausted, format_args!("block {}", request.like), message);
+            self.shared.set_growth_trouble(Some((found, Arc::clone(request))));
         }
     }
 
-    fn cut_of(&self, like: &IpNet) -> Option<Cut> {
-        self.cuts.iter().find(|cut| cut.subnet().contains(like)).copied()
+    fn cut_of(&self, like: &IpNet) -> Option<BlockLayout> {
+        self.block_layouts.iter().find(|block_layout| block_layout.subnet().contains(like)).copied()
     }
 }
 
@@ -298,9 +302,9 @@ mod tests {
         "10.2.0.0/24".parse().unwrap()
     }
 
-    fn next(asked: &mut mpsc::Receiver<MembershipCommand>) -> Option<Arc<Wish>> {
+    fn next(asked: &mut mpsc::Receiver<MembershipCommand>) -> Option<Arc<BlockRequest>> {
         match asked.try_recv().ok()? {
-            MembershipCommand::Grow(wish) => Some(wish),
+            MembershipCommand::Grow(request) => Some(request),
             MembershipCommand::Ask(ask) => panic!("{ask:?}"),
         }
     }
@@ -308,18 +312,18 @@ mod tests {
     #[test]
     fn where_there_was_none_it_is_not_asked_for_again_at_once() {
         let (commands, mut asked) = mpsc::channel(16);
-        let growing = Growing::default();
-        let want = || growing.want(Asker { like: net(), seen: &[net()], commands: &commands });
+        let pending_request = PendingBlockRequest::default();
+        let want = || pending_request.want(Asker { like: net(), observed: &[net()], commands: &commands });
         want();
-        let wish = next(&mut asked).unwrap();
-        wish.answer(Err(GrowError::Refused("all are taken".to_owned())));
-        let before = wish.idle();
+        let request = next(&mut asked).unwrap();
+        request.answer(Err(GrowError::Refused("all are taken".to_owned())));
+        let before = request.idle();
         for _ in 0..3 {
             want();
         }
         assert!(next(&mut asked).is_none(), "asked again");
-        assert!(wish.lock().renewed.is_some() && before < ASK_AGAIN, "the need is known to last");
-        wish.answer(Ok(()));
+        assert!(request.lock().renewed.is_some() && before < ASK_AGAIN, "the need is known to last");
+        request.answer(Ok(()));
         want();
         assert!(next(&mut asked).is_some(), "a node that got one may need the next");
     }
@@ -327,12 +331,12 @@ mod tests {
     #[test]
     fn all_who_wait_get_one_answer_and_who_comes_later_asks_anew() {
         let (commands, mut asked) = mpsc::channel(16);
-        let growing = Growing::default();
-        let wait = || growing.wait(Asker { like: net(), seen: &[net()], commands: &commands });
+        let pending_request = PendingBlockRequest::default();
+        let wait = || pending_request.wait(Asker { like: net(), observed: &[net()], commands: &commands });
         thread::scope(|scope| {
             let waiting: Vec<_> = (0..8).map(|_| scope.spawn(wait)).collect();
-            let end = Instant::now() + PATIENCE;
-            let all_wait = || growing.lock().as_ref().is_some_and(|wish| wish.lock().pods == 8);
+            let end = Instant::now() + TIMEOUT;
+            let all_wait = || pending_request.lock().as_ref().is_some_and(|request| request.lock().pods == 8);
             while !all_wait() && Instant::now() < end {
                 thread::yield_now();
             }
@@ -353,7 +357,7 @@ mod tests {
     #[test]
     fn what_nobody_waits_for_is_not_wanted() {
         let (commands, _asked) = mpsc::channel(16);
-        let ask = |state| Asker { like: net(), seen: &[net()], commands: &commands }.ask(state).unwrap();
+        let ask = |state| Asker { like: net(), observed: &[net()], commands: &commands }.ask(state).unwrap();
         let given_up = ask(Waiting::default());
         assert!(!given_up.is_wanted());
         assert!(!given_up.join(), "nobody waits for what will not come");

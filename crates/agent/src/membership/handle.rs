@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use api::{Freshness, RoutesView};
 use ipnet::IpNet;
-use model::{Facts, NodeRecord, StoredNode, Tunnels};
+use model::{LocalNode, NodeRecord, StoredNode, Tunnels};
 use store::Store;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::error::TrySendError;
@@ -17,7 +17,7 @@ use types::{Digest, Mac, NodeName};
 use super::ask_error::AskError;
 use super::command::{MembershipCommand, StoreContents, StoreQuery};
 use super::contact::{Age, Contact};
-use super::home::Home;
+use super::node_state::NodeStateDir;
 use super::shared::SharedMembership;
 use super::{ClusterError, MembershipParts, Site, ThreadExitGuard, store_config};
 use crate::clock::unix_time;
@@ -26,7 +26,7 @@ use crate::peers::{KnownPeers, PeerInputs, PeerReportReceivers, Question};
 use crate::thread::AgentThread;
 
 /// How long somebody who asks waits for the store.
-const PATIENCE: Duration = Duration::from_secs(8);
+const TIMEOUT: Duration = Duration::from_secs(8);
 /// Why there is nothing to answer with.
 const NO_COPY: &str = "this node has no saved state of the cluster";
 /// How long the end may take.
@@ -76,8 +76,8 @@ impl Membership {
     pub(crate) fn load(parts: MembershipParts) -> Result<Self, ClusterError> {
         let config = Arc::clone(&parts.config);
         let (peers, commands) = (parts.peers.clone(), parts.commands);
-        let home = Home::of(&config.state_dir, &config.network.name);
-        let uid = home.uid()?;
+        let node_state = NodeStateDir::of(&config.state_dir, &config.network.name);
+        let uid = node_state.uid()?;
         let name = NodeName::try_from(config.node.as_str())?;
         let record = NodeRecord {
             name: name.clone(),
@@ -88,11 +88,16 @@ impl Membership {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             transport: Some(config.cluster.transport),
         };
-        let remembered = home.record().filter(|saved| saved.uid == record.uid);
+        let remembered = node_state.record().filter(|saved| saved.uid == record.uid);
         let former = remembered.as_ref().map(|saved| saved.name.clone()).filter(|former| *former != name);
-        let shared = Arc::new(SharedMembership::new(&config, (parts.shares, parts.board), parts.peers, home));
+        let shared = Arc::new(SharedMembership::new(
+            &config,
+            (parts.allocations, parts.agent_status),
+            parts.peers,
+            node_state,
+        ));
         shared.remember(remembered.map(|saved| saved.blocks).unwrap_or_default());
-        let remembered_peers = shared.home.peers();
+        let remembered_peers = shared.node_state.peers();
         shared.know_peers(&remembered_peers, Vec::new());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -101,7 +106,7 @@ impl Membership {
             .map_err(ClusterError::Thread)?;
         let store = {
             let _inside = runtime.enter();
-            Store::open(&store_config(&config, &shared.home))?
+            Store::open(&store_config(&config, &shared.node_state))?
         };
         shared.explain_asking(&store.describe());
         Ok(Self { shared, record, former, remembered_peers, runtime, store, peers, commands })
@@ -110,7 +115,7 @@ impl Membership {
     /// The peers as they are known before the store has answered.
     pub(crate) fn known_peers(&self) -> KnownPeers {
         let config = &self.shared.config;
-        let facts = Facts {
+        let local_node = LocalNode {
             name: self.record.name.clone(),
             blocks: self.shared.blocks(),
             subnets: config.network.subnets.clone(),
@@ -120,7 +125,7 @@ impl Membership {
             tunnels: Tunnels::default(),
             sources: Vec::new(),
         };
-        KnownPeers::new(facts, self.remembered_peers.clone())
+        KnownPeers::new(local_node, self.remembered_peers.clone())
     }
 
     /// Starts the thread that joins the cluster and follows the store.
@@ -134,7 +139,7 @@ impl Membership {
         let (stop, stopped) = watch::channel(false);
         let (ending, ended) = std::sync::mpsc::channel::<Infallible>();
         let last = ThreadExitGuard {
-            board: Arc::clone(&shared.board),
+            agent_status: Arc::clone(&shared.agent_status),
             contact: Arc::clone(&contact),
             stop: stopped.clone(),
         };
@@ -261,9 +266,9 @@ impl MembershipHandle {
     async fn question<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Question) -> Result<T, AskError> {
         let (answer, answered) = oneshot::channel();
         self.peers.ask(ask(answer))?;
-        tokio::time::timeout(PATIENCE, answered)
+        tokio::time::timeout(TIMEOUT, answered)
             .await
-            .map_err(|_| AskError::TimedOut { seconds: PATIENCE.as_secs() })?
+            .map_err(|_| AskError::TimedOut { seconds: TIMEOUT.as_secs() })?
             .map_err(|_| AskError::Stopped)
     }
 
@@ -273,11 +278,11 @@ impl MembershipHandle {
     ) -> Result<T, AskError> {
         let (done, answer) = oneshot::channel();
         send(&self.commands, MembershipCommand::Ask(ask(done)))?;
-        match tokio::time::timeout(PATIENCE, answer).await {
+        match tokio::time::timeout(TIMEOUT, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(AskError::Stopped),
             Err(_) => {
-                let why = format!("the store did not answer within {} s", PATIENCE.as_secs());
+                let why = format!("the store did not answer within {} s", TIMEOUT.as_secs());
                 self.contact.unanswered(why.clone());
                 Err(AskError::Unreachable(why))
             }

@@ -6,7 +6,9 @@
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
-use model::{BlockClaim, Cut, CutError, DecodeError, KeyLayout, NetworkSpec, NodeRecord, Object};
+use model::{
+    BlockClaim, BlockLayout, BlockLayoutError, DecodeError, KeyLayout, NetworkSpec, NodeRecord, Object,
+};
 use store::{Change, CommitOutcome, Compare, Entry, Store};
 use tracing::{info, warn};
 use types::{Code, Finding, NodeName};
@@ -23,7 +25,7 @@ pub enum JoinError {
     #[error("{key} in the store: {source}; nothing was changed")]
     Decode { key: String, source: DecodeError },
     #[error(transparent)]
-    Cut(#[from] CutError),
+    BlockLayout(#[from] BlockLayoutError),
     #[error(
         "the name {name} belongs to another machine whose agent is alive (uid {uid}, at {at}): give this node another \
          name, or stop that agent; this one takes over when it is gone"
@@ -66,7 +68,7 @@ impl JoinError {
     pub(crate) fn finding(&self) -> Finding {
         let found = |code, object: String| Finding::new(code, object, self);
         match self {
-            Self::Store(_) | Self::Cut(_) | Self::Restless { .. } => {
+            Self::Store(_) | Self::BlockLayout(_) | Self::Restless { .. } => {
                 found(Code::StoreFailed, "store".to_owned())
             }
             Self::Decode { key, .. } => found(Code::StoreValueUnreadable, format!("key {key}")),
@@ -261,7 +263,7 @@ impl Registry {
         found: Option<&NodeRecord>,
         was_renamed: bool,
     ) -> Result<ReclaimedBlocks, JoinError> {
-        let (cuts, name) = (cuts(&candidate.spec)?, &candidate.record.name);
+        let (block_layouts, name) = (block_layouts(&candidate.spec)?, &candidate.record.name);
         let is_former = |node: &NodeName| was_renamed && candidate.former.as_ref() == Some(node);
         let mut claims = ReclaimedBlocks::default();
         // A record that was written by another program may name a block twice, or more than fit into one transaction.
@@ -269,7 +271,7 @@ impl Registry {
         let blocks = found.map_or(&candidate.remembered, |found| &found.blocks);
         for block in blocks.iter().filter(|block| named.insert(block.trunc())).take(MOST_BLOCKS) {
             let key = self.layout.block(block);
-            let is_wanted = cuts.iter().any(|cut| cut.owns(block));
+            let is_wanted = block_layouts.iter().any(|block_layout| block_layout.owns(block));
             match self.standing::<BlockClaim>(&key).await? {
                 StoredObject::Found(claim) if is_wanted && is_former(&claim.object.node) => {
                     claims.changes.push(self.put_claim(block, name));
@@ -364,8 +366,8 @@ struct ReclaimedBlocks {
     changes: Vec<Change>,
 }
 
-pub(crate) fn cuts(spec: &NetworkSpec) -> Result<Vec<Cut>, CutError> {
-    spec.subnets.iter().map(|subnet| Cut::new(*subnet, spec.margin)).collect()
+pub(crate) fn block_layouts(spec: &NetworkSpec) -> Result<Vec<BlockLayout>, BlockLayoutError> {
+    spec.subnets.iter().map(|subnet| BlockLayout::new(*subnet, spec.margin)).collect()
 }
 
 fn words(spec: &NetworkSpec) -> String {

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{BlockClaim, Cut, NodeRecord, Object as _, StoredNode};
+use model::{BlockClaim, BlockLayout, NodeRecord, Object as _, StoredNode};
 use store::{Entry, Event, Listing, Store, StoreConfig, Watch, Watched};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -29,7 +29,7 @@ use super::contact::ListedNodes;
 use super::join::{Candidate, JoinError, Joined, Registry};
 use super::shared::SharedMembership;
 use crate::peers::PeerInputs;
-use crate::peers::inputs::{Census, ClaimedBlock, RecordUpdate};
+use crate::peers::inputs::{ClaimedBlock, RecordUpdate, StoreListing};
 
 /// How long after a failure it is tried again: at first, and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
@@ -48,7 +48,7 @@ pub(crate) struct Member {
     pub(crate) registry: Registry,
     pub(crate) candidate: Candidate,
     /// How the network is divided into blocks.
-    pub(crate) cuts: Vec<Cut>,
+    pub(crate) block_layouts: Vec<BlockLayout>,
     pub(crate) shared: Arc<SharedMembership>,
     /// Our addresses, as they are now. None: nobody has looked yet.
     pub(crate) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
@@ -160,10 +160,10 @@ impl Member {
             return Ok(SessionEnd::Again);
         }
         let mut watch = self.registry.store.watch(&root, listing.revision + 1).await?;
-        let census = self.census(&listing);
+        let store_listing = self.store_listing(&listing);
         self.revision = listing.revision;
         self.shared.set_unread(&self.unread, &self.unread_nodes());
-        self.peers.update(RecordUpdate::All(census));
+        self.peers.update(RecordUpdate::All(store_listing));
         self.was_wiped = false;
         let layout = &self.registry.layout;
         let agents = listing.entries.iter().filter_map(|entry| alive_at(layout, &entry.key, &entry.value));
@@ -201,7 +201,7 @@ impl Member {
             }
     }
 
-    fn census(&mut self, listing: &Listing) -> Census {
+    fn store_listing(&mut self, listing: &Listing) -> StoreListing {
         let keys: BTreeSet<&str> = listing.entries.iter().map(|entry| entry.key.as_str()).collect();
         self.unread.retain(|key, _| keys.contains(key.as_str()));
         let (mut nodes, mut claims) = (Vec::new(), Vec::new());
@@ -211,7 +211,7 @@ impl Member {
         }
         self.was_wiped |= listing.revision < self.revision;
         let unread = self.unread.keys().filter_map(|key| self.registry.layout.node_of(key)).collect();
-        Census { nodes, claims, unread, was_wiped: self.was_wiped }
+        StoreListing { nodes, claims, unread, was_wiped: self.was_wiped }
     }
 
     /// One thing that happens.
@@ -233,7 +233,7 @@ impl Member {
                 }
                 Watched::Events { events, .. } => {
                     self.watch_confirmed();
-                    self.heard(events, joined).await
+                    self.observed(events, joined).await
                 }
             },
             () = sleep_until(lapse_at.unwrap_or_else(Instant::now)), if lapse_at.is_some() => {
@@ -266,7 +266,7 @@ impl Member {
     }
 
     fn needs_aftercare(&self) -> bool {
-        self.shared.has_lost() || self.shared.is_unsaved() || self.shared.is_cramped()
+        self.shared.has_lost() || self.shared.is_unsaved() || self.shared.lacks_free_block()
     }
 
     async fn aftercare(&mut self, record: &NodeRecord) {
@@ -280,7 +280,7 @@ impl Member {
         self.aftercare_at = Instant::now() + AFTERCARE;
     }
 
-    async fn heard(&mut self, events: Vec<Event>, joined: Joined) -> Result<Next, JoinError> {
+    async fn observed(&mut self, events: Vec<Event>, joined: Joined) -> Result<Next, JoinError> {
         self.note_agents(&events);
         let own = self.registry.layout.node(&joined.record.name);
         let is_removal = |event: &Event| matches!(event, Event::Delete { key, revision } if *key == own && *revision > joined.revision);
@@ -346,7 +346,7 @@ impl Member {
 
     async fn obey(&mut self, command: MembershipCommand, joined: Joined) -> Result<Next, JoinError> {
         match command {
-            MembershipCommand::Grow(wish) => self.grow(&wish, joined).await,
+            MembershipCommand::Grow(request) => self.grow(&request, joined).await,
             MembershipCommand::Ask(ask) => {
                 self.answer(ask, &joined.record.name);
                 Ok(Next::Go(joined))
@@ -368,7 +368,7 @@ impl Member {
 
     /// A connection that leads from an address which is gone is silent for long, and so is everything that was heard by it.
     fn connect_anew(&mut self) -> Result<(), JoinError> {
-        let config = super::store_config(&self.shared.config, &self.shared.home);
+        let config = super::store_config(&self.shared.config, &self.shared.node_state);
         if matches!(config, StoreConfig::Etcd(_)) {
             self.registry.store = Store::open(&config)?;
         }
@@ -406,7 +406,7 @@ impl Member {
     /// A claim of a block. What is no block of this network is no claim, whatever its key says.
     fn read_claim(&mut self, entry: &Entry) -> Option<ClaimedBlock> {
         let (block, read) = self.registry.layout.claim_at(&entry.key, &entry.value)?;
-        if !self.cuts.iter().any(|cut| cut.owns(&block)) {
+        if !self.block_layouts.iter().any(|block_layout| block_layout.owns(&block)) {
             return None;
         }
         Some(ClaimedBlock { block, owner: self.note(&entry.key, read) })

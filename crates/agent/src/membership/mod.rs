@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! member (store: join, list, watch) ── records, own blocks ──► peers thread (kernel: routes, tunnels)
-//! herald (store: alive/NAME)        ◄─ addresses, MTU, peers to save ──┘
+//! heartbeat (store: alive/NAME)        ◄─ addresses, MTU, peers to save ──┘
 //! ```
 //!
 //! Nothing here stands in a pod's way: requests work with the node's [`netconf::NodeAllocation`], which is remembered over reboots. While the
@@ -17,12 +17,12 @@ pub(crate) mod command;
 mod contact;
 mod grow;
 mod handle;
-pub(crate) mod home;
 pub(crate) mod join;
 mod lease_watch;
 mod leases;
 pub mod measured;
 pub(crate) mod member;
+pub(crate) mod node_state;
 mod outage;
 pub(crate) mod preflight;
 pub(crate) mod shared;
@@ -34,15 +34,15 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use model::{Cut, NetworkSpec, NodeRecord};
+use model::{BlockLayout, NetworkSpec, NodeRecord};
 use store::{EtcdConfig, Store, StoreConfig};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, info};
 use types::{Code, Finding, NodeName};
 
+use crate::agent_status::AgentStatus;
 use crate::allocation::NodeAllocations;
-use crate::board::Board;
 use crate::clock::unix_time;
 use crate::conditions::Source;
 use crate::peers::routes::StartError;
@@ -53,9 +53,9 @@ use config::Config;
 pub(crate) use contact::Contact;
 pub(crate) use grow::{BlockRequests, GrowError};
 pub(crate) use handle::{Membership, MembershipHandle};
-pub use home::{Forgotten, forget};
-use home::{Home, HomeError};
 use join::{Candidate, Registry};
+pub use node_state::{Forgotten, forget};
+use node_state::{NodeStateDir, NodeStateDirError};
 use shared::SharedMembership;
 pub(crate) use view::{blocks, nodes};
 
@@ -72,7 +72,7 @@ pub enum ClusterError {
     #[error(transparent)]
     Name(#[from] types::NameError),
     #[error(transparent)]
-    Home(#[from] HomeError),
+    NodeStateDir(#[from] NodeStateDirError),
     #[error(transparent)]
     Store(#[from] store::Error),
     #[error("cannot start the cluster's thread: {0}")]
@@ -84,8 +84,8 @@ pub enum ClusterError {
 /// What membership works with.
 pub(crate) struct MembershipParts {
     pub(crate) config: Arc<Config>,
-    pub(crate) shares: Arc<NodeAllocations>,
-    pub(crate) board: Arc<Board>,
+    pub(crate) allocations: Arc<NodeAllocations>,
+    pub(crate) agent_status: Arc<AgentStatus>,
     pub(crate) peers: PeerInputs,
     pub(crate) commands: (mpsc::Sender<MembershipCommand>, mpsc::Receiver<MembershipCommand>),
 }
@@ -111,7 +111,7 @@ struct Site {
 
 /// Says so when the thread ends though nobody asked for it, however it does: nothing would follow the cluster any more.
 struct ThreadExitGuard {
-    board: Arc<Board>,
+    agent_status: Arc<AgentStatus>,
     contact: Arc<Contact>,
     stop: watch::Receiver<bool>,
 }
@@ -126,7 +126,7 @@ impl Drop for ThreadExitGuard {
                        are; its log has the reason";
         self.contact.stopped("the agent no longer follows the store");
         let found = Finding::new(Code::StoreWatchStopped, "store", message).fix("systemctl restart podwire");
-        self.board.set(Source::Cluster, vec![found]);
+        self.agent_status.set(Source::Cluster, vec![found]);
     }
 }
 
@@ -142,12 +142,12 @@ impl Site {
         let since = unix_time();
         let candidate = Candidate { spec: spec(&config), record, remembered, former, since };
         let contact = Arc::clone(&shared.contact);
-        let herald = alive::Herald { holds: held.clone(), lost: Arc::clone(&lost), contact };
+        let heartbeat = alive::Heartbeat { holds: held.clone(), lost: Arc::clone(&lost), contact };
         let reporting = Arc::clone(&shared);
         let member = member::Member {
             registry,
             candidate,
-            cuts: cuts(&config),
+            block_layouts: block_layouts(&config),
             shared,
             addresses: reports.addresses,
             holds,
@@ -166,7 +166,7 @@ impl Site {
             () = reporting.report_reach() => {}
             () = reporting.follow_position(reports.position) => {}
             () = reporting.save_peers(reports.records) => {}
-            () = herald.run() => {}
+            () = heartbeat.run() => {}
             // An error means that nobody is left who could say so.
             _ = stop.wait_for(|stop| *stop) => {}
         }
@@ -189,9 +189,9 @@ impl Site {
 }
 
 /// How the network is cut into blocks.
-pub(crate) fn cuts(config: &Config) -> Vec<Cut> {
+pub(crate) fn block_layouts(config: &Config) -> Vec<BlockLayout> {
     // Checked when the configuration was read.
-    join::cuts(&spec(config)).unwrap_or_default()
+    join::block_layouts(&spec(config)).unwrap_or_default()
 }
 
 fn spec(config: &Config) -> NetworkSpec {
@@ -199,10 +199,10 @@ fn spec(config: &Config) -> NetworkSpec {
     NetworkSpec { subnets: config.network.subnets.clone(), margin, vni, vxlan_port }
 }
 
-fn store_config(config: &Config, home: &Home) -> StoreConfig {
+fn store_config(config: &Config, node_state: &NodeStateDir) -> StoreConfig {
     match &config.store {
         config::StoreChoice::Embedded => StoreConfig::Embedded {
-            dir: config.store_dir.clone().unwrap_or_else(|| home.dir().join("store")),
+            dir: config.store_dir.clone().unwrap_or_else(|| node_state.dir().join("store")),
         },
         config::StoreChoice::Etcd(etcd) => StoreConfig::Etcd(EtcdConfig {
             endpoints: etcd.endpoints.clone(),

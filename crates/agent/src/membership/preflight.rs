@@ -4,8 +4,8 @@ use model::{AliveRecord, NetworkSpec, Object as _};
 use store::{Change, Compare, Store};
 use types::{Finding, NodeName, NodeUid};
 
-use super::home::Home;
 use super::join::{JoinError, Registry};
+use super::node_state::NodeStateDir;
 use super::{ClusterError, is_alone, spec, store_config};
 use crate::peers::kernel::PeerKernel;
 use crate::peers::underlay;
@@ -16,15 +16,15 @@ const NO_REVISION: u64 = i64::MAX.cast_unsigned();
 
 /// Why this node could not join. The embedded store is a directory of this machine, which a start would make.
 pub(crate) fn store(config: &Config) -> Result<(), JoinRefused> {
-    let home = Home::of(&config.state_dir, &config.network.name);
-    let uid = home.known_uid().map_err(ClusterError::from)?;
+    let node_state = NodeStateDir::of(&config.state_dir, &config.network.name);
+    let uid = node_state.known_uid().map_err(ClusterError::from)?;
     if config.store == config::StoreChoice::Embedded {
         return Ok(());
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(ClusterError::Thread)?;
     runtime.block_on(async {
-        let store = Store::open(&store_config(config, &home)).map_err(ClusterError::from)?;
+        let store = Store::open(&store_config(config, &node_state)).map_err(ClusterError::from)?;
         let registry = Registry { store, layout: config.layout.clone() };
         let name = NodeName::try_from(config.node.as_str()).map_err(ClusterError::from)?;
         Ok(registry.check(&spec(config), &name, uid.as_ref()).await?)

@@ -15,14 +15,14 @@ use tracing::{error, warn};
 use types::{Code, Finding, Fix, NodeName};
 
 use super::contact::Contact;
-use super::grow::Wish;
-use super::home::{Home, HomeError};
+use super::grow::BlockRequest;
 use super::join::{JoinError, Joined};
 use super::leases::{LeaseEvent, Leases};
+use super::node_state::{NodeStateDir, NodeStateDirError};
 use super::outage;
-use super::{cuts, is_alone};
+use super::{block_layouts, is_alone};
+use crate::agent_status::AgentStatus;
 use crate::allocation::{BlockUsage, NodeAllocations};
-use crate::board::Board;
 use crate::clock::Now;
 use crate::conditions::Source;
 use crate::peers::PeerInputs;
@@ -33,10 +33,10 @@ use config::Config;
 /// One for all of them.
 pub(crate) struct SharedMembership {
     pub(crate) config: Arc<Config>,
-    pub(crate) home: Home,
+    pub(crate) node_state: NodeStateDir,
     pub(crate) contact: Arc<Contact>,
-    shares: Arc<NodeAllocations>,
-    pub(crate) board: Arc<Board>,
+    allocations: Arc<NodeAllocations>,
+    pub(crate) agent_status: Arc<AgentStatus>,
     peers: PeerInputs,
     /// A node that nobody can join: it has all of the network, whatever its store says.
     pub(crate) is_alone: bool,
@@ -69,24 +69,24 @@ struct MembershipState {
     /// Of this node.
     lost_addresses: Vec<IpAddr>,
     /// Why there is no other block, where one is needed.
-    cramped: Option<(Finding, Arc<Wish>)>,
+    cramped: Option<(Finding, Arc<BlockRequest>)>,
     leases: Leases,
 }
 
 impl SharedMembership {
     pub(crate) fn new(
         config: &Arc<Config>,
-        (shares, board): (Arc<NodeAllocations>, Arc<Board>),
+        (allocations, agent_status): (Arc<NodeAllocations>, Arc<AgentStatus>),
         peers: PeerInputs,
-        home: Home,
+        node_state: NodeStateDir,
     ) -> Self {
         Self {
             is_alone: is_alone(config),
-            contact: Arc::new(Contact::new(home.saved_at())),
+            contact: Arc::new(Contact::new(node_state.saved_at())),
             config: Arc::clone(config),
-            home,
-            shares,
-            board,
+            node_state,
+            allocations,
+            agent_status,
             peers,
             noting: Arc::default(),
             state: Mutex::default(),
@@ -102,13 +102,13 @@ impl SharedMembership {
         if self.is_alone {
             blocks.clone_from(&self.config.network.subnets);
         } else {
-            let cuts = cuts(&self.config);
-            blocks.retain(|block| cuts.iter().any(|cut| cut.owns(block)));
+            let block_layouts = block_layouts(&self.config);
+            blocks.retain(|block| block_layouts.iter().any(|block_layout| block_layout.owns(block)));
         }
         {
             let mut state = self.lock();
             state.blocks = blocks;
-            state.mtu = self.home.mtu().filter(|_| !self.is_alone);
+            state.mtu = self.node_state.mtu().filter(|_| !self.is_alone);
         }
         self.renew();
     }
@@ -196,8 +196,8 @@ impl SharedMembership {
         if self.lock().saved.as_ref() == Some(record) {
             return;
         }
-        let (home, copy) = (self.home.clone(), record.clone());
-        let saved = failure(spawn_blocking(move || home.save_record(&copy)).await);
+        let (node_state, copy) = (self.node_state.clone(), record.clone());
+        let saved = failure(spawn_blocking(move || node_state.save_record(&copy)).await);
         let mut state = self.lock();
         state.saved = saved.is_none().then(|| record.clone());
         if state.unsaved != saved {
@@ -220,8 +220,8 @@ impl SharedMembership {
             let NodePosition { lost, mtu } = position.borrow_and_update().clone();
             self.set_lost_addresses(&lost);
             if let Some(mtu) = self.set_mtu(mtu) {
-                let home = self.home.clone();
-                let saved = spawn_blocking(move || home.save_mtu(mtu)).await;
+                let node_state = self.node_state.clone();
+                let saved = spawn_blocking(move || node_state.save_mtu(mtu)).await;
                 if let Some(error) = failure(saved) {
                     warn!("the MTU cannot be remembered: {error}");
                 }
@@ -245,8 +245,8 @@ impl SharedMembership {
             }
             let PeerRecords { records, awaited } = reported.borrow_and_update().clone();
             self.know_peers(&records, awaited);
-            let home = self.home.clone();
-            let saved = failure(spawn_blocking(move || home.save_peers(records.iter())).await);
+            let node_state = self.node_state.clone();
+            let saved = failure(spawn_blocking(move || node_state.save_peers(records.iter())).await);
             is_saved = saved.is_none();
             self.set_forgetful(saved.map(|error| {
                 format!("the other nodes cannot be written down, for a boot without the store: {error}")
@@ -274,40 +274,40 @@ impl SharedMembership {
             return self.withdraw(&format!("this node has no block of {subnet} any more"));
         }
         let mtu = network.mtu.or(mtu).or_else(|| self.cautious_mtu());
-        if self.shares.default_network().is_ok_and(|own| own.blocks() == blocks && own.mtu() == mtu) {
+        if self.allocations.default_network().is_ok_and(|own| own.blocks() == blocks && own.mtu() == mtu) {
             return;
         }
         match Network::new(network, blocks, mtu) {
-            Ok(network) => self.shares.set(NodeAllocation::of_default(Arc::new(network))),
-            Err(error) => self.shares.explain(format!("the agent's own network: {error}")),
+            Ok(network) => self.allocations.set(NodeAllocation::of_default(Arc::new(network))),
+            Err(error) => self.allocations.explain(format!("the agent's own network: {error}")),
         }
     }
 
     /// Withdraws the allocation. Requests that wait get no addresses that are another machine's. Pods that run keep what they
     /// have, and so do those whose request is being served.
     fn withdraw(&self, why: &str) {
-        if self.shares.withdraw(why) {
+        if self.allocations.withdraw(why) {
             error!("{why}: no pod gets an address until it has one");
-            self.shares.report_block(&self.board, &self.config.network.name);
+            self.allocations.report_block(&self.agent_status, &self.config.network.name);
         }
     }
 
     /// The first answer may take a while.
     pub(crate) fn explain_asking(&self, store: &str) {
-        self.shares.explain(format!("this node has no block yet: {store} is asked for one"));
+        self.allocations.explain(format!("this node has no block yet: {store} is asked for one"));
     }
 
     /// The other nodes, and those of them that the store does not know.
     pub(crate) fn know_peers(&self, peers: &[NodeRecord], awaited: Vec<NodeName>) {
         let blocks = peers.iter().flat_map(|peer| peer.blocks.iter().copied()).collect();
-        let is_news = {
+        let is_event = {
             let mut state = self.lock();
             state.peers_blocks = blocks;
-            let is_news = state.awaited != awaited;
+            let is_event = state.awaited != awaited;
             state.awaited = awaited;
-            is_news
+            is_event
         };
-        if is_news {
+        if is_event {
             self.tell();
         }
     }
@@ -330,21 +330,21 @@ impl SharedMembership {
             self.lock().trouble = None;
         }
         self.tell();
-        self.shares.explain(format!("this node has no block yet: {error}"));
+        self.allocations.explain(format!("this node has no block yet: {error}"));
     }
 
-    pub(crate) fn set_growth_trouble(&self, what: Option<(Finding, Arc<Wish>)>) {
+    pub(crate) fn set_growth_trouble(&self, what: Option<(Finding, Arc<BlockRequest>)>) {
         self.lock().cramped = what;
         self.tell();
     }
 
-    pub(crate) fn is_cramped(&self) -> bool {
+    pub(crate) fn lacks_free_block(&self) -> bool {
         self.lock().cramped.is_some()
     }
 
     /// Reconcile rounds ask for a block while the node needs one. If none has asked for this time, the need is over.
     pub(crate) fn end_growth_trouble(&self, after: Duration) {
-        let is_over = self.lock().cramped.as_ref().is_some_and(|(_, wish)| wish.idle() > after);
+        let is_over = self.lock().cramped.as_ref().is_some_and(|(_, request)| request.idle() > after);
         if is_over {
             self.set_growth_trouble(None);
         }
@@ -397,7 +397,7 @@ impl SharedMembership {
             let state = &mut *self.lock();
             let lapses = state.leases.findings(&self.config.node, &state.unread_nodes, &Now::read());
             // While this node cannot join, nothing is known about the others.
-            (state.findings(&self.home), if state.trouble.is_none() { lapses } else { Vec::new() })
+            (state.findings(&self.node_state), if state.trouble.is_none() { lapses } else { Vec::new() })
         };
         match outage {
             Some(outage) => findings.push(outage),
@@ -406,7 +406,7 @@ impl SharedMembership {
         let denial = self.contact.denial().map(|why| Finding::new(Code::StoreFailed, "store", why));
         // A failure to join has the same code and object, and is the later one.
         findings.extend(denial.filter(|_| self.lock().trouble.is_none()));
-        self.board.set(Source::Cluster, findings);
+        self.agent_status.set(Source::Cluster, findings);
     }
 
     fn set_lost_addresses(&self, lost: &[IpAddr]) {
@@ -440,7 +440,7 @@ impl SharedMembership {
 }
 
 /// Why a file could not be written.
-fn failure(written: Result<Result<(), HomeError>, task::JoinError>) -> Option<String> {
+fn failure(written: Result<Result<(), NodeStateDirError>, task::JoinError>) -> Option<String> {
     match written {
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(error.to_string()),
@@ -449,13 +449,13 @@ fn failure(written: Result<Result<(), HomeError>, task::JoinError>) -> Option<St
 }
 
 impl MembershipState {
-    fn findings(&self, home: &Home) -> Vec<Finding> {
+    fn findings(&self, node_state: &NodeStateDir) -> Vec<Finding> {
         let mut all: Vec<Finding> = self.trouble.iter().cloned().collect();
         let unread = self.unread.iter();
         all.extend(
             unread.map(|(key, why)| Finding::new(Code::StoreValueUnreadable, format_args!("key {key}"), why)),
         );
-        let directory = home.dir().to_string_lossy();
+        let directory = node_state.dir().to_string_lossy();
         let unsaved = self.unsaved.iter().chain(&self.forgetful);
         all.extend(unsaved.map(|why| {
             let found = Finding::new(Code::StateDirUnwritable, format_args!("directory {directory}"), why);

@@ -1,4 +1,4 @@
-//! Joining, against a real store in a folder; and the choice of the node's addresses, from tables.
+//! Joining, against a real store in a directory; and the choice of the node's addresses, from tables.
 
 mod known;
 mod member;
@@ -11,7 +11,7 @@ use std::path::Path;
 use api::RouteState;
 use ipnet::IpNet;
 use model::{
-    AliveRecord, Facts, KeyLayout, Mesh, NetworkSpec, NodeRecord, Object as _, ObservedPeers, PeerRoute,
+    AliveRecord, KeyLayout, LocalNode, Mesh, NetworkSpec, NodeRecord, Object as _, ObservedPeers, PeerRoute,
     StoredNode, Transport, Tunnels, Underlay,
 };
 use netlink::RtSocket;
@@ -21,7 +21,7 @@ use types::{Mac, NodeUid};
 use super::ask_error::AskError;
 use super::command::{StoreQuery, look};
 use super::contact::Contact;
-use super::join::{Candidate, JoinError, Joined, Registry, cuts};
+use super::join::{Candidate, JoinError, Joined, Registry, block_layouts};
 
 fn registry(dir: &Path) -> Registry {
     let store = Store::open(&StoreConfig::Embedded { dir: dir.join("store") }).unwrap();
@@ -53,7 +53,7 @@ async fn join(registry: &Registry, candidate: &Candidate) -> Result<Joined, Join
     registry.join(candidate, &[]).await
 }
 
-/// Each test has a folder of its own, and a runtime.
+/// Each test has a directory of its own, and a runtime.
 fn with_store<F: Future<Output = ()>>(test: impl FnOnce(Registry) -> F) {
     let dir = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -112,9 +112,9 @@ fn a_name_that_is_held_is_refused_and_taken_over_afterwards() {
         let first = join(&registry, &candidate("n1", 1)).await.unwrap();
         say_alive(&registry, &first).await;
         let error = join(&registry, &candidate("n1", 2)).await.unwrap_err();
-        let told = error.to_string();
-        assert!(matches!(error, JoinError::Held { .. }), "{told}");
-        assert!(told.contains(first.record.uid.as_str()) && told.contains("192.0.2.1"), "{told}");
+        let reported = error.to_string();
+        assert!(matches!(error, JoinError::Held { .. }), "{reported}");
+        assert!(reported.contains(first.record.uid.as_str()) && reported.contains("192.0.2.1"), "{reported}");
         let gone = Change::Delete(registry.layout.alive(&first.record.name));
         registry.store.commit(&[], &[gone]).await.unwrap();
         let second = join(&registry, &candidate("n1", 2)).await.unwrap();
@@ -162,13 +162,13 @@ fn all_nodes_mean_the_same_network_and_one_alone_may_change_it() {
 fn a_full_node_gets_another_block() {
     with_store(|registry| async move {
         let joined = join(&registry, &candidate("n1", 1)).await.unwrap();
-        let cut = cuts(&spec()).unwrap()[1];
-        let grown = registry.grow(joined.clone(), &cut, &[]).await.unwrap();
+        let block_layout = block_layouts(&spec()).unwrap()[1];
+        let grown = registry.grow(joined.clone(), &block_layout, &[]).await.unwrap();
         assert_eq!(grown.record.blocks.len(), 3);
         assert_eq!(grown.record.blocks[..2], joined.record.blocks);
         assert_eq!(join(&registry, &candidate("n1", 1)).await.unwrap().record.blocks, grown.record.blocks);
         // What is not known any more is not built upon.
-        assert!(registry.grow(joined, &cut, &[]).await.is_err());
+        assert!(registry.grow(joined, &block_layout, &[]).await.is_err());
     });
 }
 
@@ -212,7 +212,7 @@ fn a_removed_nodes_blocks_return() {
 fn a_route_is_shown_as_different_whatever_of_it_is() {
     let underlay =
         Underlay { link: 1, address: "192.0.2.1".parse().unwrap(), on_link: nets(&["192.0.2.0/24"]) };
-    let mut mesh = Mesh::new(Facts {
+    let mut mesh = Mesh::new(LocalNode {
         name: "n1".try_into().unwrap(),
         blocks: nets(&["10.2.0.0/24"]),
         subnets: nets(&["10.2.0.0/16"]),
@@ -232,8 +232,8 @@ fn a_route_is_shown_as_different_whatever_of_it_is() {
     let wanted = mesh.take_changes().set_routes[0];
     let other: IpAddr = "192.0.2.9".parse().unwrap();
     let shown = |route: PeerRoute| {
-        let seen = ObservedPeers { routes: vec![route], ..ObservedPeers::default() };
-        let routes = super::view::routes(&mesh, &seen, &mut RtSocket::open().unwrap());
+        let observed = ObservedPeers { routes: vec![route], ..ObservedPeers::default() };
+        let routes = super::view::routes(&mesh, &observed, &mut RtSocket::open().unwrap());
         (routes.len(), routes[0].state, routes[0].message.clone().unwrap_or_default())
     };
     assert_eq!(shown(wanted), (1, RouteState::Ok, String::new()));
@@ -434,20 +434,20 @@ mod position {
 
 #[test]
 fn an_end_that_nobody_asked_for_is_told() {
-    let told = |asked: bool| {
-        let board = std::sync::Arc::new(crate::board::Board::new());
+    let reported = |asked: bool| {
+        let agent_status = std::sync::Arc::new(crate::agent_status::AgentStatus::new());
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let contact = std::sync::Arc::new(Contact::new(None));
         contact.watching(super::contact::ListedNodes::default());
         let refused = types::Finding::new(types::Code::PeerRouteFailed, "route 10.2.3.0/24", "EINVAL");
-        board.set(crate::conditions::Source::Routes, vec![refused]);
-        let (copy, shown) = (std::sync::Arc::clone(&board), std::sync::Arc::clone(&contact));
-        let ending = super::ThreadExitGuard { board: copy, contact: shown, stop: stopped };
+        agent_status.set(crate::conditions::Source::Routes, vec![refused]);
+        let (copy, shown) = (std::sync::Arc::clone(&agent_status), std::sync::Arc::clone(&contact));
+        let ending = super::ThreadExitGuard { agent_status: copy, contact: shown, stop: stopped };
         stop.send_replace(asked);
         drop(ending);
-        let has = |code| board.has(code);
+        let has = |code| agent_status.has(code);
         (has(types::Code::StoreWatchStopped), contact.is_reachable(), has(types::Code::PeerRouteFailed))
     };
     // Routes are kept by another thread, which goes on.
-    assert_eq!((told(false), told(true)), ((true, false, true), (false, true, true)));
+    assert_eq!((reported(false), reported(true)), ((true, false, true), (false, true, true)));
 }

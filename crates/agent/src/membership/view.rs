@@ -7,19 +7,22 @@ use api::{
     SubnetView, Timestamp,
 };
 use ipnet::IpNet;
-use model::{Cut, Mesh, ObservedPeers, PeerRoute, StoredNode, Way, refusals, shared_parts};
+use model::{BlockLayout, Mesh, ObservedPeers, PeerPath, PeerRoute, StoredNode, refusals, shared_parts};
 use netlink::RtSocket;
 use types::NodeName;
 
 use super::command::StoreContents;
 
 /// What other nodes do not use of each record, and why.
-fn record_problems<'a>(contents: &'a StoreContents, cuts: &[Cut]) -> BTreeMap<&'a NodeName, Vec<String>> {
+fn record_problems<'a>(
+    contents: &'a StoreContents,
+    block_layouts: &[BlockLayout],
+) -> BTreeMap<&'a NodeName, Vec<String>> {
     let owners: BTreeMap<IpNet, &NodeName> =
         contents.claims.iter().map(|(block, name)| (*block, name)).collect();
     let mut problems: BTreeMap<&NodeName, Vec<String>> = BTreeMap::new();
     for StoredNode { record, .. } in &contents.nodes {
-        let refused = refusals(record, cuts, |block| owners.get(block).copied());
+        let refused = refusals(record, block_layouts, |block| owners.get(block).copied());
         let sentences = refused.iter().map(|one| one.sentence(None));
         problems.entry(&record.name).or_default().extend(sentences);
     }
@@ -30,8 +33,12 @@ fn record_problems<'a>(contents: &'a StoreContents, cuts: &[Cut]) -> BTreeMap<&'
 }
 
 /// All nodes, by name.
-pub(crate) fn nodes(contents: &StoreContents, cuts: &[Cut], here: &NodeName) -> Vec<NodeView> {
-    let mut problems = record_problems(contents, cuts);
+pub(crate) fn nodes(
+    contents: &StoreContents,
+    block_layouts: &[BlockLayout],
+    here: &NodeName,
+) -> Vec<NodeView> {
+    let mut problems = record_problems(contents, block_layouts);
     let alive_since = |name: &NodeName| contents.alive.as_ref()?.get(name).copied().map(Timestamp);
     let agent = |name: &NodeName| match &contents.alive {
         Some(alive) if alive.contains_key(name) => AgentState::Alive,
@@ -74,7 +81,7 @@ pub(crate) fn nodes(contents: &StoreContents, cuts: &[Cut], here: &NodeName) -> 
 /// All blocks: claims beside what the nodes say themselves.
 pub(crate) fn blocks(
     (contents, freshness): (&StoreContents, Freshness),
-    cuts: &[Cut],
+    block_layouts: &[BlockLayout],
     here: &NodeName,
 ) -> BlocksView {
     let mut named: BTreeMap<IpNet, &NodeName> = BTreeMap::new();
@@ -107,29 +114,32 @@ pub(crate) fn blocks(
         blocks.push(view(*block, name, Some("not claimed: its agent does so when it starts".to_owned())));
     }
     blocks.sort_by_key(|view| view.block);
-    let subnet = |cut: &Cut| SubnetView {
-        subnet: cut.subnet(),
-        blocks: cut.count(),
-        claimed: claimed.keys().filter(|block| cut.subnet().contains(*block)).count() as u64,
+    let subnet = |block_layout: &BlockLayout| SubnetView {
+        subnet: block_layout.subnet(),
+        blocks: block_layout.count(),
+        claimed: claimed.keys().filter(|block| block_layout.subnet().contains(*block)).count() as u64,
     };
-    BlocksView { freshness, subnets: cuts.iter().map(subnet).collect(), blocks }
+    BlocksView { freshness, subnets: block_layouts.iter().map(subnet).collect(), blocks }
 }
 
 /// What should be, what the kernel has, and the difference.
-pub(crate) fn routes(mesh: &Mesh, seen: &ObservedPeers, socket: &mut RtSocket) -> Vec<RouteView> {
+pub(crate) fn routes(mesh: &Mesh, observed: &ObservedPeers, socket: &mut RtSocket) -> Vec<RouteView> {
     let mut names: BTreeMap<u32, Option<String>> = BTreeMap::new();
     let mut name_of = |link: u32| {
         let ask = || socket.link_at(link).ok().flatten().map(|link| link.name);
         names.entry(link).or_insert_with(ask).clone()
     };
-    let mut there: BTreeMap<IpNet, &PeerRoute> = seen.routes.iter().map(|route| (route.dst, route)).collect();
+    let mut there: BTreeMap<IpNet, &PeerRoute> =
+        observed.routes.iter().map(|route| (route.dst, route)).collect();
     let mut shown = Vec::new();
-    for (node, block, way) in mesh.ways() {
+    for (node, block, path) in mesh.paths() {
         let found = there.remove(&block);
-        let (transport, gateway, link, reason) = match way {
-            Way::Direct { gateway, link } => (RouteTransport::Direct, Some(*gateway), Some(*link), None),
-            Way::Vxlan { link, gateway, .. } => (RouteTransport::Vxlan, Some(*gateway), Some(*link), None),
-            Way::None(why) => (RouteTransport::None, None, None, Some(why.to_string())),
+        let (transport, gateway, link, reason) = match path {
+            PeerPath::Direct { gateway, link } => (RouteTransport::Direct, Some(*gateway), Some(*link), None),
+            PeerPath::Vxlan { link, gateway, .. } => {
+                (RouteTransport::Vxlan, Some(*gateway), Some(*link), None)
+            }
+            PeerPath::None(why) => (RouteTransport::None, None, None, Some(why.to_string())),
         };
         let leads_there = |route: &PeerRoute| Some(route.gateway) == gateway && Some(route.link) == link;
         let (state, other) = match found {

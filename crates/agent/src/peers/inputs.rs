@@ -28,7 +28,7 @@ const QUESTIONS: usize = 256;
 /// A change of the store's contents that concerns peers.
 #[derive(Debug)]
 pub(crate) enum RecordUpdate {
-    All(Census),
+    All(StoreListing),
     Node(StoredNode),
     Gone(NodeName),
     Claim(ClaimedBlock),
@@ -43,7 +43,7 @@ pub(crate) struct ClaimedBlock {
 
 /// All nodes that the store knows.
 #[derive(Debug)]
-pub(crate) struct Census {
+pub(crate) struct StoreListing {
     pub(crate) nodes: Vec<StoredNode>,
     pub(crate) claims: Vec<ClaimedBlock>,
     /// They are in the store, but what it says of them cannot be read.
@@ -56,7 +56,7 @@ pub(crate) struct Census {
 #[derive(Debug, Default)]
 pub(super) struct RecordUpdates {
     /// It comes before the changes.
-    pub(super) census: Option<Census>,
+    pub(super) store_listing: Option<StoreListing>,
     /// None: the node is gone.
     pub(super) nodes: BTreeMap<NodeName, Option<StoredNode>>,
     pub(super) claims: BTreeMap<IpNet, Option<NodeName>>,
@@ -65,11 +65,12 @@ pub(super) struct RecordUpdates {
 impl RecordUpdates {
     fn merge(&mut self, update: RecordUpdate) {
         match update {
-            RecordUpdate::All(census) => {
+            RecordUpdate::All(store_listing) => {
                 // Peers that an earlier listing lacked because the store was wiped are not in this one either.
-                let was_wiped = self.census.as_ref().is_some_and(|earlier| earlier.was_wiped);
-                let census = Census { was_wiped: census.was_wiped || was_wiped, ..census };
-                *self = Self { census: Some(census), ..Self::default() };
+                let was_wiped = self.store_listing.as_ref().is_some_and(|earlier| earlier.was_wiped);
+                let store_listing =
+                    StoreListing { was_wiped: store_listing.was_wiped || was_wiped, ..store_listing };
+                *self = Self { store_listing: Some(store_listing), ..Self::default() };
             }
             RecordUpdate::Node(node) => {
                 self.nodes.insert(node.record.name.clone(), Some(node));
@@ -84,7 +85,7 @@ impl RecordUpdates {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.census.is_none() && self.nodes.is_empty() && self.claims.is_empty()
+        self.store_listing.is_none() && self.nodes.is_empty() && self.claims.is_empty()
     }
 }
 
@@ -256,9 +257,9 @@ mod tests {
         StoredNode { record, created }
     }
 
-    fn census(was_wiped: bool) -> RecordUpdate {
+    fn store_listing(was_wiped: bool) -> RecordUpdate {
         let (nodes, claims, unread) = (Vec::new(), Vec::new(), BTreeSet::new());
-        RecordUpdate::All(Census { nodes, claims, unread, was_wiped })
+        RecordUpdate::All(StoreListing { nodes, claims, unread, was_wiped })
     }
 
     #[test]
@@ -271,7 +272,7 @@ mod tests {
             inputs.update(RecordUpdate::Node(node("n3", created)));
             inputs.update(RecordUpdate::Gone("n3".try_into().unwrap()));
         }
-        let RecordUpdates { census: none, nodes, claims } = queue.take().records;
+        let RecordUpdates { store_listing: none, nodes, claims } = queue.take().records;
         assert!(none.is_none() && claims.len() == 1, "{none:?} {claims:?}");
         let created: Vec<Option<u64>> =
             nodes.values().map(|node| node.as_ref().map(|it| it.created)).collect();
@@ -282,12 +283,12 @@ mod tests {
     #[test]
     fn a_listing_replaces_earlier_updates_and_a_wiped_store_stays_known() {
         let (inputs, queue) = inputs(Waker::new().unwrap());
-        inputs.update(census(true));
+        inputs.update(store_listing(true));
         inputs.update(RecordUpdate::Node(node("n2", 1)));
-        inputs.update(census(false));
+        inputs.update(store_listing(false));
         inputs.update(RecordUpdate::Gone("n3".try_into().unwrap()));
         let updates = queue.take().records;
-        assert!(updates.census.unwrap().was_wiped, "peers that it does not know are kept");
+        assert!(updates.store_listing.unwrap().was_wiped, "peers that it does not know are kept");
         assert_eq!(updates.nodes.len(), 1);
     }
 
@@ -302,7 +303,7 @@ mod tests {
         let (_first, second, _third) = (ask(), ask(), ask());
         drop(second);
         for is_asked in [true, true, false] {
-            inputs.update(census(false));
+            inputs.update(store_listing(false));
             assert!(!queue.take().records.is_empty());
             assert_eq!((queue.question().is_some(), queue.waker.is_awake()), (is_asked, is_asked));
         }

@@ -61,7 +61,7 @@ impl PeerKernel {
 
     /// Everything of ours, as it is now; and apart from it routes that are not as we make them. Routes to other networks
     /// are another agent's.
-    pub(crate) fn seen(
+    pub(crate) fn observed(
         &mut self,
         tunnels: &[u32],
         subnets: &[IpNet],
@@ -219,12 +219,12 @@ mod tests {
 
     #[test]
     fn metrics_are_spread_and_depend_on_the_destination_alone() {
-        let v4 = model::Cut::new("10.0.0.0/8".parse().unwrap(), 16).unwrap();
-        let v6 = model::Cut::new("fd00:42::/48".parse().unwrap(), 16).unwrap();
-        for cut in [v4, v6] {
+        let v4 = model::BlockLayout::new("10.0.0.0/8".parse().unwrap(), 16).unwrap();
+        let v6 = model::BlockLayout::new("fd00:42::/48".parse().unwrap(), 16).unwrap();
+        for block_layout in [v4, v6] {
             let mut lists: BTreeMap<u32, u32> = BTreeMap::new();
             for n in 0..5000 {
-                *lists.entry(metric(&cut.block(n))).or_default() += 1;
+                *lists.entry(metric(&block_layout.block(n))).or_default() += 1;
             }
             assert!(lists.keys().all(|metric| (METRIC..METRIC + METRICS).contains(metric)));
             assert!(lists.values().max() < Some(&12), "{lists:?}");

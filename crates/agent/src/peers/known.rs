@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use model::{Facts, Mesh, NodeRecord, StoredNode, Tunnels, difference, listed};
+use model::{LocalNode, Mesh, NodeRecord, StoredNode, Tunnels, difference, listed};
 use tracing::{info, warn};
 use types::{Finding, NodeName};
 
-use super::inputs::{Census, ClaimedBlock};
-use super::routes::{Peers, Telling, Trials};
+use super::inputs::{ClaimedBlock, StoreListing};
+use super::routes::{PeerReportState, Peers, Trials};
 use super::tunnel::Tunnel;
 use super::underlay::Position;
 
@@ -50,14 +50,14 @@ pub(crate) struct KnownPeers {
     /// Peers with blocks of some subnets only, and since when.
     joining: BTreeMap<NodeName, Instant>,
     pub(crate) peers: Peers,
-    pub(crate) telling: Telling,
+    pub(crate) report_state: PeerReportState,
     pub(crate) trials: Trials,
 }
 
 impl KnownPeers {
     /// With the others as they were remembered.
-    pub(crate) fn new(facts: Facts, remembered: Vec<NodeRecord>) -> Self {
-        let mut mesh = Mesh::new(facts);
+    pub(crate) fn new(local_node: LocalNode, remembered: Vec<NodeRecord>) -> Self {
+        let mut mesh = Mesh::new(local_node);
         // They were admitted when they were written, in the order in which the store created their records.
         let owned = |record: &NodeRecord| {
             let name = record.name.clone();
@@ -83,7 +83,7 @@ impl KnownPeers {
             announced,
             joining: BTreeMap::new(),
             peers: Peers::default(),
-            telling: Telling::default(),
+            report_state: PeerReportState::default(),
             trials: Trials::default(),
         }
     }
@@ -91,8 +91,8 @@ impl KnownPeers {
     /// All nodes of the store take the place of those that were known, with two exceptions. After the store was wiped, those
     /// who are not in it yet register again in a moment, and their pods are where they were. And whose record cannot be read
     /// is not gone. Each node that joined, left or changed is logged; after many of them, their number.
-    pub(crate) fn set_all(&mut self, census: Census) {
-        let changes = self.replace_all(census);
+    pub(crate) fn set_all(&mut self, store_listing: StoreListing) {
+        let changes = self.replace_all(store_listing);
         changes.iter().take(LOGGED).for_each(PeerChange::log);
         if let Some(count) = changes.len().checked_sub(LOGGED).filter(|more| *more > 0) {
             info!(count, "more peers joined, left or changed");
@@ -101,10 +101,10 @@ impl KnownPeers {
     }
 
     /// What is to be logged. Records on disk have admitted parts only, so these are compared.
-    pub(crate) fn replace_all(&mut self, census: Census) -> Vec<PeerChange> {
+    pub(crate) fn replace_all(&mut self, store_listing: StoreListing) -> Vec<PeerChange> {
         let before: BTreeMap<NodeName, NodeRecord> =
             self.mesh.admitted().into_iter().map(|record| (record.name.clone(), record)).collect();
-        let Census { nodes, claims, unread, was_wiped } = census;
+        let StoreListing { nodes, claims, unread, was_wiped } = store_listing;
         self.is_complete = true;
         let listed: BTreeSet<&NodeName> = nodes.iter().map(|node| &node.record.name).collect();
         let is_kept = |name: &NodeName| was_wiped || unread.contains(name) || self.awaited.contains_key(name);
@@ -150,7 +150,7 @@ impl KnownPeers {
     /// It has a block of each subnet.
     fn is_member(&self, record: &NodeRecord) -> bool {
         let has_block = |subnet: &IpNet| record.blocks.iter().any(|block| subnet.contains(block));
-        self.mesh.facts().subnets.iter().all(has_block)
+        self.mesh.local_node().subnets.iter().all(has_block)
     }
 
     /// What is to be logged of a record that takes the place of another one.
@@ -199,7 +199,7 @@ impl KnownPeers {
     /// A node that the store knows.
     pub(crate) fn set_peer(&mut self, node: StoredNode) {
         self.awaited.remove(&node.record.name);
-        if node.record.name != self.mesh.facts().name {
+        if node.record.name != self.mesh.local_node().name {
             let before = self.mesh.peer(&node.record.name).cloned();
             self.change(before.as_ref(), &node.record).iter().for_each(PeerChange::log);
         }

@@ -6,14 +6,14 @@
 //! timer ────────────────────┘                └──► compared with all the kernel has: after losses, and on the timer
 //! ```
 //!
-//! `peers`: the firewall's table of them. `publish`: where this node is. `tunnels`: its devices. `trials`: whether they work. `telling`: what people and the disk get
+//! `peers`: the firewall's table of them. `publish`: where this node is. `tunnels`: its devices. `trials`: whether they work. `report_state`: what people and the disk get
 //! to know.
 //!
 //! What is there stays until the store has said otherwise: an agent that starts while the store is away sweeps nothing.
 
 mod peers;
 mod publish;
-mod telling;
+mod report_state;
 mod trials;
 mod tunnels;
 
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use model::{NodeRecord, PeerChanges, Repaired, Tunnels};
-use netlink::{PeerMonitor, PeerNews, Route};
+use netlink::{PeerEvent, PeerMonitor, Route};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::{debug, error, info};
@@ -33,16 +33,16 @@ use types::IfName;
 use super::inputs::{PeerQueue, PeerReports, Pending, Question, RecordUpdates};
 use super::kernel::{PeerKernel, RefusedChanges};
 use super::known::KnownPeers;
+use crate::agent_status::{AgentStatus, WatchedThread};
 use crate::allocation::{NodeAllocations, TunnelSize};
-use crate::board::{Board, WatchedThread};
 use crate::membership::AskError;
 use crate::metrics::Metrics;
 use crate::thread::{AgentThread, StopFlag};
 use crate::waker::Slot;
 use config::Config;
 pub(crate) use peers::Peers;
-use telling::AppliedPart;
-pub(crate) use telling::Telling;
+use report_state::AppliedPart;
+pub(crate) use report_state::PeerReportState;
 pub(crate) use trials::Trials;
 
 /// How long after an event everything is compared: what belongs together comes together.
@@ -65,8 +65,8 @@ pub(crate) struct PeerRoutesParts {
     /// A node that no other one can join has no peers.
     pub(crate) is_alone: bool,
     /// This node's part of the network: its gateways.
-    pub(crate) shares: Arc<NodeAllocations>,
-    pub(crate) board: Arc<Board>,
+    pub(crate) allocations: Arc<NodeAllocations>,
+    pub(crate) agent_status: Arc<AgentStatus>,
     pub(crate) metrics: Arc<Metrics>,
     /// This node's tunnels, for the reconciler.
     pub(crate) tunnels: Arc<Slot<Vec<TunnelSize>>>,
@@ -96,10 +96,10 @@ pub enum StartError {
 pub(crate) struct Routes {
     config: Arc<Config>,
     is_alone: bool,
-    shares: Arc<NodeAllocations>,
+    allocations: Arc<NodeAllocations>,
     /// Of the allocation that was used last.
     share_version: u64,
-    board: Arc<Board>,
+    agent_status: Arc<AgentStatus>,
     metrics: Arc<Metrics>,
     tunnel_sizes: Arc<Slot<Vec<TunnelSize>>>,
     queue: PeerQueue,
@@ -116,8 +116,8 @@ impl Routes {
         let PeerRoutesParts {
             config,
             is_alone,
-            shares,
-            board,
+            allocations,
+            agent_status,
             metrics,
             tunnels,
             queue,
@@ -128,15 +128,15 @@ impl Routes {
         Ok(Self {
             config,
             is_alone,
-            share_version: shares.version(),
-            shares,
-            board,
+            share_version: allocations.version(),
+            allocations,
+            agent_status,
             metrics,
             tunnel_sizes: tunnels,
             queue,
             reports,
             record,
-            blocks: known.mesh.facts().blocks.clone(),
+            blocks: known.mesh.local_node().blocks.clone(),
             kernel: PeerKernel::open()?,
             known,
         })
@@ -149,11 +149,11 @@ impl Routes {
             if stop.is_set() {
                 return;
             }
-            self.board.busy_since(WatchedThread::Peers, Instant::now());
+            self.agent_status.busy_since(WatchedThread::Peers, Instant::now());
             self.take_input(pending);
             monitor = self.read_events(monitor);
             self.run_timers();
-            self.board.idle(WatchedThread::Peers);
+            self.agent_status.idle(WatchedThread::Peers);
             if let Err(errno) = self.wait(&monitor) {
                 error!(error = %errno, "the peers thread cannot wait for events");
                 // Everything is still compared by the timer.
@@ -165,7 +165,7 @@ impl Routes {
     /// Input of other threads.
     fn take_input(&mut self, pending: Pending) {
         let Pending { records, blocks, is_table_changed } = pending;
-        let share_version = self.shares.version();
+        let share_version = self.allocations.version();
         if share_version != self.share_version {
             self.share_version = share_version;
             self.soon(PAUSE);
@@ -196,7 +196,7 @@ impl Routes {
         if is_due(self.known.save_at) {
             self.report_records();
         }
-        if is_due(self.known.telling.at) {
+        if is_due(self.known.report_state.at) {
             self.count();
             self.tell();
         }
@@ -206,7 +206,7 @@ impl Routes {
     fn wait(&self, monitor: &PeerMonitorSlot) -> Result<(), Errno> {
         let now = Instant::now();
         let timers =
-            [Some(self.known.look_at), self.known.save_at, self.known.telling.at, monitor.pause(now)];
+            [Some(self.known.look_at), self.known.save_at, self.known.report_state.at, monitor.pause(now)];
         let next = timers.into_iter().flatten().min().unwrap_or(now);
         let timeout = Timespec::try_from(next.saturating_duration_since(now)).map_err(|_| Errno::INVAL)?;
         let mut fds = vec![PollFd::new(&self.queue.waker, PollFlags::IN)];
@@ -248,17 +248,17 @@ impl Routes {
     fn open_monitor(&mut self, now: Instant) -> Result<PeerMonitorSlot, netlink::Error> {
         let mut monitor = PeerMonitor::open()?;
         self.observed(&monitor.read()?);
-        if self.known.telling.monitor_failure.take().is_some() {
+        if self.known.report_state.monitor_failure.take().is_some() {
             // Events were missed.
             self.soon(PAUSE);
-            self.tell_soon();
+            self.report_soon();
         }
         Ok(PeerMonitorSlot::Open { monitor, quiet_until: now })
     }
 
     /// Everything is compared at each attempt, and on the timer.
     fn no_events(&mut self, error: &netlink::Error) -> PeerMonitorSlot {
-        self.known.telling.monitor_failure = Some(error.to_string());
+        self.known.report_state.monitor_failure = Some(error.to_string());
         self.tell();
         self.soon(RETRY);
         PeerMonitorSlot::Failed { retry_at: Instant::now() + RETRY }
@@ -266,10 +266,10 @@ impl Routes {
 
     /// Takes all updates of the store, and puts the difference into the kernel.
     fn updated(&mut self, updates: RecordUpdates) {
-        let RecordUpdates { census, nodes, claims } = updates;
-        let is_list = census.is_some();
-        if let Some(census) = census {
-            self.known.set_all(census);
+        let RecordUpdates { store_listing, nodes, claims } = updates;
+        let is_list = store_listing.is_some();
+        if let Some(store_listing) = store_listing {
+            self.known.set_all(store_listing);
         }
         for (name, node) in nodes {
             match node {
@@ -308,7 +308,7 @@ impl Routes {
         let sources = self.known.mesh.take_source_changes();
         self.add_peers(&sources.add);
         let refused = self.apply(&changes);
-        self.known.telling.owed.extend(&refused.changes);
+        self.known.report_state.owed.extend(&refused.changes);
         self.refused(refused.reasons, AppliedPart::News);
         self.remove_peers(&sources.remove);
         self.try_tunnels();
@@ -316,7 +316,7 @@ impl Routes {
 
     /// The changes that were not applied.
     fn apply(&mut self, changes: &PeerChanges) -> RefusedChanges {
-        self.tell_soon();
+        self.report_soon();
         // Alone there is nobody to lead to; what is there is another network's.
         if changes.is_empty() || self.is_alone {
             return RefusedChanges::default();
@@ -330,8 +330,8 @@ impl Routes {
     /// Looks at everything: where this node is, its tunnels, and what the kernel has of ours.
     fn look(&mut self) {
         self.known.look_at = Instant::now() + self.config.reconcile;
-        self.known.telling.failure = None;
-        if let Err(error) = self.look_at_all() {
+        self.known.report_state.failure = None;
+        if let Err(error) = self.compare_all() {
             self.failed(format!("routes to other nodes cannot be compared: {error}"));
         }
         if self.reports.addresses.borrow().is_some() {
@@ -339,19 +339,19 @@ impl Routes {
         }
     }
 
-    fn look_at_all(&mut self) -> Result<(), netlink::Error> {
+    fn compare_all(&mut self) -> Result<(), netlink::Error> {
         self.known.give_up();
         self.find_position()?;
         if self.is_alone {
-            self.tell_soon();
+            self.report_soon();
             return Ok(());
         }
         self.keep_tunnels();
         let (mesh, tunnels) = (&mut self.known.mesh, &self.known.tunnels);
-        let (seen, odd) = self.kernel.seen(&indexes(tunnels), &mesh.facts().subnets)?;
+        let (observed, odd) = self.kernel.observed(&indexes(tunnels), &mesh.local_node().subnets)?;
         let mut due = mesh.take_changes();
-        due.extend(&self.known.telling.owed);
-        let mut changes = mesh.compare(&seen);
+        due.extend(&self.known.report_state.owed);
+        let mut changes = mesh.compare(&observed);
         if !self.known.is_complete {
             // Somebody may stand behind it whom the store has not told us of yet.
             changes.clear_removals();
@@ -364,7 +364,7 @@ impl Routes {
         // Changes that follow from the records are no repairs, also if they were refused before.
         let drift = changes.beyond(&due);
         let mut repairs = drift.beyond(&refused.changes);
-        self.known.telling.owed = refused.changes.beyond(&drift);
+        self.known.report_state.owed = refused.changes.beyond(&drift);
         self.refused(refused.reasons, AppliedPart::All);
         self.try_tunnels();
         if !self.known.was_swept {
@@ -399,41 +399,43 @@ impl Routes {
     }
 
     /// Events that may mean drift are a reason to compare everything.
-    fn observed(&mut self, events: &[PeerNews]) {
+    fn observed(&mut self, events: &[PeerEvent]) {
         if let Some(event) = events.iter().find(|event| self.matters(event)) {
             debug!("observed {event:?}");
             self.soon(PAUSE);
         }
     }
 
-    fn matters(&self, news: &PeerNews) -> bool {
+    fn matters(&self, event: &PeerEvent) -> bool {
         let mesh = &self.known.mesh;
-        match news {
-            PeerNews::RouteSet(route) => {
-                let is_ours = super::kernel::is_of(&mesh.facts().subnets, &route.dst);
+        match event {
+            PeerEvent::RouteSet(route) => {
+                let is_ours = super::kernel::is_of(&mesh.local_node().subnets, &route.dst);
                 is_ours && !mesh.wants_route(&super::kernel::read(route))
             }
-            PeerNews::RouteGone(route) => mesh.wants_route(&super::kernel::read(route)),
-            PeerNews::RouteTaken(dst) => mesh.wants_route_to(dst),
-            PeerNews::NeighbourGone { link, addr } => mesh.wants_neighbour(*link, *addr),
-            PeerNews::NeighbourSet { .. } | PeerNews::FdbSet(_) => false,
-            PeerNews::FdbGone(fdb) => mesh.wants_fdb(fdb.link, fdb.mac),
-            PeerNews::DefaultRoute | PeerNews::Missed => true,
-            PeerNews::Link(link) => self.concerns_us(link.index) || self.is_name_of_ours(&link.name),
-            PeerNews::LinkGone { index, name } => self.concerns_us(*index) || self.is_name_of_ours(name),
+            PeerEvent::RouteGone(route) => mesh.wants_route(&super::kernel::read(route)),
+            PeerEvent::RouteTaken(dst) => mesh.wants_route_to(dst),
+            PeerEvent::NeighbourGone { link, addr } => mesh.wants_neighbour(*link, *addr),
+            PeerEvent::NeighbourSet { .. } | PeerEvent::FdbSet(_) => false,
+            PeerEvent::FdbGone(fdb) => mesh.wants_fdb(fdb.link, fdb.mac),
+            PeerEvent::DefaultRoute | PeerEvent::Missed => true,
+            PeerEvent::Link(link) => self.concerns_link(link.index) || self.is_configured_name(&link.name),
+            PeerEvent::LinkGone { index, name } => {
+                self.concerns_link(*index) || self.is_configured_name(name)
+            }
             // A pod's addresses are in its own namespace: what is heard here is the node's.
-            PeerNews::AddressSet(_) | PeerNews::AddressGone(_) => true,
+            PeerEvent::AddressSet(_) | PeerEvent::AddressGone(_) => true,
         }
     }
 
     /// Also one that is in the way of ours: it may go, or get another name.
-    fn concerns_us(&self, index: u32) -> bool {
+    fn concerns_link(&self, index: u32) -> bool {
         let underlays = self.known.position.underlays.iter().map(|underlay| underlay.link);
         let in_the_way = self.known.in_the_way.iter().copied();
         underlays.chain(indexes(&self.known.tunnels)).chain(in_the_way).any(|link| link == index)
     }
 
-    fn is_name_of_ours(&self, name: &str) -> bool {
+    fn is_configured_name(&self, name: &str) -> bool {
         let config = &self.config;
         let named = |wanted: &IfName| wanted.as_str() == name;
         config.node_interface.as_ref().is_some_and(named) || named(&config.network.bridge)
@@ -455,9 +457,9 @@ impl Routes {
 
     /// What should be, what the kernel has, and the difference.
     fn shown(&mut self) -> Result<Vec<api::RouteView>, netlink::Error> {
-        let subnets = &self.known.mesh.facts().subnets;
-        let (seen, _) = self.kernel.seen(&indexes(&self.known.tunnels), subnets)?;
-        Ok(crate::membership::view::routes(&self.known.mesh, &seen, &mut self.kernel.socket))
+        let subnets = &self.known.mesh.local_node().subnets;
+        let (observed, _) = self.kernel.observed(&indexes(&self.known.tunnels), subnets)?;
+        Ok(crate::membership::view::routes(&self.known.mesh, &observed, &mut self.kernel.socket))
     }
 }
 

@@ -32,7 +32,7 @@ const WORDS: &[u8] = b"podwire";
 /// broken once in 250 trials.
 const PAIRS: usize = 4;
 /// From here to the other side of the world and back.
-const PATIENCE: Duration = Duration::from_millis(400);
+const TIMEOUT: Duration = Duration::from_millis(400);
 
 /// After which another node's kernel answers several again.
 pub(crate) const REST: Duration = Duration::from_secs(3);
@@ -131,7 +131,7 @@ async fn try_one(tunnel: &IfName, to: IpAddr) -> io::Result<TrialVerdict> {
         let [first, second] = if pairs.len() % 2 == 0 { order } else { [order[1], order[0]] };
         say(first).await?;
         say(second).await?;
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         let (interface, kernel) = tokio::join!(is_answered(&interface, end), is_answered(&kernel, end));
         pairs.push(Answers { interface: interface?, kernel: kernel? });
     }

@@ -24,8 +24,8 @@ struct Gate {
 
 impl Gate {
     fn new() -> (Self, mpsc::Receiver<u32>) {
-        let (begun, seen) = mpsc::channel();
-        (Self { begun, open: Arc::default() }, seen)
+        let (begun, observed) = mpsc::channel();
+        (Self { begun, open: Arc::default() }, observed)
     }
 
     fn job(&self, number: u32) -> impl FnOnce() -> u32 + Send + use<> {

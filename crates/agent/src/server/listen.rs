@@ -106,8 +106,12 @@ impl SocketWatch {
 /// is replaced without a gap; one that lives is somebody's.
 pub(crate) fn bind(path: &Path) -> Result<SocketListener, ServerError> {
     let failed = |op| move |source: io::Error| ServerError::Socket { op, path: path.to_owned(), source };
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed("make the folder of"))?;
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(failed("make the directory of"))?;
     if path.as_os_str().len() > LONGEST_PATH {
         return Err(ServerError::TooLong(path.to_owned()));
     }
@@ -115,8 +119,8 @@ pub(crate) fn bind(path: &Path) -> Result<SocketListener, ServerError> {
         return Err(ServerError::Taken(path.to_owned()));
     }
     let replaced = may_replace(path)?;
-    sweep(folder).map_err(failed("clear the folder of"))?;
-    let temp = folder.join(format!("{TEMP_PREFIX}{}", std::process::id()));
+    sweep(directory).map_err(failed("clear the directory of"))?;
+    let temp = directory.join(format!("{TEMP_PREFIX}{}", std::process::id()));
     let address = SocketAddrUnix::new(&temp).map_err(|_| ServerError::TooLong(path.to_owned()))?;
     match fs::remove_file(&temp) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed("clear the way for")(e)),
@@ -170,8 +174,8 @@ fn is_answered(path: &Path) -> io::Result<bool> {
 }
 
 /// Removes what agents left that were killed before they gave their socket its name.
-fn sweep(folder: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
+fn sweep(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let name = entry.file_name();
         let maker = name.to_str().and_then(|name| name.strip_prefix(TEMP_PREFIX)?.parse().ok());

@@ -39,10 +39,10 @@ pub(super) async fn answer(service: &Arc<ApiService>, asked: ClusterQuery, query
     };
     let answered = match asked {
         ClusterQuery::Nodes => {
-            let cuts = &service.facts.cuts;
+            let block_layouts = &service.description.block_layouts;
             let looked = cluster.look().await;
             looked.map(|(contents, freshness)| {
-                let nodes = membership::nodes(&contents, cuts, &cluster.name);
+                let nodes = membership::nodes(&contents, block_layouts, &cluster.name);
                 reply::json(StatusCode::OK, &NodesView { freshness, nodes })
             })
         }
@@ -57,7 +57,8 @@ pub(super) async fn answer(service: &Arc<ApiService>, asked: ClusterQuery, query
 
 async fn blocks(service: &Arc<ApiService>, cluster: &MembershipHandle) -> Result<BlocksView, AskError> {
     let (contents, freshness) = cluster.look().await?;
-    let mut blocks = membership::blocks((&contents, freshness), &service.facts.cuts, &cluster.name);
+    let mut blocks =
+        membership::blocks((&contents, freshness), &service.description.block_layouts, &cluster.name);
     // It reads files, and the server's thread never waits for a disk.
     let service = Arc::clone(service);
     let used = spawn_blocking(move || view::block_uses(&service)).await;

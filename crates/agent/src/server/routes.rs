@@ -126,7 +126,7 @@ pub(super) async fn answer(
         },
         ApiRoute::Health => reply::json(StatusCode::OK, &json!({ "healthy": true })),
         ApiRoute::Ready => {
-            let readiness = service.board.readiness();
+            let readiness = service.agent_status.readiness();
             let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
             reply::json(status, &readiness)
         }
@@ -147,7 +147,7 @@ pub(super) async fn answer(
 fn answer_local(service: &ApiService, query: &LocalQuery) -> Result<HttpReply, String> {
     match query {
         LocalQuery::Attachments(container) => {
-            let all = view::attachments(&service.facts.run_dir, container.as_deref());
+            let all = view::attachments(&service.description.run_dir, container.as_deref());
             all.map(|all| reply::json(StatusCode::OK, &all))
         }
         LocalQuery::Status => Ok(reply::json(StatusCode::OK, &view::status(service))),
@@ -155,7 +155,7 @@ fn answer_local(service: &ApiService, query: &LocalQuery) -> Result<HttpReply, S
             (service.cni_config)().map(|text| reply::with_type(StatusCode::OK, reply::JSON, text))
         }
         LocalQuery::Metrics => {
-            let page = service.metrics.render(&view::seen(service)).map_err(|e| e.to_string())?;
+            let page = service.metrics.render(&view::metrics_snapshot(service)).map_err(|e| e.to_string())?;
             Ok(reply::with_type(StatusCode::OK, metrics::CONTENT_TYPE, page))
         }
     }

@@ -26,14 +26,14 @@ pub(super) async fn serve(
     loop {
         let error = match bound {
             Ok(listener) => {
-                server.service.board.set(Source::Tcp, Vec::new());
+                server.service.agent_status.set(Source::Tcp, Vec::new());
                 return accept(listener, server).await;
             }
             Err(error) => error,
         };
         let message = format!("no metrics over TCP: {error}");
         let found = Finding::new(Code::MetricsUnavailable, format_args!("address {address}"), message);
-        server.service.board.set(Source::Tcp, vec![found.fix(listeners(address))]);
+        server.service.agent_status.set(Source::Tcp, vec![found.fix(listeners(address))]);
         if server.unless_stopped(sleep(REBIND_PAUSE)).await.is_none() {
             return;
         }

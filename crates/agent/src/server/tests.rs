@@ -107,7 +107,7 @@ fn a_socket_that_somebody_took_is_told_and_not_fought_for() {
     let tried = Instant::now();
     assert!(!site.watch.look());
     wait_until("the problem", || {
-        site.board.conditions().iter().any(|problem| problem.message.contains("--socket"))
+        site.agent_status.conditions().iter().any(|problem| problem.message.contains("--socket"))
     });
     for _ in 0..100 {
         assert!(!site.watch.look());
@@ -116,7 +116,7 @@ fn a_socket_that_somebody_took_is_told_and_not_fought_for() {
     drop(theirs);
     wait_until("the socket again", || site.watch.look());
     assert!(tried.elapsed() >= REBIND_PAUSE);
-    wait_until("the problem's end", || site.board.conditions().is_empty());
+    wait_until("the problem's end", || site.agent_status.conditions().is_empty());
     assert_eq!(site.get("/v1/health").0, 200);
 }
 
@@ -239,11 +239,11 @@ fn slow_clients_are_let_go_and_hold_up_nobody() {
 
 #[test]
 fn a_client_that_hangs_up_cancels_its_add() {
-    let (begun, seen) = mpsc::channel();
-    let (told, cancelled) = mpsc::channel();
+    let (begun, observed) = mpsc::channel();
+    let (reported, cancelled) = mpsc::channel();
     let serve = move |request: &Request, caller: &Caller<'_>| {
         begun.send(()).unwrap();
-        told.send(hung_up_in_time(caller)).unwrap();
+        reported.send(hung_up_in_time(caller)).unwrap();
         done(request)
     };
     let site = Site::new(Options { serve: Box::new(serve), ..Options::default() });
@@ -252,7 +252,7 @@ fn a_client_that_hangs_up_cancels_its_add() {
     for request in [whole.clone(), whole.replace("Host: agent", "Host: agent\r\nExpect: 100-continue")] {
         let mut client = site.connect();
         client.write_all(request.as_bytes()).unwrap();
-        seen.recv_timeout(SOON).unwrap();
+        observed.recv_timeout(SOON).unwrap();
         assert!(cancelled.try_recv().is_err());
         drop(client);
         assert_eq!(cancelled.recv_timeout(SOON), Ok(true));
@@ -261,7 +261,7 @@ fn a_client_that_hangs_up_cancels_its_add() {
 
 /// One worker for ADDs: `slow` holds it until it is told to go on; the others say that they were there.
 fn one_worker(bound: usize) -> (Options, mpsc::Receiver<String>, mpsc::Sender<()>) {
-    let ((begun, seen), (go, gone)) = (mpsc::channel(), mpsc::channel::<()>());
+    let ((begun, observed), (go, gone)) = (mpsc::channel(), mpsc::channel::<()>());
     let gone = Mutex::new(gone);
     let serve = move |request: &Request, _: &Caller<'_>| {
         let Request::Add(call) = request else { panic!("{request:?}") };
@@ -272,12 +272,12 @@ fn one_worker(bound: usize) -> (Options, mpsc::Receiver<String>, mpsc::Sender<()
         done(request)
     };
     let queue = Queue::with_bound(3, bound).unwrap();
-    (Options { serve: Box::new(serve), queue, ..Options::default() }, seen, go)
+    (Options { serve: Box::new(serve), queue, ..Options::default() }, observed, go)
 }
 
 #[test]
 fn a_client_that_hung_up_in_the_queue_is_not_served() {
-    let (options, seen, go) = one_worker(10);
+    let (options, observed, go) = one_worker(10);
     let site = Site::new(options);
     let mut clients: Vec<Client> = Vec::new();
     for (waiting, container) in ["slow", "gone", "there"].into_iter().enumerate() {
@@ -285,7 +285,7 @@ fn a_client_that_hung_up_in_the_queue_is_not_served() {
         client.write_all(post("/v1/cni", &call("ADD", container)).as_bytes()).unwrap();
         clients.push(client);
         if container == "slow" {
-            assert_eq!(seen.recv_timeout(SOON).unwrap(), "slow");
+            assert_eq!(observed.recv_timeout(SOON).unwrap(), "slow");
         }
         wait_until("the queue", || site.queue.waiting() == waiting);
     }
@@ -296,16 +296,16 @@ fn a_client_that_hung_up_in_the_queue_is_not_served() {
     for client in &mut clients {
         assert_eq!(answer(client).0, 200);
     }
-    assert_eq!(seen.try_iter().collect::<Vec<_>>(), ["there"]);
+    assert_eq!(observed.try_iter().collect::<Vec<_>>(), ["there"]);
 }
 
 #[test]
 fn a_full_queue_is_told() {
-    let (options, seen, go) = one_worker(1);
+    let (options, observed, go) = one_worker(1);
     let site = Site::new(options);
     let (mut slow, mut second) = (site.connect(), site.connect());
     slow.write_all(post("/v1/cni", &call("ADD", "slow")).as_bytes()).unwrap();
-    seen.recv_timeout(SOON).unwrap();
+    observed.recv_timeout(SOON).unwrap();
     second.write_all(post("/v1/cni", &call("ADD", "b")).as_bytes()).unwrap();
     wait_until("the queue", || site.queue.waiting() == 1);
     let (status, body) = site.post("/v1/cni", &call("ADD", "c"));
@@ -331,7 +331,7 @@ fn a_thousand_clients_at_once() {
 
 #[test]
 fn stopping_lets_what_is_under_way_end() {
-    let (begun, seen) = mpsc::channel();
+    let (begun, observed) = mpsc::channel();
     let serve = move |request: &Request, _: &Caller<'_>| {
         begun.send(()).unwrap();
         thread::sleep(Duration::from_millis(100));
@@ -340,7 +340,7 @@ fn stopping_lets_what_is_under_way_end() {
     let mut site = Site::new(Options { serve: Box::new(serve), ..Options::default() });
     let (mut client, idle) = (site.connect(), site.connect());
     client.write_all(post("/v1/cni", &call("ADD", "a")).as_bytes()).unwrap();
-    seen.recv_timeout(SOON).unwrap();
+    observed.recv_timeout(SOON).unwrap();
     let start = Instant::now();
     assert_eq!(site.stop(SOON), Leftover::default());
     assert!(start.elapsed() < SOON, "an idle connection held up the end");
@@ -351,7 +351,7 @@ fn stopping_lets_what_is_under_way_end() {
 
 #[test]
 fn stopping_has_an_end() {
-    let (begun, seen) = mpsc::channel();
+    let (begun, observed) = mpsc::channel();
     let (go, gone) = mpsc::channel::<()>();
     let gone = Mutex::new(gone);
     let serve = move |request: &Request, _: &Caller<'_>| {
@@ -362,7 +362,7 @@ fn stopping_has_an_end() {
     let mut site = Site::new(Options { serve: Box::new(serve), ..Options::default() });
     let mut client = site.connect();
     client.write_all(post("/v1/cni", &call("ADD", "a")).as_bytes()).unwrap();
-    seen.recv_timeout(SOON).unwrap();
+    observed.recv_timeout(SOON).unwrap();
     assert_eq!(site.stop(Duration::from_millis(50)), Leftover { waiting: 0, running: 1 });
     go.send(()).unwrap();
 }

@@ -56,7 +56,8 @@ struct AddressUsage {
 
 fn usage(service: &ApiService) -> (AddressUsage, Result<(), StateError>) {
     let known = known_usage(service);
-    let cidrs = service.shares.default_network().map(|network| network.blocks().to_vec()).unwrap_or_default();
+    let cidrs =
+        service.allocations.default_network().map(|network| network.blocks().to_vec()).unwrap_or_default();
     let unknown = |block| BlockUse { block, used: None, free: None };
     match known {
         Ok(usage) => (usage, Ok(())),
@@ -68,8 +69,8 @@ fn usage(service: &ApiService) -> (AddressUsage, Result<(), StateError>) {
 }
 
 fn known_usage(service: &ApiService) -> Result<AddressUsage, StateError> {
-    let facts = &service.facts;
-    let state = NodeState::open_existing(&facts.run_dir)?;
+    let description = &service.description;
+    let state = NodeState::open_existing(&description.run_dir)?;
     let mut counts = Counts::default();
     for network in state.iter().map(NodeState::networks).collect::<Result<Vec<_>, _>>()?.concat() {
         for listed in network.list()? {
@@ -81,9 +82,9 @@ fn known_usage(service: &ApiService) -> Result<AddressUsage, StateError> {
             *number += 1;
         }
     }
-    let name = NetworkName::try_from(facts.network.name.as_str()).ok();
+    let name = NetworkName::try_from(description.network.name.as_str()).ok();
     let network = state.zip(name).and_then(|(state, name)| state.existing_network(&name));
-    let own = service.shares.default_network();
+    let own = service.allocations.default_network();
     let blocks = own.iter().flat_map(|network| network.blocks()).filter_map(|&block| {
         let set = whole(block)?;
         let used = network.as_ref().map_or(Ok(0), |network| network.in_use_of(&set));
@@ -101,13 +102,13 @@ fn whole(cidr: IpNet) -> Option<RangeSet> {
 /// AddressUsage and conditions as they are now. Only rounds report conditions: if these differ, a round is asked for.
 fn observed(service: &ApiService) -> (AddressUsage, Vec<Condition>) {
     let (usage, read) = usage(service);
-    let run_dir = &service.facts.run_dir;
+    let run_dir = &service.description.run_dir;
     let mut fresh = match &read {
-        Ok(()) => service.shares.address_findings(run_dir, service.work.network()),
+        Ok(()) => service.allocations.address_findings(run_dir, service.work.network()),
         Err(error) => vec![(Source::Records, vec![records_unreadable(run_dir, error)])],
     };
     fresh.push((Source::RunDir, engine::run_dir_findings(run_dir)));
-    let (conditions, differs) = service.board.conditions_with(fresh);
+    let (conditions, differs) = service.agent_status.conditions_with(fresh);
     if differs {
         service.reconciler.request_round();
     }
@@ -115,33 +116,33 @@ fn observed(service: &ApiService) -> (AddressUsage, Vec<Condition>) {
 }
 
 pub(super) fn status(service: &ApiService) -> Status {
-    let (facts, board) = (&service.facts, &service.board);
+    let (description, agent_status) = (&service.description, &service.agent_status);
     let (AddressUsage { attachments, blocks }, conditions) = observed(service);
     Status {
         mode: NodeMode::Agent,
-        node: facts.node.clone(),
+        node: description.node.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
-        started_at: board.started(),
+        started_at: agent_status.started(),
         ready: !conditions.iter().any(Condition::keeps_from_ready),
-        store: facts.store.clone(),
-        run_dir: facts.run_dir.clone(),
-        socket: facts.socket.clone(),
+        store: description.store.clone(),
+        run_dir: description.run_dir.clone(),
+        socket: description.socket.clone(),
         rss_bytes: resident_bytes(),
         network: api::NetworkStatus {
             blocks,
             mtu: service
-                .shares
+                .allocations
                 .default_network()
                 .ok()
                 .and_then(|network| network.mtu())
-                .or(facts.network.mtu),
-            ..facts.network.clone()
+                .or(description.network.mtu),
+            ..description.network.clone()
         },
         attachments,
-        reconcile: board.reconcile(),
-        installed: board.installed(),
-        inactive_ports: board.inactive_ports(),
+        reconcile: agent_status.reconcile(),
+        installed: agent_status.installed(),
+        inactive_ports: agent_status.inactive_ports(),
         conditions,
     }
 }
@@ -152,7 +153,7 @@ pub(super) fn block_uses(service: &ApiService) -> Vec<BlockUse> {
 }
 
 /// What metrics show of now.
-pub(super) fn seen(service: &ApiService) -> MetricsSnapshot {
+pub(super) fn metrics_snapshot(service: &ApiService) -> MetricsSnapshot {
     let (AddressUsage { attachments, blocks }, conditions) = observed(service);
     let contact = service.cluster.as_ref().map(MembershipHandle::contact);
     MetricsSnapshot {
@@ -160,8 +161,8 @@ pub(super) fn seen(service: &ApiService) -> MetricsSnapshot {
         waiting: service.queue.waiting(),
         blocks,
         attachments,
-        started: service.board.started().0,
+        started: service.agent_status.started().0,
         is_store_reachable: contact.is_some_and(Contact::is_reachable),
-        watch_age: contact.map_or_else(|| service.board.uptime(), Contact::watch_age),
+        watch_age: contact.map_or_else(|| service.agent_status.uptime(), Contact::watch_age),
     }
 }

@@ -12,7 +12,7 @@ use engine::{Caller, Delegates, Wait};
 use types::AttachmentKey;
 
 use super::turns::RequestPurpose;
-use super::{PATIENCE, Work, is_of_addresses, keyed, try_again};
+use super::{TIMEOUT, Work, is_of_addresses, keyed, try_again};
 use crate::conditions::Source;
 use crate::log::{self, RequestOutcome, RequestSubject};
 use crate::tombstones::{Buried, DrainReport, DrainScope};
@@ -26,7 +26,7 @@ impl Work {
     /// Serves all tombstones; for the start, and for whoever looks after things from time to time.
     pub(crate) fn drain_tombstones(self: &Arc<Self>) -> DrainReport {
         let report = self.drain.round(&|| self.start_round(DrainScope::All));
-        self.board.set(Source::Tombstones, self.drain.findings());
+        self.agent_status.set(Source::Tombstones, self.drain.findings());
         report.unwrap_or_else(|undrained| DrainReport {
             failed: vec![undrained.to_string()],
             ..DrainReport::default()
@@ -43,40 +43,40 @@ impl Work {
             return Ok(());
         };
         if report != DrainReport::default() {
-            self.board.set(Source::Tombstones, self.drain.findings());
+            self.agent_status.set(Source::Tombstones, self.drain.findings());
         }
         let Some(key) = key else { return Ok(()) };
         // Its own one is worth waiting for.
-        self.drain_key(key, PATIENCE);
+        self.drain_key(key, TIMEOUT);
         match self.drain.obstacle(key) {
             Some(why) => Err(try_again(format!("{key} cannot be made now: {why}"))),
             None => Ok(()),
         }
     }
 
-    /// On a thread of its own: neither a worker nor the keeper is held by an IPAM plugin that hangs in somebody's DEL.
+    /// On a thread of its own: neither a worker nor the reconciler is held by an IPAM plugin that hangs in somebody's DEL.
     fn start_round(self: &Arc<Self>, which: DrainScope) {
         let work = Arc::clone(self);
-        let run = move || work.drain.run(which, &|stone| work.bury(stone, AT_ONCE));
+        let run = move || work.drain.run(which, &|tombstone| work.bury(tombstone, AT_ONCE));
         let thread = std::thread::Builder::new().name("tombstones".to_owned()).stack_size(STACK);
         if let Err(error) = thread.spawn(run) {
             tracing::warn!("cannot start a thread for tombstones: {error}");
-            self.drain.run(which, &|stone| self.bury(stone, AT_ONCE));
+            self.drain.run(which, &|tombstone| self.bury(tombstone, AT_ONCE));
         }
     }
 
     /// What was left for this key.
-    pub(super) fn drain_key(&self, key: &AttachmentKey, patience: Duration) {
-        let report = self.drain.one(key, &|stone| self.bury(stone, patience));
+    pub(super) fn drain_key(&self, key: &AttachmentKey, timeout: Duration) {
+        let report = self.drain.one(key, &|tombstone| self.bury(tombstone, timeout));
         if report != DrainReport::default() {
-            self.board.set(Source::Tombstones, self.drain.findings());
+            self.agent_status.set(Source::Tombstones, self.drain.findings());
         }
     }
 
     /// Serves a tombstone's DEL. Its turn lasts until it is taken away: an ADD that saw it then would think that it was
     /// left for it. Who works on the attachment is cancelled, and waited for as long as the caller likes.
-    fn bury(&self, stone: &Tombstone, patience: Duration) -> Buried {
-        let call = match &stone.call {
+    fn bury(&self, tombstone: &Tombstone, timeout: Duration) -> Buried {
+        let call = match &tombstone.call {
             Ok(call) => call,
             Err(error) => return Buried::Senseless(format!("it cannot be read: {error}")),
         };
@@ -89,19 +89,19 @@ impl Work {
         };
         let started = Instant::now();
         let turn = self.turns.cut_in(key);
-        if turn.begin(patience).is_err() {
+        if turn.begin(timeout).is_err() {
             return Buried::Pending;
         }
         // Served by another one meanwhile: what is there now may be new.
-        if matches!(stone.path.try_exists(), Ok(false)) {
+        if matches!(tombstone.path.try_exists(), Ok(false)) {
             return Buried::Gone;
         }
-        let allocation = self.shares.get();
+        let allocation = self.allocations.get();
         let caller = Caller {
             request: Some(&call.request_id),
             cancelled: &|| false,
             wait: Wait::UntilGone,
-            resident: Some(&self.resident),
+            kernel_cache: Some(&self.kernel_cache),
             delegates: Delegates::Allowed(&self.delegates),
             networks: Some(self.networks(&allocation)),
             warn: &log::engine_warning,
@@ -122,7 +122,7 @@ impl Work {
                 self.metrics.request("DEL", RequestOutcome::Failed(error).word(), started.elapsed());
             }
         }
-        match outcome.map(|_| self.drain.stones().remove(stone)) {
+        match outcome.map(|_| self.drain.tombstone_files().remove(tombstone)) {
             Ok(Ok(())) => Buried::Done,
             Ok(Err(error)) => Buried::Failed(error.to_string()),
             Err(error) => Buried::Failed(error.to_string()),

@@ -80,9 +80,9 @@ impl Engine {
 
     /// The next such request tells when it begins, and waits.
     fn gate(&self, name: &str) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
-        let ((begun, seen), (go, gone)) = (mpsc::channel(), mpsc::channel());
+        let ((begun, observed), (go, gone)) = (mpsc::channel(), mpsc::channel());
         self.gates.lock().unwrap().push((name.to_owned(), begun, gone));
-        (seen, go)
+        (observed, go)
     }
 
     fn log(&self) -> Vec<String> {
@@ -93,8 +93,8 @@ impl Engine {
 struct Site {
     dir: TempDir,
     engine: Arc<Engine>,
-    board: Arc<Board>,
-    shares: Arc<NodeAllocations>,
+    agent_status: Arc<AgentStatus>,
+    allocations: Arc<NodeAllocations>,
     work: Arc<Work>,
 }
 
@@ -109,16 +109,16 @@ impl WorkParts {
     /// What stands beside a service in tests. Nothing answers requests for blocks.
     pub(crate) fn alone(
         settings: RequestSettings,
-        board: &Arc<Board>,
-        shares: &Arc<NodeAllocations>,
+        agent_status: &Arc<AgentStatus>,
+        allocations: &Arc<NodeAllocations>,
     ) -> Self {
         let config = Config::load(&Flags::default(), Vec::new()).unwrap();
         Self {
             settings,
-            board: Arc::clone(board),
+            agent_status: Arc::clone(agent_status),
             metrics: Arc::new(Metrics::new()),
-            shares: Arc::clone(shares),
-            blocks: BlockRequests::new(&config, Arc::clone(shares), membership::commands().0),
+            allocations: Arc::clone(allocations),
+            blocks: BlockRequests::new(&config, Arc::clone(allocations), membership::commands().0),
             reconciler: ReconcileRequests::new(Waker::new().unwrap()),
         }
     }
@@ -135,29 +135,29 @@ fn settings(dir: &std::path::Path) -> RequestSettings {
 
 fn work_in(
     dir: &std::path::Path,
-    board: &Arc<Board>,
-    shares: &Arc<NodeAllocations>,
+    agent_status: &Arc<AgentStatus>,
+    allocations: &Arc<NodeAllocations>,
     serve: Box<Serve>,
 ) -> Arc<Work> {
-    Arc::new(Work::new(WorkParts::alone(settings(dir), board, shares)).with_engine(serve))
+    Arc::new(Work::new(WorkParts::alone(settings(dir), agent_status, allocations)).with_engine(serve))
 }
 
 impl Site {
     fn new() -> Self {
         let (dir, engine) = (TempDir::new().unwrap(), Arc::new(Engine::default()));
-        let board = Arc::new(Board::new());
-        board.set_started();
+        let agent_status = Arc::new(AgentStatus::new());
+        agent_status.set_started();
         let served = Arc::clone(&engine);
         let serve: Box<Serve> = Box::new(move |request, caller| served.serve(request, caller));
-        let shares = Arc::new(NodeAllocations::none("no block yet", Vec::new()));
-        shares.set(owning("10.9.0.0/24"));
-        let work = work_in(dir.path(), &board, &shares, serve);
-        Self { dir, engine, board, shares, work }
+        let allocations = Arc::new(NodeAllocations::none("no block yet", Vec::new()));
+        allocations.set(owning("10.9.0.0/24"));
+        let work = work_in(dir.path(), &agent_status, &allocations, serve);
+        Self { dir, engine, agent_status, allocations, work }
     }
 
     /// From now on this is the engine.
     fn serve_by(&mut self, serve: Box<Serve>) {
-        self.work = work_in(self.dir.path(), &self.board, &self.shares, serve);
+        self.work = work_in(self.dir.path(), &self.agent_status, &self.allocations, serve);
     }
 
     /// Requests for blocks, and where they arrive.
@@ -165,21 +165,23 @@ impl Site {
         let (commands, asked) = membership::commands();
         let state = NodeState::open(self.dir.path()).unwrap();
         state.network(&"podwire".try_into().unwrap(), || Ok::<_, StateError>(Vec::new())).unwrap();
-        (BlockRequests::new(&config(self.dir.path()), Arc::clone(&self.shares), commands), asked)
+        (BlockRequests::new(&config(self.dir.path()), Arc::clone(&self.allocations), commands), asked)
     }
 
     fn work_with(&self, blocks: BlockRequests, serve: Box<Serve>) -> Arc<Work> {
-        let parts =
-            WorkParts { blocks, ..WorkParts::alone(settings(self.dir.path()), &self.board, &self.shares) };
+        let parts = WorkParts {
+            blocks,
+            ..WorkParts::alone(settings(self.dir.path()), &self.agent_status, &self.allocations)
+        };
         Arc::new(Work::new(parts).with_engine(serve))
     }
 
-    fn stones(&self) -> Tombstones {
+    fn tombstone_files(&self) -> Tombstones {
         Tombstones::new(self.dir.path())
     }
 
     fn leave(&self, container: &str) {
-        self.stones().leave(&call("DEL", container), &key(container)).unwrap();
+        self.tombstone_files().leave(&call("DEL", container), &key(container)).unwrap();
     }
 
     fn accept(&self, verb: &str, container: &str) -> Task {
@@ -316,7 +318,7 @@ fn tombstones_are_drained_before_an_add_or_a_gc() {
         assert_eq!(log.pop().as_deref(), Some(last));
         log.sort();
         assert_eq!(log, ["DEL a", "DEL b"]);
-        assert!(site.stones().is_empty().unwrap());
+        assert!(site.tombstone_files().is_empty().unwrap());
     }
 }
 
@@ -339,7 +341,7 @@ fn a_tombstone_cancels_the_add_in_flight() {
     go.send(()).unwrap();
     assert_eq!(error(adding.join().unwrap()).code, ErrorCode::TryAgainLater);
     // By the one that was in its way.
-    assert!(site.stones().is_empty().unwrap());
+    assert!(site.tombstone_files().is_empty().unwrap());
     assert_eq!(site.engine.log(), ["ADD a undone", "DEL a"]);
 }
 
@@ -357,7 +359,7 @@ fn a_request_that_hangs_holds_nobody_but_those_of_its_own_key() {
     assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
     assert!(matches!(site.run("GC", "b"), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["ADD b", "GC -"]);
-    assert!(site.stones().exists(&key("a")).unwrap() && site.board.conditions().is_empty());
+    assert!(site.tombstone_files().exists(&key("a")).unwrap() && site.agent_status.conditions().is_empty());
     // The next one of the same key waits, and finds nothing of the first.
     let next = site.accept("ADD", "a");
     let waiting = thread::spawn(move || next.answer());
@@ -365,7 +367,7 @@ fn a_request_that_hangs_holds_nobody_but_those_of_its_own_key() {
     assert_eq!(error(adding.join().unwrap()).code, ErrorCode::TryAgainLater);
     assert!(matches!(waiting.join().unwrap(), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["ADD b", "GC -", "ADD a undone", "DEL a", "ADD a"]);
-    assert!(site.stones().is_empty().unwrap());
+    assert!(site.tombstone_files().is_empty().unwrap());
 }
 
 /// It is the DEL itself that hangs.
@@ -395,12 +397,16 @@ fn a_tombstone_that_fails_stays_and_stops_only_its_own_key() {
     let refused = error(site.run("ADD", "a"));
     assert_eq!(refused.code, ErrorCode::TryAgainLater);
     assert!(refused.msg.contains("DEL a: on purpose"), "{refused}");
-    assert!(site.stones().exists(&key("a")).unwrap());
-    assert!(site.board.conditions()[0].message.contains("on purpose"), "{:?}", site.board.conditions());
+    assert!(site.tombstone_files().exists(&key("a")).unwrap());
+    assert!(
+        site.agent_status.conditions()[0].message.contains("on purpose"),
+        "{:?}",
+        site.agent_status.conditions()
+    );
     assert_eq!(site.work.drain_tombstones().failed.len(), 1);
     site.engine.failing.lock().unwrap().clear();
     assert_eq!(site.work.drain_tombstones().drained, 1);
-    assert!(site.board.conditions().is_empty());
+    assert!(site.agent_status.conditions().is_empty());
     assert!(matches!(site.run("ADD", "a"), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["ADD b", "DEL a", "ADD a"]);
 }
@@ -409,11 +415,11 @@ fn a_tombstone_that_fails_stays_and_stops_only_its_own_key() {
 fn an_unreadable_tombstone_is_put_aside_and_reported() {
     let site = Site::new();
     site.leave("a");
-    let path = std::fs::read_dir(site.stones().dir()).unwrap().next().unwrap().unwrap().path();
+    let path = std::fs::read_dir(site.tombstone_files().dir()).unwrap().next().unwrap().unwrap().path();
     std::fs::write(&path, "{").unwrap();
     assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
-    assert!(site.stones().is_empty().unwrap());
-    let problem = &site.board.conditions()[0];
+    assert!(site.tombstone_files().is_empty().unwrap());
+    let problem = &site.agent_status.conditions()[0];
     let command = problem.fix.as_deref().unwrap();
     assert!(command.starts_with("rm ") && std::path::Path::new(&command[3..]).exists(), "{command}");
     assert_eq!(site.engine.log(), ["ADD b"]);
@@ -422,11 +428,11 @@ fn an_unreadable_tombstone_is_put_aside_and_reported() {
 #[test]
 fn a_tombstone_that_its_own_del_leaves_is_put_aside() {
     let mut site = Site::new();
-    let (stones, engine) = (site.stones(), Arc::clone(&site.engine));
+    let (tombstone_files, engine) = (site.tombstone_files(), Arc::clone(&site.engine));
     // As an IPAM plugin that asks for the same DEL and cannot wait for it.
     site.serve_by(Box::new(move |request, caller| {
         if let Request::Del(asked) = request {
-            stones.leave(&call("DEL", asked.container.as_str()), &asked.key()).unwrap();
+            tombstone_files.leave(&call("DEL", asked.container.as_str()), &asked.key()).unwrap();
         }
         engine.serve(request, caller)
     }));
@@ -434,9 +440,9 @@ fn a_tombstone_that_its_own_del_leaves_is_put_aside() {
     for _ in 0..10 {
         site.work.drain_tombstones();
     }
-    assert!(site.stones().is_empty().unwrap());
+    assert!(site.tombstone_files().is_empty().unwrap());
     assert_eq!(site.engine.log(), ["DEL a"; 4], "the runtime's one, and three of the tombstone");
-    let problems = site.board.conditions();
+    let problems = site.agent_status.conditions();
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(problems[0].message.contains("does its ipam.type run Podwire"), "{problems:?}");
     assert!(problems[0].fix.as_deref().is_some_and(|c| c.starts_with("rm ")), "{problems:?}");
@@ -450,13 +456,13 @@ fn a_tombstone_with_the_mark_of_delegates_is_put_aside() {
     marked.env.insert("CNI_PODWIRE_DELEGATED".to_owned(), "1".to_owned());
     let Err(Answer::Failed(failure)) = site.work.accept(marked.clone()) else { panic!() };
     assert_eq!(failure.error.code, ErrorCode::InvalidConfig);
-    site.stones().leave(&marked, &key("a")).unwrap();
+    site.tombstone_files().leave(&marked, &key("a")).unwrap();
     assert!(matches!(site.run("ADD", "b"), Answer::Done(_)));
-    assert!(site.stones().is_empty().unwrap());
+    assert!(site.tombstone_files().is_empty().unwrap());
     assert!(
-        site.board.conditions()[0].message.contains("leads back to Podwire"),
+        site.agent_status.conditions()[0].message.contains("leads back to Podwire"),
         "{:?}",
-        site.board.conditions()
+        site.agent_status.conditions()
     );
     assert_eq!(site.engine.log(), ["ADD b"], "nothing of it was served");
 }
@@ -485,7 +491,7 @@ fn many_adds_drain_each_tombstone_once() {
 fn not_ready_is_told_and_a_del_is_served_nevertheless() {
     let site = Site::new();
     let found = Finding::new(types::Code::BridgeNameTaken, "link podwire0", "it is a dummy");
-    site.board.set(Source::Reconcile, vec![found.fix("ip link del podwire0")]);
+    site.agent_status.set(Source::Reconcile, vec![found.fix("ip link del podwire0")]);
     for (verb, code) in [("ADD", ErrorCode::TryAgainLater), ("STATUS", ErrorCode::NotAvailable)] {
         let Err(Answer::Unavailable(failure)) = site.work.accept(call(verb, "a")) else { panic!("{verb}") };
         assert_eq!(failure.error.code, code, "{verb}");
@@ -496,10 +502,10 @@ fn not_ready_is_told_and_a_del_is_served_nevertheless() {
     assert!(matches!(site.run("GC", "a"), Answer::Done(_)), "it may free what is missing");
     // A runtime that sends a pod has the files, whatever became of them since.
     let found = Finding::new(types::Code::InstallIncomplete, "file a", "it is missing");
-    site.board.set(Source::Reconcile, vec![found]);
+    site.agent_status.set(Source::Reconcile, vec![found]);
     assert!(site.work.accept(call("ADD", "a")).is_ok());
     assert!(matches!(site.work.accept(call("STATUS", "a")), Err(Answer::Unavailable(_))));
-    site.board.set_stopping();
+    site.agent_status.set_stopping();
     assert!(matches!(site.work.accept(call("GC", "a")), Err(Answer::Unavailable(_))));
 }
 
@@ -529,7 +535,7 @@ fn owning(block: &str) -> NodeAllocation {
 fn a_node_without_blocks_gives_no_address_also_to_requests_that_came_before() {
     let site = Site::new();
     let early = site.accept("ADD", "early");
-    site.shares.withdraw("its name belongs to another machine");
+    site.allocations.withdraw("its name belongs to another machine");
     for task in [early, site.accept("ADD", "late")] {
         let error = error(task.answer());
         assert_eq!(error.code, ErrorCode::TryAgainLater);
@@ -537,7 +543,7 @@ fn a_node_without_blocks_gives_no_address_also_to_requests_that_came_before() {
     }
     assert!(matches!(site.run("DEL", "early"), Answer::Done(_)));
     assert_eq!(site.engine.log(), ["DEL early"]);
-    site.shares.set(owning("10.9.1.0/24"));
+    site.allocations.set(owning("10.9.1.0/24"));
     assert!(matches!(site.run("ADD", "again"), Answer::Done(_)));
 }
 
@@ -560,7 +566,7 @@ fn a_request_gets_addresses_of_the_blocks_at_the_time_it_is_served() {
         Ok(Done::default())
     }));
     let early = site.work.entered(call("ADD", "c1"));
-    site.shares.set(owning("10.9.1.0/24"));
+    site.allocations.set(owning("10.9.1.0/24"));
     assert!(matches!(early.answer(), Answer::Done(_)));
     assert_eq!(*served.lock().unwrap(), ["10.9.1.0/24"]);
 }
@@ -586,10 +592,10 @@ fn a_full_node_serves_the_request_again_with_another_block_unless_the_config_has
             }
         });
         let (blocks, mut asked) = site.block_requests();
-        let shares = Arc::clone(&site.shares);
+        let allocations = Arc::clone(&site.allocations);
         let store = thread::spawn(move || {
             let Some(MembershipCommand::Grow(wish)) = asked.blocking_recv() else { return };
-            shares.set(owning("10.9.1.0/24"));
+            allocations.set(owning("10.9.1.0/24"));
             wish.answer(Ok(()));
         });
         let work = site.work_with(blocks, serve);
@@ -660,13 +666,13 @@ fn f1_only_a_pod_that_differs_wakes_the_reconciler_when_it_leaves() {
         };
         Ok(Done { mode, ..Done::default() })
     };
-    let work = work_in(site.dir.path(), &site.board, &site.shares, Box::new(removed));
+    let work = work_in(site.dir.path(), &site.agent_status, &site.allocations, Box::new(removed));
     let wakes = |container: &str| {
         assert!(matches!(work.entered(call("DEL", container)).answer(), Answer::Done(_)));
         work.reconciler.take().fault
     };
     assert_eq!(["bridged", "routed", "gone"].map(wakes), [false; 3], "there is no such condition");
     let found = Finding::new(types::Code::PodModeDiffers, "network podwire", "1 pod is in mode bridge");
-    site.board.set(Source::Reconcile, vec![found]);
+    site.agent_status.set(Source::Reconcile, vec![found]);
     assert_eq!(["bridged", "routed", "gone"].map(wakes), [true, false, false]);
 }

@@ -133,8 +133,8 @@ fn cancel_add(claim: &QueuedRequest) {
 
 impl Turn {
     /// Waits until all that came before is done.
-    pub(crate) fn begin(&self, patience: Duration) -> Result<(), NoTurn> {
-        let deadline = Instant::now() + patience;
+    pub(crate) fn begin(&self, timeout: Duration) -> Result<(), NoTurn> {
+        let deadline = Instant::now() + timeout;
         let mut lines = self.turns.lock();
         loop {
             if let Some(why) = self.claim.cancel.get() {
@@ -230,14 +230,14 @@ mod tests {
         assert_eq!(add.claim.cancel.get(), None);
         let del = join(&turns, RequestPurpose::Del);
         assert_eq!(add.claim.cancel.get(), Some(Unwanted::Deleted));
-        let (begun, seen) = mpsc::channel();
+        let (begun, observed) = mpsc::channel();
         let waiting = thread::spawn(move || {
             del.begin(SOON).unwrap();
             begun.send(()).unwrap();
         });
-        assert!(seen.try_recv().is_err());
+        assert!(observed.try_recv().is_err());
         drop(add);
-        seen.recv_timeout(SOON).unwrap();
+        observed.recv_timeout(SOON).unwrap();
         waiting.join().unwrap();
     }
 
@@ -263,13 +263,13 @@ mod tests {
         let turns = Arc::new(Turns::default());
         let (working, waiting) = (join(&turns, RequestPurpose::Add), join(&turns, RequestPurpose::Add));
         working.begin(AT_ONCE).unwrap();
-        let stone = turns.cut_in(key("a"));
+        let tombstone = turns.cut_in(key("a"));
         assert_eq!(working.claim.cancel.get(), Some(Unwanted::Deleted));
         assert_eq!(waiting.claim.cancel.get(), None);
         drop(working);
         assert_eq!(waiting.begin(AT_ONCE), Err(NoTurn::Busy));
-        stone.begin(AT_ONCE).unwrap();
-        drop(stone);
+        tombstone.begin(AT_ONCE).unwrap();
+        drop(tombstone);
         waiting.begin(AT_ONCE).unwrap();
     }
 

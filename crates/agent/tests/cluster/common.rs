@@ -9,7 +9,7 @@ use testkit::{AttachedPod, Cluster, DEADLINE, PingStream, Plan, wait_until};
 
 /// For every wait of these tests.
 pub(crate) const SOON: Duration = DEADLINE;
-pub(crate) const PATIENCE: Duration = DEADLINE;
+pub(crate) const TIMEOUT: Duration = DEADLINE;
 /// For a matrix in which some pods must not reach others: it takes this long. Pods that must reach each other are probed
 /// again until they do.
 pub(crate) const BRIEFLY: Duration = Duration::from_millis(300);
@@ -20,7 +20,7 @@ const BEAT: Duration = Duration::from_millis(10);
 pub(crate) fn up(label: &str, plan: &Plan) -> Cluster {
     let cluster = Cluster::up(label, plan).unwrap();
     cluster.pods_everywhere(1).unwrap();
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
     cluster
 }
 
@@ -59,7 +59,7 @@ impl Streams {
     #[track_caller]
     pub(crate) fn expect_whole(self) {
         // What is over at once says nothing.
-        await_that("some pings", PATIENCE, || self.begun.elapsed() > BEAT * 20);
+        await_that("some pings", TIMEOUT, || self.begun.elapsed() > BEAT * 20);
         for (name, stream) in self.streams {
             let report = stream.end().unwrap();
             assert!(report.sent > 1, "{name}: nothing was sent");

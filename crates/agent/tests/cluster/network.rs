@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use testkit::{Agent, AttachedPod, Cluster, Ns, PodPath, inspect, uninterrupted};
 
-use crate::common::{PATIENCE, await_that};
+use crate::common::{TIMEOUT, await_that};
 
 /// The device of tunnels between IPv4 addresses.
 const TUNNEL: &str = "pwvx4";
@@ -130,14 +130,14 @@ fn transfer(from: &AttachedPod, (to, address): (&AttachedPod, IpAddr)) {
     const SIZE: usize = 2 << 20;
     let listener = to.pod.enter(|| TcpListener::bind((address, 0))).unwrap().unwrap();
     let at = listener.local_addr().unwrap();
-    let mut sender = from.pod.enter(|| TcpStream::connect_timeout(&at, PATIENCE)).unwrap().unwrap();
+    let mut sender = from.pod.enter(|| TcpStream::connect_timeout(&at, TIMEOUT)).unwrap().unwrap();
     let (mut receiver, _) = listener.accept().unwrap();
     let arrived = std::thread::scope(|scope| {
         scope.spawn(move || {
-            sender.set_write_timeout(Some(PATIENCE)).unwrap();
+            sender.set_write_timeout(Some(TIMEOUT)).unwrap();
             sender.write_all(&vec![7; SIZE])
         });
-        receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+        receiver.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut bytes = Vec::with_capacity(SIZE);
         uninterrupted(|| receiver.read_to_end(&mut bytes)).map(|_| bytes.len())
     });

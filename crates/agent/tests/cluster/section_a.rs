@@ -51,10 +51,10 @@ impl Registry {
     fn of(cluster: &Cluster, prefix: &str) -> Self {
         let (mut records, mut claims) = (BTreeMap::new(), BTreeMap::new());
         for (key, value) in stored(cluster, &format!("{prefix}/")) {
-            let (folder, name) = key[prefix.len() + 1..].split_once('/').unwrap_or_default();
-            if folder == "nodes" {
+            let (directory, name) = key[prefix.len() + 1..].split_once('/').unwrap_or_default();
+            if directory == "nodes" {
                 records.insert(name.to_owned(), NodeRecord::decode(value.as_bytes()).unwrap());
-            } else if folder == "blocks" {
+            } else if directory == "blocks" {
                 let claim = BlockClaim::decode(value.as_bytes()).unwrap();
                 claims.insert(name.replace('-', "/").parse().unwrap(), claim.node.to_string());
             }
@@ -129,7 +129,7 @@ fn let_die(cluster: &mut Cluster, node: &str) {
     etcdctl(cluster, &["del", &format!("/podwire/alive/{node}")]);
 }
 
-/// An agent that is told nothing but the eleven variables and which folders are its own, on a host with a name of its own.
+/// An agent that is told nothing but the eleven variables and which directories are its own, on a host with a name of its own.
 struct Eleven {
     agent: Agent,
     dir: PathBuf,

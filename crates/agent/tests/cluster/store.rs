@@ -20,9 +20,9 @@ use serde_json::{Value, json};
 use testkit::inspect::{self, Family};
 use testkit::{Agent, Cluster, Node, Plan};
 
-use crate::common::{PATIENCE, SOON, await_that};
+use crate::common::{SOON, TIMEOUT, await_that};
 
-/// The folder of a cluster's keys, if nothing else is said.
+/// The directory of a cluster's keys, if nothing else is said.
 const PREFIX: &str = "/podwire";
 
 /// The nodes are there, the agents of these run, and each has a pod: `p1` on `n1` and so on.
@@ -36,7 +36,7 @@ fn up_with(label: &str, plan: &Plan, nodes: &[&str]) -> Cluster {
         cluster.agent_mut(node).unwrap().wait_ready().unwrap();
         cluster.pod(node, &node.replace('n', "p")).unwrap();
     }
-    crate::common::expect_reach(&cluster, PATIENCE);
+    crate::common::expect_reach(&cluster, TIMEOUT);
     cluster
 }
 
@@ -67,15 +67,15 @@ impl<'a> Desk<'a> {
         let config = StoreConfig::Etcd(self.config.clone());
         let inside = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async { work(Store::open(&config).unwrap().with_deadline(PATIENCE)).await })
+            runtime.block_on(async { work(Store::open(&config).unwrap().with_deadline(TIMEOUT)).await })
         };
         self.host.enter(inside).unwrap()
     }
 
     /// All of our keys, with their values.
     pub(crate) fn all(&self) -> BTreeMap<String, String> {
-        let folder = format!("{PREFIX}/");
-        let listing = self.with(async |store| store.list(&folder).await.unwrap());
+        let directory = format!("{PREFIX}/");
+        let listing = self.with(async |store| store.list(&directory).await.unwrap());
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         listing.entries.into_iter().map(|entry| (entry.key, text(entry.value))).collect()
     }
@@ -190,7 +190,7 @@ fn leads_to(node: &Node, blocks: &[IpNet]) -> bool {
 fn await_routes(cluster: &Cluster, nodes: &[&str], blocks: &[IpNet]) {
     for node in nodes {
         let place = cluster.node(node).unwrap();
-        await_that(&format!("routes of {node} to {blocks:?}"), PATIENCE, || leads_to(place, blocks));
+        await_that(&format!("routes of {node} to {blocks:?}"), TIMEOUT, || leads_to(place, blocks));
     }
 }
 
@@ -203,7 +203,7 @@ fn await_good_routes(agent: &Agent, count: usize) {
         let routes = routes["routes"].as_array().map(Vec::as_slice).unwrap_or_default();
         routes.len() == count && routes.iter().all(|route| route["state"] == "ok")
     };
-    let waited = testkit::wait_until("good routes", PATIENCE, || Ok(good()));
+    let waited = testkit::wait_until("good routes", TIMEOUT, || Ok(good()));
     assert!(waited.is_ok(), "{count} good routes are wanted: {:#}", look());
 }
 
@@ -221,14 +221,14 @@ fn await_problem(agent: &Agent, words: &[&str]) -> String {
         let fits = |what: &String| words.iter().all(|word| what.contains(word));
         problems(agent).into_iter().find(fits)
     };
-    let waited = testkit::wait_until("a problem", PATIENCE, || Ok(find().is_some()));
+    let waited = testkit::wait_until("a problem", TIMEOUT, || Ok(find().is_some()));
     assert!(waited.is_ok(), "a problem with {words:?} is wanted: {:#?}", problems(agent));
     find().unwrap()
 }
 
 #[track_caller]
 fn await_no_problem(agent: &Agent) {
-    let waited = testkit::wait_until("no problem", PATIENCE, || Ok(problems(agent).is_empty()));
+    let waited = testkit::wait_until("no problem", TIMEOUT, || Ok(problems(agent).is_empty()));
     assert!(waited.is_ok(), "{:#?}", problems(agent));
 }
 

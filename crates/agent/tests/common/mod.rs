@@ -92,7 +92,7 @@ impl Host {
         self.plugin.call(&self.node, &Call { ifname: Some(ifname.to_owned()), ..call }).unwrap()
     }
 
-    /// Records, claims and tombstones of the run folder.
+    /// Records, claims and tombstones of the run directory.
     pub(crate) fn held(&self) -> BTreeSet<String> {
         held(self.agent.run_dir())
     }
@@ -108,7 +108,7 @@ impl Host {
     }
 }
 
-/// The records, claims and tombstones under a run folder, each as `network/kind/name`.
+/// The records, claims and tombstones under a run directory, each as `network/kind/name`.
 pub(crate) fn held(run_dir: &Path) -> BTreeSet<String> {
     let names = |dir: &Path| -> Vec<String> {
         let entries = fs::read_dir(dir).into_iter().flatten();
@@ -126,7 +126,7 @@ pub(crate) fn held(run_dir: &Path) -> BTreeSet<String> {
     held
 }
 
-/// Takes a folder away in one step: whoever watches it may put things back while it is being emptied.
+/// Takes a directory away in one step: whoever watches it may put things back while it is being emptied.
 pub(crate) fn take_away(dir: &Path) {
     let aside = dir.with_extension("taken-away");
     fs::rename(dir, &aside).unwrap();

@@ -269,7 +269,7 @@ fn who_is_not_root_is_refused_also_where_the_socket_is_open_to_all() {
     let (plugin, config) = (as_nobody(&host), host.config(&json!({"logFile": null})));
     let closed = plugin.status(&host.node, &config).unwrap().error().unwrap();
     assert!(closed.code == 50 && closed.msg.contains("root"), "{closed:?}");
-    // Somebody opened the folder and the socket: the agent looks at who asks.
+    // Somebody opened the directory and the socket: the agent looks at who asks.
     fs::set_permissions(host.agent.run_dir(), Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(host.agent.socket(), Permissions::from_mode(0o666)).unwrap();
     let denied = plugin.status(&host.node, &config).unwrap().error().unwrap();

@@ -33,7 +33,7 @@ fn a_delegate_that_hangs_holds_no_other_request_and_is_ended_by_a_tombstone() {
     host.add(&next);
     let valid = [(other.id(), "eth0"), (next.id(), "eth0")];
     host.plugin.gc(&host.node, &host.config(&json!({})), &valid).unwrap().ok().unwrap();
-    // This one is for the keeper.
+    // This one is for the reconciler.
     let others_key = key("podwire", &other);
     stones.leave(&about(&host, Verb::Del, (&other, "eth0")), &others_key).unwrap();
     wait_until("another tombstone to be served", DEADLINE, || Ok(!stones.exists(&others_key)?)).unwrap();

@@ -64,7 +64,7 @@ fn a14_a_file_in_the_place_of_the_socket_is_reported_and_stays() {
 }
 
 #[test]
-fn a_second_agent_in_one_run_folder_refuses_and_names_the_first() {
+fn a_second_agent_in_one_run_directory_refuses_and_names_the_first() {
     let host = Host::new("second");
     let (pod, result) = host.attached("a");
     let mut second = Agent::new(&host.node, &["--no-install"]).unwrap();
@@ -220,11 +220,11 @@ fn side_by_side(mode: &str) {
     assert!(inspect::link(&pair.ours.0, "eth0").is_err());
     let checked = pair.host.plugin.check(&pair.theirs.0, &pair.config(), &pair.theirs.1).unwrap();
     assert!(checked.success(), "GC of one network harmed the other: {checked:?}");
-    // The folder of one is lost: it relearns its own pods, and takes none of the other's.
+    // The directory of one is lost: it relearns its own pods, and takes none of the other's.
     pair.host.add(&pair.ours.0);
     take_away(pair.host.agent.run_dir());
     let knows = |dir: &Path| held(dir).iter().filter(|f| f.contains("/attachments/")).count();
-    wait_until("the lost folder to be relearnt", DEADLINE, || Ok(knows(pair.host.agent.run_dir()) == 1))
+    wait_until("the lost directory to be relearnt", DEADLINE, || Ok(knows(pair.host.agent.run_dir()) == 1))
         .unwrap();
     assert_eq!(knows(pair.other.run_dir()), 1);
     pair.rounds();

@@ -15,7 +15,7 @@ use types::RequestId;
 use crate::common::Host;
 
 /// Longer than anything takes that ends at all.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// An id that nobody had before in this process.
 pub(crate) fn fresh_id() -> RequestId {
@@ -48,7 +48,7 @@ pub(crate) fn about(host: &Host, verb: Verb, (pod, ifname): (&Pod, &str)) -> Cni
 }
 
 pub(crate) fn ask(client: &Client, call: &CniCall) -> HttpAnswer {
-    client.post(api::CNI, call, PATIENCE).unwrap()
+    client.post(api::CNI, call, TIMEOUT).unwrap()
 }
 
 pub(crate) fn json(answer: &HttpAnswer) -> Value {

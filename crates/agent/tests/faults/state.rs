@@ -146,15 +146,15 @@ fn a_pod_with_a_mac_of_its_own_survives_the_loss_of_its_record() {
     }
 }
 
-/// The whole run folder goes while pods live: all of it is back, and nobody gets an address that somebody has.
+/// The whole run directory goes while pods live: all of it is back, and nobody gets an address that somebody has.
 #[test]
-fn a_run_folder_that_was_removed_is_relearnt() {
+fn a_run_directory_that_was_removed_is_relearnt() {
     relearns(|host| take_away(host.agent.run_dir()));
 }
 
 /// By hand, which takes its time: the agent may begin to put things back before all is gone.
 #[test]
-fn a_run_folder_that_is_removed_piece_by_piece_is_relearnt() {
+fn a_run_directory_that_is_removed_piece_by_piece_is_relearnt() {
     relearns(|host| {
         // What came back meanwhile is an error of rm's, and as it should be.
         host.node.run(&["rm", "-rf", host.agent.run_dir().to_str().unwrap()], b"").unwrap();
@@ -166,7 +166,7 @@ fn relearns(remove: impl Fn(&Host)) {
     let pods: Vec<_> = (0..3).map(|n| host.attached(&format!("p{n}"))).collect();
     remove(&host);
     let back = || Ok(host.agent.is_ready() && host.held().len() == 9);
-    wait_until("folder, socket and records to be back", DEADLINE, back)
+    wait_until("directory, socket and records to be back", DEADLINE, back)
         .unwrap_or_else(|e| panic!("{e}: {:?}", host.held()));
     let next = host.attached("next");
     let taken: Vec<_> = pods.iter().flat_map(|(_, result)| ips(result)).collect();
@@ -189,7 +189,7 @@ fn relearns(remove: impl Fn(&Host)) {
 
 /// The same with nobody there to notice, and an ADD as soon as somebody is.
 #[test]
-fn a_run_folder_that_was_removed_while_the_agent_was_down_is_relearnt() {
+fn a_run_directory_that_was_removed_while_the_agent_was_down_is_relearnt() {
     let mut host = Host::new("lostdown");
     let pods: Vec<_> = (0..3).map(|n| host.attached(&format!("p{n}"))).collect();
     host.agent.kill().unwrap();
@@ -221,7 +221,7 @@ impl Disk {
     fn new(label: &str) -> Self {
         let lab = Lab::new(label).unwrap();
         let node = lab.node("n1").unwrap();
-        // Once without, so that the run folder is there and known as ours.
+        // Once without, so that the run directory is there and known as ours.
         let mut agent = Agent::start(&node, &["--no-install"]).unwrap();
         agent.stop().unwrap();
         let (program, records) = (agent.program().display(), agent.run_dir().join("networks"));
@@ -306,7 +306,7 @@ fn a_full_disk_is_told_and_survived() {
 }
 
 #[test]
-fn a_read_only_state_folder_is_told_and_survived() {
+fn a_read_only_state_directory_is_told_and_survived() {
     let mut disk = Disk::new("rostate");
     let cure = |disk: &Disk| disk.remount("remount,rw");
     disk.expect(&|disk| disk.remount("remount,ro"), &cure, &["Read-only file system", "can be written"]);

@@ -45,7 +45,7 @@ fn a_round_with_nothing_to_do_changes_nothing() {
     });
 }
 
-/// Every file below a folder with the time of its last change.
+/// Every file below a directory with the time of its last change.
 fn files(dir: &std::path::Path) -> Vec<(std::path::PathBuf, std::time::SystemTime)> {
     let mut all = Vec::new();
     for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {

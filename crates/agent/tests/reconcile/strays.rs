@@ -69,11 +69,11 @@ fn a_link_stays_while_the_directory_of_records_is_a_file() {
     });
 }
 
-/// A network of another run folder, wired by the plugin alone, in the same namespace.
+/// A network of another run directory, wired by the plugin alone, in the same namespace.
 #[test]
-fn what_belongs_to_another_run_folder_is_left_alone() {
+fn what_belongs_to_another_run_directory_is_left_alone() {
     in_both_modes(|mode| {
-        let host = host("folders", mode, BY_TIMER);
+        let host = host("directories", mode, BY_TIMER);
         let ours = host.attached("ours");
         let blue = json!({"name": "blue", "bridge": "pw0", "subnet": "10.99.0.0/24,fd00:99::/64", "ipMasq": true,
             "mode": mode, "runDir": host.node.dir().join("other"), "agent": null});

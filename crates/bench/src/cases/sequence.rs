@@ -33,7 +33,7 @@ impl<'a> LaneTimes<'a> {
     }
 }
 
-/// The first pod of a network makes its bridge, tables and folders, and that is not what is measured.
+/// The first pod of a network makes its bridge, tables and directories, and that is not what is measured.
 pub(crate) fn warm_up(lines: &mut [LaneTimes<'_>]) -> Result<()> {
     for line in lines {
         line.lane.add(0).context("the first pod of a network could not be attached")?;

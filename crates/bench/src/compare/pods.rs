@@ -12,7 +12,7 @@ use crate::cases::sequence::{self, LaneTimes, Times};
 use crate::lane::{Lane, PluginLane};
 use crate::leftovers::{self, Recorded};
 use crate::networks::BenchNetwork;
-use crate::site::{Folder, Seat};
+use crate::site::{Directory, Seat};
 use crate::stats::{Better, median, p99};
 
 /// How pods are attached.
@@ -53,7 +53,7 @@ pub(super) fn measure(
     findings: &mut Findings,
 ) -> Result<()> {
     let lab = Lab::new("compare")?;
-    let memory = Folder::make(&lab)?;
+    let memory = Directory::make(&lab)?;
     for (number, setup) in SETUPS.into_iter().enumerate() {
         let [old, new] = builds;
         let place = |build, whose: &str| {

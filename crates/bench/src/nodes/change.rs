@@ -7,12 +7,12 @@ use model::NodeRecord;
 use testkit::Cluster;
 
 use super::crowd::{self, CrowdRecords, NodeLocation};
-use super::seen::{AwaitedRoutes, Eye};
+use super::observed::{AwaitedRoutes, Eye};
 use crate::process::fine_cpu_time;
 use crate::stats::Sample;
 
 /// One change takes no longer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// After the route the agent still looks for problems; it is done by then.
 const REST: Duration = Duration::from_millis(10);
 /// From here on nobody has an address.
@@ -61,7 +61,7 @@ impl<'a> Mover<'a> {
         let gateway = moved.address(&block).context("a node without an address")?;
         let before = fine_cpu_time(self.pid)?;
         let committed = self.crowd.comes(moved)?;
-        let there = self.eye.wait(PATIENCE, AwaitedRoutes::Via(block, gateway))?;
+        let there = self.eye.wait(TIMEOUT, AwaitedRoutes::Via(block, gateway))?;
         std::thread::sleep(REST);
         change.cpu.note(Ok(fine_cpu_time(self.pid)?.saturating_sub(before)));
         change.route.note(Ok(there.saturating_duration_since(committed.answered)));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use model::{BlockClaim, Cut, KeyLayout, NodeRecord, Object as _};
+use model::{BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
 use store::{Change, CommitOutcome, EtcdConfig, Store, StoreConfig};
 use testkit::{Cluster, Ns};
 use tokio::runtime::Runtime;
@@ -119,7 +119,8 @@ pub(super) fn records(numbers: std::ops::Range<usize>, place: NodeLocation) -> R
 
 /// The node with this number, with a block of each family.
 pub(super) fn record(number: usize, place: NodeLocation) -> Result<NodeRecord> {
-    let blocks = subnets().into_iter().map(|subnet| Ok(Cut::new(subnet, MARGIN)?.block(block(number))));
+    let blocks =
+        subnets().into_iter().map(|subnet| Ok(BlockLayout::new(subnet, MARGIN)?.block(block(number))));
     let digits = u32::try_from(number)?.to_be_bytes();
     let mut uid = [0xb; 16];
     uid[..4].copy_from_slice(&digits);

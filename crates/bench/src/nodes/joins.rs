@@ -66,9 +66,9 @@ impl Joins {
     }
 
     fn counter(&mut self, cluster: &Cluster, round: usize, count: usize) -> Result<()> {
-        let folder = format!("/counter-{round}");
+        let directory = format!("/counter-{round}");
         let (took, numbers) = at_once(cluster, count, |store, number| {
-            seed::take_number(store, folder.clone(), format!("host-{number}"))
+            seed::take_number(store, directory.clone(), format!("host-{number}"))
         })?;
         let numbers: Vec<u64> = numbers.into_iter().collect::<Result<_>>()?;
         self.duplicates += numbers.len() - numbers.iter().collect::<BTreeSet<_>>().len();

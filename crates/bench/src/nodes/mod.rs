@@ -11,11 +11,11 @@
 mod change;
 mod crowd;
 pub(crate) mod joins;
+mod observed;
 pub(crate) mod outage;
 pub(crate) mod routes;
 pub(crate) mod scale;
 mod seed;
-mod seen;
 pub(crate) mod traffic;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -10,8 +10,8 @@ use types::Code;
 
 use super::change::Mover;
 use super::crowd::{self, CrowdRecords, NodeLocation};
-use super::routes::PATIENCE;
-use super::seen::{AwaitedRoutes, Eye};
+use super::observed::{AwaitedRoutes, Eye};
+use super::routes::TIMEOUT;
 use super::{FAMILIES, hosts, subnets};
 use crate::firewall::{Timed, note};
 use crate::options::Scale;
@@ -26,7 +26,7 @@ pub(crate) fn run(scale: &Scale) -> Result<Timed> {
     let crowd = CrowdRecords::of(&cluster)?;
     let records = crowd::records(0..PEERS, NodeLocation::OnLink)?;
     crowd.come(&records)?;
-    Eye::open(cluster.node("n1")?)?.wait(PATIENCE, AwaitedRoutes::Count(PEERS * FAMILIES))?;
+    Eye::open(cluster.node("n1")?)?.wait(TIMEOUT, AwaitedRoutes::Count(PEERS * FAMILIES))?;
     let mut times = Timed::new();
     let change = Mover::new(&cluster, &crowd, &records)?.run(scale.faults)?;
     times.push((format!("change of one of {PEERS} peers to its route"), change.route));

@@ -5,20 +5,20 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use model::{Facts, Mesh, NodeRecord, PeerChanges, StoredNode, Transport, Tunnels, Underlay};
+use model::{LocalNode, Mesh, NodeRecord, PeerChanges, StoredNode, Transport, Tunnels, Underlay};
 use netlink::{Mode, Op, Route, RtSocket};
 use testkit::{CableEnd, Cluster, Lab, Node};
 use types::{IfName, NodeName, PEER_PROTOCOL};
 
 use super::change::{ChangeTimes, Mover};
 use super::crowd::{self, CrowdRecords, NodeLocation};
-use super::seen::{AwaitedRoutes, Eye};
+use super::observed::{AwaitedRoutes, Eye};
 use super::{MARGIN, hosts, seed, subnets};
 use crate::options::NodesScale;
 use crate::stats::Sample;
 
 /// How long all routes may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 /// So many metrics the agent spreads its routes over, from here on: the kernel walks through all next hops of one link and
 /// metric. How it spreads them is its own business.
 const METRICS: std::ops::Range<u32> = 113_000..117_096;
@@ -59,7 +59,7 @@ pub(crate) fn run(scale: &NodesScale) -> Result<RouteTimes> {
     let mut mover = Mover::new(&cluster, &crowd, &records[..few])?;
     let among_many = mover.run(scale.changes)?;
     crowd.go(&records[few..])?;
-    Eye::open(cluster.node("n1")?)?.wait(PATIENCE, AwaitedRoutes::Count(few))?;
+    Eye::open(cluster.node("n1")?)?.wait(TIMEOUT, AwaitedRoutes::Count(few))?;
     let among_few = mover.run(scale.changes)?;
     Ok(RouteTimes { ip, library: batches, agent: starts, among_many, among_few, few })
 }
@@ -77,7 +77,7 @@ fn start_agent(cluster: &mut Cluster, routes: usize) -> Result<Duration> {
     let start = Instant::now();
     let agent = cluster.agent_mut("n1")?;
     agent.launch()?;
-    let done = eye.wait(PATIENCE, AwaitedRoutes::Count(routes))?;
+    let done = eye.wait(TIMEOUT, AwaitedRoutes::Count(routes))?;
     agent.wait_ready()?;
     Ok(done - start)
 }
@@ -121,9 +121,9 @@ impl Bench {
     fn sync(&self, records: &[NodeRecord]) -> Result<Duration> {
         let mut socket = self.node.enter(RtSocket::open)??;
         let records = records.to_vec();
-        let facts = self.facts()?;
+        let local_node = self.local_node()?;
         let start = Instant::now();
-        let mut mesh = Mesh::new(facts);
+        let mut mesh = Mesh::new(local_node);
         let claims =
             records.iter().flat_map(|r| r.blocks.iter().map(|block| (*block, r.name.clone()))).collect();
         mesh.set_all(records.into_iter().map(|record| StoredNode { record, created: 1 }), claims);
@@ -136,10 +136,10 @@ impl Bench {
         Ok(took)
     }
 
-    fn facts(&self) -> Result<Facts> {
+    fn local_node(&self) -> Result<LocalNode> {
         let on_link = vec!["10.200.0.0/16".parse()?];
         let underlay = Underlay { link: self.link, address: "10.200.0.1".parse()?, on_link };
-        Ok(Facts {
+        Ok(LocalNode {
             name: NodeName::try_from("bench")?,
             blocks: Vec::new(),
             subnets: subnets(),

@@ -11,8 +11,8 @@ use model::NodeRecord;
 use testkit::{Cluster, uninterrupted, wait_until};
 
 use super::crowd::{self, Committed, CrowdRecords, NodeLocation};
-use super::routes::PATIENCE;
-use super::seen::{AwaitedRoutes, Diary, Eye, RouteTransition};
+use super::observed::{AwaitedRoutes, Diary, Eye, RouteTransition};
+use super::routes::TIMEOUT;
 use super::{FAMILIES, hosts, subnets};
 use crate::options::NodesScale;
 use crate::process::rss_mib;
@@ -86,7 +86,7 @@ fn mixed(numbers: std::ops::Range<usize>) -> Result<Vec<NodeRecord>> {
 fn wait_for_routes(cluster: &Cluster, crowd: usize) -> Result<()> {
     for name in cluster.node_names() {
         let mut eye = Eye::open(cluster.node(&name)?)?;
-        eye.wait(PATIENCE, AwaitedRoutes::Count(FAMILIES * (crowd + AGENTS - 1)))
+        eye.wait(TIMEOUT, AwaitedRoutes::Count(FAMILIES * (crowd + AGENTS - 1)))
             .with_context(|| format!("node {name}"))?;
     }
     Ok(())

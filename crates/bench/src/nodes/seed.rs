@@ -32,11 +32,11 @@ pub(super) fn add_routes(ns: &Ns, records: &[NodeRecord]) -> Result<Duration> {
 
 /// Writes the counter, reads it again, takes its version for its own number and writes that down: between the write and
 /// the read somebody else may have written.
-pub(super) async fn take_number(store: Store, folder: String, name: String) -> Result<u64> {
+pub(super) async fn take_number(store: Store, directory: String, name: String) -> Result<u64> {
     let put = |key: String, value: String| Change::Put { key, value: value.into_bytes(), lease: None };
-    let counter = format!("{folder}/counter");
+    let counter = format!("{directory}/counter");
     store.commit(&[], &[put(counter.clone(), String::new())]).await?;
     let number = store.get(&counter).await?.context("the counter is gone")?.version;
-    store.commit(&[], &[put(format!("{folder}/hosts/{name}"), number.to_string())]).await?;
+    store.commit(&[], &[put(format!("{directory}/hosts/{name}"), number.to_string())]).await?;
     Ok(number)
 }

@@ -134,12 +134,13 @@ impl BenchReport {
     }
 
     /// Writes the JSON, under its date and as `latest.json`.
-    pub(crate) fn write(&self, folder: &Path) -> Result<PathBuf> {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make folder {}", folder.display()))?;
+    pub(crate) fn write(&self, directory: &Path) -> Result<PathBuf> {
+        fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make directory {}", directory.display()))?;
         let mut text = serde_json::to_string_pretty(self).context("cannot write the report as JSON")?;
         text.push('\n');
-        let dated = folder.join(format!("{}.json", self.date.replace(':', "")));
-        for path in [&dated, &folder.join("latest.json")] {
+        let dated = directory.join(format!("{}.json", self.date.replace(':', "")));
+        for path in [&dated, &directory.join("latest.json")] {
             fs::write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
         }
         Ok(dated)

@@ -96,16 +96,16 @@ fn a1_a_bad_value_stops_the_start_with_its_name() {
         (
             "CNI_CONFIG_LOCATION",
             "/srv/net.d/blue.json",
-            "ends in .conf or .conflist, or of a folder with '/'",
+            "ends in .conf or .conflist, or of a directory with '/'",
         ),
-        ("CNI_CONFIG_LOCATION", "/srv/net.d", "ends in .conf or .conflist, or of a folder with '/'"),
-        ("CNI_CONFIG_LOCATION", "/", "a folder with '/' at its end"),
-        ("CNI_CONFIG_LOCATION", "/srv/..", "a folder with '/' at its end"),
-        ("CNI_CONFIG_LOCATION", "/srv/../", "a folder with '/' at its end"),
-        ("CNI_CONFIG_LOCATION", "/srv/x.conf/.", "a folder with '/' at its end"),
-        ("CNI_PLUGIN_LOCATION", "/", "a folder with '/' at its end"),
-        ("CNI_PLUGIN_LOCATION", "/srv/..", "a folder with '/' at its end"),
-        ("CNI_PLUGIN_LOCATION", "/srv/bin", "a folder has '/' at its end"),
+        ("CNI_CONFIG_LOCATION", "/srv/net.d", "ends in .conf or .conflist, or of a directory with '/'"),
+        ("CNI_CONFIG_LOCATION", "/", "a directory with '/' at its end"),
+        ("CNI_CONFIG_LOCATION", "/srv/..", "a directory with '/' at its end"),
+        ("CNI_CONFIG_LOCATION", "/srv/../", "a directory with '/' at its end"),
+        ("CNI_CONFIG_LOCATION", "/srv/x.conf/.", "a directory with '/' at its end"),
+        ("CNI_PLUGIN_LOCATION", "/", "a directory with '/' at its end"),
+        ("CNI_PLUGIN_LOCATION", "/srv/..", "a directory with '/' at its end"),
+        ("CNI_PLUGIN_LOCATION", "/srv/bin", "a directory has '/' at its end"),
         ("CNI_PLUGIN_LOCATION", "bin/blue-cni", "absolute path of a file"),
         ("CNI_PLUGIN_LOCATION", "/srv/bin/red-cni", "both must agree"),
     ] {
@@ -152,8 +152,8 @@ fn a_prefix_may_come_with_or_without_slashes() {
 
 #[test]
 fn a_location_installs_unless_somebody_says_no() {
-    let folder = tempfile::tempdir().unwrap();
-    let there = format!("{}/", folder.path().display());
+    let directory = tempfile::tempdir().unwrap();
+    let there = format!("{}/", directory.path().display());
     for given in [there.as_str(), "/nonexistent/cni/"] {
         let place = Path::new(given);
         let env = [("CNI_CONFIG_LOCATION", given), ("CNI_PLUGIN_LOCATION", given)];
@@ -166,11 +166,11 @@ fn a_location_installs_unless_somebody_says_no() {
         assert_eq!(load("[install]\nenabled = false", &env, &[]).unwrap().install, None);
     }
     // A file stays one, whatever is on the disk.
-    let taken = folder.path().join("10-x.conflist");
+    let taken = directory.path().join("10-x.conflist");
     fs::create_dir(&taken).unwrap();
     let install =
         load("", &[("CNI_CONFIG_LOCATION", taken.to_str().unwrap())], &[]).unwrap().install.unwrap();
-    assert_eq!((install.config_dir.as_path(), &*install.config_name), (folder.path(), "10-x.conflist"));
+    assert_eq!((install.config_dir.as_path(), &*install.config_name), (directory.path(), "10-x.conflist"));
     let config = load("", &[("CNI_PLUGIN_LOCATION", "/srv/bin/podwire-cni")], &[]).unwrap();
     assert_eq!(config.install.unwrap().plugin_dir, Path::new("/srv/bin"));
 }

@@ -152,9 +152,9 @@ fn the_counter_is_a_key_of_its_own() {
 
 #[test]
 fn a_password_is_never_shown() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let at = |name: &str, content: &str| {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         fs::write(&path, content).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         path.display().to_string()
@@ -186,7 +186,7 @@ fn a_password_is_never_shown() {
         assert!(text.contains("etcd.password") && !text.contains("s3cr3t"), "{text}");
     }
     let empty = at("empty", "\n");
-    let missing = folder.path().join("missing").display().to_string();
+    let missing = directory.path().join("missing").display().to_string();
     let file = "--etcd-password-file";
     refused(&["--etcd-endpoints", "a", "--etcd-user", "me"], &["flag --etcd-user", "needs etcd.password or"]);
     refused(&["--etcd-endpoints", "a", "--etcd-password", "x"], &["etcd.password", "needs etcd.user"]);

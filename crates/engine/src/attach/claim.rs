@@ -85,7 +85,7 @@ pub(super) fn give_way(held: HeldAttachment, host: &mut RtSocket) -> Result<(), 
     if let Some(index) = host.index_of(&attachment.host_link)? {
         detach::delete_link(host, index)?;
     }
-    firewall::expel_link(attachment)?;
+    firewall::remove_link(attachment)?;
     let others: Vec<IpAddr> = match host.links() {
         Ok(links) => links.iter().flat_map(alias::ips_of).collect(),
         // The other pod may be there.

@@ -8,9 +8,9 @@ use types::{AttachMode, MIN_MTU_V6};
 use super::decide::families;
 use super::{AttachContext, AttachResult};
 use crate::bridge::{self, Bridge, Placed, Spec};
+use crate::kernel_cache::KnownBridge;
 use crate::lease::Lease;
 use crate::reconcile::subnet;
-use crate::resident::KnownBridge;
 use crate::state::{Attachment, NodeState};
 use crate::sysctl::{self, ForwardedFamilies};
 use crate::wire::{self, Inside, Neighbours};
@@ -69,7 +69,7 @@ pub(super) fn make_interface(
     let families = usable_families(attachment)?;
     let (bridge, gateways) = bridge_for(attachment, families, context, kernel)?;
     // In force before the link exists: a pod is never unprotected.
-    firewall::admit(attachment, kernel.state, context.caller.resident, context.caller.warn)?;
+    firewall::add_pod(attachment, kernel.state, context.caller.kernel_cache, context.caller.warn)?;
     let placed = wire::make_pair(kernel.host, &context.wire(attachment, &bridge), &gateways)?;
     layer2::refuse_sharing(kernel.host, attachment.addressing, &bridge, &placed)?;
     settle_gateways(&placed, &bridge, context, kernel)?;
@@ -123,9 +123,9 @@ pub(super) fn set_up(
     shaping::apply(kernel.host, &attachment, host_index)?;
     settle::wait(kernel.host, kernel.pod, &attachment)?;
     wire::announce(kernel.pod, &attachment, neighbours)?;
-    if let Some(resident) = context.caller.resident {
-        resident.remember_host_end(context.key, host_index);
-        resident.remember_bridge(&bridge, &attachment);
+    if let Some(kernel_cache) = context.caller.kernel_cache {
+        kernel_cache.remember_host_end(context.key, host_index);
+        kernel_cache.remember_bridge(&bridge, &attachment);
     }
     Ok(AttachResult { attachment, bridge, routes })
 }

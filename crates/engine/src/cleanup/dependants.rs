@@ -6,7 +6,7 @@ use std::fs;
 
 use ipnet::IpNet;
 use netlink::{Link, RouteFilter, RtSocket};
-use nft::ForeignFamily;
+use nft::ChainFamily;
 
 use crate::Error;
 use crate::alias::LinkMark;
@@ -35,9 +35,9 @@ impl Dependants {
             let words =
                 format!("chain {} of the firewall's table {} {}", chain.chain, chain.family, chain.table);
             let (is_v4, is_v6) = match chain.family {
-                ForeignFamily::Ip => (true, false),
-                ForeignFamily::Ip6 => (false, true),
-                ForeignFamily::Inet => (true, true),
+                ChainFamily::Ip => (true, false),
+                ChainFamily::Ip6 => (false, true),
+                ChainFamily::Inet => (true, true),
             };
             if is_v4 && chain.translates {
                 found.translation4.get_or_insert_with(|| words.clone());

@@ -9,7 +9,7 @@ use crate::alias::LinkMark;
 use crate::detach::delete_link;
 
 impl Leaving {
-    /// Is this network of the folder that is cleaned? One that nobody knows is, where the folder was lost.
+    /// Is this network of the directory that is cleaned? One that nobody knows is, where the directory was lost.
     fn is_own(&self, network: &str) -> bool {
         match self.scope {
             Scope::Everything => true,
@@ -70,7 +70,7 @@ impl Leaving {
 
     /// The rules that accept pods in chains of others.
     pub(super) fn withdraw_rules(&mut self) {
-        match nft::withdraw_from_others(&|network| self.is_own(network)) {
+        match nft::withdraw_from_unmanaged(&|network| self.is_own(network)) {
             Ok(done) => self.report.done.extend(done),
             Err(error) => self.report.left.push(format!(
                 "our rules in others' firewalls could not be removed: {error} (nft -a list ruleset shows them)"
@@ -125,7 +125,7 @@ mod tests {
         for network in ["blue", other] {
             let name = network.try_into().unwrap();
             nft::PeerTable::open(&name).unwrap().keep(&peer_rules(), &[], nft::Surplus::Remove).unwrap();
-            nft::accept_in_others(&name, &["10.88.0.0/16".parse().unwrap()]).unwrap();
+            nft::accept_in_unmanaged(&name, &["10.88.0.0/16".parse().unwrap()]).unwrap();
         }
     }
 

@@ -57,11 +57,11 @@ impl Site {
     }
 }
 
-fn call(script: &str, patience: Duration, padding: usize) -> Result<Vec<u8>, Error> {
+fn call(script: &str, timeout: Duration, padding: usize) -> Result<Vec<u8>, Error> {
     let site = Site::new(padding);
     site.write("ipam", script);
     let mut delegate = Delegate::find("ipam", &site.config, Delegates::InCniPath).unwrap();
-    delegate.patience = patience;
+    delegate.call_timeout = timeout;
     delegate.call("ADD")
 }
 

@@ -12,7 +12,7 @@ use crate::delegate::{Delegate, Delegates};
 
 /// Whether the IPAM plugin of a config can be run. It is not run.
 pub fn ipam_program(config: &NetworkConfig, allowed: Delegates<'_>, run_dir: &Path) -> Option<Finding> {
-    let plugin = netconf::foreign_ipam(config)?;
+    let plugin = netconf::external_ipam(config)?;
     Delegate::find(plugin, config, allowed).err().map(|error| unavailable(plugin, error, run_dir))
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn ipam_status(
     (allowed, timeout): (Delegates<'_>, Duration),
     run_dir: &Path,
 ) -> Option<IpamFault> {
-    let plugin = netconf::foreign_ipam(config)?;
+    let plugin = netconf::external_ipam(config)?;
     let asked = Delegate::find(plugin, config, allowed).and_then(|found| found.within(timeout).status());
     asked.err().map(|error| {
         let code = match &error {

@@ -6,7 +6,7 @@ use std::path::Path;
 use ipnet::IpNet;
 use netconf::{Addresses, NetConf};
 use netlink::{Link, RtSocket};
-use nft::{Certainty, ForeignDrop, ForeignFamily};
+use nft::{Certainty, ChainFamily, UnmanagedDrop};
 use types::{AttachMode, Code, Finding, IfName, NetworkName};
 
 use crate::condition::{FailureContext, not_a_bridge, repair_command};
@@ -124,27 +124,25 @@ impl<'a> InspectedNetwork<'a> {
         if !self.is_routed {
             return Ok((Vec::new(), Vec::new()));
         }
-        let drops = match nft::foreign_drops(&[&self.bridge]) {
+        let drops = match nft::unmanaged_drops(&[&self.bridge]) {
             Ok(drops) => drops,
             // Without nftables there are no chains.
             Err(nft::Error::Unsupported { .. }) => Vec::new(),
             Err(error) => return Err(error.into()),
         };
         let concerned = drops.iter().filter(|drop| self.has_family(drop.family));
-        let (certain, likely): (Vec<&ForeignDrop>, _) =
+        let (certain, likely): (Vec<&UnmanagedDrop>, _) =
             concerned.partition(|drop| drop.certainty == Certainty::Certain);
-        let findings = |drops: Vec<&ForeignDrop>| drops.into_iter().map(ForeignDrop::finding).collect();
+        let findings = |drops: Vec<&UnmanagedDrop>| drops.into_iter().map(UnmanagedDrop::finding).collect();
         Ok((findings(certain), findings(likely)))
     }
 
     /// Do pods have addresses that a table of this family sees? Those of another IPAM plugin are not known.
-    fn has_family(&self, family: ForeignFamily) -> bool {
+    fn has_family(&self, family: ChainFamily) -> bool {
         match family {
-            ForeignFamily::Inet => true,
-            ForeignFamily::Ip => {
-                self.subnets.is_empty() || self.subnets.iter().any(|net| net.addr().is_ipv4())
-            }
-            ForeignFamily::Ip6 => {
+            ChainFamily::Inet => true,
+            ChainFamily::Ip => self.subnets.is_empty() || self.subnets.iter().any(|net| net.addr().is_ipv4()),
+            ChainFamily::Ip6 => {
                 self.subnets.is_empty() || self.subnets.iter().any(|net| net.addr().is_ipv6())
             }
         }

@@ -29,8 +29,8 @@ impl ReconcileRound<'_> {
         let pods: Vec<FirewallPod<'_>> = members.iter().map(FirewallMember::pod).collect();
         let mut tables = Firewall::open()?;
         let chain = self.order.network.and_then(|(name, conf)| firewall::chain_of(name, conf));
-        if let Some(resident) = self.order.resident {
-            resident.keep_chain(chain.as_ref().map(NetworkChain::id));
+        if let Some(kernel_cache) = self.order.kernel_cache {
+            kernel_cache.keep_chain(chain.as_ref().map(NetworkChain::id));
         }
         let mut structure = Structure::of(&pods);
         // The tables of the agent's own network are ready when the first pod comes.
@@ -40,9 +40,11 @@ impl ReconcileRound<'_> {
         }
         let drift = tables.drift(&structure)?;
         if !drift.is_empty() {
-            let resident = self.order.resident;
-            let other = tables.other_version(&structure)?.filter(|_| resident.is_some());
-            if let Some(revision) = other.filter(|it| !resident.is_some_and(|known| known.may_replace(*it))) {
+            let kernel_cache = self.order.kernel_cache;
+            let other = tables.other_version(&structure)?.filter(|_| kernel_cache.is_some());
+            if let Some(revision) =
+                other.filter(|it| !kernel_cache.is_some_and(|known| known.may_replace(*it)))
+            {
                 let message = format!(
                     "another version of Podwire on this node replaced the tables (revision {revision:#010x}) within a \
                      minute; stop one of the two agents"
@@ -110,7 +112,7 @@ impl ReconcileRound<'_> {
         listing: &ListedElements,
         Living { alive, has_others }: &Living,
     ) -> Vec<PodElement> {
-        let (Some(resident), Some((name, conf))) = (self.order.resident, self.order.network) else {
+        let (Some(kernel_cache), Some((name, conf))) = (self.order.kernel_cache, self.order.network) else {
             return Vec::new();
         };
         let mut unowned = BTreeSet::new();
@@ -121,7 +123,7 @@ impl ReconcileRound<'_> {
                 unowned.insert(element);
             }
         }
-        let before = resident.replace_unowned(unowned.clone());
+        let before = kernel_cache.replace_unowned(unowned.clone());
         unowned.into_iter().filter(|element| before.contains(element)).collect()
     }
 
@@ -151,7 +153,7 @@ mod tests {
 
     use super::*;
     use crate::reconcile::{Order, reconcile};
-    use crate::{Resident, relearn};
+    use crate::{KernelCache, relearn};
 
     const REMOTE: [&str; 4] = [
         "bound4 { 10.88.9.9 }",
@@ -164,7 +166,7 @@ mod tests {
     fn a13_bindings_of_addresses_of_other_nodes_are_removed() {
         let lab = Lab::new("unbind").unwrap();
         let node = lab.node("n").unwrap();
-        let (dir, resident) = (tempfile::tempdir().unwrap(), Resident::default());
+        let (dir, kernel_cache) = (tempfile::tempdir().unwrap(), KernelCache::default());
         let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
             "subnet": "10.88.1.0/24,fd88:0:0:1::/64", "isGateway": true, "spoofCheck": true});
         let conf =
@@ -178,7 +180,7 @@ mod tests {
                 depth: Depth::Pods,
                 memory: &[],
                 unrepaired: &[],
-                resident: Some(&resident),
+                kernel_cache: Some(&kernel_cache),
                 is_only_agent: || true,
                 warn: |message| panic!("{message}"),
             };
@@ -232,7 +234,7 @@ mod tests {
     fn tables_of_another_version_are_replaced_once_a_minute() {
         let lab = Lab::new("versions").unwrap();
         let node = lab.node("n").unwrap();
-        let (dir, resident) = (tempfile::tempdir().unwrap(), Resident::default());
+        let (dir, kernel_cache) = (tempfile::tempdir().unwrap(), KernelCache::default());
         let config = json!({"cniVersion": "1.1.0", "name": "blue", "type": "podwire-cni", "bridge": "pw0",
             "subnet": "10.88.1.0/24", "isGateway": true, "spoofCheck": true});
         let conf =
@@ -246,7 +248,7 @@ mod tests {
                 depth: Depth::Pods,
                 memory: &[],
                 unrepaired: &[],
-                resident: Some(&resident),
+                kernel_cache: Some(&kernel_cache),
                 is_only_agent: || true,
                 warn: |message| panic!("{message}"),
             };

@@ -64,7 +64,7 @@ impl ReconcileRound<'_> {
                 other => {
                     other?;
                     // An ADD must not take the gateway for present.
-                    self.order.resident.inspect(|resident| resident.forget_bridges());
+                    self.order.kernel_cache.inspect(|kernel_cache| kernel_cache.forget_bridges());
                     let what = format_args!(
                         "removed gateway {addr} from bridge {}: no block or pod needs it",
                         bridge.name

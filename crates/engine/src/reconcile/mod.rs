@@ -34,7 +34,7 @@ use crate::delegate::NONE_ALLOWED;
 use crate::state::{
     Attachment, HeldAttachment, ListedRecord, NetworkState, NodeState, RecordPhase, StateError,
 };
-use crate::{Caller, Delegates, Error, InactivePortMapping, Resident, Wait, inactive_ports, relearn};
+use crate::{Caller, Delegates, Error, InactivePortMapping, KernelCache, Wait, inactive_ports, relearn};
 use crate::{detach, gc, mode};
 pub(crate) use inside::mend_routes;
 use node::Renewed;
@@ -57,7 +57,7 @@ pub struct Order<'a> {
     pub memory: &'a [Attachment],
     /// What the last round could not repair in pods. It lasts for pods that this round does not inspect.
     pub unrepaired: &'a [PodFinding],
-    pub resident: Option<&'a Resident>,
+    pub kernel_cache: Option<&'a KernelCache>,
     /// Whether no other agent runs in this network namespace. The gateways of another agent without pods may be on the same
     /// bridge.
     pub is_only_agent: fn() -> bool,
@@ -71,7 +71,7 @@ impl Order<'_> {
             request: None,
             cancelled: &|| false,
             wait: Wait::UntilGone,
-            resident: self.resident,
+            kernel_cache: self.kernel_cache,
             // It undoes what records say, and runs no plugin.
             delegates: Delegates::Allowed(&NONE_ALLOWED),
             networks: None,
@@ -208,7 +208,7 @@ pub fn restore_bridges(run_dir: &Path, only: Option<&NetworkName>) -> Result<(),
         depth: Depth::Node,
         memory: &[],
         unrepaired: &[],
-        resident: None,
+        kernel_cache: None,
         is_only_agent: || false,
         // It undoes no attachment, and only that warns.
         warn: |_| (),
@@ -286,7 +286,7 @@ impl ReconcileRound<'_> {
     }
 
     /// Networks whose state was lost begin with what lives: before the first ADD that could give an address twice.
-    /// Only networks that we knew: another state folder's are not ours.
+    /// Only networks that we knew: another state directory's are not ours.
     fn relearn(&mut self) -> Result<(), Error> {
         let own = self.order.network;
         let known = self

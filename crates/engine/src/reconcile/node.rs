@@ -245,22 +245,22 @@ impl ReconcileRound<'_> {
 
     /// A bridge that had our mark gets it back: without it cleanup would take it for somebody else's.
     fn mark(&mut self, name: &IfName, link: Link) -> Result<Link, Error> {
-        let Some(resident) = self.order.resident else { return Ok(link) };
-        if bridge::is_marked(&link) || !resident.was_own_bridge(name, link.index) {
+        let Some(kernel_cache) = self.order.kernel_cache else { return Ok(link) };
+        if bridge::is_marked(&link) || !kernel_cache.was_own_bridge(name, link.index) {
             return Ok(link);
         }
         let change = SetLink::of(LinkRef::Index(link.index));
         self.host.run(&Op::SetLink(SetLink { alias: Some(BRIDGE_ALIAS), ..change }))?;
         // An ADD may have taken it for somebody else's meanwhile.
-        resident.forget_bridges();
+        kernel_cache.forget_bridges();
         self.repaired(RepairKind::Bridge, format_args!("bridge {name} marked as ours again"));
         Ok(Link { alias: Some(BRIDGE_ALIAS.to_owned()), ..link })
     }
 
     /// What a bridge of ours was made with.
     fn keep_settings(&mut self, bridge: &Bridge) -> Result<(), Error> {
-        if let Some(resident) = self.order.resident {
-            resident.remember_own_bridge(bridge);
+        if let Some(kernel_cache) = self.order.kernel_cache {
+            kernel_cache.remember_own_bridge(bridge);
         }
         if self.host.snoops_multicast(bridge.index)? == Some(true) {
             let change = SetLink::of(LinkRef::Index(bridge.index));
@@ -318,7 +318,7 @@ impl ReconcileRound<'_> {
             ipv4: gateways.keys().any(|gateway| gateway.addr().is_ipv4()),
             ipv6: gateways.keys().any(|gateway| gateway.addr().is_ipv6()),
         };
-        let (log, settings) = (self.state.sysctls(), HostSettings::open(self.order.resident)?);
+        let (log, settings) = (self.state.sysctls(), HostSettings::open(self.order.kernel_cache)?);
         for changed in sysctl::enable_forwarding(&mut self.host, &log, families, &settings)? {
             self.repaired(RepairKind::Sysctl, format_args!("{} set to 1", changed.display()));
         }
@@ -382,7 +382,7 @@ pub(super) mod tests {
             depth: Depth::Node,
             memory: &[],
             unrepaired: &[],
-            resident: None,
+            kernel_cache: None,
             is_only_agent: || true,
             warn: |message| panic!("{message}"),
         };

@@ -176,9 +176,9 @@ impl ReconcileRound<'_> {
         }
         let bridge = self.bridge_of(attachment)?;
         let log = self.state.sysctls();
-        let settings = HostSettings::open(self.order.resident)?;
+        let settings = HostSettings::open(self.order.kernel_cache)?;
         let wire = Wire { attachment, bridge: &bridge, netns: &netns, log: &log, settings: &settings };
-        firewall::admit(attachment, &self.state, None, &self.order.warn)?;
+        firewall::add_pod(attachment, &self.state, None, &self.order.warn)?;
         let placed = wire::make_pair(&mut self.host, &wire, &attachment.wiring.gateways)?;
         if let Err(error) = layer2::refuse_sharing(&mut self.host, attachment.addressing, &bridge, &placed) {
             // The next round tries it again.

@@ -38,7 +38,7 @@ impl ReconcileRound<'_> {
     /// link is the one to go.
     fn stray(&mut self, network: &NetworkState, link: &Link, seen: &ObservedHost) -> Result<(), Error> {
         let own = self.order.network.filter(|(name, _)| AttachmentKey::network_dir(name) == network.name());
-        // Of a network with a long name the folder has a digest only: what cannot be told stays.
+        // Of a network with a long name the directory has a digest only: what cannot be told stays.
         let Some(name) = own.map_or_else(|| network.name().try_into().ok(), |(name, _)| Some(name.clone()))
         else {
             return Ok(());

@@ -63,8 +63,8 @@ fn delete(
     }
     // An ADD that began after the records were listed may have found the route, and relies on it. Its record is there.
     let need = need(host, state, (bridge, gateway))?;
-    let again = Gateway { mode: AttachMode::Bridge, ..*gateway }.subnet_route();
-    if let (RouteRemoval::Needed | RouteRemoval::MayBeNeeded(_), Some(route)) = (&need, again) {
+    let replay = Gateway { mode: AttachMode::Bridge, ..*gateway }.subnet_route();
+    if let (RouteRemoval::Needed | RouteRemoval::MayBeNeeded(_), Some(route)) = (&need, replay) {
         match host.run(&Op::AddRoute { route, mode: Mode::Exclusive }) {
             Err(e) if e.is_exists() => {}
             other => other?,

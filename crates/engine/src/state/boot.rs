@@ -39,18 +39,18 @@ pub(super) fn is_current(dir: &Path) -> Result<bool, StateError> {
     }
 }
 
-/// The lock around what makes or empties whole folders; given back when the file is dropped.
+/// The lock around what makes or empties whole directories; given back when the file is dropped.
 pub(super) fn lock(dir: &Path) -> Result<File, StateError> {
     let path = dir.join(LOCK);
     let lock = files::open(&path, File::options().create(true).append(true).mode(0o600));
     let lock = lock.map_err(io("open", &path))?;
-    file::lock(&lock, &path, file::LOCK_PATIENCE)?;
+    file::lock(&lock, &path, file::LOCK_TIMEOUT)?;
     Ok(lock)
 }
 
-/// The first file that we make in a state folder: it says that the folder is ours.
+/// The first file that we make in a state directory: it says that the directory is ours.
 const LOCK: &str = "podwire.lock";
-/// What is removed when the folder is of another boot. Tombstones stay: an agent that finds nothing to delete removes them.
+/// What is removed when the directory is of another boot. Tombstones stay: an agent that finds nothing to delete removes them.
 const EMPTIED: [&str; 2] = ["networks", "sysctls"];
 /// Everything in the state of a network.
 const NETWORK: [&str; 4] = ["attachments", "addresses", "index", "lock"];
@@ -97,14 +97,14 @@ fn holds_networks(dir: &Path) -> Result<bool, StateError> {
     Ok(true)
 }
 
-/// Removes what is ours, and the folder if nothing else is in it. The lock goes last: until then the folder is ours.
+/// Removes what is ours, and the directory if nothing else is in it. The lock goes last: until then the directory is ours.
 pub(super) fn remove(dir: &Path) -> Result<(), StateError> {
     files::remove_leftovers(dir, None, Duration::ZERO).map_err(io("remove temporary files in", dir))?;
     for name in OURS.iter().rev() {
         file::remove_any(&dir.join(name))?;
     }
     match fs::remove_dir(dir) {
-        // In a container the folder may be a mount: empty is all it can be.
+        // In a container the directory may be a mount: empty is all it can be.
         Err(e) if matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::ResourceBusy) => Ok(()),
         other => other.map_err(io("remove", dir)),
     }

@@ -80,7 +80,7 @@ pub(super) fn remove_if_there(path: &Path) -> Result<(), StateError> {
     optional(std::fs::remove_file(path)).map_err(io("remove", path)).map(drop)
 }
 
-/// Removes a file, or a folder with all that is in it.
+/// Removes a file, or a directory with all that is in it.
 pub(super) fn remove_any(path: &Path) -> Result<(), StateError> {
     let Some(meta) = optional(std::fs::symlink_metadata(path)).map_err(io("look at", path))? else {
         return Ok(());
@@ -89,7 +89,7 @@ pub(super) fn remove_any(path: &Path) -> Result<(), StateError> {
     removed.map_err(io("remove", path))
 }
 
-/// The names in a folder; none if it does not exist.
+/// The names in a directory; none if it does not exist.
 pub(super) fn list(dir: &Path) -> Result<Vec<std::ffi::OsString>, StateError> {
     let Some(entries) = optional(std::fs::read_dir(dir)).map_err(io("list", dir))? else {
         return Ok(Vec::new());
@@ -99,18 +99,18 @@ pub(super) fn list(dir: &Path) -> Result<Vec<std::ffi::OsString>, StateError> {
 
 /// Nobody holds one of our locks for longer than a kernel operation takes; a holder that was stopped must not take
 /// the rest of the node with it.
-pub(super) const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An exclusive lock, with an end to the wait. flock(2) itself knows no time-out, so it is tried in short steps.
-pub(super) fn lock(file: &File, path: &Path, patience: Duration) -> Result<(), StateError> {
+pub(super) fn lock(file: &File, path: &Path, timeout: Duration) -> Result<(), StateError> {
     let start = Instant::now();
     let mut pause = Duration::from_micros(20);
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(()),
             Err(TryLockError::Error(source)) => return Err(io("lock", path)(source)),
-            Err(TryLockError::WouldBlock) if start.elapsed() >= patience => {
-                return Err(StateError::Busy { path: path.to_owned(), waited: patience });
+            Err(TryLockError::WouldBlock) if start.elapsed() >= timeout => {
+                return Err(StateError::Busy { path: path.to_owned(), waited: timeout });
             }
             Err(TryLockError::WouldBlock) => std::thread::sleep(pause),
         }

@@ -21,7 +21,7 @@ pub(super) struct Pass(Arc<Gate>);
 
 impl Pass {
     /// None: others took longer than that.
-    pub(super) fn take(path: &Path, patience: Duration) -> Option<Self> {
+    pub(super) fn take(path: &Path, timeout: Duration) -> Option<Self> {
         let gate = {
             let mut gates = lock(&GATES);
             match gates.get(path) {
@@ -29,7 +29,7 @@ impl Pass {
                 None => Arc::clone(gates.entry(path.to_owned()).or_default()),
             }
         };
-        let waited = gate.free.wait_timeout_while(lock(&gate.taken), patience, |taken| *taken);
+        let waited = gate.free.wait_timeout_while(lock(&gate.taken), timeout, |taken| *taken);
         let (mut taken, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if *taken {
             return None;

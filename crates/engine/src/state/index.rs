@@ -23,7 +23,7 @@ pub(super) struct Index {
 impl Index {
     /// Opens a range's index, and makes it from the claims if there is none.
     pub(super) fn open(network: &Path, range: &Range) -> Result<Self, StateError> {
-        let path = folder(network).join(range.name());
+        let path = directory(network).join(range.name());
         match open_file(&path, File::options().read(true).write(true)) {
             Ok(file) => Ok(Self { file: Rc::new(file), path: path.into() }),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Self::build(network, range),
@@ -33,7 +33,7 @@ impl Index {
 
     /// Makes the index anew from the claims.
     pub(super) fn build(network: &Path, range: &Range) -> Result<Self, StateError> {
-        let path = folder(network).join(range.name());
+        let path = directory(network).join(range.name());
         let names = file::list(&network.join("addresses"))?;
         let claimed = names.iter().filter_map(|name| name.to_str()?.parse::<IpAddr>().ok());
         let words = ipam::rebuild(range, claimed);
@@ -78,7 +78,7 @@ fn open_file(path: &Path, options: &mut OpenOptions) -> std::io::Result<File> {
     })
 }
 
-fn folder(network: &Path) -> PathBuf {
+fn directory(network: &Path) -> PathBuf {
     network.join("index")
 }
 
@@ -90,7 +90,7 @@ pub(super) struct Bitmaps {
 
 impl Bitmaps {
     pub(super) fn list(network: &Path) -> Result<Self, StateError> {
-        let dir = folder(network);
+        let dir = directory(network);
         Ok(Self { names: file::list(&dir)?, dir })
     }
 
@@ -135,7 +135,7 @@ pub(super) fn covers(network: &Path, address: IpAddr) -> Result<bool, StateError
         let (first, last): (IpAddr, IpAddr) = (first.parse().ok()?, last.parse().ok()?);
         Some(first <= address && address <= last)
     };
-    Ok(file::list(&folder(network))?.into_iter().any(|name| has(name) == Some(true)))
+    Ok(file::list(&directory(network))?.into_iter().any(|name| has(name) == Some(true)))
 }
 
 /// Where `address` is in the index of that name (`FIRST-LAST`), if it is.
@@ -163,7 +163,7 @@ const RESTING: &str = ".resting";
 /// Must what the last owner left be removed before this address is handed out?
 pub(super) fn rests(network: &Path, range: &Range, address: IpAddr) -> Result<bool, StateError> {
     let Some(offset) = range.offset(address) else { return Ok(true) };
-    let path = folder(network).join(range.name() + RESTING);
+    let path = directory(network).join(range.name() + RESTING);
     // Mostly none rests, and a file that is empty need not be opened.
     if fs::symlink_metadata(&path).is_ok_and(|file| file.is_file() && file.len() == 0) {
         return Ok(false);
@@ -177,13 +177,13 @@ pub(super) fn rests(network: &Path, range: &Range, address: IpAddr) -> Result<bo
 
 /// Does anything of this range rest? One that is not known does not count: it is cleaned when it is wanted.
 pub(super) fn any_rests(network: &Path, range: &Range) -> bool {
-    let path = folder(network).join(range.name() + RESTING);
+    let path = directory(network).join(range.name() + RESTING);
     fs::symlink_metadata(path).is_ok_and(|file| file.len() > 0)
 }
 
 /// Nothing is left of anybody who had an address of this range and has it no more.
 pub(super) fn wake(network: &Path, range: &Range) -> Result<(), StateError> {
-    let path = folder(network).join(range.name() + RESTING);
+    let path = directory(network).join(range.name() + RESTING);
     let emptied = open_file(&path, File::options().create(true).truncate(true).write(true));
     emptied.map_err(io("make the index", &path)).map(drop)
 }
@@ -194,7 +194,7 @@ const USED: &str = ".used";
 /// Notes that the address is handed out; says whether somebody had it before.
 pub(super) fn use_again(network: &Path, range: &Range, address: IpAddr) -> Result<bool, StateError> {
     let Some(offset) = range.offset(address) else { return Ok(true) };
-    let path = folder(network).join(range.name() + USED);
+    let path = directory(network).join(range.name() + USED);
     let file = open_file(&path, File::options().create(true).truncate(false).read(true).write(true));
     let file = Rc::new(file.map_err(io("open the index", &path))?);
     let mut index = Index { file, path: path.into() };
@@ -216,7 +216,7 @@ pub(super) struct Cursors {
 
 impl Cursors {
     pub(super) fn open(network: &Path) -> Result<Self, StateError> {
-        let path = folder(network).join(CURSORS);
+        let path = directory(network).join(CURSORS);
         let file = open_file(&path, File::options().create(true).truncate(false).read(true).write(true));
         Ok(Self { file: file.map_err(io("open", &path))?, path })
     }
@@ -236,7 +236,7 @@ impl Cursors {
 
 /// Removes all indexes; what else is known of ranges stays.
 pub(super) fn remove_all(network: &Path) -> Result<(), StateError> {
-    let dir = folder(network);
+    let dir = directory(network);
     for name in file::list(&dir)? {
         let ends = name.to_str().and_then(|name| name.split_once('-'));
         if ends.is_some_and(|(first, last)| [first, last].iter().all(|end| end.parse::<IpAddr>().is_ok())) {

@@ -1,10 +1,10 @@
 //! Node-local state: which attachments there are, and who has which address.
 //!
-//! Plain files under one folder (default /run/podwire), so that `ls` shows the truth and any process may be killed at
+//! Plain files under one directory (default /run/podwire), so that `ls` shows the truth and any process may be killed at
 //! any instruction:
 //!
 //! ```text
-//! podwire.lock                       says that the folder is ours; held while it is made or emptied
+//! podwire.lock                       says that the directory is ours; held while it is made or emptied
 //! boot                               the boot id this state belongs to; another one means: empty
 //! sysctls                            what we changed on the machine, with the old values
 //! networks/NET/lock                  flock for the short critical section; holds '1' while one is under way
@@ -48,14 +48,14 @@ use std::path::{Path, PathBuf};
 
 use types::{AttachmentKey, NetworkName};
 
-/// The folder of node-local state, checked to belong to this boot.
+/// The directory of node-local state, checked to belong to this boot.
 #[derive(Debug, Clone)]
 pub struct NodeState {
     dir: PathBuf,
 }
 
 impl NodeState {
-    /// Opens the folder for work; makes it if it is not there, empties it if it is of another boot.
+    /// Opens the directory for work; makes it if it is not there, empties it if it is of another boot.
     /// A directory that another user could change is refused.
     pub fn open(dir: &Path) -> Result<Self, StateError> {
         files::check_dir(dir)?;
@@ -63,7 +63,7 @@ impl NodeState {
         Ok(Self { dir: dir.to_owned() })
     }
 
-    /// Opens the folder only if it exists and is of this boot. What only reads or removes has no reason to make one.
+    /// Opens the directory only if it exists and is of this boot. What only reads or removes has no reason to make one.
     pub fn open_existing(dir: &Path) -> Result<Option<Self>, StateError> {
         files::check_dir(dir)?;
         Ok(boot::is_current(dir)?.then(|| Self { dir: dir.to_owned() }))
@@ -80,7 +80,7 @@ impl NodeState {
     }
 
     /// A network's part of the state, made on first use. It then begins with what `survivors` finds alive: if the
-    /// folder was lost, their addresses must not be given to others.
+    /// directory was lost, their addresses must not be given to others.
     pub fn network<E: From<StateError>>(
         &self,
         name: &NetworkName,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use types::AttachmentKey;
 
 use super::allocate::AddressClaims;
-use super::file::{self, LOCK_PATIENCE, StateError, io, optional, remove_if_there};
+use super::file::{self, LOCK_TIMEOUT, StateError, io, optional, remove_if_there};
 use super::held::HeldAttachment;
 use super::index::{self, Bitmaps};
 use super::record::{Attachment, RecordContent};
@@ -93,7 +93,7 @@ pub struct NetworkState {
 }
 
 impl NetworkState {
-    /// Makes the folder, with what lives already. Called with the state's lock held.
+    /// Makes the directory, with what lives already. Called with the state's lock held.
     pub(super) fn create(dir: PathBuf, survivors: &[Survivor]) -> Result<Self, StateError> {
         // The lock file is made last: a network that has one has everything, and one that has none was left by a
         // process that was killed right here.
@@ -145,7 +145,7 @@ impl NetworkState {
         ["attachments", "addresses"].map(|name| self.dir.join(name))
     }
 
-    /// The folder's name: the network's, unless that was too long for one.
+    /// The directory's name: the network's, unless that was too long for one.
     pub fn name(&self) -> String {
         self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
@@ -191,7 +191,7 @@ impl NetworkState {
         let result = (|| {
             let mut file = files::create(&temp).map_err(io("make the record", &temp))?;
             // Locked before anybody can see it under its real name.
-            file::lock(&file, &temp, LOCK_PATIENCE)?;
+            file::lock(&file, &temp, LOCK_TIMEOUT)?;
             let allocations = match wanted.pools {
                 Some(pools) => claims.take(pools, wanted)?,
                 None => Vec::new(),
@@ -223,7 +223,7 @@ impl NetworkState {
     }
 
     pub fn find_stem(&self, stem: &str) -> Result<Option<HeldAttachment>, StateError> {
-        self.find_within(stem, LOCK_PATIENCE)
+        self.find_within(stem, LOCK_TIMEOUT)
     }
 
     /// The attachment, locked, unless there is none or somebody is working on it right now.
@@ -235,18 +235,18 @@ impl NetworkState {
     }
 
     /// As [`NetworkState::find_stem`], with another limit of the wait.
-    pub fn find_within(&self, stem: &str, patience: Duration) -> Result<Option<HeldAttachment>, StateError> {
+    pub fn find_within(&self, stem: &str, timeout: Duration) -> Result<Option<HeldAttachment>, StateError> {
         // Each round means that another process moved or removed the record between two of our calls.
         for _ in 0..100 {
             let Some(file) = self.open_record(stem)? else { return Ok(None) };
-            file::lock(&file, &self.record_path(stem, RecordPhase::Ready), patience)?;
+            file::lock(&file, &self.record_path(stem, RecordPhase::Ready), timeout)?;
             if let Some(phase) = self.phase_of(stem, &file)? {
                 let (attachment, newer) = self.content(stem, &file).split();
                 let (network, stem) = (self.clone(), stem.to_owned());
                 return Ok(Some(HeldAttachment { network, stem, file, phase, attachment, newer }));
             }
         }
-        Err(StateError::Busy { path: self.record_path(stem, RecordPhase::Ready), waited: LOCK_PATIENCE })
+        Err(StateError::Busy { path: self.record_path(stem, RecordPhase::Ready), waited: LOCK_TIMEOUT })
     }
 
     pub(super) fn open_record(&self, stem: &str) -> Result<Option<File>, StateError> {

@@ -118,7 +118,7 @@ impl NetworkState {
     ) -> Result<Vec<IpAddr>, StateError> {
         let record = held.metadata()?;
         let is_lost = |address: &IpAddr| self.is_linked(*address, &record).map(|linked| !linked);
-        let mut again = Vec::new();
+        let mut replay = Vec::new();
         for address in addresses {
             if !is_lost(address)? {
                 continue;
@@ -132,9 +132,9 @@ impl NetworkState {
             };
             let indexed = claimed.and_then(|claimed| index::remove_all(&self.dir).map(|()| claimed));
             section.leave()?;
-            again.extend(indexed?.then_some(*address));
+            replay.extend(indexed?.then_some(*address));
         }
-        Ok(again)
+        Ok(replay)
     }
 
     /// Makes the claim a link to the record, whatever it is now. False: there is no such record. The claim never lacks a

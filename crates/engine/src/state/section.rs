@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use super::file::{self, LOCK_PATIENCE, StateError, io};
+use super::file::{self, LOCK_TIMEOUT, StateError, io};
 use super::gate::Pass;
 use super::network::NetworkState;
 use super::repair::Freeing;
@@ -27,10 +27,10 @@ impl NetworkState {
     /// Enters the critical section; repairs first what a killed process left in it.
     pub(super) fn enter(&self) -> Result<Section, StateError> {
         let path = self.dir.join("lock");
-        let busy = || StateError::Busy { path: path.clone(), waited: LOCK_PATIENCE };
-        let pass = Pass::take(&path, LOCK_PATIENCE).ok_or_else(busy)?;
+        let busy = || StateError::Busy { path: path.clone(), waited: LOCK_TIMEOUT };
+        let pass = Pass::take(&path, LOCK_TIMEOUT).ok_or_else(busy)?;
         let file = files::open(&path, File::options().read(true).write(true)).map_err(io("open", &path))?;
-        file::lock(&file, &path, LOCK_PATIENCE)?;
+        file::lock(&file, &path, LOCK_TIMEOUT)?;
         let mut mark = [0u8; 1];
         let read = file.read_at(&mut mark, 0).map_err(io("read", &path))?;
         if read == 1 && mark[0] == b'1' {

@@ -145,7 +145,7 @@ impl SysctlLog {
         let lock_path = self.path.with_extension("lock");
         let lock = files::open(&lock_path, File::options().create(true).append(true).mode(0o600));
         let lock = lock.map_err(io("open", &lock_path))?;
-        file::lock(&lock, &lock_path, file::LOCK_PATIENCE)?;
+        file::lock(&lock, &lock_path, file::LOCK_TIMEOUT)?;
         let mut all = self.entries()?;
         all.entry(sysctl.path().display().to_string())
             .and_modify(|changed| ours.clone_into(&mut changed.ours))

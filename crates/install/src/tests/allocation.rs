@@ -43,12 +43,12 @@ fn a7_the_config_follows_the_nodes_blocks() {
     let error = installer.put().unwrap_err().to_string();
     assert!(error.contains("{{ BLOCK }} is not known before this node has its block"), "{error}");
     assert_eq!(site.everything(), ["./template.json"], "nothing is installed before");
-    assert!(!installer.has_news());
+    assert!(!installer.has_events());
 
     assert!(installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
-    assert!(installer.has_news());
+    assert!(installer.has_events());
     assert_eq!(installer.put().unwrap().len(), 3);
-    assert!(!installer.has_news());
+    assert!(!installer.has_events());
     let plugin = plugin_of(&text(&site.conflist()));
     assert_eq!(plugin["subnet"], "10.2.3.0/24,fd00:2:0:0:300::/72");
     assert_eq!(plugin["network"], "10.2.0.0/16,fd00:2::/64");
@@ -57,7 +57,7 @@ fn a7_the_config_follows_the_nodes_blocks() {
 
     // The same again is no news; another block is.
     assert!(!installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
-    assert!(!installer.has_news());
+    assert!(!installer.has_events());
     assert!(installer.set_network(network(
         &site,
         &["10.2.3.0/24", "10.2.9.0/24", "fd00:2:0:0:300::/72"],
@@ -77,10 +77,10 @@ fn news_that_could_not_be_written_stay_news() {
     installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450));
     fs::remove_file(site.at("template.json")).unwrap();
     assert!(installer.put().is_err());
-    assert!(installer.has_news());
+    assert!(installer.has_events());
     site.template(BLOCKS);
     installer.put().unwrap();
-    assert!(!installer.has_news());
+    assert!(!installer.has_events());
 }
 
 #[test]

@@ -10,15 +10,15 @@ use tempfile::TempDir;
 use types::AttachMode;
 
 mod allocation;
-mod foreign;
 mod remove;
 mod template;
+mod unmanaged;
 mod watch;
 
 use super::*;
 use config::{Config, Flags};
 
-/// A machine's folders, in a temporary one.
+/// A machine's directories, in a temporary one.
 struct Site {
     root: TempDir,
     config: Config,

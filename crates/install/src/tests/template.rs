@@ -3,7 +3,7 @@ use super::*;
 #[test]
 fn a7_the_template_knows_all_variables_and_values_are_escaped() {
     let mut site = Site::new();
-    let run = "/tmp/a \"quoted\" \\ folder";
+    let run = "/tmp/a \"quoted\" \\ directory";
     site.config.run_dir = run.into();
     site.config.network.mtu = Some(1300);
     site.template(
@@ -94,7 +94,7 @@ fn a_template_that_leads_elsewhere_than_to_this_agent_is_refused() {
         assert!(error.contains("{{ SOCKET }}"), "{keys}: {error}");
     }
     assert_eq!(refused(&mut site, r#""agent":"{{ SOCKET }}","runDir":"{{ RUN_DIR }}/""#), None);
-    // On the default folder nothing needs to be said.
+    // On the default directory nothing needs to be said.
     site.config.run_dir = netconf::DEFAULT_RUN_DIR.into();
     site.config.socket = netconf::default_socket(&site.config.run_dir);
     assert_eq!(refused(&mut site, r#""agent":true"#), None);

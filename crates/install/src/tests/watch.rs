@@ -57,7 +57,7 @@ fn the_watch_sees_what_happens_to_our_files_and_nothing_else() {
 }
 
 #[test]
-fn the_watch_survives_folders_that_go_and_come_back() {
+fn the_watch_survives_directories_that_go_and_come_back() {
     let site = Site::new();
     let installer = site.installer();
     // Nothing is there yet.

@@ -55,7 +55,7 @@ pub struct Cluster {
     life: ProcessLifetime,
     kept: Option<SavedLab>,
     origin: ClusterOrigin,
-    /// Last: it takes the namespaces and folders of all of the above with it.
+    /// Last: it takes the namespaces and directories of all of the above with it.
     lab: Lab,
 }
 
@@ -115,7 +115,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// One that lives on; the folder is there and empty. A failure leaves what was made so far for `remove_kept`.
+    /// One that lives on; the directory is there and empty. A failure leaves what was made so far for `remove_kept`.
     pub fn up_kept(kept: &SavedLab, plan: &Plan, progress: ProgressFn<'_>) -> Result<Self> {
         plan.check()?;
         let lab = Lab::kept(&kept.prefix(), &kept.dir, 0)?;
@@ -194,7 +194,7 @@ impl Cluster {
         if path.exists() {
             return Ok(());
         }
-        told.extend(settings::of_folders(node.dir()));
+        told.extend(settings::of_directories(node.dir()));
         std::fs::write(&path, settings::as_file(&told))
             .with_context(|| format!("cannot write {}", path.display()))
     }

@@ -1,4 +1,4 @@
-//! Taking a lab down that lives on: all processes in its namespaces, the namespaces, the folder. It works whatever is
+//! Taking a lab down that lives on: all processes in its namespaces, the namespaces, the directory. It works whatever is
 //! missing, because names tell whose things are.
 
 use std::collections::BTreeSet;
@@ -34,11 +34,11 @@ impl RemovedLab {
 /// Everything of this lab. What is gone already is fine.
 pub fn remove_kept(kept: &SavedLab) -> Result<RemovedLab> {
     let removed = clear_kept(kept)?;
-    sweep::remove_folder(&kept.dir)?;
+    sweep::remove_directory(&kept.dir)?;
     Ok(removed)
 }
 
-/// The same but for the folder, and so for the lock that the caller may have in it.
+/// The same but for the directory, and so for the lock that the caller may have in it.
 pub fn clear_kept(kept: &SavedLab) -> Result<RemovedLab> {
     let names = sweep::namespaces_of(&kept.prefix())?;
     // A state that cannot be read tells of no processes; those in the namespaces go anyway.

@@ -1,4 +1,4 @@
-//! What one command of `podwire lab` leaves for the next: a file in the lab's folder.
+//! What one command of `podwire lab` leaves for the next: a file in the lab's directory.
 
 use std::fs;
 use std::net::IpAddr;
@@ -71,7 +71,7 @@ struct SavedPod {
 }
 
 impl SavedLab {
-    /// `dir` is the lab's own folder, `program` what is started as the agent.
+    /// `dir` is the lab's own directory, `program` what is started as the agent.
     pub fn new(name: &str, dir: &Path, program: &Path) -> Result<Self> {
         // Without '-', so that no name is the beginning of another lab's namespaces.
         let is_tame = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';

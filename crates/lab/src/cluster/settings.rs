@@ -76,8 +76,8 @@ pub(super) fn of_node(plan: &Plan, index: usize, endpoints: &[String], lab: &Pat
     all
 }
 
-/// The folders of a node: its agent's, and those where a container runtime on it would look.
-pub(super) fn of_folders(node: &Path) -> Vec<AgentSetting> {
+/// The directories of a node: its agent's, and those where a container runtime on it would look.
+pub(super) fn of_directories(node: &Path) -> Vec<AgentSetting> {
     vec![
         AgentSetting::path("run_dir", "--run-dir", &node.join("state")),
         AgentSetting::path("state_dir", "--state-dir", &node.join("lib")),
@@ -148,7 +148,7 @@ mod tests {
             "--no-install --node n1 --store etcd --etcd-endpoints http://10.199.0.1:2379 \
              --network-subnet 10.42.0.0/16,fd42::/64 --network-margin 8 --network-transport auto"
         );
-        let all: Vec<AgentSetting> = settings.into_iter().chain(of_folders(Path::new("/x/n1"))).collect();
+        let all: Vec<AgentSetting> = settings.into_iter().chain(of_directories(Path::new("/x/n1"))).collect();
         let file = r#"# This node's agent; read when it starts.
 node = "n1"
 store = "etcd"

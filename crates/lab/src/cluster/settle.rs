@@ -68,7 +68,7 @@ impl Cluster {
         }
         underlay::pull_out(&self.underlay, &machine.name)?;
         machine.node.destroy()?;
-        sweep::remove_folder(machine.agent.run_dir())
+        sweep::remove_directory(machine.agent.run_dir())
     }
 
     fn is_half_off(&self, index: usize) -> bool {

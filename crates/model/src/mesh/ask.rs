@@ -64,9 +64,9 @@ impl Mesh {
     fn admitted_part(&self, record: &NodeRecord) -> NodeRecord {
         let is_its = |block: &&IpNet| {
             let block = block.trunc();
-            check_block(&self.cuts, self.owner(&block), &record.name, &block).is_ok()
+            check_block(&self.block_layouts, self.owner(&block), &record.name, &block).is_ok()
         };
-        let is_usable = |address: &IpAddr| check_address(&self.facts.subnets, *address).is_ok();
+        let is_usable = |address: &IpAddr| check_address(&self.local_node.subnets, *address).is_ok();
         NodeRecord {
             blocks: record.blocks.iter().take(MAX_BLOCKS).filter(is_its).copied().collect(),
             addresses: record.named_addresses().filter(is_usable).collect(),

@@ -252,17 +252,17 @@ impl<T: Keyed> PlannedObjects<T> {
         (set, del)
     }
 
-    /// What to set and what to remove where the kernel has `seen`.
-    pub(super) fn compare(&mut self, seen: &[T]) -> (Vec<T>, Vec<T>) {
+    /// What to set and what to remove where the kernel has `observed`.
+    pub(super) fn compare(&mut self, observed: &[T]) -> (Vec<T>, Vec<T>) {
         self.entries.retain(|_, entry| entry.wanted.is_some());
         self.touched.clear();
-        let mut seen: Vec<&T> = seen.iter().collect();
-        seen.sort_by_key(|object| object.key());
+        let mut observed: Vec<&T> = observed.iter().collect();
+        observed.sort_by_key(|object| object.key());
         let mut del = Vec::new();
         for entry in self.entries.values_mut() {
             entry.taken = None;
         }
-        for same in seen.chunk_by(|one, other| one.key() == other.key()) {
+        for same in observed.chunk_by(|one, other| one.key() == other.key()) {
             match same.first().and_then(|first| self.entries.get_mut(&first.key())) {
                 None => del.extend(same.iter().copied()),
                 Some(entry) => entry.meet(same, &mut del),
@@ -279,11 +279,11 @@ impl<T: Keyed> PlannedObjects<T> {
 
 impl<T: Keyed> PlannedEntry<T> {
     /// Looks for what is wanted among what the kernel has under its key.
-    fn meet(&mut self, seen: &[&T], del: &mut Vec<T>) {
-        self.taken = self.wanted.filter(|wanted| seen.contains(&wanted));
+    fn meet(&mut self, observed: &[&T], del: &mut Vec<T>) {
+        self.taken = self.wanted.filter(|wanted| observed.contains(&wanted));
         // A single wrong one is replaced by what is set; of several, it is not known which.
-        if let (Some(wanted), true) = (self.wanted, seen.len() > 1) {
-            del.extend(seen.iter().copied().filter(|one| !one.removes(&wanted)));
+        if let (Some(wanted), true) = (self.wanted, observed.len() > 1) {
+            del.extend(observed.iter().copied().filter(|one| !one.removes(&wanted)));
         }
     }
 }

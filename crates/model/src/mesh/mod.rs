@@ -13,7 +13,8 @@
 mod ask;
 mod changes;
 mod claims;
-mod facts;
+mod local_node;
+mod path;
 mod plan;
 mod problems;
 #[cfg(test)]
@@ -22,7 +23,6 @@ mod repairs;
 mod sources;
 #[cfg(test)]
 mod tests;
-mod way;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -32,13 +32,13 @@ use ipnet::IpNet;
 use types::{Family, Mac, NodeName, PeerSource};
 
 pub use changes::{ObservedPeers, PeerChanges, PeerFdb, PeerNeighbour, PeerRoute};
-pub use facts::{Facts, Transport, TransportError, Tunnels, Underlay};
+pub use local_node::{LocalNode, Transport, TransportError, Tunnels, Underlay};
+pub use path::{NoPath, PeerPath};
 pub use repairs::Repaired;
 pub use sources::SourceChanges;
-pub use way::{NoWay, Way};
 
 use crate::admission::StoredNode;
-use crate::cut::Cut;
+use crate::block_layout::BlockLayout;
 use crate::object::NodeRecord;
 use changes::PlannedObjects;
 use claims::{Holder, Holders};
@@ -47,9 +47,9 @@ use plan::{Ground, PeerPlan, PlannedPeer, plan};
 /// The other nodes as this one sees them.
 #[derive(Debug, Clone)]
 pub struct Mesh {
-    facts: Facts,
+    local_node: LocalNode,
     /// How the network is divided into blocks, as the facts say.
-    cuts: Vec<Cut>,
+    block_layouts: Vec<BlockLayout>,
     /// Names are shared: each stands in many places.
     peers: BTreeMap<Arc<NodeName>, PlannedPeer>,
     /// The owner of each block, as its claim says.
@@ -69,11 +69,11 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    pub fn new(facts: Facts) -> Self {
-        let facts = tidy(facts);
+    pub fn new(local_node: LocalNode) -> Self {
+        let local_node = tidy(local_node);
         Self {
-            cuts: division(&facts),
-            facts,
+            block_layouts: division(&local_node),
+            local_node,
             peers: BTreeMap::new(),
             owners: BTreeMap::new(),
             named: Holders::default(),
@@ -88,24 +88,24 @@ impl Mesh {
         }
     }
 
-    pub fn facts(&self) -> &Facts {
-        &self.facts
+    pub fn local_node(&self) -> &LocalNode {
+        &self.local_node
     }
 
-    pub fn set_facts(&mut self, facts: Facts) {
-        let facts = tidy(facts);
-        if facts == self.facts {
+    pub fn set_local_node(&mut self, local_node: LocalNode) {
+        let local_node = tidy(local_node);
+        if local_node == self.local_node {
             return;
         }
-        let (old, new) = (Arc::new(self.facts.name.clone()), Arc::new(facts.name.clone()));
+        let (old, new) = (Arc::new(self.local_node.name.clone()), Arc::new(local_node.name.clone()));
         if let Some(mac) = self.own_mac {
             self.macs.remove(mac, own(&old));
             self.macs.add(mac, own(&new));
         }
         // A node that has our name now is ourselves.
         self.forget(&new);
-        self.cuts = division(&facts);
-        self.facts = facts;
+        self.block_layouts = division(&local_node);
+        self.local_node = local_node;
         self.replan(self.peers.keys().cloned().collect());
     }
 
@@ -164,10 +164,10 @@ impl Mesh {
     }
 
     /// From what the kernel has to what is wanted now; it counts as taken.
-    pub fn compare(&mut self, seen: &ObservedPeers) -> PeerChanges {
-        let (set_neighbours, del_neighbours) = self.neighbours.compare(&seen.neighbours);
-        let (set_fdb, del_fdb) = self.fdb.compare(&seen.fdb);
-        let (set_routes, del_routes) = self.routes.compare(&seen.routes);
+    pub fn compare(&mut self, observed: &ObservedPeers) -> PeerChanges {
+        let (set_neighbours, del_neighbours) = self.neighbours.compare(&observed.neighbours);
+        let (set_fdb, del_fdb) = self.fdb.compare(&observed.fdb);
+        let (set_routes, del_routes) = self.routes.compare(&observed.routes);
         PeerChanges { set_neighbours, set_fdb, set_routes, del_routes, del_neighbours, del_fdb }
     }
 
@@ -178,15 +178,15 @@ impl Mesh {
     }
 
     /// Every block of every other node, and by which way it is reached.
-    pub fn ways(&self) -> impl Iterator<Item = (&NodeName, IpNet, &Way)> {
+    pub fn paths(&self) -> impl Iterator<Item = (&NodeName, IpNet, &PeerPath)> {
         self.peers
             .iter()
-            .flat_map(|(name, peer)| peer.plan.ways.iter().map(move |(block, way)| (&**name, *block, way)))
+            .flat_map(|(name, peer)| peer.plan.paths.iter().map(move |(block, path)| (&**name, *block, path)))
     }
 
     /// Takes a record in; who must be planned again.
     fn learn(&mut self, name: Arc<NodeName>, node: StoredNode) -> BTreeSet<Arc<NodeName>> {
-        if *name == self.facts.name {
+        if *name == self.local_node.name {
             return self.learn_own(&name, node.record.tunnel_mac);
         }
         if self.peers.get(&name).is_some_and(|peer| peer.node == node) {
@@ -248,10 +248,10 @@ impl Mesh {
     fn replan(&mut self, names: BTreeSet<Arc<NodeName>>) {
         let mut plans = Vec::with_capacity(names.len());
         for name in names {
-            let Self { facts, cuts, owners, macs, peers, .. } = &mut *self;
+            let Self { local_node, block_layouts, owners, macs, peers, .. } = &mut *self;
             let Some(peer) = peers.get_mut(&name) else { continue };
             let old = std::mem::take(&mut peer.plan);
-            let ground = Ground { facts, cuts, owners, macs };
+            let ground = Ground { local_node, block_layouts, owners, macs };
             plans.push((name, plan(&ground, &peer.node.record)));
             self.withdraw(&old);
         }
@@ -290,11 +290,11 @@ fn own(name: &Arc<NodeName>) -> Holder<'_> {
 }
 
 /// A subnet that cannot be divided has no blocks for other nodes.
-fn division(facts: &Facts) -> Vec<Cut> {
-    facts.subnets.iter().filter_map(|subnet| Cut::new(*subnet, facts.margin).ok()).collect()
+fn division(local_node: &LocalNode) -> Vec<BlockLayout> {
+    local_node.subnets.iter().filter_map(|subnet| BlockLayout::new(*subnet, local_node.margin).ok()).collect()
 }
 
-fn tidy(facts: Facts) -> Facts {
+fn tidy(local_node: LocalNode) -> LocalNode {
     let whole = |list: &[IpNet]| list.iter().map(IpNet::trunc).collect();
-    Facts { blocks: whole(&facts.blocks), subnets: whole(&facts.subnets), ..facts }
+    LocalNode { blocks: whole(&local_node.blocks), subnets: whole(&local_node.subnets), ..local_node }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use types::{Code, Finding, NodeName};
 
 use super::Mesh;
-use super::way::{NoWay, Way};
+use super::path::{NoPath, PeerPath};
 use crate::admission::refusals;
 
 /// A sentence names this many nodes; it counts the others.
@@ -15,22 +15,22 @@ impl Mesh {
     /// Sorted, without duplicates. Each node is an object of its own, so that its condition lasts while others come and go.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = BTreeSet::new();
-        for (name, block, way) in self.ways() {
-            let Way::None(reason) = way else { continue };
+        for (name, block, path) in self.paths() {
+            let PeerPath::None(reason) = path else { continue };
             match reason {
                 // Below, for all blocks of a node together.
-                NoWay::Refused(_) => {}
-                NoWay::OverlapsOurs(_) | NoWay::HoldsLink(_) | NoWay::HoldsNode(_) => {
+                NoPath::Refused(_) => {}
+                NoPath::OverlapsOwnBlock(_) | NoPath::HoldsLink(_) | NoPath::HoldsNode(_) => {
                     let message = format!("block {block} of node {name} is not routed: {reason}");
                     findings.insert(Finding::new(Code::PeerUnrouted, format_args!("block {block}"), message));
                 }
-                NoWay::NoAddress(_)
-                | NoWay::OurAddress(_)
-                | NoWay::SameMac { .. }
-                | NoWay::NotOnLink(_)
-                | NoWay::NoCommonFamily
-                | NoWay::NoUnderlay(_)
-                | NoWay::NoTunnel(_) => {
+                NoPath::NoAddress(_)
+                | NoPath::HasOwnAddress(_)
+                | NoPath::SameMac { .. }
+                | NoPath::NotOnLink(_)
+                | NoPath::NoCommonFamily
+                | NoPath::NoUnderlay(_)
+                | NoPath::NoTunnel(_) => {
                     let message = format!("no route to node {name}: {reason}");
                     findings.insert(Finding::new(Code::PeerUnrouted, format_args!("node {name}"), message));
                 }
@@ -45,7 +45,7 @@ impl Mesh {
     fn refused(&self) -> impl Iterator<Item = Finding> {
         self.stored().flat_map(|node| {
             let name = &node.record.name;
-            let refused = refusals(&node.record, &self.cuts, |block| self.owner(block));
+            let refused = refusals(&node.record, &self.block_layouts, |block| self.owner(block));
             let found = |message| Finding::new(Code::PeerRecordRefused, format_args!("node {name}"), message);
             refused.into_iter().map(|one| found(one.sentence(Some(name)))).collect::<Vec<_>>()
         })

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::tests::{facts, net, peer};
+use super::tests::{local_node, net, peer};
 use super::*;
 
 /// Replaces and removes as the kernel does.
@@ -42,7 +42,7 @@ impl Model {
         }
     }
 
-    fn seen(&self) -> ObservedPeers {
+    fn observed(&self) -> ObservedPeers {
         let neighbour = |((link, addr), mac): (&(u32, IpAddr), &Mac)| PeerNeighbour {
             link: *link,
             addr: *addr,
@@ -64,7 +64,7 @@ enum Step {
     SetAll(Vec<StoredNode>, BTreeMap<IpNet, NodeName>),
     Claim(IpNet, Option<NodeName>),
     Remove(NodeName),
-    Facts(Box<Facts>),
+    LocalNode(Box<LocalNode>),
     Take,
 }
 
@@ -126,13 +126,13 @@ fn record() -> impl Strategy<Value = NodeRecord> {
     })
 }
 
-fn some_facts() -> impl Strategy<Value = Facts> {
+fn a_local_node() -> impl Strategy<Value = LocalNode> {
     let transport = prop::sample::select(vec![Transport::Auto, Transport::Direct, Transport::Vxlan]);
     let link = || prop::option::of(7u32..9);
     let blocks = prop::sample::subsequence(vec!["10.2.0.0/24", "10.2.5.128/25", "fd00:2::/72"], 0..3);
     (transport, link(), link(), blocks, 0usize..3).prop_map(|(transport, v4, v6, blocks, underlays)| {
-        let base = facts();
-        Facts {
+        let base = local_node();
+        LocalNode {
             transport,
             tunnels: Tunnels { v4, v6: v6.map(|link| link + 10) },
             blocks: blocks.into_iter().map(net).collect(),
@@ -148,7 +148,7 @@ fn step() -> impl Strategy<Value = Step> {
         5 => claim().prop_map(|(block, owner)| Step::Claim(block, owner)),
         1 => (prop::collection::vec(stored(), 0..5), owners()).prop_map(|(all, owners)| Step::SetAll(all, owners)),
         2 => record().prop_map(|record| Step::Remove(record.name)),
-        1 => some_facts().prop_map(|facts| Step::Facts(Box::new(facts))),
+        1 => a_local_node().prop_map(|local_node| Step::LocalNode(Box::new(local_node))),
         3 => Just(Step::Take),
     ]
 }
@@ -161,7 +161,7 @@ fn wanted(mesh: &Mesh) -> Model {
 
 /// What is wanted follows from the records alone, not from the way there.
 fn planned_afresh(mesh: &Mesh) -> Model {
-    let mut fresh = Mesh::new(mesh.facts.clone());
+    let mut fresh = Mesh::new(mesh.local_node.clone());
     if let Some(mac) = mesh.own_mac {
         let own = NodeRecord { tunnel_mac: mac, ..peer("m", &[], &[]) };
         fresh.set_peer(StoredNode { record: own, created: 1 });
@@ -185,7 +185,7 @@ proptest! {
     /// The firewall's sets, changed by differences alone, end as the records say.
     #[test]
     fn any_history_of_sources_ends_in_those_of_the_records(steps in prop::collection::vec(step(), 0..30)) {
-        let mut mesh = Mesh::new(facts());
+        let mut mesh = Mesh::new(local_node());
         let mut kernel = BTreeSet::new();
         for step in steps.into_iter().chain([Step::Take]) {
             match step {
@@ -193,7 +193,7 @@ proptest! {
                 Step::SetAll(records, owners) => mesh.set_all(records, owners),
                 Step::Claim(block, owner) => mesh.set_claim(block, owner),
                 Step::Remove(name) => mesh.remove_peer(&name),
-                Step::Facts(facts) => mesh.set_facts(*facts),
+                Step::LocalNode(local_node) => mesh.set_local_node(*local_node),
                 Step::Take => {
                     let SourceChanges { add, remove } = mesh.take_source_changes();
                     prop_assert!(add.iter().all(|source| kernel.insert(*source)));
@@ -208,16 +208,16 @@ proptest! {
     /// Nothing is accepted from this node's own address or from a pod's, and no inner source is local or two peers'.
     #[test]
     fn accepted_sources_are_sound(
-        records in prop::collection::vec(stored(), 0..8), facts in some_facts(), owners in owners(),
+        records in prop::collection::vec(stored(), 0..8), local_node in a_local_node(), owners in owners(),
     ) {
-        let mut mesh = Mesh::new(facts.clone());
+        let mut mesh = Mesh::new(local_node.clone());
         mesh.set_all(records, owners);
-        let is_pods = |net: &IpNet| facts.subnets.iter().any(|subnet| subnet.contains(net));
+        let is_pods = |net: &IpNet| local_node.subnets.iter().any(|subnet| subnet.contains(net));
         for PeerSource { outer, inner } in mesh.sources() {
-            prop_assert!(!facts.is_ours(outer) && !is_pods(&outer.into()));
+            prop_assert!(!local_node.is_ours(outer) && !is_pods(&outer.into()));
             let senders: Vec<&NodeRecord> = mesh.peers().filter(|peer| peer.addresses.contains(&outer)).collect();
             if is_pods(&inner) {
-                prop_assert!(!facts.blocks.iter().any(|ours| ours.contains(&inner) || inner.contains(ours)));
+                prop_assert!(!local_node.blocks.iter().any(|ours| ours.contains(&inner) || inner.contains(ours)));
                 prop_assert!(senders.iter().any(|peer| peer.blocks.iter().any(|block| block.trunc() == inner)));
             } else {
                 let is_own = |peer: &&NodeRecord| peer.addresses.contains(&inner.addr());
@@ -228,7 +228,7 @@ proptest! {
 
     #[test]
     fn any_history_ends_in_what_is_wanted(steps in prop::collection::vec(step(), 0..30)) {
-        let mut mesh = Mesh::new(facts());
+        let mut mesh = Mesh::new(local_node());
         let mut kernel = Model::default();
         for step in steps {
             match step {
@@ -236,7 +236,7 @@ proptest! {
                 Step::SetAll(records, owners) => mesh.set_all(records, owners),
                 Step::Claim(block, owner) => mesh.set_claim(block, owner),
                 Step::Remove(name) => mesh.remove_peer(&name),
-                Step::Facts(facts) => mesh.set_facts(*facts),
+                Step::LocalNode(local_node) => mesh.set_local_node(*local_node),
                 Step::Take => {
                     kernel.apply(&mesh.take_changes());
                     prop_assert_eq!(&kernel, &wanted(&mesh));
@@ -248,20 +248,20 @@ proptest! {
         prop_assert_eq!(&kernel, &wanted);
         prop_assert_eq!(&planned_afresh(&mesh), &wanted);
         prop_assert!(mesh.take_changes().is_empty());
-        prop_assert!(mesh.compare(&wanted.seen()).is_empty());
+        prop_assert!(mesh.compare(&wanted.observed()).is_empty());
     }
 
     #[test]
     fn any_kernel_is_brought_to_what_is_wanted(
         records in prop::collection::vec(stored(), 0..8), before in prop::collection::vec(stored(), 0..8),
-        facts in some_facts(), owners in owners(), owned_before in owners(),
+        local_node in a_local_node(), owners in owners(), owned_before in owners(),
     ) {
-        let mut old = Mesh::new(facts.clone());
+        let mut old = Mesh::new(local_node.clone());
         old.set_all(before, owned_before);
         let mut kernel = wanted(&old);
-        let mut mesh = Mesh::new(facts);
+        let mut mesh = Mesh::new(local_node);
         mesh.set_all(records, owners);
-        kernel.apply(&mesh.compare(&kernel.seen()));
+        kernel.apply(&mesh.compare(&kernel.observed()));
         prop_assert_eq!(kernel, wanted(&mesh));
         prop_assert!(mesh.take_changes().is_empty());
     }
@@ -269,18 +269,18 @@ proptest! {
     /// Every block that is routed belongs to one node, and leads nowhere through what is missing.
     #[test]
     fn what_is_routed_is_sound(
-        records in prop::collection::vec(stored(), 0..8), facts in some_facts(), owners in owners(),
+        records in prop::collection::vec(stored(), 0..8), local_node in a_local_node(), owners in owners(),
     ) {
-        let mut mesh = Mesh::new(facts.clone());
+        let mut mesh = Mesh::new(local_node.clone());
         mesh.set_all(records, owners.clone());
         let model = wanted(&mesh);
         let routed: Vec<_> =
-            mesh.ways().filter(|(_, _, way)| !matches!(way, Way::None(_))).map(|(n, b, _)| (n.clone(), b)).collect();
+            mesh.paths().filter(|(_, _, path)| !matches!(path, PeerPath::None(_))).map(|(n, b, _)| (n.clone(), b)).collect();
         prop_assert_eq!(routed.len(), model.routes.len());
         for (name, block) in &routed {
             prop_assert_eq!(owners.get(block), Some(name));
-            prop_assert!(facts.subnets.iter().any(|subnet| subnet.contains(block)));
-            prop_assert!(!facts.blocks.iter().any(|ours| ours.contains(block) || block.contains(ours)));
+            prop_assert!(local_node.subnets.iter().any(|subnet| subnet.contains(block)));
+            prop_assert!(!local_node.blocks.iter().any(|ours| ours.contains(block) || block.contains(ours)));
             let rivals: BTreeSet<_> = routed
                 .iter()
                 .filter(|(_, other)| other.contains(block) || block.contains(other))

@@ -8,8 +8,8 @@ use types::PeerSource;
 
 use super::Mesh;
 use super::changes::Keyed;
-use super::facts::Facts;
-use super::way::is_usable;
+use super::local_node::LocalNode;
+use super::path::is_usable;
 use crate::object::NodeRecord;
 
 /// To be added before routes change and removed afterwards, so that no peer is refused while its routes change.
@@ -44,8 +44,8 @@ impl Mesh {
 
 /// The addresses that a peer sends from. This node's own address and addresses of pods are never a peer's: with those, a
 /// local process or a pod could send as that peer.
-pub(super) fn senders(facts: &Facts, record: &NodeRecord) -> BTreeSet<IpAddr> {
-    let is_sender = |address: &IpAddr| is_usable(facts, *address) && !facts.is_ours(*address);
+pub(super) fn senders(local_node: &LocalNode, record: &NodeRecord) -> BTreeSet<IpAddr> {
+    let is_sender = |address: &IpAddr| is_usable(local_node, *address) && !local_node.is_ours(*address);
     record.named_addresses().filter(is_sender).collect()
 }
 

@@ -13,13 +13,13 @@ pub(super) fn ip(text: &str) -> IpAddr {
 }
 
 /// Link 2 with both families; tunnels 7 and 8; our block is the first of each subnet.
-pub(super) fn facts() -> Facts {
+pub(super) fn local_node() -> LocalNode {
     let underlay = |address: &str, on_link: &str| Underlay {
         link: 2,
         address: ip(address),
         on_link: vec![net(on_link)],
     };
-    Facts {
+    LocalNode {
         name: "m".try_into().unwrap(),
         blocks: vec![net("10.2.0.0/24"), net("fd00:2::/72")],
         subnets: vec![net("10.2.0.0/16"), net("fd00:2::/64")],
@@ -63,8 +63,8 @@ pub(super) fn claims<'a>(peers: impl IntoIterator<Item = &'a NodeRecord>) -> BTr
     owners
 }
 
-fn mesh(facts: Facts, peers: &[NodeRecord]) -> Mesh {
-    let mut mesh = Mesh::new(facts);
+fn mesh(local_node: LocalNode, peers: &[NodeRecord]) -> Mesh {
+    let mut mesh = Mesh::new(local_node);
     mesh.set_all(peers.iter().cloned().map(stored), claims(peers));
     mesh
 }
@@ -75,12 +75,12 @@ fn set(mesh: &mut Mesh, record: NodeRecord) {
     mesh.set_peer(stored(record));
 }
 
-fn with(transport: Transport) -> Facts {
-    Facts { transport, ..facts() }
+fn with(transport: Transport) -> LocalNode {
+    LocalNode { transport, ..local_node() }
 }
 
-fn ways(mesh: &Mesh) -> Vec<Way> {
-    mesh.ways().map(|(_, _, way)| way.clone()).collect()
+fn paths(mesh: &Mesh) -> Vec<PeerPath> {
+    mesh.paths().map(|(_, _, path)| path.clone()).collect()
 }
 
 fn problem(mesh: &Mesh, part: &str) {
@@ -100,7 +100,7 @@ fn a_transport_is_a_word() {
 #[test]
 fn auto_goes_direct_to_nodes_on_the_link_in_each_family() {
     let near = peer("a", &["192.0.2.5", "2001:db8::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
-    let mut mesh = mesh(facts(), &[near]);
+    let mut mesh = mesh(local_node(), &[near]);
     let changes = mesh.take_changes();
     let route = |dst: &str, gateway: &str, src: &str| PeerRoute {
         dst: net(dst),
@@ -120,7 +120,7 @@ fn auto_goes_direct_to_nodes_on_the_link_in_each_family() {
 #[test]
 fn a_far_node_is_reached_through_the_tunnel() {
     let far = peer("a", &["203.0.113.5", "2001:db8:9::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
-    let mut mesh = mesh(facts(), std::slice::from_ref(&far));
+    let mut mesh = mesh(local_node(), std::slice::from_ref(&far));
     let changes = mesh.take_changes();
     let (mac, link) = (far.tunnel_mac, 7);
     let local = ip("fe80::61:ff:fe00:0");
@@ -147,24 +147,24 @@ fn a_far_node_is_reached_through_the_tunnel() {
 #[test]
 fn the_outer_family_is_the_first_that_both_have() {
     let six_only = peer("a", &["2001:db8:9::5"], &["10.2.5.0/24"]);
-    assert_eq!(mesh(facts(), std::slice::from_ref(&six_only)).tunnels_wanted(), (false, true));
+    assert_eq!(mesh(local_node(), std::slice::from_ref(&six_only)).tunnels_wanted(), (false, true));
     let both = peer("b", &["203.0.113.5", "2001:db8:9::6"], &["10.2.6.0/24"]);
-    let mut ours = facts();
+    let mut ours = local_node();
     ours.underlays.remove(0);
     let over_six = mesh(ours.clone(), &[both]);
     assert!(
-        matches!(&ways(&over_six)[0], Way::Vxlan { link: 8, remote, .. } if *remote == ip("2001:db8:9::6"))
+        matches!(&paths(&over_six)[0], PeerPath::Vxlan { link: 8, remote, .. } if *remote == ip("2001:db8:9::6"))
     );
     let four_only = peer("c", &["203.0.113.7"], &["10.2.7.0/24"]);
     let none = mesh(ours, &[four_only]);
-    assert_eq!(ways(&none), [Way::None(NoWay::NoCommonFamily)]);
+    assert_eq!(paths(&none), [PeerPath::None(NoPath::NoCommonFamily)]);
     problem(&none, "no route to node c: it and this node have no address of the same family");
 }
 
 #[test]
 fn a_tunnel_that_does_not_exist_is_wanted_and_has_no_routes_yet() {
     let far = |name: &str, block: &str| peer(name, &["203.0.113.5"], &[block]);
-    let none = Facts { tunnels: Tunnels::default(), ..facts() };
+    let none = LocalNode { tunnels: Tunnels::default(), ..local_node() };
     let mut mesh = mesh(none, &[far("a", "10.2.5.0/24")]);
     assert_eq!(mesh.tunnels_wanted(), (true, false));
     assert!(mesh.take_changes().is_empty());
@@ -172,7 +172,7 @@ fn a_tunnel_that_does_not_exist_is_wanted_and_has_no_routes_yet() {
     set(&mut mesh, NodeRecord { addresses: vec![ip("203.0.113.6")], ..far("b", "10.2.6.0/24") });
     problem(&mesh, "no route to node a: the IPv4 tunnel device does not exist yet");
     problem(&mesh, "no route to node b: the IPv4 tunnel device does not exist yet");
-    mesh.set_facts(facts());
+    mesh.set_local_node(local_node());
     assert_eq!(mesh.take_changes().set_routes.len(), 2);
     assert_eq!(mesh.findings(), []);
 }
@@ -189,13 +189,13 @@ fn direct_only_says_whom_it_cannot_reach() {
 #[test]
 fn vxlan_only_tunnels_also_to_the_neighbour() {
     let near = peer("a", &["192.0.2.5"], &["10.2.5.0/24"]);
-    assert!(matches!(ways(&mesh(with(Transport::Vxlan), &[near]))[..], [Way::Vxlan { link: 7, .. }]));
+    assert!(matches!(paths(&mesh(with(Transport::Vxlan), &[near]))[..], [PeerPath::Vxlan { link: 7, .. }]));
 }
 
 #[test]
 fn a_node_that_moves_onto_the_link_changes_from_tunnel_to_direct() {
     let far = peer("a", &["203.0.113.5"], &["10.2.5.0/24"]);
-    let mut mesh = mesh(facts(), std::slice::from_ref(&far));
+    let mut mesh = mesh(local_node(), std::slice::from_ref(&far));
     mesh.take_changes();
     set(&mut mesh, NodeRecord { addresses: vec![ip("192.0.2.5")], ..far });
     let changes = mesh.take_changes();
@@ -206,8 +206,8 @@ fn a_node_that_moves_onto_the_link_changes_from_tunnel_to_direct() {
 #[test]
 fn blocks_of_this_node_are_not_routed_to_another() {
     let odd = peer("a", &["192.0.2.5"], &["10.2.0.0/24", "fd00:2::/72"]);
-    let mesh = mesh(facts(), &[odd]);
-    assert!(ways(&mesh).iter().all(|way| matches!(way, Way::None(NoWay::OverlapsOurs(_)))));
+    let mesh = mesh(local_node(), &[odd]);
+    assert!(paths(&mesh).iter().all(|path| matches!(path, PeerPath::None(NoPath::OverlapsOwnBlock(_)))));
     problem(&mesh, "block 10.2.0.0/24 of node a is not routed: it overlaps our own block 10.2.0.0/24");
 }
 
@@ -224,7 +224,7 @@ fn a5_a_record_without_the_claim_takes_no_block() {
         &["thief", "claims", "owner"],
     ];
     for order in orders {
-        let mut mesh = Mesh::new(facts());
+        let mut mesh = Mesh::new(local_node());
         for step in order {
             match *step {
                 "owner" => mesh.set_peer(StoredNode { record: owner.clone(), created: 9 }),
@@ -243,7 +243,7 @@ fn a5_a_record_without_the_claim_takes_no_block() {
 
 #[test]
 fn a5_a_claim_that_comes_later_admits_and_one_that_goes_closes() {
-    let mut mesh = mesh(facts(), &[]);
+    let mut mesh = mesh(local_node(), &[]);
     mesh.set_peer(stored(peer("a", &["192.0.2.5"], &["10.2.5.0/24"])));
     assert!(mesh.take_changes().is_empty());
     mesh.set_claim(net("10.2.5.0/24"), Some("a".try_into().unwrap()));
@@ -261,10 +261,10 @@ fn a5_a_claim_that_comes_later_admits_and_one_that_goes_closes() {
 fn a5_only_blocks_of_the_networks_division_are_routed() {
     let good = peer("k", &["192.0.2.6"], &["10.2.5.0/24"]);
     let odd = peer("a", &["192.0.2.5"], &["10.2.5.7/32", "10.2.4.0/22", "10.2.0.0/16", "10.3.0.0/24"]);
-    let mesh = mesh(facts(), &[odd, good]);
+    let mesh = mesh(local_node(), &[odd, good]);
     let routed: Vec<_> = mesh
-        .ways()
-        .filter(|(_, _, way)| !matches!(way, Way::None(_)))
+        .paths()
+        .filter(|(_, _, path)| !matches!(path, PeerPath::None(_)))
         .map(|(n, b, _)| (n.as_str(), b))
         .collect();
     assert_eq!(routed, [("k", net("10.2.5.0/24"))]);
@@ -283,9 +283,9 @@ fn a5_only_blocks_of_the_networks_division_are_routed() {
 
 #[test]
 fn our_own_record_is_no_peer() {
-    let mut mesh = mesh(facts(), &[peer("m", &["192.0.2.1"], &["10.2.0.0/24", "10.2.1.0/24"])]);
+    let mut mesh = mesh(local_node(), &[peer("m", &["192.0.2.1"], &["10.2.0.0/24", "10.2.1.0/24"])]);
     assert!(mesh.take_changes().is_empty());
-    assert_eq!((mesh.ways().count(), mesh.findings()), (0, Vec::new()));
+    assert_eq!((mesh.paths().count(), mesh.findings()), (0, Vec::new()));
 }
 
 #[test]
@@ -293,10 +293,10 @@ fn of_two_with_the_same_mac_the_later_has_no_tunnel() {
     let one = peer("a", &["203.0.113.5"], &["10.2.5.0/24"]);
     let other = NodeRecord { tunnel_mac: one.tunnel_mac, ..peer("b", &["203.0.113.6"], &["10.2.6.0/24"]) };
     let near = NodeRecord { tunnel_mac: one.tunnel_mac, ..peer("c", &["192.0.2.7"], &["10.2.7.0/24"]) };
-    let mut mesh = mesh(facts(), &[other.clone(), one.clone(), near]);
+    let mut mesh = mesh(local_node(), &[other.clone(), one.clone(), near]);
     assert!(matches!(
-        ways(&mesh)[..],
-        [Way::Vxlan { .. }, Way::None(NoWay::SameMac { .. }), Way::Direct { .. }]
+        paths(&mesh)[..],
+        [PeerPath::Vxlan { .. }, PeerPath::None(NoPath::SameMac { .. }), PeerPath::Direct { .. }]
     ));
     problem(&mesh, "no route to node b: its tunnel MAC 02:61:00:00:00:00 is also that of node a");
     problem(&mesh, "nodes a, b, c have the same tunnel MAC 02:61:00:00:00:00");
@@ -319,13 +319,13 @@ fn a5_a_later_record_does_not_take_an_earlier_ones_tunnel_mac() {
         [(&first, 5), (&thief, 6)].map(|(record, created)| StoredNode { record: record.clone(), created });
     let holder = PeerFdb { link: 7, mac: first.tunnel_mac, dst: ip("203.0.113.5") };
     for order in [[0, 1], [1, 0]] {
-        let mut mesh = Mesh::new(facts());
+        let mut mesh = Mesh::new(local_node());
         claims([&first, &thief]).into_iter().for_each(|(block, name)| mesh.set_claim(block, Some(name)));
         order.iter().for_each(|n| mesh.set_peer(nodes[*n].clone()));
         assert_eq!(mesh.take_changes().set_fdb, [holder]);
         problem(&mesh, "no route to node a: its tunnel MAC 02:6b:00:00:00:00 is also that of node k");
         // The same again after a restart: from a list, and from what is remembered without a store.
-        let mut listed = Mesh::new(facts());
+        let mut listed = Mesh::new(local_node());
         listed.set_all(nodes.clone(), claims([&first, &thief]));
         assert_eq!(listed.take_changes().set_fdb, [holder]);
         let remembered = listed.admitted();
@@ -338,7 +338,7 @@ fn a5_a_later_record_does_not_take_an_earlier_ones_tunnel_mac() {
 fn a5_a_later_record_with_the_same_address_moves_no_route() {
     for address in ["192.0.2.5", "203.0.113.5"] {
         let first = peer("k", &[address], &["10.2.5.0/24"]);
-        let mut mesh = mesh(facts(), std::slice::from_ref(&first));
+        let mut mesh = mesh(local_node(), std::slice::from_ref(&first));
         let before = mesh.take_changes();
         assert_eq!(before.set_routes.len(), 1);
         set(&mut mesh, peer("a", &[address], &["10.2.6.0/24"]));
@@ -356,7 +356,7 @@ fn addresses_that_cannot_be_are_told() {
     let same = [peer("b", &["192.0.2.6"], &["10.2.6.0/24"]), peer("c", &["192.0.2.6"], &["10.2.7.0/24"])];
     let inside = peer("d", &["10.2.8.5"], &["10.2.8.0/24"]);
     let loopback = peer("e", &["127.0.0.1", "::1", "fe80::5"], &["10.2.10.0/24"]);
-    let mesh = mesh(facts(), &[&[ours, inside, loopback], &same[..]].concat());
+    let mesh = mesh(local_node(), &[&[ours, inside, loopback], &same[..]].concat());
     problem(&mesh, "no route to node a: it publishes this node's own address 192.0.2.1");
     problem(&mesh, "nodes b, c publish the same address 192.0.2.6");
     problem(&mesh, "address 10.2.8.5 of node d is not used: inside the pod network 10.2.0.0/16");
@@ -382,18 +382,22 @@ fn addresses_that_are_nobodys_are_never_a_way() {
         let odd = peer("a", &[address], &["10.2.5.0/24"]);
         for transport in [Transport::Auto, Transport::Direct, Transport::Vxlan] {
             let mesh = mesh(with(transport), std::slice::from_ref(&odd));
-            assert!(matches!(ways(&mesh)[..], [Way::None(_)]), "{transport} {address}: {:?}", ways(&mesh));
+            assert!(
+                matches!(paths(&mesh)[..], [PeerPath::None(_)]),
+                "{transport} {address}: {:?}",
+                paths(&mesh)
+            );
         }
     }
     let second = peer("a", &["192.0.2.255", "192.0.2.5"], &["10.2.5.0/24"]);
-    assert!(matches!(ways(&mesh(facts(), &[second]))[..], [Way::Direct { .. }]));
+    assert!(matches!(paths(&mesh(local_node(), &[second]))[..], [PeerPath::Direct { .. }]));
 }
 
 #[test]
 fn a5_an_address_inside_a_block_of_another_closes_no_route() {
     let block = peer("a", &["192.0.2.5", "2001:db8::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
     let third = peer("z", &["10.2.5.9", "fd00:2:0:0:500::9"], &["10.2.9.0/24"]);
-    let mut mesh = mesh(facts(), std::slice::from_ref(&block));
+    let mut mesh = mesh(local_node(), std::slice::from_ref(&block));
     assert_eq!(mesh.take_changes().set_routes.len(), 2);
     set(&mut mesh, third.clone());
     assert!(mesh.take_changes().is_empty());
@@ -404,7 +408,7 @@ fn a5_an_address_inside_a_block_of_another_closes_no_route() {
 
 #[test]
 fn a_block_on_our_own_link_is_not_routed() {
-    let mut ours = facts();
+    let mut ours = local_node();
     ours.underlays[0] = Underlay {
         link: 2,
         address: ip("10.2.5.200"),
@@ -413,7 +417,11 @@ fn a_block_on_our_own_link_is_not_routed() {
     ours.underlays[1].on_link = vec![net("fd00:2:0:0:500::/80")];
     let near = peer("a", &["192.0.2.5"], &["10.2.5.0/24", "10.2.8.0/24", "fd00:2:0:0:500::/72"]);
     let mesh = mesh(ours, &[near]);
-    assert!(matches!(ways(&mesh)[..], [Way::None(_), Way::Vxlan { .. }, Way::None(_)]), "{:?}", ways(&mesh));
+    assert!(
+        matches!(paths(&mesh)[..], [PeerPath::None(_), PeerPath::Vxlan { .. }, PeerPath::None(_)]),
+        "{:?}",
+        paths(&mesh)
+    );
     problem(
         &mesh,
         "block 10.2.5.0/24 of node a is not routed: it holds 10.2.5.192/26, which is on this node's",
@@ -435,7 +443,7 @@ fn a1_each_unreached_node_is_a_condition_of_its_own() {
     assert_eq!(objects(&direct), wanted);
     // What it is called does not depend on how many there are.
     assert_eq!(objects(&mesh(with(Transport::Direct), &peers[..1])), ["node n1"]);
-    let mut ours = facts();
+    let mut ours = local_node();
     ours.underlays.remove(0);
     let six = mesh(ours, &peers);
     assert_eq!(objects(&six), wanted);
@@ -445,7 +453,7 @@ fn a1_each_unreached_node_is_a_condition_of_its_own() {
 #[test]
 fn what_the_kernel_has_is_compared() {
     let far = peer("a", &["203.0.113.5"], &["10.2.5.0/24"]);
-    let mut mesh = mesh(facts(), &[far]);
+    let mut mesh = mesh(local_node(), &[far]);
     let all = mesh.compare(&ObservedPeers::default());
     assert!(mesh.take_changes().is_empty(), "it counts as taken");
     let (route, neighbour, entry) = (all.set_routes[0], all.set_neighbours[0], all.set_fdb[0]);
@@ -454,8 +462,8 @@ fn what_the_kernel_has_is_compared() {
 
     let elsewhere = PeerRoute { gateway: ip("192.0.2.9"), link: 2, onlink: false, ..route };
     let stale = PeerRoute { dst: net("10.2.99.0/24"), ..route };
-    let seen = ObservedPeers { routes: vec![elsewhere, stale], ..right.clone() };
-    let changes = mesh.compare(&seen);
+    let observed = ObservedPeers { routes: vec![elsewhere, stale], ..right.clone() };
+    let changes = mesh.compare(&observed);
     assert_eq!((&changes.set_routes[..], &changes.del_routes[..]), (&[route][..], &[stale][..]));
     let both = ObservedPeers { routes: vec![elsewhere, route], ..right.clone() };
     assert_eq!(mesh.compare(&both), PeerChanges { del_routes: vec![elsewhere], ..PeerChanges::default() });
@@ -485,7 +493,7 @@ fn five_thousand_nodes_are_planned_at_once_and_one_change_costs_its_own() {
         record.tunnel_mac = Mac::local([1, 0, 0, high, low]);
         record
     };
-    let mut ours = facts();
+    let mut ours = local_node();
     ours.subnets = vec![net("10.0.0.0/8"), net("fd00:2::/48")];
     ours.margin = 16;
     ours.blocks.clear();
@@ -493,12 +501,12 @@ fn five_thousand_nodes_are_planned_at_once_and_one_change_costs_its_own() {
     let mut mesh = mesh(ours, &records);
     let changes = mesh.take_changes();
     assert_eq!((changes.set_routes.len(), mesh.findings().len()), (10_000, 0));
-    let seen = ObservedPeers {
+    let observed = ObservedPeers {
         routes: changes.set_routes,
         neighbours: changes.set_neighbours,
         fdb: changes.set_fdb,
     };
-    assert!(mesh.compare(&seen).is_empty());
+    assert!(mesh.compare(&observed).is_empty());
     let moved = NodeRecord { addresses: vec![ip("203.0.113.99")], ..record(3000) };
     mesh.set_peer(stored(moved));
     let changes = mesh.take_changes();
@@ -515,7 +523,7 @@ fn source(outer: &str, inner: &str) -> PeerSource {
 #[test]
 fn a_peer_may_send_its_blocks_and_its_own_addresses_from_each_address() {
     let near = peer("a", &["192.0.2.5", "2001:db8::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
-    let mesh = mesh(facts(), &[near]);
+    let mesh = mesh(local_node(), &[near]);
     let inner = ["10.2.5.0/24", "192.0.2.5/32", "2001:db8::5/128", "fd00:2:0:0:500::/72"];
     let want: Vec<PeerSource> = ["192.0.2.5", "2001:db8::5"]
         .iter()
@@ -532,17 +540,17 @@ fn sources_of_no_use_and_of_others_are_not_accepted() {
         peer("a", &["10.2.7.9"], &["10.2.5.0/24"]),
         peer("a", &["127.0.0.1", "224.0.0.1", "fe80::1"], &["10.2.5.0/24"]),
     ] {
-        assert_eq!(mesh(facts(), &[record]).sources().count(), 0);
+        assert_eq!(mesh(local_node(), &[record]).sources().count(), 0);
     }
     let greedy = peer("b", &["192.0.2.6"], &["10.2.0.0/25", "10.9.0.0/24", "10.2.5.0/24", "10.2.6.0/24"]);
-    let mesh = mesh(facts(), &[peer("a", &["192.0.2.5"], &["10.2.5.0/24"]), greedy]);
+    let mesh = mesh(local_node(), &[peer("a", &["192.0.2.5"], &["10.2.5.0/24"]), greedy]);
     let of_b: Vec<_> = mesh.sources().filter(|source| source.outer == ip("192.0.2.6")).collect();
     assert_eq!(of_b, [source("192.0.2.6", "10.2.6.0/24"), source("192.0.2.6", "192.0.2.6/32")]);
 }
 
 #[test]
 fn another_address_of_a_peer_adds_its_sources_and_removes_the_old_ones() {
-    let mut mesh = mesh(facts(), &[peer("a", &["192.0.2.5"], &["10.2.5.0/24"])]);
+    let mut mesh = mesh(local_node(), &[peer("a", &["192.0.2.5"], &["10.2.5.0/24"])]);
     mesh.take_source_changes();
     set(&mut mesh, peer("a", &["192.0.2.6"], &["10.2.5.0/24"]));
     let both =

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd as _;
 
 use ipnet::IpNet;
 use netlink::{
-    AddAddress, AddNeighbour, LinkRef, Mode, Monitor, NetNs, News, Op, Route, RtSocket, SetLink, Where,
+    AddAddress, AddNeighbour, LinkEvent, LinkRef, Mode, Monitor, NetNs, Op, Route, RtSocket, SetLink, Where,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use types::{IfName, ROUTE_PROTOCOL};
@@ -29,15 +29,15 @@ fn monitor(ns: &NetNs) -> Monitor {
 }
 
 /// Reads until something wanted is among the news: the kernel tells some of it from workers of its own.
-fn until(monitor: &mut Monitor, wanted: &News) -> Vec<News> {
-    let mut heard = Vec::new();
-    while !heard.contains(wanted) {
+fn until(monitor: &mut Monitor, wanted: &LinkEvent) -> Vec<LinkEvent> {
+    let mut observed = Vec::new();
+    while !observed.contains(wanted) {
         let soon = Timespec { tv_sec: 10, tv_nsec: 0 };
         let ready = poll(&mut [PollFd::new(monitor, PollFlags::IN)], Some(&soon)).unwrap();
-        assert_eq!(ready, 1, "{wanted:?} was not told, but {heard:?}");
-        heard.extend(monitor.read().unwrap());
+        assert_eq!(ready, 1, "{wanted:?} was not told, but {observed:?}");
+        observed.extend(monitor.read().unwrap());
     }
-    heard
+    observed
 }
 
 fn make_addressed(socket: &mut RtSocket, link: u32) {
@@ -68,11 +68,11 @@ fn lose_all(monitor: &mut Monitor, ns: &NetNs, dev: &str, place: Where) {
     let protocol = ROUTE_PROTOCOL;
     for (addr, gateway, dst) in FAMILIES {
         json(ns, &format!("ip neigh del {gateway} dev {dev}"));
-        until(monitor, &News::NeighbourGone { link, addr: ip(gateway), protocol, place });
+        until(monitor, &LinkEvent::NeighbourGone { link, addr: ip(gateway), protocol, place });
         json(ns, &format!("ip route del {dst}"));
-        until(monitor, &News::RouteGone { dst: net(dst), link: Some(link), protocol, place });
+        until(monitor, &LinkEvent::RouteGone { dst: net(dst), link: Some(link), protocol, place });
         json(ns, &format!("ip addr del {addr} dev {dev}"));
-        until(monitor, &News::AddressGone { link, addr: net(addr), place });
+        until(monitor, &LinkEvent::AddressGone { link, addr: net(addr), place });
     }
 }
 
@@ -85,8 +85,8 @@ fn what_is_taken_from_the_node_is_told() {
     let mut w = World::new();
     let (link, _) = w.veth("pwabc", "eth0");
     make_addressed(&mut w.h, link);
-    let mut heard = monitor(&w.host);
-    lose_all(&mut heard, &w.host, "pwabc", Where::Here);
+    let mut observed = monitor(&w.host);
+    lose_all(&mut observed, &w.host, "pwabc", Where::Here);
 }
 
 #[test]
@@ -106,31 +106,34 @@ fn what_is_taken_from_a_pod_is_told_by_the_same_socket() {
 #[test]
 fn a_link_that_a_pod_got_by_a_move_makes_it_heard_too() {
     let mut w = World::new();
-    let mut heard = monitor(&w.host);
+    let mut observed = monitor(&w.host);
     json(&w.host, "ip link add pwabc type veth peer name eth0");
     let path = format!("/proc/{}/fd/{}", std::process::id(), w.pod.fd().as_raw_fd());
     json(&w.host, &format!("ip link set eth0 netns {path}"));
     let link = link_index(&w.pod, "eth0");
     json(&w.pod, "ip link set eth0 up");
     make_addressed(&mut w.p, link);
-    lose_all(&mut heard, &w.pod, "eth0", Where::Elsewhere);
+    lose_all(&mut observed, &w.pod, "eth0", Where::Elsewhere);
 }
 
 #[test]
 fn namespaces_without_a_link_into_ours_are_not_heard() {
     let mut w = World::new();
     let stranger = NetNs::create().unwrap();
-    let mut heard = monitor(&w.host);
+    let mut observed = monitor(&w.host);
     json(&stranger, "ip link add foreign0 type veth peer name foreign1");
     json(&stranger, "ip link set foreign0 up");
     json(&stranger, "ip link set foreign1 up");
     make_addressed(&mut RtSocket::open_in(&stranger).unwrap(), link_index(&stranger, "foreign0"));
     json(&stranger, "ip link del foreign0");
     let bridge = w.bridge("br0");
-    let told = heard.read().unwrap();
-    assert!(!told.is_empty());
-    for news in told {
-        assert!(matches!(news, News::Link { index, place: Where::Here, .. } if index == bridge), "{news:?}");
+    let reported = observed.read().unwrap();
+    assert!(!reported.is_empty());
+    for events in reported {
+        assert!(
+            matches!(events, LinkEvent::Link { index, place: Where::Here, .. } if index == bridge),
+            "{events:?}"
+        );
     }
 }
 
@@ -141,18 +144,21 @@ fn links_are_told_as_they_come_change_and_go_and_ports_as_they_leave() {
     let (index, _) = w.veth("pwabc", "eth0");
     let port = SetLink { master: Some(bridge), ..SetLink::of(LinkRef::Index(index)) };
     w.h.run(&Op::SetLink(port)).unwrap();
-    let mut heard = monitor(&w.host);
+    let mut observed = monitor(&w.host);
     let (place, name) = (Where::Here, Some("pwabc".to_owned()));
 
     w.h.run(&Op::SetLink(SetLink { master: Some(0), ..port })).unwrap();
-    let told = until(&mut heard, &News::PortLeft { index, place });
-    assert!(!told.iter().any(|news| matches!(news, News::Link { gone: true, .. })), "{told:?}");
+    let reported = until(&mut observed, &LinkEvent::PortLeft { index, place });
+    assert!(
+        !reported.iter().any(|events| matches!(events, LinkEvent::Link { gone: true, .. })),
+        "{reported:?}"
+    );
     w.h.run(&Op::SetLink(SetLink { up: Some(false), master: None, ..port })).unwrap();
-    until(&mut heard, &News::Link { index, name: name.clone(), up: false, gone: false, place });
+    until(&mut observed, &LinkEvent::Link { index, name: name.clone(), up: false, gone: false, place });
     w.h.run(&Op::SetLink(SetLink { up: Some(true), master: None, ..port })).unwrap();
-    until(&mut heard, &News::Link { index, name: name.clone(), up: true, gone: false, place });
+    until(&mut observed, &LinkEvent::Link { index, name: name.clone(), up: true, gone: false, place });
     w.h.run(&Op::DelLink(index)).unwrap();
-    until(&mut heard, &News::Link { index, name, up: false, gone: true, place });
+    until(&mut observed, &LinkEvent::Link { index, name, up: false, gone: true, place });
 }
 
 /// The kernel drops IPv4 routes without a word when their link goes down; the link itself is what one must look at.
@@ -161,13 +167,15 @@ fn a_link_that_goes_down_is_told_whatever_is_said_of_its_routes() {
     let mut w = World::new();
     let (index, _) = w.veth("pwabc", "eth0");
     make_addressed(&mut w.h, index);
-    let mut heard = monitor(&w.host);
+    let mut observed = monitor(&w.host);
     json(&w.host, "ip link set pwabc down");
     let (place, protocol) = (Where::Here, ROUTE_PROTOCOL);
-    let mut told =
-        until(&mut heard, &News::RouteGone { dst: net("fd00:9::/48"), link: Some(index), protocol, place });
-    told.extend(heard.read().unwrap());
-    assert!(told.contains(&News::Link {
+    let mut reported = until(
+        &mut observed,
+        &LinkEvent::RouteGone { dst: net("fd00:9::/48"), link: Some(index), protocol, place },
+    );
+    reported.extend(observed.read().unwrap());
+    assert!(reported.contains(&LinkEvent::Link {
         index,
         name: Some("pwabc".to_owned()),
         up: false,
@@ -175,7 +183,12 @@ fn a_link_that_goes_down_is_told_whatever_is_said_of_its_routes() {
         place
     }));
     for (_, gateway, dst) in FAMILIES {
-        assert!(told.contains(&News::NeighbourGone { link: index, addr: ip(gateway), protocol, place }));
+        assert!(reported.contains(&LinkEvent::NeighbourGone {
+            link: index,
+            addr: ip(gateway),
+            protocol,
+            place
+        }));
         let left = w.h.routes(netlink::RouteFilter::default()).unwrap();
         assert!(left.iter().all(|route| route.dst != net(dst)), "{left:?}");
     }
@@ -187,12 +200,13 @@ fn neighbours_that_the_kernel_learnt_are_no_news() {
     let (link, _) = w.veth("pwabc", "eth0");
     make_addressed(&mut w.h, link);
     json(&w.host, "ip neigh add 10.1.2.9 lladdr 02:00:00:00:00:09 dev pwabc nud stale");
-    let mut heard = monitor(&w.host);
+    let mut observed = monitor(&w.host);
     json(&w.host, "ip neigh del 10.1.2.9 dev pwabc");
     json(&w.host, "ip addr del 10.1.2.3/24 dev pwabc");
-    let told = until(&mut heard, &News::AddressGone { link, addr: net("10.1.2.3/24"), place: Where::Here });
-    let learnt = |news: &&News| matches!(news, News::NeighbourGone { addr, .. } if *addr == ip("10.1.2.9"));
-    assert_eq!(told.iter().find(learnt), None);
+    let reported =
+        until(&mut observed, &LinkEvent::AddressGone { link, addr: net("10.1.2.3/24"), place: Where::Here });
+    let learnt = |events: &&LinkEvent| matches!(events, LinkEvent::NeighbourGone { addr, .. } if *addr == ip("10.1.2.9"));
+    assert_eq!(reported.iter().find(learnt), None);
 }
 
 fn burst(w: &mut World, count: u8) -> Vec<IfName> {
@@ -209,31 +223,30 @@ fn burst(w: &mut World, count: u8) -> Vec<IfName> {
 #[test]
 fn a_burst_fits_and_nothing_of_it_is_lost() {
     let mut w = World::new();
-    let mut heard = monitor(&w.host);
+    let mut observed = monitor(&w.host);
     let made = burst(&mut w, 200);
-    let told = heard.read().unwrap();
+    let reported = observed.read().unwrap();
     for host in made {
-        let is_it =
-            |news: &News| matches!(news, News::Link { name: Some(name), .. } if *name == host.to_string());
-        assert!(told.iter().any(is_it), "{host} is missing");
+        let is_it = |events: &LinkEvent| matches!(events, LinkEvent::Link { name: Some(name), .. } if *name == host.to_string());
+        assert!(reported.iter().any(is_it), "{host} is missing");
     }
     // The kernel's workers may add something later, such as a carrier.
-    assert!(!told.contains(&News::Lost) && !heard.read().unwrap().contains(&News::Lost));
+    assert!(!reported.contains(&LinkEvent::Lost) && !observed.read().unwrap().contains(&LinkEvent::Lost));
 }
 
 #[test]
 fn an_overrun_is_told_once_and_afterwards_there_is_news_again() {
     let mut w = World::new();
-    let mut heard = monitor(&w.host);
-    rustix::net::sockopt::set_socket_recv_buffer_size(&heard, 4096).unwrap();
+    let mut observed = monitor(&w.host);
+    rustix::net::sockopt::set_socket_recv_buffer_size(&observed, 4096).unwrap();
     burst(&mut w, 20);
-    assert_eq!(heard.read().unwrap(), [News::Lost]);
+    assert_eq!(observed.read().unwrap(), [LinkEvent::Lost]);
     let index = link_index(&w.host, "pw3");
     let down = SetLink { up: Some(false), ..SetLink::of(LinkRef::Index(index)) };
-    heard.read().unwrap();
+    observed.read().unwrap();
     w.h.run(&Op::SetLink(down)).unwrap();
     let name = Some("pw3".to_owned());
-    until(&mut heard, &News::Link { index, name, up: false, gone: false, place: Where::Here });
+    until(&mut observed, &LinkEvent::Link { index, name, up: false, gone: false, place: Where::Here });
 }
 
 #[test]
@@ -262,8 +275,8 @@ fn forwarding_that_is_switched_off_is_told() {
         let path = format!("/proc/sys/net/{family}/conf/all/forwarding");
         let switch = |to: &'static str| w.host.run(|| std::fs::write(&path, to)).unwrap().unwrap();
         switch("1");
-        let mut heard = monitor(&w.host);
+        let mut observed = monitor(&w.host);
         switch("0");
-        until(&mut heard, &News::ForwardingOff { place: Where::Here });
+        until(&mut observed, &LinkEvent::ForwardingOff { place: Where::Here });
     }
 }

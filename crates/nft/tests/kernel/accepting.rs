@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use nft::{AttachMode, Protocol, accept_in_others, foreign_drops, withdraw_from_others};
+use nft::{AttachMode, Protocol, accept_in_unmanaged, unmanaged_drops, withdraw_from_unmanaged};
 use types::NetworkName;
 
 use crate::common::{Sample, in_netns, run};
@@ -21,7 +21,7 @@ fn sh(command: &str) -> String {
 
 fn accept(network: &str, subnets: &[&str]) -> Vec<String> {
     let subnets: Vec<IpNet> = subnets.iter().map(|cidr| cidr.parse().unwrap()).collect();
-    accept_in_others(&NetworkName::try_from(network).unwrap(), &subnets).unwrap()
+    accept_in_unmanaged(&NetworkName::try_from(network).unwrap(), &subnets).unwrap()
 }
 
 fn pods() -> Vec<String> {
@@ -29,7 +29,7 @@ fn pods() -> Vec<String> {
 }
 
 fn withdraw() -> Vec<String> {
-    withdraw_from_others(&|network| network == "blue").unwrap()
+    withdraw_from_unmanaged(&|network| network == "blue").unwrap()
 }
 
 /// Without counters and handles.
@@ -65,7 +65,7 @@ fn a9_two_rules_for_each_subnet_are_put_in_once_kept_and_withdrawn() {
             let before = ruleset();
             assert!(!pods().is_empty(), "{name}");
             let after = ruleset();
-            assert_eq!(foreign_drops(&[]).unwrap(), [], "{name}");
+            assert_eq!(unmanaged_drops(&[]).unwrap(), [], "{name}");
             let ours: Vec<&str> = after.lines().filter(|line| line.contains("podwire blue")).collect();
             assert_eq!(ours.len(), 4, "{name}: {after}");
             let rest: Vec<&str> = after.lines().filter(|line| !line.contains("podwire blue")).collect();
@@ -82,7 +82,7 @@ fn a9_two_rules_for_each_subnet_are_put_in_once_kept_and_withdrawn() {
             assert!(!ruleset().contains("10.77.0.0/16"), "{name}");
             withdraw();
             assert!(ruleset().contains("podwire red") && !ruleset().contains("podwire blue"), "{name}");
-            withdraw_from_others(&|_| true).unwrap();
+            withdraw_from_unmanaged(&|_| true).unwrap();
             assert_eq!(ruleset(), before, "{name}: all is as it was");
             assert_eq!(withdraw(), [""; 0], "{name}");
         });
@@ -152,7 +152,7 @@ fn a9_iptables_still_understands_its_tables() {
 fn a9_with_our_rules_pods_pass_and_others_do_not() {
     for mode in [AttachMode::Bridge, AttachMode::Routed] {
         let lab = Lab::new(mode);
-        lab.admit(&Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80));
+        lab.add_pod(&Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80));
         let serve = |at, address: &str| lab.serve(at, Protocol::Tcp, address);
         let _servers: [Server; 4] = [
             serve(At::Outside, "192.0.2.2:80"),

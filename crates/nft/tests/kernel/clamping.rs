@@ -9,7 +9,7 @@ use types::IfName;
 use crate::common::{Sample, drift, in_netns, nft, repair, run};
 use crate::lab::{At, Lab, Server};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn names(names: &[&str]) -> Vec<IfName> {
     names.iter().map(|&name| IfName::try_from(name).unwrap()).collect()
@@ -65,14 +65,14 @@ fn seen(lab: &Lab, at: At) -> Vec<u16> {
 
 fn connect(lab: &Lab, from: At, target: &str) {
     let target: SocketAddr = target.parse().unwrap();
-    lab.inside(from, || TcpStream::connect_timeout(&target, PATIENCE)).unwrap();
+    lab.inside(from, || TcpStream::connect_timeout(&target, TIMEOUT)).unwrap();
 }
 
 #[test]
 fn pain10_a_connection_through_a_tunnel_learns_what_fits() {
     for mode in [AttachMode::Bridge, AttachMode::Routed] {
         let lab = Lab::new(mode);
-        lab.admit(&Sample { chain: None, ..Sample::new(mode, 2) });
+        lab.add_pod(&Sample { chain: None, ..Sample::new(mode, 2) });
         dig(&lab);
         for (outside, pod, whole, fits) in
             [("10.99.0.2:80", "10.77.0.2:80", 1460, 1410), ("[fd99::2]:80", "[fd77::2]:80", 1440, 1390)]
@@ -104,7 +104,7 @@ fn pain15_every_change_of_the_clamp_is_repaired_and_tables_of_pods_are_not_conce
         assert!(set(&["pwvx4"]).unwrap().starts_with("connections through pwvx4 are clamped to what fits"));
         assert!(clamps());
         let sample = Sample::new(AttachMode::Routed, 2);
-        sample.admit();
+        sample.add_pod();
         assert!(set(&["pwvx4", "pwvx6"]).is_some());
         let listed = || nft("list set inet podwire-clamp-blue tunnels");
         let all = listed();

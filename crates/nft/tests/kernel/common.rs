@@ -137,8 +137,8 @@ impl Sample {
         self
     }
 
-    pub(crate) fn admit(&self) {
-        Firewall::open().expect("open").admit(&self.pod()).expect("admit");
+    pub(crate) fn add_pod(&self) {
+        Firewall::open().expect("open").add_pod(&self.pod()).expect("admit");
     }
 }
 

@@ -5,19 +5,19 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nft::{AttachMode, Certainty, ForeignDrop, Protocol, foreign_drops};
+use nft::{AttachMode, Certainty, Protocol, UnmanagedDrop, unmanaged_drops};
 use types::IfName;
 
 use crate::common::{Sample, in_netns, run};
 use crate::lab::{At, Lab, Server};
 
-fn drops() -> Vec<ForeignDrop> {
+fn drops() -> Vec<UnmanagedDrop> {
     let bridge = IfName::try_from("br0").unwrap();
-    foreign_drops(&[&bridge]).unwrap()
+    unmanaged_drops(&[&bridge]).unwrap()
 }
 
 /// Family, table, chain and why.
-fn words(drops: &[ForeignDrop]) -> Vec<String> {
+fn words(drops: &[UnmanagedDrop]) -> Vec<String> {
     drops.iter().map(|d| format!("{} {} {}: {}", d.family, d.table, d.chain, d.why)).collect()
 }
 
@@ -81,7 +81,7 @@ fn pain15_chains_that_drop_are_told_from_those_that_do_not() {
         (firewalld(), Some("inet firewalld filter_FORWARD: chain filter_FORWARD ends in a rule that rejects all")),
     ] {
         in_netns(|| {
-            Sample::new(AttachMode::Bridge, 2).admit();
+            Sample::new(AttachMode::Bridge, 2).add_pod();
             run("nft", &[&text]);
             assert_eq!(words(&drops()), want.into_iter().collect::<Vec<_>>(), "{text}");
         });
@@ -223,8 +223,8 @@ fn pain15_the_command_that_is_given_lets_pods_through() {
     ];
     for mode in [AttachMode::Bridge, AttachMode::Routed] {
         let lab = Lab::new(mode);
-        lab.admit(&Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80));
-        lab.admit(&Sample::new(mode, 3));
+        lab.add_pod(&Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80));
+        lab.add_pod(&Sample::new(mode, 3));
         let serve = |at, address: &str| lab.serve(at, Protocol::Tcp, address);
         let _servers: [Server; 4] = [
             serve(At::Outside, "192.0.2.2:80"),

@@ -142,7 +142,7 @@ fn f5_every_kind_of_drift_is_found_and_repaired() {
             let samples = samples(mode);
             let pods = pods(&samples);
             let network = samples[0].chain.as_ref().unwrap().id();
-            samples.iter().for_each(Sample::admit);
+            samples.iter().for_each(Sample::add_pod);
             assert_eq!(drift(&pods), [""; 0]);
             let before = everything();
             for (act, want) in mischief(network) {
@@ -172,7 +172,7 @@ fn sorted(text: &str) -> Vec<&str> {
 fn f5_drift_of_the_bridge_table_is_found_where_pods_need_it() {
     in_netns(|| {
         let samples = samples(AttachMode::Bridge);
-        samples.iter().for_each(Sample::admit);
+        samples.iter().for_each(Sample::add_pod);
         let before = everything();
         for act in [
             "delete table bridge podwire",
@@ -203,11 +203,11 @@ fn f5_changes_by_podwire_are_no_drift() {
             })
             .collect();
         for (n, sample) in all.iter().enumerate() {
-            sample.admit();
+            sample.add_pod();
             assert_eq!(drift(&pods(&all[..=n])), [""; 0]);
         }
         for (n, sample) in all.iter().enumerate() {
-            open().expel(&sample.pod()).unwrap();
+            open().remove_pod(&sample.pod()).unwrap();
             // Chains of networks without pods stay for a while.
             assert_eq!(drift(&pods(&all[n + 1..])), [""; 0]);
         }
@@ -228,10 +228,10 @@ fn f5_a_repair_gives_ports_back_and_removes_no_other_pod() {
     for mode in BOTH {
         in_netns(|| {
             let [first, second] = samples(mode);
-            first.admit();
-            second.admit();
+            first.add_pod();
+            second.add_pod();
             let stranger = Sample::new(mode, 9).publish(Protocol::Udp, 99, 99);
-            stranger.admit();
+            stranger.add_pod();
             let want = all_elements();
             // A port that should be the first pod's.
             nft("delete element inet podwire hostport4_any { tcp . 8080 }");
@@ -249,7 +249,7 @@ fn f5_a_repair_gives_ports_back_and_removes_no_other_pod() {
 fn structure_without_digests_is_applied_once_more() {
     in_netns(|| {
         let samples = samples(AttachMode::Bridge);
-        samples.iter().for_each(Sample::admit);
+        samples.iter().for_each(Sample::add_pod);
         let before = everything();
         nft("flush map inet podwire applied");
         assert_eq!(open().missing(&samples[0].pod()).unwrap(), [""; 0], "the pod lacks nothing");
@@ -266,7 +266,7 @@ fn a_repair_in_place_fails_rather_than_remove_other_pods() {
         in_netns(|| {
             let own = [Sample::new(mode, 2)];
             let stranger = Sample::new(mode, 9).publish(Protocol::Udp, 99, 99);
-            own.iter().chain([&stranger]).for_each(Sample::admit);
+            own.iter().chain([&stranger]).for_each(Sample::add_pod);
             nft("flush chain inet podwire guard");
             open().repair_in_place(&Structure::of(&pods(&own)), &pods(&own)).unwrap();
             assert_eq!(drift(&pods(&own)), [""; 0]);
@@ -296,7 +296,7 @@ fn c6_missing_of_names_the_pods_that_lack_something() {
             nft("delete element inet podwire hostport6_any { tcp . 8010 }");
             nft("delete element inet podwire hostport4_any { tcp . 8020 }");
             nft("add element inet podwire hostport4_any { tcp . 8020 : 10.77.0.99 . 80 }");
-            open().expel(&all[30].pod()).unwrap();
+            open().remove_pod(&all[30].pod()).unwrap();
             assert_eq!(open().missing_of(&all_pods).unwrap(), [5, 10, 20, 30]);
             repair(&all_pods);
             assert_eq!(open().missing_of(&all_pods).unwrap(), [0; 0]);
@@ -308,8 +308,8 @@ fn c6_missing_of_names_the_pods_that_lack_something() {
                 scope.spawn(|| {
                     here.run(|| {
                         while !over.load(Ordering::Relaxed) {
-                            restless.admit();
-                            open().expel(&restless.pod()).unwrap();
+                            restless.add_pod();
+                            open().remove_pod(&restless.pod()).unwrap();
                         }
                     })
                 });
@@ -335,7 +335,7 @@ fn f5_traffic_does_not_notice_a_repair() {
     for mode in BOTH {
         let lab = Lab::new(mode);
         let all = [Sample::new(mode, 2).publish(Protocol::Udp, 8080, 80), Sample::new(mode, 3)];
-        all.iter().for_each(|sample| lab.admit(sample));
+        all.iter().for_each(|sample| lab.add_pod(sample));
         for (address, prefix) in [("10.77.0.99", 32), ("fd77::99", 128)] {
             lab.ip(At::Pod(3), &format!("addr add {address}/{prefix} dev eth0"));
         }
@@ -387,7 +387,7 @@ fn a_table_of_an_earlier_version_is_renewed_with_its_pods() {
         in_netns(|| {
             let samples = samples(mode);
             let pods = pods(&samples);
-            samples.iter().for_each(Sample::admit);
+            samples.iter().for_each(Sample::add_pod);
             let before = everything();
             nft("add set inet podwire addr4 { type ifname . ipv4_addr; flags timeout; }");
             nft("add element inet podwire addr4 { pwpod3 . 10.77.0.3 }");
@@ -429,7 +429,7 @@ fn a_pod_over_tables_of_another_version_interrupts_no_other() {
     for mode in [AttachMode::Bridge, AttachMode::Routed] {
         let lab = Lab::new(mode);
         let [running, new] = [2, 3].map(|n| Sample::new(mode, n));
-        lab.admit(&running);
+        lab.add_pod(&running);
         lab.inside(At::Host, || {
             // An older version had other sets and rules; its elements are there.
             match mode {
@@ -452,7 +452,7 @@ fn a_pod_over_tables_of_another_version_interrupts_no_other() {
             nft(&format!("flush map {family} podwire revision"));
             nft(&format!("add element {family} podwire revision {{ 1 : 0x7 }}"));
             let mut others = Running { lab: &lab, pod: &running, restored: 0 };
-            Firewall::open().unwrap().admit_after(&new.pod(), &mut others).unwrap();
+            Firewall::open().unwrap().add_pod_after(&new.pod(), &mut others).unwrap();
             assert_eq!(others.restored, 1);
         });
     }
@@ -464,7 +464,7 @@ fn two_pods_at_once_over_tables_of_another_version_are_both_added() {
     in_netns(|| {
         let here = netlink::NetNs::current().unwrap();
         let pods = [2, 3].map(|n| Sample::new(AttachMode::Routed, n));
-        pods[0].admit();
+        pods[0].add_pod();
         for _ in 0..8 {
             nft("add chain inet podwire clamp { type filter hook forward priority -150; }");
             nft("add set inet podwire tunnels { type ifname; }");
@@ -472,12 +472,12 @@ fn two_pods_at_once_over_tables_of_another_version_are_both_added() {
             nft("flush map inet podwire revision");
             nft("add element inet podwire revision { 1 : 0x7 }");
             let start = std::sync::Barrier::new(pods.len());
-            let admit = |pod: &Sample| {
+            let add_pod = |pod: &Sample| {
                 start.wait();
-                open().admit(&pod.pod())
+                open().add_pod(&pod.pod())
             };
             std::thread::scope(|scope| {
-                let added = pods.each_ref().map(|pod| scope.spawn(|| here.run(|| admit(pod)).unwrap()));
+                let added = pods.each_ref().map(|pod| scope.spawn(|| here.run(|| add_pod(pod)).unwrap()));
                 added.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
             });
             assert_eq!(drift(&[pods[0].pod(), pods[1].pod()]), [""; 0]);
@@ -490,7 +490,7 @@ fn a_repair_against_another_version_removes_no_other_pod() {
     in_netns(|| {
         let own = [Sample::new(AttachMode::Routed, 2)];
         let stranger = Sample::new(AttachMode::Routed, 9).publish(Protocol::Udp, 99, 99);
-        own.iter().chain([&stranger]).for_each(Sample::admit);
+        own.iter().chain([&stranger]).for_each(Sample::add_pod);
         let (here, over) = (netlink::NetNs::current().unwrap(), AtomicBool::new(false));
         let other_version = || {
             while !over.load(Ordering::Relaxed) {

@@ -20,7 +20,7 @@ use testkit::uninterrupted;
 use crate::common::{Sample, all_elements, run};
 
 /// Long enough for a loaded machine; only failing tests wait for it.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) struct Lab {
     prefix: String,
@@ -147,13 +147,13 @@ impl Lab {
         shown.split(' ').skip_while(|word| *word != "link/ether").nth(1).unwrap().to_owned()
     }
 
-    pub(crate) fn admit(&self, sample: &Sample) {
-        self.inside(At::Host, || sample.admit());
+    pub(crate) fn add_pod(&self, sample: &Sample) {
+        self.inside(At::Host, || sample.add_pod());
     }
 
-    pub(crate) fn expel(&self, sample: &Sample) {
+    pub(crate) fn remove_pod(&self, sample: &Sample) {
         self.inside(At::Host, || {
-            Firewall::open().unwrap().expel(&sample.pod()).unwrap();
+            Firewall::open().unwrap().remove_pod(&sample.pod()).unwrap();
             // Elements expire at the next tick of the kernel's clock; this waits for it.
             all_elements();
         });
@@ -164,12 +164,12 @@ impl Lab {
         self.inside(at, move || match protocol {
             Protocol::Tcp => {
                 let listener = when_there(|| TcpListener::bind(address));
-                sockopt::set_socket_timeout(&listener, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
+                sockopt::set_socket_timeout(&listener, sockopt::Timeout::Recv, Some(TIMEOUT)).unwrap();
                 Server::Tcp(listener)
             }
             Protocol::Udp => {
                 let socket = when_there(|| UdpSocket::bind(address));
-                socket.set_read_timeout(Some(PATIENCE)).unwrap();
+                socket.set_read_timeout(Some(TIMEOUT)).unwrap();
                 Server::Udp(socket)
             }
             Protocol::Sctp => unreachable!("this kernel has no sctp sockets"),
@@ -197,8 +197,8 @@ impl Lab {
 }
 
 fn ask_tcp(target: SocketAddr) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&target, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&target, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut seen = String::new();
     stream.read_to_string(&mut seen)?;
     Ok(seen)
@@ -207,7 +207,7 @@ fn ask_tcp(target: SocketAddr) -> std::io::Result<String> {
 fn ask_udp(target: SocketAddr) -> std::io::Result<String> {
     let any: SocketAddr = if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
     let socket = UdpSocket::bind(any)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     // Connected: an answer from another address is not seen.
     socket.connect(target)?;
     socket.send(b"who am I?")?;
@@ -265,7 +265,7 @@ impl Sender {
 
 /// The kernel finishes an IPv6 address a little after it said that it was added.
 fn when_there<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match bind() {
             Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable && Instant::now() < deadline => {

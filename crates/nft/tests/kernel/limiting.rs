@@ -42,7 +42,7 @@ fn link_local(lab: &Lab, pod: At) -> String {
 fn a10_connections_above_the_limit_are_refused_per_pod() {
     for mode in BOTH {
         let lab = Lab::new(mode);
-        [2, 3].iter().for_each(|n| lab.admit(&Sample::new(mode, *n)));
+        [2, 3].iter().for_each(|n| lab.add_pod(&Sample::new(mode, *n)));
         let own = link_local(&lab, At::Pod(2));
         let mut port = 9;
         // All sources of a pod share one counter, whichever comes first.
@@ -71,7 +71,7 @@ fn a10_connections_above_the_limit_are_refused_per_pod() {
 fn a10_connections_from_other_nodes_are_not_limited() {
     for mode in BOTH {
         let lab = Lab::new(mode);
-        lab.admit(&Sample::new(mode, 3));
+        lab.add_pod(&Sample::new(mode, 3));
         limit(&lab, Some(5));
         // Pods of another node, over the underlay and through a tunnel.
         for (at, local, remote, n) in [(At::Host, 1, 2, 1), (At::Outside, 2, 1, 2)] {
@@ -93,7 +93,7 @@ fn a10_connections_from_other_nodes_are_not_limited() {
 #[test]
 fn a10_a_connection_limit_is_kept_changed_and_removed() {
     let lab = Lab::new(AttachMode::Routed);
-    lab.admit(&Sample::new(AttachMode::Routed, 2));
+    lab.add_pod(&Sample::new(AttachMode::Routed, 2));
     let tables = || lab.inside(At::Host, || nft("list tables"));
     assert_eq!(limit(&lab, None), None);
     assert!(limit(&lab, Some(5)).is_some() && tables().contains("podwire-limit-blue"));
@@ -121,7 +121,7 @@ fn a10_a_connection_limit_is_kept_changed_and_removed() {
 fn a10_another_limit_applies_to_pods_that_have_connections() {
     for mode in BOTH {
         let lab = Lab::new(mode);
-        [2, 3].iter().for_each(|n| lab.admit(&Sample::new(mode, *n)));
+        [2, 3].iter().for_each(|n| lab.add_pod(&Sample::new(mode, *n)));
         for (port, most) in [(9, 5), (10, 8), (11, 3)] {
             assert!(limit(&lab, Some(most)).is_some());
             let count = arrived(&lab, (At::Pod(2), V4), &format!("10.77.0.1:{port}"), At::Pod(3));
@@ -133,7 +133,7 @@ fn a10_another_limit_applies_to_pods_that_have_connections() {
 #[test]
 fn a10_a_damaged_connection_limit_is_repaired() {
     let lab = Lab::new(AttachMode::Routed);
-    lab.admit(&Sample::new(AttachMode::Routed, 2));
+    lab.add_pod(&Sample::new(AttachMode::Routed, 2));
     limit(&lab, Some(5));
     let table = || lab.inside(At::Host, || nft("-s list table inet podwire-limit-blue"));
     let before = table();

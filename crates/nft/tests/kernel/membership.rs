@@ -20,8 +20,8 @@ const BOTH: [AttachMode; 2] = [AttachMode::Bridge, AttachMode::Routed];
 fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
     in_netns(|| {
         open().clamp(&"blue".try_into().unwrap(), &["pwvx4".try_into().unwrap()]).unwrap();
-        Sample::new(AttachMode::Bridge, 2).admit();
-        open().expel(&Sample::new(AttachMode::Bridge, 2).pod()).unwrap();
+        Sample::new(AttachMode::Bridge, 2).add_pod();
+        open().remove_pod(&Sample::new(AttachMode::Bridge, 2).pod()).unwrap();
         assert_eq!(all_elements(), "inet tunnels pwvx4");
         let listed = structure();
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ruleset.nft");
@@ -31,14 +31,14 @@ fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
         assert_eq!(listed, std::fs::read_to_string(golden).unwrap(), "bless it with PODWIRE_BLESS=1");
         // A set that is missing makes the structure be applied whole, with a pod in it.
         let pod = Sample::new(AttachMode::Bridge, 3);
-        pod.admit();
+        pod.add_pod();
         let before = (structure(), all_elements());
-        open().expel(&pod.pod()).unwrap();
+        open().remove_pod(&pod.pod()).unwrap();
         let id = pod.chain.as_ref().unwrap().id();
         nft(&format!("delete chain inet podwire {id}"));
         nft(&format!("delete set inet podwire {id}-6"));
         nft(&format!("delete set inet podwire {id}-4"));
-        pod.admit();
+        pod.add_pod();
         assert_eq!((structure(), all_elements()), before);
     });
 }
@@ -54,7 +54,7 @@ fn a_table_of_the_version_before_is_renewed_by_the_next_pod() {
             ],
         );
         let pod = Sample::new(AttachMode::Routed, 2);
-        pod.admit();
+        pod.add_pod();
         assert_eq!(missing(&pod), [""; 0]);
     });
 }
@@ -64,19 +64,19 @@ fn a_pod_is_in_force_after_admit_and_gone_after_expel() {
     for mode in BOTH {
         in_netns(|| {
             let other = Sample::new(mode, 9).publish(Protocol::Sctp, 9, 9);
-            other.admit();
+            other.add_pod();
             let before = all_elements();
             let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80).publish(Protocol::Udp, 8080, 53);
             assert_eq!(missing(&pod).len(), all_of(&pod));
-            pod.admit();
+            pod.add_pod();
             assert_eq!(missing(&pod), [""; 0]);
             let after = all_elements();
             assert_eq!(after.lines().count(), before.lines().count() + all_of(&pod));
-            pod.admit();
+            pod.add_pod();
             assert_eq!(all_elements(), after, "a second admit changes nothing");
-            open().expel(&pod.pod()).unwrap();
+            open().remove_pod(&pod.pod()).unwrap();
             assert_eq!(all_elements(), before);
-            open().expel(&pod.pod()).unwrap();
+            open().remove_pod(&pod.pod()).unwrap();
             assert_eq!(missing(&other), [""; 0]);
         });
     }
@@ -96,7 +96,7 @@ fn elements_read_as_meant() {
         let mut pod = Sample::new(AttachMode::Bridge, 258).publish(Protocol::Tcp, 8080, 80);
         pod.ports.push(HostPort { host_ip: Some("192.0.2.1".parse().unwrap()), ..pod.ports[0] });
         pod.ports.push(HostPort { host_ip: Some("2001:db8::1".parse().unwrap()), ..pod.ports[1] });
-        pod.admit();
+        pod.add_pod();
         let id = pod.chain.as_ref().unwrap().id().to_owned();
         assert_eq!(elements("inet", "self6"), "fd77::102 . fd77::102");
         assert_eq!(elements("inet", &format!("{id}-4")), "10.77.1.2");
@@ -120,7 +120,7 @@ fn c6_missing_names_what_was_taken_away() {
     for mode in BOTH {
         in_netns(|| {
             let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
-            pod.admit();
+            pod.add_pod();
             let link = pod.link.as_str();
             let (guard, own) = match mode {
                 AttachMode::Bridge => ("bridge", format!("addr4 {{ {link} . 10.77.0.2 }}")),
@@ -149,11 +149,11 @@ fn pain15_after_somebody_flushed_the_ruleset_admit_builds_all_again() {
     for mode in BOTH {
         in_netns(|| {
             let pod = Sample::new(mode, 2);
-            pod.admit();
+            pod.add_pod();
             let before = (structure(), all_elements());
             nft("flush ruleset");
             assert!(missing(&pod).iter().any(|m| m == "table inet podwire is missing"));
-            pod.admit();
+            pod.add_pod();
             assert_eq!((structure(), all_elements()), before);
         });
     }
@@ -163,12 +163,12 @@ fn pain15_after_somebody_flushed_the_ruleset_admit_builds_all_again() {
 fn a_structure_of_another_version_is_renewed_and_keeps_its_elements() {
     in_netns(|| {
         let old = Sample::new(AttachMode::Routed, 2);
-        old.admit();
+        old.add_pod();
         nft("flush chain inet podwire nat-postrouting");
         nft("flush map inet podwire revision");
         nft("add element inet podwire revision { 1 : 0x7 }");
         assert_eq!(missing(&old).len(), 2);
-        Sample::new(AttachMode::Routed, 3).admit();
+        Sample::new(AttachMode::Routed, 3).add_pod();
         assert_eq!(missing(&old), [""; 0]);
     });
 }
@@ -178,10 +178,10 @@ fn e18_a_host_port_belongs_to_one_pod_and_a_refusal_changes_nothing() {
     for mode in BOTH {
         in_netns(|| {
             let first = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
-            first.admit();
+            first.add_pod();
             let before = all_elements();
             let second = Sample::new(mode, 3).publish(Protocol::Tcp, 8080, 80);
-            let refused = open().admit(&second.pod()).unwrap_err();
+            let refused = open().add_pod(&second.pod()).unwrap_err();
             let holder: Option<IpAddr> = Some("10.77.0.2".parse().unwrap());
             assert!(
                 matches!(refused, Error::PortTaken { port: 8080, protocol: Protocol::Tcp, host_ip: None, holder: h } if h == holder),
@@ -194,7 +194,7 @@ fn e18_a_host_port_belongs_to_one_pod_and_a_refusal_changes_nothing() {
             );
             assert_eq!(all_elements(), before);
             // The one that was refused is cleaned up after: the port stays with its holder.
-            open().expel(&second.pod()).unwrap();
+            open().remove_pod(&second.pod()).unwrap();
             assert_eq!(all_elements(), before);
             // Another protocol, and another address of the host, are other ports.
             let mut third = Sample::new(mode, 4).publish(Protocol::Udp, 8080, 80);
@@ -203,9 +203,9 @@ fn e18_a_host_port_belongs_to_one_pod_and_a_refusal_changes_nothing() {
                 protocol: Protocol::Tcp,
                 ..third.ports[0]
             });
-            third.admit();
-            open().expel(&first.pod()).unwrap();
-            second.admit();
+            third.add_pod();
+            open().remove_pod(&first.pod()).unwrap();
+            second.add_pod();
             assert_eq!(missing(&second), [""; 0]);
         });
     }
@@ -216,9 +216,9 @@ fn leftovers_of_an_earlier_pod_with_the_same_address_give_way() {
     in_netns(|| {
         let mut earlier = Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 8080, 80);
         earlier.chain = Some(chain("red", &["10.0.0.0/8"]));
-        earlier.admit();
+        earlier.add_pod();
         let pod = Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 8080, 81);
-        pod.admit();
+        pod.add_pod();
         assert_eq!(missing(&pod), [""; 0]);
     });
 }
@@ -228,13 +228,13 @@ fn one_port_for_two_purposes_in_one_pod_is_refused() {
     in_netns(|| {
         let pod =
             Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 80, 80).publish(Protocol::Tcp, 80, 81);
-        let refused = open().admit(&pod.pod()).unwrap_err();
+        let refused = open().add_pod(&pod.pod()).unwrap_err();
         assert!(matches!(refused, Error::PortTaken { .. }), "{refused}");
         assert_eq!(all_elements(), "");
         let twice =
             Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 80, 80).publish(Protocol::Tcp, 80, 80);
-        twice.admit();
-        open().expel(&twice.pod()).unwrap();
+        twice.add_pod();
+        open().remove_pod(&twice.pod()).unwrap();
         assert_eq!(all_elements(), "");
     });
 }
@@ -244,23 +244,23 @@ fn expel_takes_the_rest_when_half_is_gone_or_all() {
     for mode in BOTH {
         in_netns(|| {
             let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
-            open().expel(&pod.pod()).unwrap();
-            pod.admit();
+            open().remove_pod(&pod.pod()).unwrap();
+            pod.add_pod();
             for (set, key) in
                 [("pods4", "10.77.0.2"), ("self6", "fd77::2 . fd77::2"), ("hostport6_any", "tcp . 8080")]
             {
                 nft(&format!("delete element inet podwire {set} {{ {key} }}"));
             }
-            open().expel(&pod.pod()).unwrap();
+            open().remove_pod(&pod.pod()).unwrap();
             assert_eq!(all_elements(), "");
-            pod.admit();
+            pod.add_pod();
             if mode == AttachMode::Bridge {
                 nft("delete table bridge podwire");
-                open().expel(&pod.pod()).unwrap();
+                open().remove_pod(&pod.pod()).unwrap();
                 assert_eq!(all_elements(), "");
             }
             nft("flush ruleset");
-            open().expel(&pod.pod()).unwrap();
+            open().remove_pod(&pod.pod()).unwrap();
         });
     }
 }
@@ -270,9 +270,9 @@ fn a_pod_may_publish_more_ports_than_a_socket_holds_by_default() {
     in_netns(|| {
         let pod =
             (1..=2000).fold(Sample::new(AttachMode::Bridge, 2), |pod, n| pod.publish(Protocol::Tcp, n, n));
-        pod.admit();
+        pod.add_pod();
         assert_eq!(missing(&pod), [""; 0]);
-        open().expel(&pod.pod()).unwrap();
+        open().remove_pod(&pod.pod()).unwrap();
         assert_eq!(all_elements(), "");
     });
 }
@@ -284,10 +284,10 @@ fn a_pod_that_comes_back_at_once_stays() {
             let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
             // Sooner than what was expelled can expire: the new pod must not expire with it.
             for _ in 0..50 {
-                pod.admit();
-                open().expel(&pod.pod()).unwrap();
+                pod.add_pod();
+                open().remove_pod(&pod.pod()).unwrap();
             }
-            pod.admit();
+            pod.add_pod();
             assert_eq!(all_elements().lines().count(), all_of(&pod));
             assert_eq!(missing(&pod), [""; 0]);
         });
@@ -299,7 +299,7 @@ fn a_pod_without_guard_or_masquerade_has_neither() {
     in_netns(|| {
         let mut pod = Sample::new(AttachMode::Bridge, 2);
         (pod.guard, pod.chain) = (Guard::Off, None);
-        pod.admit();
+        pod.add_pod();
         let found = all_elements();
         assert_eq!(found.lines().count(), 8, "{found}");
         assert!(
@@ -314,7 +314,7 @@ fn e17_it_is_available_with_and_without_tables_and_asking_makes_none() {
     in_netns(|| {
         open().is_available().unwrap();
         assert_eq!(run("nft", &["list", "tables"]), "");
-        Sample::new(AttachMode::Routed, 2).admit();
+        Sample::new(AttachMode::Routed, 2).add_pod();
         open().is_available().unwrap();
     });
 }
@@ -324,10 +324,10 @@ fn cleanup_removes_our_tables_and_no_other() {
     in_netns(|| {
         nft("add table inet other");
         assert!(!open().cleanup().unwrap());
-        Sample::new(AttachMode::Bridge, 2).admit();
+        Sample::new(AttachMode::Bridge, 2).add_pod();
         assert!(open().cleanup().unwrap());
         assert_eq!(run("nft", &["list", "tables"]), "table inet other\n");
-        Sample::new(AttachMode::Routed, 2).admit();
+        Sample::new(AttachMode::Routed, 2).add_pod();
         assert!(open().cleanup().unwrap());
     });
 }
@@ -342,9 +342,9 @@ fn many_pods_at_once_all_get_in_and_out() {
                         let mode = if n % 2 == 0 { AttachMode::Bridge } else { AttachMode::Routed };
                         let n = 1 + worker * 20 + n;
                         let pod = Sample::new(mode, n).publish(Protocol::Tcp, 1000 + n, 80);
-                        pod.admit();
+                        pod.add_pod();
                         assert_eq!(missing(&pod), [""; 0]);
-                        open().expel(&pod.pod()).unwrap();
+                        open().remove_pod(&pod.pod()).unwrap();
                     }
                 });
             }

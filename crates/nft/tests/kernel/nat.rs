@@ -19,8 +19,8 @@ fn ip(text: &str) -> IpAddr {
 fn lab(mode: AttachMode) -> (Lab, Sample) {
     let lab = Lab::new(mode);
     let two = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80).publish(Protocol::Udp, 8080, 80);
-    lab.admit(&two);
-    lab.admit(&Sample::new(mode, 3));
+    lab.add_pod(&two);
+    lab.add_pod(&Sample::new(mode, 3));
     (lab, two)
 }
 
@@ -112,7 +112,7 @@ fn e18_a_hostport_is_reached_from_everywhere() {
                 assert_eq!(neighbour, ip(if mode == AttachMode::Bridge { "fd77::1" } else { "fd77::3" }));
                 assert_ne!(lab.ask(At::Pod(2), "[2001:db8::1]:8080", &server).unwrap(), ip("fd77::2"));
             }
-            lab.expel(&two);
+            lab.remove_pod(&two);
             for target in ["192.0.2.1:8080", "[2001:db8::1]:8080"] {
                 let connect = || std::net::TcpStream::connect(target).unwrap_err().kind();
                 assert_eq!(lab.inside(At::Outside, connect), ErrorKind::ConnectionRefused);
@@ -127,7 +127,7 @@ fn e18_a_hostport_on_one_address_is_on_no_other() {
     let mut pod = Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 8080, 80);
     pod.ports[0].host_ip = Some(ip("192.0.2.1"));
     pod.ports[1].host_ip = Some(ip("2001:db8::1"));
-    lab.admit(&pod);
+    lab.add_pod(&pod);
     for (server, target, other) in [
         ("10.77.0.2:80", "192.0.2.1:8080", "10.77.0.1:8080"),
         ("[fd77::2]:80", "[2001:db8::1]:8080", "[fd77::1]:8080"),

@@ -183,7 +183,7 @@ fn replaced_tables_keep_unknown_peers_while_the_list_is_incomplete() {
 fn tables_of_two_networks_and_of_pods_leave_each_other_alone() {
     in_netns(|| {
         let sample = Sample::new(AttachMode::Routed, 2);
-        sample.admit();
+        sample.add_pod();
         let (mut blue, mut red) = (table("blue"), table("red"));
         let other = PeerRules { vni: 4078, ..rules() };
         blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap();
@@ -194,7 +194,7 @@ fn tables_of_two_networks_and_of_pods_leave_each_other_alone() {
         repair(&[sample.pod()]);
         assert_eq!(drift(&[sample.pod()]), [""; 0]);
         assert_eq!(listed(), all);
-        assert_eq!(nft::foreign_drops(&[]).unwrap(), []);
+        assert_eq!(nft::unmanaged_drops(&[]).unwrap(), []);
         assert!(firewall.cleanup().unwrap());
         assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap(), [""; 0]);
         assert_eq!(

@@ -18,8 +18,8 @@ fn prune_but(idle: Idle<'_>, kept: Option<&str>) -> usize {
     Firewall::open().unwrap().prune(idle, &networks, kept).unwrap()
 }
 
-fn expel(sample: &Sample) {
-    Firewall::open().unwrap().expel(&sample.pod()).unwrap();
+fn remove_pod(sample: &Sample) {
+    Firewall::open().unwrap().remove_pod(&sample.pod()).unwrap();
 }
 
 /// Pod `n` of a network of its own.
@@ -41,10 +41,10 @@ fn f5_the_chain_of_a_network_goes_when_no_pod_is_in_it() {
             (Sample::new(AttachMode::Bridge, 2), Sample::new(AttachMode::Bridge, 3), alone(4));
         let v6_only = Sample { addresses: vec!["fd77::5".parse().unwrap()], ..alone(5) };
         for pod in [&first, &second, &other, &v6_only] {
-            pod.admit();
+            pod.add_pod();
         }
-        expel(&first);
-        expel(&other);
+        remove_pod(&first);
+        remove_pod(&other);
         assert_eq!(of_networks(), 3 * 3);
         assert_eq!(prune(Idle::RemoveAll), 1);
         assert_eq!(of_networks(), 2 * 3);
@@ -52,12 +52,12 @@ fn f5_the_chain_of_a_network_goes_when_no_pod_is_in_it() {
             assert_eq!(Firewall::open().unwrap().missing(&pod.pod()).unwrap(), [""; 0]);
         }
         // What somebody removed already does not keep the rest.
-        expel(&second);
-        expel(&v6_only);
+        remove_pod(&second);
+        remove_pod(&v6_only);
         nft(&format!("delete chain inet podwire {}", second.chain.as_ref().unwrap().id()));
         assert_eq!(prune(Idle::RemoveAll), 2);
         assert_eq!(of_networks(), 0);
-        second.admit();
+        second.add_pod();
         assert_eq!(Firewall::open().unwrap().missing(&second.pod()).unwrap(), [""; 0]);
     });
 }
@@ -66,8 +66,8 @@ fn f5_the_chain_of_a_network_goes_when_no_pod_is_in_it() {
 fn b15_of_a_few_idle_chains_only_those_of_the_network_go_and_an_agents_never() {
     in_netns(|| {
         for n in 1..=5 {
-            alone(n).admit();
-            expel(&alone(n));
+            alone(n).add_pod();
+            remove_pod(&alone(n));
         }
         let kept = alone(1).chain.unwrap();
         assert_eq!(prune_but(Idle::KeepFew, Some(kept.id())), 0, "the kept one does not count");
@@ -80,8 +80,8 @@ fn b15_of_a_few_idle_chains_only_those_of_the_network_go_and_an_agents_never() {
         assert_eq!(prune_but(Idle::RemoveAll, Some(kept.id())), 3);
         // The agent's network has other subnets now: the chain of the earlier ones is removed by the network's name.
         let changed = Sample { chain: Some(chain("net1", &["10.99.0.0/16"])), ..alone(6) };
-        changed.admit();
-        expel(&changed);
+        changed.add_pod();
+        remove_pod(&changed);
         let kept = changed.chain.as_ref().unwrap();
         assert_eq!(prune_but(Idle::Remove("net1"), Some(kept.id())), 1);
         assert_eq!(of_networks(), 3);
@@ -100,14 +100,14 @@ fn b15_of_a_few_idle_chains_only_those_of_the_network_go_and_an_agents_never() {
 fn f5_a_few_idle_chains_may_stay_and_many_may_not() {
     in_netns(|| {
         for n in 1..=4 {
-            alone(n).admit();
-            expel(&alone(n));
+            alone(n).add_pod();
+            remove_pod(&alone(n));
             assert_eq!(prune(Idle::KeepFew), 0);
         }
-        alone(9).admit();
+        alone(9).add_pod();
         assert_eq!(prune(Idle::KeepFew), 0, "one that has a pod does not count");
-        alone(5).admit();
-        expel(&alone(5));
+        alone(5).add_pod();
+        remove_pod(&alone(5));
         assert_eq!(prune(Idle::KeepFew), 5);
         assert_eq!(of_networks(), 3);
     });
@@ -131,7 +131,7 @@ fn f5_a_pod_that_comes_while_its_chain_is_removed_is_not_harmed() {
                     let pod = alone(n);
                     let lost = Firewall::open()
                         .unwrap()
-                        .admit(&pod.pod())
+                        .add_pod(&pod.pod())
                         .map_err(|e| e.to_string())
                         .and_then(|()| {
                             let missing = Firewall::open().unwrap().missing(&pod.pod()).unwrap();
@@ -141,7 +141,7 @@ fn f5_a_pod_that_comes_while_its_chain_is_removed_is_not_harmed() {
                     if lost.is_some() {
                         return lost;
                     }
-                    expel(&pod);
+                    remove_pod(&pod);
                 }
                 None
             })

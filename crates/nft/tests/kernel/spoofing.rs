@@ -25,7 +25,7 @@ const ALL: [(AttachMode, Guard); 6] = [
 fn lab(mode: AttachMode, guard: Guard) -> Lab {
     let lab = Lab::new(mode);
     for n in [2, 3] {
-        lab.admit(&Sample { guard, ..Sample::new(mode, n) });
+        lab.add_pod(&Sample { guard, ..Sample::new(mode, n) });
     }
     lab
 }
@@ -44,15 +44,15 @@ fn foreign_source_addresses_are_dropped() {
         let lab = lab(mode, guard);
         lab.ip(At::Pod(2), "addr add 10.77.0.9/32 dev lo");
         lab.ip(At::Pod(2), "addr add fd77::9/128 dev lo");
-        for (target, own, foreign) in
+        for (target, own, unmanaged) in
             [("10.77.0.3:80", "10.77.0.2:0", "10.77.0.9:0"), ("[fd77::3]:80", "[fd77::2]:0", "[fd77::9]:0")]
         {
             let server = lab.serve(At::Pod(3), Protocol::Udp, target);
-            let (own, foreign) = (lab.sender(At::Pod(2), own), lab.sender(At::Pod(2), foreign));
+            let (own, unmanaged) = (lab.sender(At::Pod(2), own), lab.sender(At::Pod(2), unmanaged));
             // The first one also finds the neighbour, so that the others go at once and in order.
             own.send("hello", target);
             let mut seen = vec![server.receive()];
-            foreign.send("spoofed", target);
+            unmanaged.send("spoofed", target);
             own.send("true", target);
             while seen.last().is_some_and(|last| last != "true") {
                 seen.push(server.receive());
@@ -124,9 +124,9 @@ fn answers_for_a_foreign_address_are_dropped_on_a_bridge() {
         for own in ["10.77.0.2", "fd77::2"] {
             assert!(host_finds(&lab, own), "{own}");
         }
-        for foreign in ["10.77.0.9", "fd77::9"] {
+        for unmanaged in ["10.77.0.9", "fd77::9"] {
             let is_free = matches!(guard, Guard::Mac | Guard::Off);
-            assert_eq!(host_finds(&lab, foreign), is_free, "{foreign}");
+            assert_eq!(host_finds(&lab, unmanaged), is_free, "{unmanaged}");
         }
     }
 }
@@ -212,7 +212,7 @@ fn heard(socket: &OwnedFd, last: Ipv6Addr) -> Vec<(u8, Ipv6Addr)> {
 
 #[test]
 fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
-    let (own, foreign): (Ipv6Addr, Ipv6Addr) = ("fd77::2".parse().unwrap(), "fd77::9".parse().unwrap());
+    let (own, unmanaged): (Ipv6Addr, Ipv6Addr) = ("fd77::2".parse().unwrap(), "fd77::9".parse().unwrap());
     for (mode, guard) in ALL {
         let lab = lab(mode, guard);
         // In routed mode the link ends at the host, whose neighbours are permanent: no discovery is let in at all.
@@ -220,9 +220,9 @@ fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
             AttachMode::Bridge => icmp6(&lab, At::Pod(3)),
             AttachMode::Routed => icmp6(&lab, At::Host),
         };
-        advertise(&lab, ROUTER_ADVERT, foreign);
+        advertise(&lab, ROUTER_ADVERT, unmanaged);
         if mode == AttachMode::Bridge {
-            advertise(&lab, ADVERT, foreign);
+            advertise(&lab, ADVERT, unmanaged);
         }
         advertise(&lab, ADVERT, own);
         if (mode, guard) == (AttachMode::Routed, Guard::On) {
@@ -237,10 +237,10 @@ fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
         match (mode, guard) {
             (_, Guard::On | Guard::Dhcp) => assert_eq!(heard, [(ADVERT, own)]),
             (AttachMode::Bridge, Guard::Mac | Guard::Off) => {
-                assert_eq!(heard, [(ROUTER_ADVERT, foreign), (ADVERT, foreign), (ADVERT, own)]);
+                assert_eq!(heard, [(ROUTER_ADVERT, unmanaged), (ADVERT, unmanaged), (ADVERT, own)]);
             }
             (AttachMode::Routed, Guard::Mac | Guard::Off) => {
-                assert_eq!(heard, [(ROUTER_ADVERT, foreign), (ADVERT, own)]);
+                assert_eq!(heard, [(ROUTER_ADVERT, unmanaged), (ADVERT, own)]);
             }
         }
     }
@@ -286,7 +286,7 @@ fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
         for name in ["eth7", "pwvx4"] {
             lab.ip(At::Host, &format!("link set {link} name {name}"));
             name.clone_into(&mut link);
-            lab.admit(&behind(mode, 2, name));
+            lab.add_pod(&behind(mode, 2, name));
             assert_eq!(attempt(), ["hello", "true"], "{name}");
         }
         // Whose packets nobody follows come through no chain of NAT.

@@ -95,7 +95,7 @@ fn elements_that_a_living_pod_should_not_have_are_surplus() {
             Sample::new(AttachMode::Routed, 3),
         ];
         let other = Sample::new(AttachMode::Routed, 5);
-        own.iter().chain([&other]).for_each(Sample::admit);
+        own.iter().chain([&other]).for_each(Sample::add_pod);
         let mut firewall = Firewall::open().unwrap();
         assert_eq!(firewall.list_elements().unwrap().surplus_of(&known(&own)).elements, []);
         for element in FOREIGN.iter().chain(&LEFT_ALONE) {
@@ -180,7 +180,7 @@ fn surplus_elements_are_removed_and_no_concurrent_add_is_hit() {
                             let number = worker * PODS + n % PODS;
                             let pod = sample(number);
                             records.lock().unwrap().add(sample(number));
-                            firewall.admit(&pod.pod()).unwrap();
+                            firewall.add_pod(&pod.pod()).unwrap();
                             added.fetch_add(1, Ordering::SeqCst);
                             // Whatever was about to be removed when the pod was added is removed now.
                             let before = swept();

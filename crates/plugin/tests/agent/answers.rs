@@ -37,7 +37,7 @@ fn b2_the_agent_gets_what_the_runtime_gave_and_stdout_gets_its_result() {
     let ids: std::collections::BTreeSet<_> = asked.iter().map(|a| a.call["requestId"].to_string()).collect();
     assert_eq!(ids.len(), 5, "every run has an id of its own");
     watch.expect_same("the plugin did nothing itself");
-    assert!(!host.node.run_dir().exists(), "nor has it made a state folder");
+    assert!(!host.node.run_dir().exists(), "nor has it made a state directory");
     let lines = log_lines(&host);
     assert_eq!(lines.len(), 5);
     let expected =

@@ -10,7 +10,7 @@ use crate::common::Host;
 use crate::standin::{Reply, Standin, config};
 use crate::watch::{refused, wrapped};
 
-/// The plugin in a mount namespace of its own, with `dir` as the journal's folder.
+/// The plugin in a mount namespace of its own, with `dir` as the journal's directory.
 fn with_journal(host: &Host, dir: &str) -> Plugin {
     let mount = format!(
         "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && mount --bind {dir} /run/systemd/journal"

@@ -16,14 +16,14 @@ fn left(host: &Host) -> Vec<Tombstone> {
 
 /// Exactly one, for this pod; it is taken away again.
 fn take(host: &Host, pod: &Pod) -> api::CniCall {
-    let stones = Tombstones::new(&host.node.run_dir());
-    let stone = left(host).pop().unwrap();
-    let key = stone.key.clone().unwrap();
+    let tombstones = Tombstones::new(&host.node.run_dir());
+    let tombstone = left(host).pop().unwrap();
+    let key = tombstone.key.clone().unwrap();
     assert_eq!(key.to_string(), format!("blue/{}/eth0", pod.id()));
-    assert!(stones.exists(&key).unwrap());
-    stones.remove(&stone).unwrap();
-    assert!(stones.is_empty().unwrap());
-    stone.call.unwrap()
+    assert!(tombstones.exists(&key).unwrap());
+    tombstones.remove(&tombstone).unwrap();
+    assert!(tombstones.is_empty().unwrap());
+    tombstone.call.unwrap()
 }
 
 #[test]
@@ -91,7 +91,8 @@ fn one_key_has_one_tombstone_and_others_have_theirs() {
     }
     host.call_on(Verb::Del, (&a, "eth1"), &config).ok().unwrap();
     host.del(&a, &with(&config, &json!({"name": "red"})));
-    let mut keys: Vec<_> = left(&host).into_iter().map(|stone| stone.key.unwrap().to_string()).collect();
+    let mut keys: Vec<_> =
+        left(&host).into_iter().map(|tombstone| tombstone.key.unwrap().to_string()).collect();
     keys.sort();
     let mut expected =
         [("blue", &a, "eth0"), ("blue", &b, "eth0"), ("blue", &a, "eth1"), ("red", &a, "eth0")]
@@ -116,8 +117,11 @@ fn parallel_dels_lose_none() {
             scope.spawn(move || host.plugin.call(&host.node, &call).unwrap().ok().unwrap());
         }
     });
-    let stones = left(&host);
-    assert!(stones.len() == 40 && stones.iter().all(|stone| stone.call.is_ok()), "{stones:?}");
+    let tombstones = left(&host);
+    assert!(
+        tombstones.len() == 40 && tombstones.iter().all(|tombstone| tombstone.call.is_ok()),
+        "{tombstones:?}"
+    );
 }
 
 #[test]
@@ -127,7 +131,7 @@ fn a_tombstone_that_cannot_be_written_is_try_again_later_with_both_causes() {
     fs::write(&file, "").unwrap();
     let (pod, config) = (host.pod("a"), config(&host, &json!({"runDir": file})));
     let words = ["cannot leave a tombstone", file.to_str().unwrap(), "no agent listens on", "podwire agent"];
-    refused_with("no folder", &host.plugin.del(&pod, &config).unwrap(), (11, &words));
+    refused_with("no directory", &host.plugin.del(&pod, &config).unwrap(), (11, &words));
 }
 
 /// The agent takes the call and says nothing. It takes 20 s, so only in `make soak`.

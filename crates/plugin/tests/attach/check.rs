@@ -13,7 +13,7 @@ enum Where {
 }
 
 /// What is broken, by which command, and a word that the answer must have. `{host}` is the host end, `{ifb}` the link that
-/// shapes what the pod sends, `{state}` the network's state folder, `{net}` the network's chain,
+/// shapes what the pod sends, `{state}` the network's state directory, `{net}` the network's chain,
 /// `{4}` and `{6}` the pod's addresses with their prefix.
 type Damage = (Where, &'static str, &'static str);
 

@@ -66,7 +66,7 @@ fn ifb(pod: &Pod) -> String {
     key.shaper_link().as_str().to_owned()
 }
 
-/// Files of the state folder but for cursors and bitmaps, which only say where to look first.
+/// Files of the state directory but for cursors and bitmaps, which only say where to look first.
 fn records(host: &Host) -> BTreeSet<String> {
     let dir = host.node.run_dir();
     let found = host
@@ -132,7 +132,7 @@ fn e12_adds_and_dels_of_many_containers_side_by_side() {
         let host = Host::new("e12-many");
         let config = host.config(&json!({"subnet": DUAL, "mode": mode, "ipMasq": true}));
         let pods: Vec<Pod> = (0..PODS).map(|n| host.pod(&format!("p{n}"))).collect();
-        // On a fresh node: all of them want to make the bridge, the tables and the state folder.
+        // On a fresh node: all of them want to make the bridge, the tables and the state directory.
         let results: Vec<Value> = std::thread::scope(|scope| {
             let adding: Vec<_> = pods.iter().map(|pod| scope.spawn(|| host.add(pod, &config))).collect();
             adding.into_iter().map(|thread| thread.join().unwrap()).collect()

@@ -52,8 +52,12 @@ impl Scene {
     /// Nothing in the kernel, no claim, no record; and the same wishes can be granted again.
     fn expect_clean(&self, what: &str) {
         self.before.expect_same(&self.host.node).unwrap_or_else(|e| panic!("{what}: {e:#}"));
-        for folder in ["addresses", "attachments"] {
-            assert_eq!(names(&self.network_dir().join(folder)), Vec::<String>::new(), "{what}: {folder}");
+        for directory in ["addresses", "attachments"] {
+            assert_eq!(
+                names(&self.network_dir().join(directory)),
+                Vec::<String>::new(),
+                "{what}: {directory}"
+            );
         }
         let (again, result) = self.host.attached("again", &self.config);
         self.host.check(&again, &self.config, &result).unwrap();
@@ -84,7 +88,7 @@ fn e14_del_of_what_never_was() {
     let before = Snapshot::of(&host.node).unwrap();
     host.del(&host.pod("a"), &config);
     before.expect_same(&host.node).unwrap();
-    assert!(!host.node.run_dir().exists(), "a DEL has no reason to make a state folder");
+    assert!(!host.node.run_dir().exists(), "a DEL has no reason to make a state directory");
 }
 
 #[test]
@@ -186,7 +190,7 @@ fn e14_del_with_a_config_that_was_broken_or_changed_in_between() {
 }
 
 #[test]
-fn e14_del_after_the_state_folder_is_gone() {
+fn e14_del_after_the_state_directory_is_gone() {
     for mode in MODES {
         let scene = Scene::new("e14-state", mode);
         std::fs::remove_dir_all(scene.host.node.run_dir()).unwrap();

@@ -143,7 +143,7 @@ fn e7_fields_that_we_do_not_serve_are_code_2_with_key_and_value() {
 
 /// Where the state is must be known before anything can be looked up: this is the one thing that DEL needs, too.
 #[test]
-fn e7_a_state_folder_that_has_no_path_is_refused_by_every_verb() {
+fn e7_a_state_directory_that_has_no_path_is_refused_by_every_verb() {
     let host = Host::new("statedir");
     let config = dual(&host, &json!({}));
     let (pod, _) = host.attached("a", &config);
@@ -157,7 +157,7 @@ fn e7_a_state_folder_that_has_no_path_is_refused_by_every_verb() {
             refused_with(&format!("{} {state}", verb.as_str()), &outcome, (code, &["runDir"]));
         }
     }
-    watch.expect_same("state folders without a path");
+    watch.expect_same("state directories without a path");
 }
 
 /// A bridge that is too small already, by somebody else's hand.

@@ -1,4 +1,4 @@
-//! A state folder that cannot be written: in the way, read-only, or full.
+//! A state directory that cannot be written: in the way, read-only, or full.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use crate::mounts::Mounts;
 use crate::watch::{BRIDGE, Watch, dual, held, refused_with};
 
 #[test]
-fn e7_something_in_the_way_of_the_state_folder() {
+fn e7_something_in_the_way_of_the_state_directory() {
     let host = Host::new("inway");
     let (running, _) = host.attached("a", &dual(&host, &json!({})));
     let pod = host.pod("b");
@@ -33,7 +33,7 @@ fn e7_something_in_the_way_of_the_state_folder() {
 }
 
 #[test]
-fn e7_a_read_only_state_folder() {
+fn e7_a_read_only_state_directory() {
     let host = Host::new("readonly");
     let config = dual(&host, &json!({}));
     let (running, _) = host.attached("a", &config);
@@ -41,7 +41,7 @@ fn e7_a_read_only_state_folder() {
     let dir = host.node.dir().display();
     let mounts = Mounts::new(&host, &format!("mount --bind {dir} {dir}\nmount -o remount,ro,bind {dir}"));
     let watch = Watch::on(&host, &[&running, &pod]);
-    // Once with state that can be read, once where not even the folder can be made.
+    // Once with state that can be read, once where not even the directory can be made.
     for config in
         [config.clone(), dual(&host, &json!({"runDir": host.node.dir().join("new"), "name": "other"}))]
     {
@@ -57,13 +57,13 @@ fn e7_a_read_only_state_folder() {
             (50, &["Read-only", "runDir"]),
         );
         mounts.plugin.del(&pod, &config).unwrap().ok().unwrap();
-        watch.expect_same("a read-only state folder");
+        watch.expect_same("a read-only state directory");
     }
 }
 
 /// E14: one failed step never stops the others. The record stays, and the next DEL ends it.
 #[test]
-fn e14_del_with_a_read_only_state_folder_does_what_it_can() {
+fn e14_del_with_a_read_only_state_directory_does_what_it_can() {
     let host = Host::new("rodel");
     let config = dual(&host, &json!({}));
     let (pod, _) = host.attached("a", &config);

@@ -117,7 +117,7 @@ fn e7_missing_privileges() {
 
 /// All that the kernel wants, but not root's right to every file.
 #[test]
-fn e7_a_state_folder_of_somebody_else() {
+fn e7_a_state_directory_of_somebody_else() {
     let host = Host::new("foreignstate");
     let config = dual(&host, &json!({}));
     let (running, _) = host.attached("a", &config);
@@ -132,7 +132,7 @@ fn e7_a_state_folder_of_somebody_else() {
     {
         let outcome = plugin.add(&pod, &config).unwrap();
         refused_with("ADD", &outcome, (5, &["Permission denied", "run as root, or set runDir"]));
-        watch.expect_same("a foreign state folder");
+        watch.expect_same("a foreign state directory");
     }
 }
 

@@ -1,5 +1,5 @@
 //! Faults and bad input: each is the right code and a sentence that says what to change, and each leaves the node, the pod
-//! and the state folder as they were. Needs root.
+//! and the state directory as they were. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
 

@@ -1,4 +1,4 @@
-//! What the plugin's tests share: a node with the plugin on it, configs that stay inside the node's own folder, and short
+//! What the plugin's tests share: a node with the plugin on it, configs that stay inside the node's own directory, and short
 //! ways to call and to read results.
 
 #![allow(dead_code, reason = "every test binary uses only a part of what they share")]

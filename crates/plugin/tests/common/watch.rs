@@ -31,7 +31,7 @@ pub(crate) fn wrapped(host: &Host, name: &str, script: &str) -> Plugin {
 }
 
 /// Everything that a refused call must leave alone: links, addresses, routes and rules of the node and of pods, and the
-/// records and claims in the state folder.
+/// records and claims in the state directory.
 pub(crate) struct Watch {
     namespaces: Vec<(Ns, Snapshot)>,
     state: PathBuf,
@@ -92,7 +92,7 @@ fn will_have_ipv6(link: &Value, all: &[Value]) -> bool {
     wants && link["mtu"].as_u64() >= Some(1280) && has(link, "UP") && all.iter().any(carries)
 }
 
-/// The records and claims under a state folder, each as `network/kind/name`.
+/// The records and claims under a state directory, each as `network/kind/name`.
 pub(crate) fn held(state: &Path) -> BTreeSet<String> {
     let names = |dir: &Path| -> Vec<String> {
         let entries = fs::read_dir(dir).into_iter().flatten();

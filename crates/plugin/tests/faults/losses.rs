@@ -1,4 +1,4 @@
-//! The state folder is lost, is of another boot, or is in somebody's hands who does not move.
+//! The state directory is lost, is of another boot, or is in somebody's hands who does not move.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use testkit::{Call, DEADLINE, Pod, Snapshot, Verb, wait_until};
 use crate::common::{DUAL, Host, MODES, host_link, ips};
 use crate::scene::{Scene, call, files, network_dir};
 
-/// Pods that run, and the state folder that is gone.
+/// Pods that run, and the state directory that is gone.
 fn bereft(label: &str, config: &Value) -> (Host, Value, Vec<(Pod, Value)>) {
     let host = Host::new(label);
     let config = crate::common::with(&host.config(&json!({"subnet": DUAL, "ipMasq": true})), config);
@@ -20,7 +20,7 @@ fn bereft(label: &str, config: &Value) -> (Host, Value, Vec<(Pod, Value)>) {
 }
 
 #[test]
-fn c3_addresses_of_pods_that_live_are_not_given_again_when_the_state_folder_is_lost() {
+fn c3_addresses_of_pods_that_live_are_not_given_again_when_the_state_directory_is_lost() {
     for mode in MODES {
         let (host, config, pods) = bereft("lost", &json!({"mode": mode}));
         let (new, result) = host.attached("new", &config);
@@ -48,7 +48,7 @@ fn c3_addresses_of_pods_that_live_are_not_given_again_when_the_state_folder_is_l
 
 /// As soon as a pod goes its links and its entries in the firewall go, also if nobody knows of it but the kernel.
 #[test]
-fn b7_del_and_gc_after_the_state_folder_is_lost_leave_nothing() {
+fn b7_del_and_gc_after_the_state_directory_is_lost_leave_nothing() {
     for mode in MODES {
         let scene = Scene::new("lost", &json!({"mode": mode}));
         let (pod, _) = scene.host.attached("a", &scene.config);
@@ -65,13 +65,13 @@ fn b7_del_and_gc_after_the_state_folder_is_lost_leave_nothing() {
         assert_eq!(files(&scene.host), BTreeSet::new());
         fs::remove_dir_all(scene.host.node.run_dir()).unwrap();
         scene.host.del(&pod, &scene.config);
-        assert!(!scene.host.node.run_dir().exists(), "{mode}: a DEL of nothing made a state folder");
+        assert!(!scene.host.node.run_dir().exists(), "{mode}: a DEL of nothing made a state directory");
     }
 }
 
 /// An id that does not fit into a link's alias is there as a digest: nobody can tell the name, but DEL finds it.
 #[test]
-fn c3_a_long_container_id_keeps_its_address_when_the_state_folder_is_lost() {
+fn c3_a_long_container_id_keeps_its_address_when_the_state_directory_is_lost() {
     let host = Host::new("long");
     let config = host.config(&json!({"subnet": DUAL}));
     let (pod, other) = (host.pod("a"), host.pod("b"));
@@ -85,7 +85,7 @@ fn c3_a_long_container_id_keeps_its_address_when_the_state_folder_is_lost() {
     assert!(!host.node.sh(&["ip", "link"]).unwrap().contains(host_link(&add)));
 }
 
-/// Where /run is a disk, the folder outlives the machine's networks.
+/// Where /run is a disk, the directory outlives the machine's networks.
 #[test]
 fn c3_the_state_of_another_boot_is_dropped() {
     let host = Host::new("boot");

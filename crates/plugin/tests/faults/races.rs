@@ -92,7 +92,7 @@ fn b8_of_two_adds_of_one_attachment_exactly_one_wins_and_works() {
     scene.expect_as_before("after two ADDs");
 }
 
-/// A runtime that lost patience sends a DEL while its ADD still runs.
+/// A runtime that lost timeout sends a DEL while its ADD still runs.
 #[test]
 fn b8_an_add_and_a_del_at_once_end_with_all_or_nothing() {
     let rounds = if soak() { 300 } else { 30 };

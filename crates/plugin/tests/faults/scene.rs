@@ -114,9 +114,9 @@ pub(crate) fn network_dir(host: &Host) -> PathBuf {
 /// Records (also half-written ones) and claims. Index and cursors are left out: they only say where to look first.
 pub(crate) fn files(host: &Host) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    for folder in ["attachments", "addresses"] {
-        for entry in fs::read_dir(network_dir(host).join(folder)).into_iter().flatten() {
-            found.insert(format!("{folder}/{}", entry.unwrap().file_name().to_string_lossy()));
+    for directory in ["attachments", "addresses"] {
+        for entry in fs::read_dir(network_dir(host).join(directory)).into_iter().flatten() {
+            found.insert(format!("{directory}/{}", entry.unwrap().file_name().to_string_lossy()));
         }
     }
     found

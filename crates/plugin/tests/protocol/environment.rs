@@ -183,7 +183,7 @@ fn e8_the_plugins_own_namespace_is_refused_before_anything_is_done() {
         }
     }
     watch.expect_same("ADD into the node's own namespace");
-    assert!(!host.node.run_dir().exists(), "not even a state folder was made");
+    assert!(!host.node.run_dir().exists(), "not even a state directory was made");
 }
 
 fn insisting(host: &Host, verb: Verb, value: &str, config: &Value) -> Outcome {

@@ -68,7 +68,7 @@ fn c7_b9_a_log_that_cannot_be_written_never_fails_a_pod() {
     host.node.sh(&["mkfifo", &host.node.dir().join("pipe").display().to_string()]).unwrap();
     let dir = host.node.dir();
     let bad = [
-        dir.join("no/such/folder/log"),
+        dir.join("no/such/directory/log"),
         dir.to_owned(),
         dir.join("pipe"),
         "/dev/full".into(),

@@ -113,19 +113,19 @@ fn e4_without_a_command_it_says_what_it_is_on_stderr() {
     }
 }
 
-/// Stdin that cannot be read, unlike stdin that cannot be understood: reading a folder is an I/O error.
+/// Stdin that cannot be read, unlike stdin that cannot be understood: reading a directory is an I/O error.
 #[test]
 fn e5_stdin_that_cannot_be_read_is_code_5() {
     let host = Host::new("e5read");
     let pod = host.pod("a");
     let config = dual(&host, &json!({}));
-    for (name, redirect) in [("folder", "</"), ("closed", "<&-")] {
+    for (name, redirect) in [("directory", "</"), ("closed", "<&-")] {
         let plugin = wrapped(&host, name, &format!("exec \"$PLUGIN\" {redirect}"));
         for verb in [Verb::Add, Verb::Del, Verb::Check, Verb::Gc, Verb::Status] {
             let outcome = plugin.call(&host.node, &Call::pod(verb, &pod, &config)).unwrap();
             let case = format!("{name} {}", verb.as_str());
             match name {
-                "folder" => refused_with(&case, &outcome, (5, &["stdin", "Is a directory"])),
+                "directory" => refused_with(&case, &outcome, (5, &["stdin", "Is a directory"])),
                 // The plugin opens /dev/null in the place of a closed stdin, which is then empty.
                 _ => refused_with(&case, &outcome, (6, &["stdin is empty"])),
             };

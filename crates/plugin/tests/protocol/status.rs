@@ -50,8 +50,8 @@ fn e17_status_is_50_when_an_add_could_not_be_served() {
     let file = host.node.dir().join("file");
     fs::write(&file, "").unwrap();
     let cases = [
-        ("state folder under a file", json!({"runDir": file.join("state")}), "runDir"),
-        ("state folder is a file", json!({"runDir": file}), "runDir"),
+        ("state directory under a file", json!({"runDir": file.join("state")}), "runDir"),
+        ("state directory is a file", json!({"runDir": file}), "runDir"),
         ("bridge is no bridge", json!({"bridge": "lo"}), "not a bridge"),
         ("no such ipam plugin", json!({"ipam": {"type": "no-such-ipam"}}), "no-such-ipam"),
     ];

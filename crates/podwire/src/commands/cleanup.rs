@@ -14,24 +14,24 @@ use config::{Config, Flags};
 use engine::CleanupReport;
 
 use crate::cli::Cleanup;
-use crate::folders::Folders;
+use crate::directories::AgentDirectories;
 use crate::print;
 
 /// An agent that is there answers this at once.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// What belongs to the operator: it is named, not removed.
 const KEPT: [&str; 3] = ["/etc/podwire", netconf::DEFAULT_LOG_FILE, "/etc/systemd/system/podwire.service"];
 
 pub(crate) fn run(args: &Cleanup) -> Result<()> {
-    let folders = Folders::find_exact(&args.which, args.state_dir.clone())?;
+    let directories = AgentDirectories::find_exact(&args.which, args.state_dir.clone())?;
     // Before anything is removed.
-    files::check_dir(&folders.run_dir)?;
-    folders.state_dir.as_deref().map_or(Ok(()), files::check_dir)?;
+    files::check_dir(&directories.run_dir)?;
+    directories.state_dir.as_deref().map_or(Ok(()), files::check_dir)?;
     // No agent starts in this directory as long as the directory is there.
-    let _lock = without_agent(&folders)?;
+    let _lock = without_agent(&directories)?;
     let mut report = CleanupReport::default();
     let mut names = Vec::new();
-    if let Some(state_dir) = &folders.state_dir {
+    if let Some(state_dir) = &directories.state_dir {
         // The config first: from then on no runtime sends pods.
         let removal = install::remove(state_dir)?;
         report.done.extend(removal.done);
@@ -43,11 +43,11 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
         names = forgotten.names;
     }
     let kernel = if args.all {
-        CleanupReport::of_everything(&folders.run_dir)
+        CleanupReport::of_everything(&directories.run_dir)
     } else {
-        let configured = configured(&folders);
+        let configured = configured(&directories);
         let network = configured.as_ref().map(|network| (&network.name, &network.bridge));
-        engine::cleanup(&folders.run_dir, network)
+        engine::cleanup(&directories.run_dir, network)
     };
     if kernel.is_err() {
         // What was done so far is told all the same.
@@ -59,8 +59,8 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
     report.done.extend(kernel.done);
     report.kept.extend(kernel.kept);
     report.left.extend(kernel.left);
-    remove_socket(&folders.socket, &mut report);
-    tell(&report, &folders)?;
+    remove_socket(&directories.socket, &mut report);
+    tell(&report, &directories)?;
     for name in names {
         print::say_wrapped(format_args!(
             "other nodes still know this one: run `podwire node rm {name}` on one of them to free its blocks"
@@ -72,12 +72,12 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
 
 /// The network of the agent that works in this directory. An invalid configuration was refused or reported when the
 /// directories were found.
-fn configured(folders: &Folders) -> Option<netconf::NetworkSettings> {
+fn configured(directories: &AgentDirectories) -> Option<netconf::NetworkSettings> {
     let config = Config::load(&Flags::default(), std::env::vars_os()).ok()?;
-    (config.run_dir == folders.run_dir).then_some(config.network)
+    (config.run_dir == directories.run_dir).then_some(config.network)
 }
 
-fn tell(report: &CleanupReport, folders: &Folders) -> Result<()> {
+fn tell(report: &CleanupReport, directories: &AgentDirectories) -> Result<()> {
     for line in &report.done {
         print::say_wrapped(line)?;
     }
@@ -90,14 +90,14 @@ fn tell(report: &CleanupReport, folders: &Folders) -> Result<()> {
     if report.done.is_empty() && report.left.is_empty() {
         print::say_wrapped("nothing of Podwire is here")?;
     }
-    for path in unrecorded::files(&folders.run_dir) {
+    for path in unrecorded::files(&directories.run_dir) {
         print::say_wrapped(format_args!("kept, for you to remove: {}", path.display()))?;
     }
-    if folders.state_dir.is_none() {
+    if directories.state_dir.is_none() {
         print::warn(
             "podwire: installed plugins and configs were not looked for: name their record with --state-dir",
         );
-    } else if folders.run_dir == Path::new(netconf::DEFAULT_RUN_DIR) {
+    } else if directories.run_dir == Path::new(netconf::DEFAULT_RUN_DIR) {
         for path in KEPT.iter().filter(|path| Path::new(path).exists()) {
             print::say_wrapped(format_args!("kept, for you to remove: {path}"))?;
         }
@@ -106,8 +106,8 @@ fn tell(report: &CleanupReport, folders: &Folders) -> Result<()> {
 }
 
 /// An agent would put everything back. Gives the agent's lock, where there is one.
-fn without_agent(folders: &Folders) -> Result<Option<File>> {
-    let path = folders.run_dir.join("agent.lock");
+fn without_agent(directories: &AgentDirectories) -> Result<Option<File>> {
+    let path = directories.run_dir.join("agent.lock");
     let lock = match files::open(&path, File::options().read(true).write(true)) {
         Ok(file) => Some(file),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -122,7 +122,7 @@ fn without_agent(folders: &Folders) -> Result<Option<File>> {
                 in_the_way(&format!(
                     "an agent (process {}) works in {}",
                     pid.trim(),
-                    folders.run_dir.display()
+                    directories.run_dir.display()
                 ))
             );
         }
@@ -130,10 +130,10 @@ fn without_agent(folders: &Folders) -> Result<Option<File>> {
             return Err(error).with_context(|| format!("cannot lock {}", path.display()));
         }
     }
-    match Client::new(&folders.socket).get(api::HEALTH, PATIENCE) {
-        Err(ClientError::NobodyListens { .. }) => {}
+    match Client::new(&directories.socket).get(api::HEALTH, TIMEOUT) {
+        Err(ClientError::NoListener { .. }) => {}
         Ok(_) | Err(_) => {
-            bail!("{}", in_the_way(&format!("an agent listens on {}", folders.socket.display())))
+            bail!("{}", in_the_way(&format!("an agent listens on {}", directories.socket.display())))
         }
     }
     // With another run directory: its gateway device and tables carry no mark of that directory.

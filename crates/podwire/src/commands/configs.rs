@@ -25,7 +25,7 @@ pub(super) fn of_node() -> Vec<NetworkConfig> {
 
 /// A config that calls another plugin is given once for each CNI_PATH: a runtime may lack the plugin that another one has.
 fn with_paths(config: &NetworkConfig, searched: &[Vec<PathBuf>]) -> Vec<NetworkConfig> {
-    let used = if netconf::foreign_ipam(config).is_some() { searched.len() } else { 1 };
+    let used = if netconf::external_ipam(config).is_some() { searched.len() } else { 1 };
     let with_path = |directories: &Vec<PathBuf>| {
         // A directory whose name contains a colon cannot be in CNI_PATH.
         let path = std::env::join_paths(directories).unwrap_or_default();

@@ -13,13 +13,17 @@ use install::is_standalone;
 use types::{Code, Finding, Fix};
 
 use super::configs;
-use crate::folders::Folders;
+use crate::directories::AgentDirectories;
 
 /// An agent is missing where its lock or a CNI config that leads to it is, and where nothing is installed. The plugin works
 /// alone where it has attached pods, or where a network without an agent is installed.
-pub(super) fn of_node(folders: &Folders, has_state: bool, configs: &[NetworkConfig]) -> NodeMode {
-    let is_recorded = folders.state_dir.as_deref().is_some_and(is_standalone);
-    if folders.run_dir.join("agent.lock").exists() || configs.iter().any(configs::names_agent) {
+pub(super) fn of_node(
+    directories: &AgentDirectories,
+    has_state: bool,
+    configs: &[NetworkConfig],
+) -> NodeMode {
+    let is_recorded = directories.state_dir.as_deref().is_some_and(is_standalone);
+    if directories.run_dir.join("agent.lock").exists() || configs.iter().any(configs::names_agent) {
         NodeMode::Agent
     } else if has_state || is_recorded || !configs.is_empty() {
         NodeMode::Standalone
@@ -31,7 +35,7 @@ pub(super) fn of_node(folders: &Folders, has_state: bool, configs: &[NetworkConf
 /// Whether the agent may run and gave no answer: it hangs, it stopped, or its socket cannot be used.
 pub(super) fn is_unreachable(error: &ClientError) -> bool {
     match error {
-        ClientError::NobodyListens { .. } | ClientError::Broken { .. } | ClientError::TimedOut { .. } => true,
+        ClientError::NoListener { .. } | ClientError::Broken { .. } | ClientError::TimedOut { .. } => true,
         ClientError::Connect { source, .. } => source.kind() != ErrorKind::PermissionDenied,
         ClientError::Malformed { .. } | ClientError::TooLarge { .. } | ClientError::Request(_) => false,
     }
@@ -41,7 +45,7 @@ pub(super) fn is_unreachable(error: &ClientError) -> bool {
 pub(super) fn is_silent(error: &ClientError) -> bool {
     match error {
         ClientError::Broken { .. } | ClientError::TimedOut { .. } => true,
-        ClientError::NobodyListens { .. }
+        ClientError::NoListener { .. }
         | ClientError::Connect { .. }
         | ClientError::Malformed { .. }
         | ClientError::TooLarge { .. }
@@ -51,8 +55,8 @@ pub(super) fn is_silent(error: &ClientError) -> bool {
 
 /// Why no agent answers. One that cannot start with its configuration is not helped by another start, nor is a socket that no
 /// process can use.
-pub(super) fn agent_missing(folders: &Folders, error: &ClientError) -> Finding {
-    let socket = &folders.socket;
+pub(super) fn agent_missing(directories: &AgentDirectories, error: &ClientError) -> Finding {
+    let socket = &directories.socket;
     let unreachable = |why: &dyn fmt::Display| {
         Finding::new(Code::AgentUnreachable, format_args!("socket {}", socket.display()), why)
     };
@@ -69,7 +73,7 @@ pub(super) fn agent_missing(folders: &Folders, error: &ClientError) -> Finding {
         | ClientError::TooLarge { .. }
         | ClientError::Request(_) => return unreachable(error).fix("systemctl restart podwire"),
         ClientError::Connect { .. } => return unreachable(error).fix("podwire agent --check-config"),
-        ClientError::NobodyListens { .. } => {}
+        ClientError::NoListener { .. } => {}
     }
     match Config::load(&Flags::default(), std::env::vars_os()) {
         Err(error) => {

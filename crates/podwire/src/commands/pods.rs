@@ -8,8 +8,8 @@ use api::{AttachmentPhase, AttachmentView, AttachmentsView, Tombstones};
 use engine::state::{Addressing, Attachment, NodeState};
 
 use crate::cli::{Output, Pods};
+use crate::directories::AgentDirectories;
 use crate::exit::ExitStatus;
-use crate::folders::Folders;
 use crate::{print, when};
 
 /// In the place of tenant, network and group, for a pod that belongs to none.
@@ -25,7 +25,7 @@ pub(super) struct RecordedAttachment {
 }
 
 pub(crate) fn run(args: &Pods) -> Result<ExitStatus> {
-    let run_dir = Folders::run_dir(args.run_dir.clone());
+    let run_dir = AgentDirectories::run_dir(args.run_dir.clone());
     let All { found, unreadable } = list(&run_dir)?;
     match args.output {
         Output::Json => {

@@ -37,7 +37,7 @@ pub(crate) fn unlimited(header: &[&str], rows: Vec<Vec<String>>) -> String {
 }
 
 /// Names on the left, values on the right; a value may have several lines.
-pub(crate) fn facts<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) -> String {
+pub(crate) fn key_values<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) -> String {
     let rows: Vec<(&str, String)> = rows.into_iter().collect();
     let left = rows.iter().map(|(name, _)| length(name)).max().unwrap_or(0) + GAP;
     let fitted = rows.into_iter().map(|(name, value)| vec![name.to_owned(), fit(&value, WIDTH - left, 0)]);
@@ -211,7 +211,7 @@ mod tests {
         for path in ["/very/long/path", "`/very/long/path`:", "('/very/long/path')", "runDir=/very/long/path"]
         {
             assert_eq!(wrap(&format!("a {path} b"), 10), format!("a\n{path}\nb"));
-            let shown = facts([("directory", format!("{}{path}", "x ".repeat(40)))]);
+            let shown = key_values([("directory", format!("{}{path}", "x ".repeat(40)))]);
             assert!(shown.lines().any(|line| line.ends_with(path)), "{shown}");
         }
         let record =
@@ -255,7 +255,7 @@ mod tests {
         let row: Vec<String> = (0..4).map(|digit| digit.to_string().repeat(64)).collect();
         let shown = table(&["A", "B", "C", "D"], vec![row]);
         assert!(widest(&shown) <= WIDTH && shown.matches('3').count() == 64, "{shown}");
-        let shown = facts([("name", "x".repeat(200))]);
+        let shown = key_values([("name", "x".repeat(200))]);
         assert!(widest(&shown) == WIDTH && shown.matches('x').count() == 200, "{shown}");
     }
 
@@ -267,6 +267,9 @@ mod tests {
 
     #[test]
     fn facts_of_several_lines_stay_in_their_column() {
-        assert_eq!(facts([("a", "1\n2".to_owned()), ("long", "3".to_owned())]), "a     1\n      2\nlong  3");
+        assert_eq!(
+            key_values([("a", "1\n2".to_owned()), ("long", "3".to_owned())]),
+            "a     1\n      2\nlong  3"
+        );
     }
 }

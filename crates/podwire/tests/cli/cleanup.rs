@@ -91,7 +91,7 @@ fn f7_while_an_agent_runs_cleanup_refuses() {
 }
 
 #[test]
-fn f7_a_folder_of_an_earlier_boot_and_one_without_attachments_go_too() {
+fn f7_a_directory_of_an_earlier_boot_and_one_without_attachments_go_too() {
     let host = Host::new("oldboot");
     let mut agent = host.agent(&["--no-install"]);
     agent.kill().unwrap();
@@ -104,7 +104,7 @@ fn f7_a_folder_of_an_earlier_boot_and_one_without_attachments_go_too() {
     fs::write(host.node.run_dir().join("agent.lock"), "1").unwrap();
     assert!(cleanup(&host).success());
     assert!(!host.node.run_dir().exists());
-    // Somebody else's folder stays, with all that is in it.
+    // Somebody else's directory stays, with all that is in it.
     fs::create_dir(host.node.run_dir()).unwrap();
     fs::write(host.node.run_dir().join("boot.img"), "theirs").unwrap();
     assert_eq!(cleanup(&host).stdout, "nothing of Podwire is here\n");

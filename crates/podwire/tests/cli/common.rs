@@ -20,20 +20,20 @@ impl Host {
     pub(crate) fn new(label: &str) -> Self {
         let lab = Lab::new(label).unwrap();
         let node = lab.node("n").unwrap();
-        let folder = lab.dir().join("bin");
-        fs::create_dir_all(&folder).unwrap();
-        let tool = folder.join("podwire");
+        let directory = lab.dir().join("bin");
+        fs::create_dir_all(&directory).unwrap();
+        let tool = directory.join("podwire");
         copy_program(Path::new(env!("CARGO_BIN_EXE_podwire")), &tool).unwrap();
         let plugin = Plugin::podwire().unwrap();
-        copy_program(&plugin.path, &folder.join("podwire-cni")).unwrap();
+        copy_program(&plugin.path, &directory.join("podwire-cni")).unwrap();
         Self { node, tool, plugin, _lab: lab }
     }
 
-    /// Whatever a test forgets to say, the tool's folders are the node's and never the machine's.
+    /// Whatever a test forgets to say, the tool's directories are the node's and never the machine's.
     pub(crate) fn run(&self, args: &[&str]) -> Outcome {
         let runtime = self.runtime();
         let run_dir = self.node.run_dir();
-        let folders = [
+        let directories = [
             ("RUN_DIR", &run_dir),
             ("STATE_DIR", &runtime.state),
             ("INSTALL_PLUGIN_DIR", &runtime.bin),
@@ -41,7 +41,7 @@ impl Host {
         ]
         .map(|(name, path)| format!("PODWIRE_{name}={}", path.display()));
         let mut argv = vec!["env"];
-        argv.extend(folders.iter().map(String::as_str));
+        argv.extend(directories.iter().map(String::as_str));
         argv.push(self.tool.to_str().unwrap());
         argv.extend(args);
         let outcome = self.node.run(&argv, b"").unwrap();
@@ -49,13 +49,13 @@ impl Host {
         outcome
     }
 
-    /// `podwire install`, into the node's own folders in every mode.
+    /// `podwire install`, into the node's own directories in every mode.
     pub(crate) fn install(&self, args: &[&str]) -> Outcome {
         let runtime = self.runtime();
         self.ask(&[&["install"], args, &runtime.install_flags()[..]].concat())
     }
 
-    /// `args` with the node's run folder.
+    /// `args` with the node's run directory.
     pub(crate) fn ask(&self, args: &[&str]) -> Outcome {
         let run_dir = self.node.run_dir();
         self.run(&[args, &["--run-dir", run_dir.to_str().unwrap()]].concat())
@@ -95,7 +95,7 @@ impl Host {
     }
 }
 
-/// A runtime's folders.
+/// A runtime's directories.
 pub(crate) struct Runtime {
     pub(crate) bin: PathBuf,
     pub(crate) conf: PathBuf,
@@ -108,7 +108,7 @@ impl Runtime {
         self.flags(["--plugin-dir", "--config-dir"], &["--state-dir", self.state.to_str().unwrap()])
     }
 
-    /// The flags of `podwire agent`, which knows its state folder already.
+    /// The flags of `podwire agent`, which knows its state directory already.
     pub(crate) fn agent_flags(&self) -> Vec<&str> {
         self.flags(["--install-plugin-dir", "--install-config-dir"], &["--install"])
     }

@@ -84,13 +84,13 @@ impl Lab {
         environments.filter(has).count()
     }
 
-    /// Its folder, namespaces and processes.
+    /// Its directory, namespaces and processes.
     pub(crate) fn traces(&self) -> Vec<String> {
         let prefix = format!("pwlab-{}-", self.name);
         let mut found: Vec<String> = self.namespaces().map(|name| format!("namespace {name}")).collect();
         found.extend(self.dir().exists().then(|| self.dir().display().to_string()));
         for process in std::fs::read_dir("/proc").unwrap().flatten() {
-            // The folder or a namespace is in the command line of everything that a lab starts.
+            // The directory or a namespace is in the command line of everything that a lab starts.
             let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
             let line = String::from_utf8_lossy(&line).replace('\0', " ");
             let dir = format!("{}/", self.dir().display());

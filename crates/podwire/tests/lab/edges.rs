@@ -7,15 +7,15 @@ use std::process::Command;
 use crate::common::{Lab, has, texts};
 
 #[test]
-fn whatever_runs_on_a_node_has_the_nodes_settings_and_folders() {
+fn whatever_runs_on_a_node_has_the_nodes_settings_and_directories() {
     let lab = Lab::new("inside");
     lab.ok(&["up", "--nodes", "2"]);
-    let before = machine_folders();
+    let before = machine_directories();
     let said = lab.ok(&["exec", "n1", "--", "podwire", "install"]);
     let own = |name: &str| lab.dir().join("n1/cni").join(name);
     has(&said, &[own("bin").to_str().unwrap(), own("net.d").to_str().unwrap()]);
     assert!(own("bin/podwire-cni").is_file() && own("net.d/10-podwire.conflist").is_file());
-    assert_eq!(machine_folders(), before, "the machine's own CNI folders are as they were");
+    assert_eq!(machine_directories(), before, "the machine's own CNI directories are as they were");
 
     lab.ok(&["kill", "agent", "n2"]);
     let config = lab.ok(&["exec", "n2", "--", "podwire", "agent", "--print-config"]);
@@ -50,10 +50,11 @@ fn whatever_runs_on_a_node_has_the_nodes_settings_and_folders() {
     }
 }
 
-/// The names in the folders where a runtime of this machine looks.
-fn machine_folders() -> Vec<String> {
-    let folders = ["/opt/cni/bin", "/etc/cni/net.d"].into_iter().filter_map(|path| fs::read_dir(path).ok());
-    let entries = folders.flatten().flatten();
+/// The names in the directories where a runtime of this machine looks.
+fn machine_directories() -> Vec<String> {
+    let directories =
+        ["/opt/cni/bin", "/etc/cni/net.d"].into_iter().filter_map(|path| fs::read_dir(path).ok());
+    let entries = directories.flatten().flatten();
     entries.map(|entry| format!("{:?} {:?}", entry.path(), entry.metadata().unwrap().modified())).collect()
 }
 
@@ -129,9 +130,9 @@ fn a_test_takes_as_many_open_files_as_it_may_and_says_when_that_is_not_enough() 
 #[test]
 fn the_program_may_have_another_name() {
     let lab = Lab::new("renamed");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(lab.name());
-    fs::create_dir_all(&folder).unwrap();
-    let program = folder.join("pw");
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(lab.name());
+    fs::create_dir_all(&directory).unwrap();
+    let program = directory.join("pw");
     fs::hard_link(env!("CARGO_BIN_EXE_podwire"), &program).unwrap();
     let plugin = testkit::Plugin::podwire().unwrap().path;
     let up = Command::new(&program)
@@ -142,7 +143,7 @@ fn the_program_may_have_another_name() {
     let status = Command::new(&program)
         .args(["lab", "--name", lab.name(), "exec", "n1", "--", "podwire", "status"])
         .output();
-    fs::remove_dir_all(&folder).unwrap();
+    fs::remove_dir_all(&directory).unwrap();
     let (up, status) = (up.unwrap(), status.unwrap());
     assert!(up.status.success(), "{:?}", texts(&up));
     assert!(texts(&status).0.contains("on n1: ready"), "{:?}", texts(&status));

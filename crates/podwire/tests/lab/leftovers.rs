@@ -94,16 +94,16 @@ fn down_takes_away_whatever_is_left() {
     lab.ok(&["down"]);
     assert!(!inside.wait().unwrap().success());
     assert_eq!(lab.traces(), [] as [String; 0]);
-    // And without any folder.
+    // And without any directory.
     lab.ok(&["up", "--nodes", "1"]);
-    remove_folder(&lab);
+    remove_directory(&lab);
     has(&lab.ok(&["up", "--nodes", "1"]), &["an earlier one left", "Up in"]);
-    remove_folder(&lab);
+    remove_directory(&lab);
     has(&lab.ok(&["down"]), &["is removed: 2 processes"]);
     assert_eq!(lab.traces(), [] as [String; 0]);
 }
 
 /// Its processes write into it meanwhile.
-fn remove_folder(lab: &Lab) {
-    wait_until("the folder to go", DEADLINE, || Ok(fs::remove_dir_all(lab.dir()).is_ok())).unwrap();
+fn remove_directory(lab: &Lab) {
+    wait_until("the directory to go", DEADLINE, || Ok(fs::remove_dir_all(lab.dir()).is_ok())).unwrap();
 }

@@ -1,4 +1,4 @@
-use runtime::{PodWish, Stop};
+use runtime::{PodSpec, Stop};
 use testkit::wait_until;
 
 use crate::common::Traces;
@@ -13,7 +13,7 @@ fn without_an_agent_pods_can_go_and_cannot_come_and_nothing_stays() {
     site.agent.stop(Stop::Killed).unwrap();
 
     let cri = site.world.cri().clone();
-    let refused = std::thread::spawn(move || cri.run_sandbox(&PodWish::named("never")).unwrap_err());
+    let refused = std::thread::spawn(move || cri.run_sandbox(&PodSpec::named("never")).unwrap_err());
     site.world.remove(&pod);
     // Stopping a pod needs no agent, and does not wait for one: it is over before the ADD gives up.
     assert!(!refused.is_finished());

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::Context as _;
-use runtime::{PodWish, Stop};
+use runtime::{PodSpec, Stop};
 use testkit::{Snapshot, wait_until};
 
 use crate::common::{Traces, World};
@@ -41,7 +41,7 @@ fn come_and_go(site: &Site) {
     let cri = site.world.cri();
     let sandboxes: Vec<String> = std::thread::scope(|scope| {
         let runs: Vec<_> = (0..PODS)
-            .map(|number| scope.spawn(move || cri.run_sandbox(&PodWish::named(&format!("p{number}")))))
+            .map(|number| scope.spawn(move || cri.run_sandbox(&PodSpec::named(&format!("p{number}")))))
             .collect();
         runs.into_iter().map(|run| run.join().unwrap().unwrap()).collect()
     });

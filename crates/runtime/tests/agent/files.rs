@@ -24,7 +24,7 @@ const DAMAGES: [(&str, Damage); 5] = [
         fs::rename(other, file).unwrap();
     }),
     ("given to all", |file| fs::set_permissions(file, Permissions::from_mode(0o777)).unwrap()),
-    ("removed with its folder", |file| fs::remove_dir_all(file.parent().unwrap()).unwrap()),
+    ("removed with its directory", |file| fs::remove_dir_all(file.parent().unwrap()).unwrap()),
 ];
 
 #[test]
@@ -50,7 +50,7 @@ fn what_is_installed_comes_back_within_two_seconds_and_pods_with_it() {
             .unwrap();
         }
     }
-    // containerd does not watch a folder any more that was removed.
+    // containerd does not watch a directory any more that was removed.
     site.world.containerd.restart(Stop::Politely).unwrap();
     site.wait_until_ready();
     let pod = site.world.run("a");

@@ -1,7 +1,7 @@
 use std::fs;
 
 use anyhow::Result;
-use runtime::{Machine, PodWish, Stop};
+use runtime::{Machine, PodSpec, Stop};
 use serde_json::Value;
 use testkit::{DEADLINE, Snapshot, wait_until};
 
@@ -52,7 +52,7 @@ fn containerd_killed_while_it_makes_a_pod_leaves_nothing_of_ours() {
     ];
     for (number, ((what, is_there), fate)) in rounds.into_iter().enumerate() {
         let cri = site.world.cri().clone();
-        let run = std::thread::spawn(move || cri.run_sandbox(&PodWish::named(&format!("p{number}"))));
+        let run = std::thread::spawn(move || cri.run_sandbox(&PodSpec::named(&format!("p{number}"))));
         wait_until(what, DEADLINE, || Ok(run.is_finished() || is_there(&site.world.machine)?)).unwrap();
         let is_over = run.is_finished();
         site.world.containerd.stop(Stop::Killed).unwrap();
@@ -118,8 +118,8 @@ fn forget_half_results(machine: &Machine) {
     }
 }
 
-/// containerd's native snapshotter puts a folder into its place before it writes down that the number is taken. One that
-/// was killed in between finds the folder in its way with the next pod.
+/// containerd's native snapshotter puts a directory into its place before it writes down that the number is taken. One that
+/// was killed in between finds the directory in its way with the next pod.
 fn forget_half_snapshots(machine: &Machine, layers: &[String]) {
     for name in names(machine, SNAPSHOTS).iter().filter(|name| !layers.contains(name)) {
         if let Err(error) = fs::remove_dir_all(machine.path(SNAPSHOTS).join(name)) {

@@ -1,7 +1,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use runtime::{CriPortMapping, CriProtocol, PodWish};
+use runtime::{CriPortMapping, CriProtocol, PodSpec};
 use testkit::{CableEnd, DEADLINE, wait_until};
 
 use crate::common::{Traces, World, get};
@@ -97,7 +97,7 @@ fn a_host_port_leads_to_the_pod_until_it_goes() {
         host_port: 8080,
         host_ip: String::new(),
     };
-    let pod = world.cri().run_pod(&PodWish { ports: vec![mapping], ..PodWish::named("web") }).unwrap();
+    let pod = world.cri().run_pod(&PodSpec { ports: vec![mapping], ..PodSpec::named("web") }).unwrap();
     world.exec(&pod, &["sh", "-c", "echo hello from $(hostname) > /www/index.html; httpd -p 80 -h /www"]);
     let servers = ["192.0.2.1:8080", "[2001:db8::1]:8080"];
     for server in servers {

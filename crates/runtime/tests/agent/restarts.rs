@@ -1,4 +1,4 @@
-use runtime::{PodWish, RunningPod, Stop};
+use runtime::{PodSpec, RunningPod, Stop};
 
 use crate::common::Traces;
 use crate::site::Site;
@@ -53,7 +53,7 @@ fn pods_outlive_restarts_of_the_agent_and_lose_no_packet() {
         assert_eq!(status.success(), how == Stop::Politely, "{how:?}: {status}");
         // The plugin waits for an agent that comes back.
         let cri = scene.site.world.cri().clone();
-        let meanwhile = std::thread::spawn(move || cri.run_pod(&PodWish::named(&format!("{name}-early"))));
+        let meanwhile = std::thread::spawn(move || cri.run_pod(&PodSpec::named(&format!("{name}-early"))));
         scene.streams.iter().for_each(Stream::wait_for_more);
         scene.site.agent.launch().unwrap();
         let early = meanwhile.join().unwrap().unwrap();

@@ -142,9 +142,9 @@ fn ask(machine: &Machine, what: &str) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| format!("{what} did not answer JSON: {text:?}"))
 }
 
-/// The names in a folder of the machine, sorted; none where it is missing.
-pub(crate) fn names(machine: &Machine, folder: &str) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(machine.path(folder)) else { return vec![] };
+/// The names in a directory of the machine, sorted; none where it is missing.
+pub(crate) fn names(machine: &Machine, directory: &str) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(machine.path(directory)) else { return vec![] };
     let mut names: Vec<String> =
         entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();

@@ -3,7 +3,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
-use runtime::{Cri, PodWish, Stop};
+use runtime::{Cri, PodSpec, Stop};
 use testkit::{DEADLINE, wait_until};
 
 use crate::common::{Traces, World};
@@ -68,7 +68,7 @@ fn place(at: &Path, plugin: &Path, version: u8) {
 fn make_pods(cri: &Cri, lane: &str, over: &AtomicBool) -> Result<usize> {
     let mut made = 0;
     while made < MOST && !over.load(Ordering::Acquire) {
-        let sandbox = cri.run_sandbox(&PodWish::named(&format!("{lane}{made}")))?;
+        let sandbox = cri.run_sandbox(&PodSpec::named(&format!("{lane}{made}")))?;
         cri.stop_pod(&sandbox)?;
         cri.remove_pod(&sandbox)?;
         made += 1;

@@ -8,11 +8,11 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use runtime::{Containerd, Cri, Machine, PodWish, RunningPod};
+use runtime::{Containerd, Cri, Machine, PodSpec, RunningPod};
 use serde_json::{Value, json};
 use testkit::{DEADLINE, Lab, Node, Plugin, Snapshot, copy_program, wait_until};
 
-const PATIENCE: Duration = DEADLINE;
+const TIMEOUT: Duration = DEADLINE;
 /// What the kernel and a shim finish by themselves after they have answered.
 const SOON: Duration = DEADLINE;
 
@@ -62,7 +62,7 @@ impl World {
     }
 
     pub(crate) fn run(&self, name: &str) -> RunningPod {
-        self.cri().run_pod(&PodWish::named(name)).unwrap()
+        self.cri().run_pod(&PodSpec::named(name)).unwrap()
     }
 
     pub(crate) fn addresses(&self, pod: &RunningPod) -> Vec<IpAddr> {
@@ -180,8 +180,8 @@ impl Traces {
 /// What a web server answers to a client in that namespace.
 pub(crate) fn get(from: &Node, server: SocketAddr) -> std::io::Result<String> {
     from.enter(|| {
-        let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut stream = TcpStream::connect_timeout(&server, TIMEOUT)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         stream.write_all(b"GET /index.html HTTP/1.0\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;

@@ -23,7 +23,7 @@ impl Embedded {
     pub(crate) async fn list(&self, call: &StoreCall, prefix: &str) -> Result<Listing> {
         let prefix = prefix.to_owned();
         self.run(call, move |log| {
-            let entries = log.state.folder(&prefix).cloned().collect();
+            let entries = log.state.directory(&prefix).cloned().collect();
             Ok(Listing { entries, revision: log.state.revision })
         })
         .await
@@ -31,7 +31,7 @@ impl Embedded {
 
     pub(crate) async fn keys(&self, call: &StoreCall, prefix: &str) -> Result<Vec<String>> {
         let prefix = prefix.to_owned();
-        self.run(call, move |log| Ok(log.state.folder(&prefix).map(|entry| entry.key.clone()).collect()))
+        self.run(call, move |log| Ok(log.state.directory(&prefix).map(|entry| entry.key.clone()).collect()))
             .await
     }
 

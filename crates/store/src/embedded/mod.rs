@@ -70,7 +70,7 @@ impl Embedded {
     }
 
     pub(crate) fn describe(&self) -> String {
-        format!("folder {}", self.dir.display())
+        format!("directory {}", self.dir.display())
     }
 
     /// Calls `work` with the log, alone.

@@ -130,7 +130,7 @@ impl EmbeddedState {
         }
     }
 
-    pub(super) fn folder<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Entry> {
+    pub(super) fn directory<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Entry> {
         let range = self.entries.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
         range.map(|(_, entry)| entry).take_while(move |entry| entry.key.starts_with(prefix))
     }

@@ -16,7 +16,7 @@ use crate::store::StoreCall;
 use crate::types::{Event, Watched};
 
 /// How long one look may wait for other calls.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// A lease that ran out is looked at a moment later.
 const AFTER_THE_END: Duration = Duration::from_millis(2);
 
@@ -45,7 +45,7 @@ enum WatchPhase {
 #[derive(Debug)]
 enum WatchProgress {
     Forgotten,
-    News(Vec<Event>),
+    Changes(Vec<Event>),
     /// Look again after this time at the latest.
     Nothing {
         revision: u64,
@@ -94,7 +94,7 @@ impl EmbeddedWatch {
                     self.end = WatchPhase::Ended;
                     return Ok(Watched::Compacted);
                 }
-                WatchProgress::News(events) => {
+                WatchProgress::Changes(events) => {
                     let revision = events.last().map_or(self.from, Event::revision);
                     (self.from, self.known) = (revision + 1, revision);
                     return Ok(Watched::Events { events, revision });
@@ -112,7 +112,7 @@ impl EmbeddedWatch {
 
     async fn look(&self) -> Result<WatchProgress> {
         let operation = Operation::new("watch", self.prefix.clone());
-        let call = StoreCall { operation, deadline: Instant::now() + PATIENCE, patience: PATIENCE };
+        let call = StoreCall { operation, deadline: Instant::now() + TIMEOUT, timeout: TIMEOUT };
         let (prefix, from, known, generation) = (self.prefix.clone(), self.from, self.known, self.generation);
         let work = move |log: &mut super::EmbeddedLog| match log.state.since(&prefix, from) {
             _ if log.generation != generation || log.state.revision < known => Ok(WatchProgress::Forgotten),
@@ -128,7 +128,7 @@ impl EmbeddedWatch {
                     until: next.map(|left| left + AFTER_THE_END),
                 })
             }
-            Since::Events(events) => Ok(WatchProgress::News(events)),
+            Since::Events(events) => Ok(WatchProgress::Changes(events)),
         };
         self.embedded.run(&call, work).await
     }

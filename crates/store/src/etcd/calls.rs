@@ -42,9 +42,9 @@ fn revision(header: Option<&etcd_client::ResponseHeader>) -> u64 {
     header.map_or(0, |header| header.revision().unsigned_abs())
 }
 
-/// The first key after all of a folder: '0' follows '/'.
-fn end_of(folder: &str) -> Vec<u8> {
-    let mut end = folder.as_bytes().to_vec();
+/// The first key after all of a directory: '0' follows '/'.
+fn end_of(directory: &str) -> Vec<u8> {
+    let mut end = directory.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {
         *last += 1;
     }

@@ -17,7 +17,7 @@ use crate::error::Error;
 pub(super) const CONNECT: Duration = Duration::from_secs(2);
 /// A server that is silent for so long is asked whether it lives; etcd does not like to be asked more often than every 5 s.
 const PING_EVERY: Duration = Duration::from_secs(7);
-const PING_PATIENCE: Duration = Duration::from_secs(5);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// A large listing from far away should not wait for permission every 64 KiB.
 const WINDOW: u32 = 4 << 20;
 
@@ -86,7 +86,7 @@ fn target(text: &str, config: &EtcdConfig) -> Result<EtcdTarget> {
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)
         .http2_keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_PATIENCE)
+        .keep_alive_timeout(PING_TIMEOUT)
         // etcd hangs up on whoever asks while nothing is under way.
         .keep_alive_while_idle(false);
     Ok(EtcdTarget { url, endpoint, tls_name })

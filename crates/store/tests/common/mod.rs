@@ -13,11 +13,11 @@ pub(crate) use certs::Certs;
 pub(crate) use server::{Etcd, Options};
 pub(crate) use world::World;
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What takes longer will never come.
 pub(crate) async fn in_time<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what).await.expect("in time")
+    tokio::time::timeout(TIMEOUT, what).await.expect("in time")
 }
 
 pub(crate) fn put(key: &str, value: &str) -> Change {

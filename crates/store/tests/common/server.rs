@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::{Certs, PATIENCE};
+use super::{Certs, TIMEOUT};
 
 const PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
@@ -116,7 +116,7 @@ impl Drop for Etcd {
 fn run(address: &str, options: &Options, dir: &TempDir) -> Child {
     for _ in 0..MOST_TRIES {
         let mut child = spawn(address, options, dir);
-        let patience = Instant::now() + PATIENCE;
+        let timeout = Instant::now() + TIMEOUT;
         loop {
             if TcpStream::connect((address, PORT)).is_ok() {
                 return child;
@@ -126,7 +126,7 @@ fn run(address: &str, options: &Options, dir: &TempDir) -> Child {
                 eprintln!("etcd ended ({status}): {said}");
                 break;
             }
-            assert!(Instant::now() < patience, "etcd does not listen on {address}");
+            assert!(Instant::now() < timeout, "etcd does not listen on {address}");
             thread::sleep(Duration::from_millis(10));
         }
     }

@@ -1,4 +1,4 @@
-//! A store of one kind, with a folder of this test's own.
+//! A store of one kind, with a directory of this test's own.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,7 +10,7 @@ use super::server::Etcd;
 pub(crate) struct World {
     pub(crate) store: Store,
     config: StoreConfig,
-    folder: String,
+    directory: String,
     _dir: Option<TempDir>,
 }
 
@@ -29,8 +29,8 @@ impl World {
 
     fn new(config: StoreConfig, dir: Option<TempDir>) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let folder = format!("/test{}", COUNT.fetch_add(1, Ordering::Relaxed));
-        Self { store: Store::open(&config).unwrap(), config, folder, _dir: dir }
+        let directory = format!("/test{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        Self { store: Store::open(&config).unwrap(), config, directory, _dir: dir }
     }
 
     /// A client of its own.
@@ -43,6 +43,6 @@ impl World {
     }
 
     pub(crate) fn key(&self, name: &str) -> String {
-        format!("{}/{name}", self.folder)
+        format!("{}/{name}", self.directory)
     }
 }

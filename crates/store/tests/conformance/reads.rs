@@ -6,7 +6,7 @@ use crate::common::{World, put};
 both!(
     a_key_is_read_as_it_was_written,
     a4_a_prefix_matches_whole_segments,
-    a_big_folder_is_listed_whole,
+    a_big_directory_is_listed_whole,
     what_is_too_large_is_refused,
 );
 
@@ -54,7 +54,7 @@ async fn a4_a_prefix_matches_whole_segments(world: &World) {
     }
 }
 
-async fn a_big_folder_is_listed_whole(world: &World) {
+async fn a_big_directory_is_listed_whole(world: &World) {
     let store = &world.store;
     let value = "v".repeat(1024);
     let names: Vec<String> = (0..3000).map(|n| world.key(&format!("big/{n:05}"))).collect();

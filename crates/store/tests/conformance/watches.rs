@@ -7,7 +7,7 @@ use crate::common::{World, events, in_time, put, tell, told};
 
 both!(
     a_watch_from_a_listing_misses_nothing,
-    a_watch_sees_its_folder_only_and_in_order,
+    a_watch_sees_its_directory_only_and_in_order,
     a_watch_without_events_answers_that_it_is_current,
     a_cancelled_wait_loses_nothing,
     many_changes_come_in_order_from_several_clients,
@@ -30,7 +30,7 @@ async fn a_watch_from_a_listing_misses_nothing(world: &World) {
     assert_eq!(told(&mut again, 1).await, [format!("-{key}")]);
 }
 
-async fn a_watch_sees_its_folder_only_and_in_order(world: &World) {
+async fn a_watch_sees_its_directory_only_and_in_order(world: &World) {
     let (store, other) = (&world.store, world.another());
     let from = store.list(&world.key("f/")).await.unwrap().revision + 1;
     let mut watch = store.watch(&world.key("f/"), from).await.unwrap();

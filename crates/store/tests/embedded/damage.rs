@@ -178,10 +178,13 @@ async fn a_newer_format_is_left_alone() {
 #[tokio::test]
 async fn only_its_owner_can_read_it() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path().join("new/store");
-    open(&folder).commit(&[], &[put("/a", "1")]).await.unwrap();
+    let directory = dir.path().join("new/store");
+    open(&directory).commit(&[], &[put("/a", "1")]).await.unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(&folder), mode(&folder.join("log")), mode(&folder.join("lock"))), (0o700, 0o600, 0o600));
+    assert_eq!(
+        (mode(&directory), mode(&directory.join("log")), mode(&directory.join("lock"))),
+        (0o700, 0o600, 0o600)
+    );
 }
 
 /// A user who can write there could replace the log, or hold the lock.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use store::{Error, Store, StoreConfig};
 
 use super::{child, open};
-use crate::common::{PATIENCE, put};
+use crate::common::{TIMEOUT, put};
 
 const ROUNDS: u64 = 24;
 
@@ -18,7 +18,7 @@ async fn writes_until_it_is_killed() {
     let before = store.get("/left").await.unwrap();
     let mut n = before.map_or(0, |entry| number(&entry.value));
     // Bounded: the parent may be gone. Large values cause many compactions.
-    let end = Instant::now() + 2 * PATIENCE;
+    let end = Instant::now() + 2 * TIMEOUT;
     while Instant::now() < end {
         n += 1;
         let value = format!("{n:20000}");

@@ -6,7 +6,7 @@ use etcd_client::Client;
 use store::{Error, Watched};
 
 use super::{config, open};
-use crate::common::{Etcd, Options, PATIENCE, answers, in_time, put, told};
+use crate::common::{Etcd, Options, TIMEOUT, answers, in_time, put, told};
 
 #[tokio::test]
 async fn a_store_is_opened_before_etcd_is_there() {
@@ -16,7 +16,7 @@ async fn a_store_is_opened_before_etcd_is_there() {
     server.stop();
     let store = open(&config(&[&server]));
     let early = store.clone();
-    let waiting = tokio::spawn(async move { early.with_deadline(PATIENCE).get("/a").await });
+    let waiting = tokio::spawn(async move { early.with_deadline(TIMEOUT).get("/a").await });
     server.start_again();
     assert_eq!(in_time(waiting).await.unwrap().unwrap(), None);
 }
@@ -45,7 +45,7 @@ async fn after_an_outage_the_next_call_works_at_once() {
     }
     let mut waiting = tokio::task::JoinSet::new();
     for _ in 0..5 {
-        let store = store.with_deadline(PATIENCE);
+        let store = store.with_deadline(TIMEOUT);
         waiting.spawn(async move { store.get("/f/a").await.unwrap() });
     }
     server.start_again();

@@ -8,14 +8,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::super::command::MembershipCommand;
-use super::super::grow::{Asker, Growing};
-use super::super::home::Home;
+use super::super::grow::{Asker, PendingBlockRequest};
 use super::super::member::{Member, spread};
+use super::super::node_state::NodeStateDir;
 use super::super::shared::SharedMembership;
 use super::registry::put;
 use super::*;
+use crate::agent_status::AgentStatus;
 use crate::allocation::NodeAllocations;
-use crate::board::Board;
 use crate::peers::PeerQueue;
 use crate::peers::inputs::{NodePosition, PeerRecords, inputs, reports};
 use crate::waker::Waker;
@@ -28,8 +28,8 @@ struct Site {
     dir: tempfile::TempDir,
     registry: Registry,
     shared: Arc<SharedMembership>,
-    shares: Arc<NodeAllocations>,
-    board: Arc<Board>,
+    allocations: Arc<NodeAllocations>,
+    agent_status: Arc<AgentStatus>,
     commands: mpsc::Sender<MembershipCommand>,
     _addresses: watch::Sender<Option<Vec<IpAddr>>>,
     _peers: PeerQueue,
@@ -47,12 +47,12 @@ impl Site {
         config.cluster.margin = spec().margin;
         config.state_dir = dir.path().join("state");
         config.reconcile = Duration::from_millis(1);
-        let home = Home::of(&config.state_dir, &config.network.name);
-        let shares = Arc::new(NodeAllocations::none("nothing yet", Vec::new()));
-        let board = Arc::new(Board::new());
+        let node_state = NodeStateDir::of(&config.state_dir, &config.network.name);
+        let allocations = Arc::new(NodeAllocations::none("nothing yet", Vec::new()));
+        let agent_status = Arc::new(AgentStatus::new());
         let (peers, queue) = inputs(Waker::new().unwrap());
-        let slots = (Arc::clone(&shares), Arc::clone(&board));
-        let shared = Arc::new(SharedMembership::new(&Arc::new(config), slots, peers.clone(), home));
+        let slots = (Arc::clone(&allocations), Arc::clone(&agent_status));
+        let shared = Arc::new(SharedMembership::new(&Arc::new(config), slots, peers.clone(), node_state));
         shared.remember(nets(remembered));
         let (registry, candidate) = (registry(dir.path()), candidate("n1", 1));
         let (addresses, published) = watch::channel(Some(vec!["192.0.2.1".parse().unwrap()]));
@@ -60,7 +60,7 @@ impl Site {
         let member = Member {
             registry: registry.clone(),
             candidate: Candidate { remembered: nets(remembered), ..candidate },
-            cuts: cuts(&spec()).unwrap(),
+            block_layouts: block_layouts(&spec()).unwrap(),
             shared: Arc::clone(&shared),
             addresses: published,
             holds: watch::channel(None).0,
@@ -75,7 +75,17 @@ impl Site {
             aftercare_at: tokio::time::Instant::now(),
         };
         let idle = Some(member);
-        Self { dir, registry, shared, shares, board, commands, _addresses: addresses, _peers: queue, idle }
+        Self {
+            dir,
+            registry,
+            shared,
+            allocations,
+            agent_status,
+            commands,
+            _addresses: addresses,
+            _peers: queue,
+            idle,
+        }
     }
 
     fn start(&mut self) -> tokio::task::JoinHandle<()> {
@@ -90,7 +100,7 @@ impl Site {
     }
 
     fn blocks(&self) -> Result<Vec<IpNet>, String> {
-        self.shares
+        self.allocations
             .default_network()
             .map(|network| network.blocks().to_vec())
             .map_err(|none| none.to_string())
@@ -98,14 +108,19 @@ impl Site {
 
     /// What it would know after a reboot.
     fn written(&self) -> Vec<IpNet> {
-        let home = Home::of(&self.dir.path().join("state"), &self.shared.config.network.name);
-        home.record().map(|record| record.blocks).unwrap_or_default()
+        let node_state = NodeStateDir::of(&self.dir.path().join("state"), &self.shared.config.network.name);
+        node_state.record().map(|record| record.blocks).unwrap_or_default()
     }
 
     async fn until(&self, what: impl Fn(&Self) -> bool) {
         let end = std::time::Instant::now() + SOON;
         while !what(self) {
-            assert!(std::time::Instant::now() < end, "{:?}: {:?}", self.blocks(), self.board.conditions());
+            assert!(
+                std::time::Instant::now() < end,
+                "{:?}: {:?}",
+                self.blocks(),
+                self.agent_status.conditions()
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -122,14 +137,14 @@ fn a_node_whose_name_went_to_another_hands_out_nothing_any_more() {
     run(async {
         let mut site = Site::new(&OURS);
         assert_eq!(site.blocks().unwrap(), nets(&OURS), "as long as nobody says otherwise");
-        site.board.set_started();
+        site.agent_status.set_started();
         let other = join(&site.registry, &candidate("n1", 2)).await.unwrap();
         assert_eq!(other.record.blocks, nets(&OURS), "the very blocks that we remember");
         say_alive(&site.registry, &other).await;
         let task = site.start();
         site.until(|site| site.blocks().is_err()).await;
         assert!(site.blocks().unwrap_err().contains("belongs to another machine"), "{:?}", site.blocks());
-        assert!(!site.board.readiness().ready);
+        assert!(!site.agent_status.readiness().ready);
         site.until(|site| site.written().is_empty()).await;
         // It goes, and everything is ours.
         let gone = Change::Delete(site.registry.layout.alive(&other.record.name));
@@ -149,7 +164,8 @@ fn a_block_that_was_lost_is_given_up_also_where_there_is_no_other() {
         }
         let task = site.start();
         site.until(|site| site.blocks().is_err()).await;
-        let lost = |site: &Site| site.board.conditions().iter().any(|one| one.code == types::Code::BlockLost);
+        let lost =
+            |site: &Site| site.agent_status.conditions().iter().any(|one| one.code == types::Code::BlockLost);
         site.until(lost).await;
         site.until(|site| site.blocks().is_err_and(|why| why.contains("all 16 blocks"))).await;
         // Another goes for good.
@@ -196,7 +212,7 @@ fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
             join(&site.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
         }
         let task = site.start();
-        let has = |site: &Site, code| site.board.conditions().iter().any(|one| one.code == code);
+        let has = |site: &Site, code| site.agent_status.conditions().iter().any(|one| one.code == code);
         site.until(|site| has(site, types::Code::BlocksExhausted)).await;
         assert!(site.shared.contact.is_reachable() && site.shared.contact.failure().is_none());
         let (done, answer) = tokio::sync::oneshot::channel();
@@ -223,7 +239,7 @@ fn a1_a_damaged_record_is_reported_with_the_command_that_removes_it() {
         let task = site.start();
         let message = |site: &Site, key: &str| {
             let object = format!("key {key}");
-            let found = site.board.conditions().into_iter().find(|one| one.object == object);
+            let found = site.agent_status.conditions().into_iter().find(|one| one.object == object);
             found.map(|one| one.message)
         };
         site.until(|site| message(site, &bad).is_some() && message(site, &newer).is_some()).await;
@@ -243,8 +259,10 @@ fn a4_a_store_with_another_network_is_reachable() {
         other.spec.vni += 1;
         join(&site.registry, &other).await.unwrap();
         let task = site.start();
-        site.until(|site| site.board.conditions().iter().any(|one| one.code == types::Code::NetworkMismatch))
-            .await;
+        site.until(|site| {
+            site.agent_status.conditions().iter().any(|one| one.code == types::Code::NetworkMismatch)
+        })
+        .await;
         assert!(site.shared.contact.is_reachable() && site.shared.contact.failure().is_none());
         task.abort();
     });
@@ -257,8 +275,8 @@ fn of_two_wishes_for_a_block_one_is_granted() {
         let task = site.start();
         site.until(|site| site.blocks().is_ok()).await;
         let before = site.blocks().unwrap();
-        for growing in [Growing::default(), Growing::default()] {
-            growing.want(Asker { like: before[0], seen: &before, commands: &site.commands });
+        for pending_request in [PendingBlockRequest::default(), PendingBlockRequest::default()] {
+            pending_request.want(Asker { like: before[0], observed: &before, commands: &site.commands });
         }
         site.until(|site| site.blocks().is_ok_and(|blocks| blocks != before)).await;
         let (done, answer) = tokio::sync::oneshot::channel();
@@ -279,13 +297,14 @@ fn a1_no_free_block_ends_when_no_block_is_needed_any_more() {
         let task = site.start();
         site.until(|site| site.blocks().is_ok()).await;
         let before = site.blocks().unwrap();
-        let growing = Growing::default();
-        growing.want(Asker { like: before[0], seen: &before, commands: &site.commands });
-        let is_cramped =
-            |site: &Site| site.board.conditions().iter().any(|one| one.code == types::Code::BlocksExhausted);
-        site.until(is_cramped).await;
+        let pending_request = PendingBlockRequest::default();
+        pending_request.want(Asker { like: before[0], observed: &before, commands: &site.commands });
+        let lacks_free_block = |site: &Site| {
+            site.agent_status.conditions().iter().any(|one| one.code == types::Code::BlocksExhausted)
+        };
+        site.until(lacks_free_block).await;
         // No reconcile round asks again: pods went.
-        site.until(|site| !is_cramped(site)).await;
+        site.until(|site| !lacks_free_block(site)).await;
         task.abort();
         let failed = JoinError::from(store::Error::Config { problem: "no right to write".to_owned() });
         assert_ne!(
@@ -315,11 +334,11 @@ fn what_could_not_be_written_down_is_told_and_written_later() {
     run(async {
         let mut site = Site::new(&[]);
         let state = site.dir.path().join("state");
-        std::fs::write(&state, "in the way of the folder").unwrap();
+        std::fs::write(&state, "in the way of the directory").unwrap();
         let task = site.start();
         site.until(|site| site.blocks().is_ok()).await;
         let is_told = |site: &Site| {
-            site.board.conditions().iter().any(|one| {
+            site.agent_status.conditions().iter().any(|one| {
                 one.code == types::Code::StateDirUnwritable
                     && one.fix.as_deref().is_some_and(|fix| fix.starts_with("df -h /"))
             })
@@ -349,12 +368,12 @@ fn peers_that_could_not_be_saved_are_reported_and_saved_later() {
         };
         let awaited = vec!["n3".try_into().unwrap()];
         reports.records.send_replace(PeerRecords { records: Arc::new(vec![peer.clone()]), awaited });
-        let has = |site: &Site, code| site.board.conditions().iter().any(|one| one.code == code);
+        let has = |site: &Site, code| site.agent_status.conditions().iter().any(|one| one.code == code);
         site.until(|site| has(site, types::Code::StateDirUnwritable)).await;
         assert!(has(&site, types::Code::PeerNotRegistered) && site.shared.peers_blocks() == peer.blocks);
         std::fs::remove_file(&state).unwrap();
         site.until(|site| !has(site, types::Code::StateDirUnwritable)).await;
-        assert_eq!(site.shared.home.peers(), [peer]);
+        assert_eq!(site.shared.node_state.peers(), [peer]);
         task.abort();
     });
 }
@@ -367,15 +386,18 @@ fn the_mtu_and_lost_addresses_of_this_node_are_followed() {
         let shared = Arc::clone(&site.shared);
         let task = tokio::spawn(async move { shared.follow_position(received.position).await });
         reports.position.send_replace(NodePosition { mtu: Some(1380), ..NodePosition::default() });
-        let mtu = |site: &Site| site.shares.default_network().unwrap().mtu();
-        site.until(|site| mtu(site) == Some(1380) && site.shared.home.mtu() == Some(1380)).await;
+        let mtu = |site: &Site| site.allocations.default_network().unwrap().mtu();
+        site.until(|site| mtu(site) == Some(1380) && site.shared.node_state.mtu() == Some(1380)).await;
         // A link that is away for a moment comes back as it was.
         let lost = vec!["2001:db8::5".parse().unwrap()];
         reports.position.send_replace(NodePosition { mtu: None, lost });
         site.shared.contact.stopped("no answer");
         let is_named = |site: &Site| {
             site.shared.tell();
-            site.board.conditions().iter().any(|one| one.message.contains("lost its address 2001:db8::5"))
+            site.agent_status
+                .conditions()
+                .iter()
+                .any(|one| one.message.contains("lost its address 2001:db8::5"))
         };
         site.until(is_named).await;
         assert_eq!(mtu(&site), Some(1380));

@@ -2,7 +2,7 @@
 
 use model::BlockClaim;
 
-use super::super::alive::Herald;
+use super::super::alive::Heartbeat;
 use super::super::contact::Contact;
 use super::super::join::MOST_BLOCKS;
 use super::*;
@@ -99,11 +99,12 @@ fn a_node_has_no_more_blocks_than_one_commit_can_hold() {
     with_store(|registry| async move {
         let wide = NetworkSpec { subnets: nets(&["10.2.0.0/16"]), margin: 8, ..spec() };
         let mut vast = Candidate { spec: wide.clone(), ..candidate("n1", 1) };
-        vast.remembered = (0..MOST_BLOCKS).map(|n| cuts(&wide).unwrap()[0].block(n as u64)).collect();
+        vast.remembered =
+            (0..MOST_BLOCKS).map(|n| block_layouts(&wide).unwrap()[0].block(n as u64)).collect();
         let joined = join(&registry, &vast).await.unwrap();
         assert_eq!(joined.record.blocks.len(), MOST_BLOCKS);
         assert_eq!(join(&registry, &vast).await.unwrap().record, joined.record);
-        let error = registry.grow(joined, &cuts(&wide).unwrap()[0], &[]).await.unwrap_err();
+        let error = registry.grow(joined, &block_layouts(&wide).unwrap()[0], &[]).await.unwrap_err();
         assert!(error.to_string().contains("100 blocks"), "{error}");
         assert!(remove(&registry, "n1", true).await.unwrap_err().to_string().contains("this node"));
     });
@@ -115,10 +116,10 @@ fn tunnels_that_would_not_meet_are_refused() {
         join(&registry, &candidate("n1", 1)).await.unwrap();
         for other in [NetworkSpec { vni: 5, ..spec() }, NetworkSpec { vxlan_port: 8472, ..spec() }] {
             let error = join(&registry, &Candidate { spec: other, ..candidate("n2", 2) }).await.unwrap_err();
-            let told = error.to_string();
+            let reported = error.to_string();
             assert!(
-                matches!(error, JoinError::Network { .. }) && told.contains("VNI 4077 on port 4789"),
-                "{told}"
+                matches!(error, JoinError::Network { .. }) && reported.contains("VNI 4077 on port 4789"),
+                "{reported}"
             );
         }
     });
@@ -155,11 +156,11 @@ fn after_a_wipe_blocks_of_known_nodes_are_left_alone() {
             joined.was_forgotten && joined.record.blocks.iter().all(|block| !known.contains(block)),
             "{joined:?}"
         );
-        let cut = cuts(&spec()).unwrap()[0];
-        let grown = registry.grow(joined.clone(), &cut, &known).await.unwrap();
+        let block_layout = block_layouts(&spec()).unwrap()[0];
+        let grown = registry.grow(joined.clone(), &block_layout, &known).await.unwrap();
         assert!(grown.record.blocks.iter().all(|block| !known.contains(block)), "{grown:?}");
-        let all: Vec<IpNet> = (0..16).map(|n| cut.block(n)).collect();
-        let error = registry.grow(grown, &cut, &all).await.unwrap_err();
+        let all: Vec<IpNet> = (0..16).map(|n| block_layout.block(n)).collect();
+        let error = registry.grow(grown, &block_layout, &all).await.unwrap_err();
         assert!(matches!(error, JoinError::Awaited { .. }), "{error}");
     });
 }
@@ -255,11 +256,11 @@ fn a_name_that_is_lost_while_its_lease_lives_is_noticed() {
         let (holds, held) = tokio::sync::watch::channel(Some(hold));
         let lost = std::sync::Arc::<tokio::sync::Notify>::default();
         let contact = std::sync::Arc::new(Contact::new(None));
-        let herald = Herald { holds: held, lost: std::sync::Arc::clone(&lost), contact };
-        let herald = tokio::spawn(herald.run());
+        let heartbeat = Heartbeat { holds: held, lost: std::sync::Arc::clone(&lost), contact };
+        let heartbeat = tokio::spawn(heartbeat.run());
         registry.store.commit(&[], &[Change::Delete(key)]).await.unwrap();
         tokio::time::timeout(std::time::Duration::from_secs(20), lost.notified()).await.unwrap();
         drop(holds);
-        herald.await.unwrap();
+        heartbeat.await.unwrap();
     });
 }

@@ -10,7 +10,7 @@ use tracing::{debug, info};
 use types::{Code, Finding, IfName, PeerSource};
 
 use super::{PAUSE, Routes};
-use crate::membership::cuts;
+use crate::membership::block_layouts;
 
 /// The table, and when it is compared as a whole.
 #[derive(Default)]
@@ -100,10 +100,11 @@ impl Routes {
         let local = |is_v4: bool| known.iter().copied().find(|address| address.is_ipv4() == is_v4);
         let locals =
             [local(true).filter(|_| v4), local(false).filter(|_| v6)].into_iter().flatten().collect();
-        let cuts = cuts(&config);
+        let block_layouts = block_layouts(&config);
         let length = |v4: bool| {
-            let cut = cuts.iter().find(|cut| cut.subnet().addr().is_ipv4() == v4);
-            cut.map(model::Cut::length)
+            let block_layout =
+                block_layouts.iter().find(|block_layout| block_layout.subnet().addr().is_ipv4() == v4);
+            block_layout.map(model::BlockLayout::length)
         };
         Ok(Some(PeerRules {
             vni: config.cluster.vni,

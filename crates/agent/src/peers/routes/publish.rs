@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::alias::LinkMark;
-use model::{Facts, Transport};
+use model::{LocalNode, Transport};
 
 use super::super::inputs::{NodePosition, PeerContents};
 use super::super::tunnel;
@@ -24,12 +24,15 @@ impl Routes {
             link.name == config.network.bridge.as_str() || LinkMark::of(link).is_some()
         };
         let position = underlay::find(&config, &around, is_ours, &self.known.position.known_addresses());
-        let sources =
-            self.shares.get().map(|allocation| allocation.gateways().collect::<Vec<_>>()).unwrap_or_default();
+        let sources = self
+            .allocations
+            .get()
+            .map(|allocation| allocation.gateways().collect::<Vec<_>>())
+            .unwrap_or_default();
         let sources: Vec<IpAddr> =
             sources.into_iter().filter(|ip| around.addresses.iter().any(|a| a.addr.addr() == *ip)).collect();
         self.known.position = position;
-        self.set_facts(sources);
+        self.set_local_node(sources);
         // A node that has just started joins also if the rest takes long.
         if self.reports.addresses.borrow().is_none() {
             self.publish_position();
@@ -84,9 +87,9 @@ impl Routes {
         }
     }
 
-    pub(super) fn set_facts(&mut self, sources: Vec<IpAddr>) {
+    pub(super) fn set_local_node(&mut self, sources: Vec<IpAddr>) {
         let network = &self.config.network;
-        self.known.mesh.set_facts(Facts {
+        self.known.mesh.set_local_node(LocalNode {
             name: self.record.name.clone(),
             blocks: self.blocks.clone(),
             subnets: network.subnets.clone(),

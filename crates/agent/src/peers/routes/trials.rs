@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use model::Way;
+use model::PeerPath;
 use netlink::Ethtool;
 use tracing::{debug, info, warn};
 use types::NodeName;
@@ -147,14 +147,14 @@ impl Routes {
 
     /// Another one each time, beginning with the next by name: not the same one for all nodes.
     fn somebody_behind(&self, tunnel: u32, turn: usize) -> Option<(NodeName, Vec<IpAddr>)> {
-        let is_behind = |way: &Way| matches!(way, Way::Vxlan { link, .. } if *link == tunnel);
-        let ways = || self.known.mesh.ways().filter(|(_, _, way)| is_behind(way));
-        let mut names: Vec<&NodeName> = ways().map(|(name, _, _)| name).collect();
+        let is_behind = |path: &PeerPath| matches!(path, PeerPath::Vxlan { link, .. } if *link == tunnel);
+        let paths = || self.known.mesh.paths().filter(|(_, _, path)| is_behind(path));
+        let mut names: Vec<&NodeName> = paths().map(|(name, _, _)| name).collect();
         names.dedup();
         let next = names.partition_point(|name| **name <= self.record.name).wrapping_add(turn);
         let with = *names.get(next.checked_rem(names.len())?)?;
         let blocks: Vec<IpNet> =
-            ways().filter(|(name, _, _)| *name == with).map(|(_, block, _)| block).collect();
+            paths().filter(|(name, _, _)| *name == with).map(|(_, block, _)| block).collect();
         // Not a pod's, but the node's own.
         let one =
             |v4: bool| blocks.iter().find(|block| block.addr().is_ipv4() == v4).and_then(ipam::block_gateway);

@@ -79,8 +79,8 @@ impl Routes {
         self.known.tunnels = tunnels;
         self.tunnel_sizes.set(self.current_tunnel_sizes());
         if is_other {
-            let sources = self.known.mesh.facts().sources.clone();
-            self.set_facts(sources);
+            let sources = self.known.mesh.local_node().sources.clone();
+            self.set_local_node(sources);
         }
     }
 

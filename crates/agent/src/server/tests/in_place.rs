@@ -4,7 +4,7 @@ use super::*;
 
 /// ADDs wait until they are told to go on.
 fn gated() -> (Options, mpsc::Receiver<()>, mpsc::Sender<()>) {
-    let ((begun, seen), (go, gone)) = (mpsc::channel(), mpsc::channel::<()>());
+    let ((begun, observed), (go, gone)) = (mpsc::channel(), mpsc::channel::<()>());
     let gone = Mutex::new(gone);
     let serve = move |request: &Request, _: &Caller<'_>| {
         if let Request::Add(_) = request {
@@ -13,23 +13,23 @@ fn gated() -> (Options, mpsc::Receiver<()>, mpsc::Sender<()>) {
         }
         done(request)
     };
-    (Options { serve: Box::new(serve), ..Options::default() }, seen, go)
+    (Options { serve: Box::new(serve), ..Options::default() }, observed, go)
 }
 
 #[test]
 fn adds_that_hang_leave_an_acceptor_free() {
-    let (options, seen, go) = gated();
+    let (options, observed, go) = gated();
     let site = Site::new(options);
     let mut clients: Vec<Client> = (0..26).map(|_| site.connect()).collect();
     for (n, client) in clients.iter_mut().enumerate() {
         client.write_all(post("/v1/cni", &call("ADD", &format!("c{n}"))).as_bytes()).unwrap();
     }
     // Eight may work at once, and two of them are for the other classes.
-    (0..6).for_each(|_| seen.recv_timeout(SOON).unwrap());
+    (0..6).for_each(|_| observed.recv_timeout(SOON).unwrap());
     wait_until("the others in the queue", || site.queue.waiting() == 20);
     assert_eq!(site.post("/v1/cni", &call("DEL", "a")), (200, json!({})));
     assert_eq!(site.get("/v1/health").0, 200);
-    assert!(seen.try_recv().is_err(), "a seventh ADD began");
+    assert!(observed.try_recv().is_err(), "a seventh ADD began");
     (0..26).for_each(|_| go.send(()).unwrap());
     for client in &mut clients {
         assert_eq!(answer(client).0, 200);
@@ -41,13 +41,13 @@ fn a_call_in_pieces_is_served_as_well() {
     let site = Site::new(Options::default());
     let whole = post("/v1/cni", &call("ADD", "a"));
     let body = whole.find("\r\n\r\n").unwrap() + 4;
-    for cut in [1, 10, body - 2, body, body + 1, whole.len() - 1] {
+    for block_layout in [1, 10, body - 2, body, body + 1, whole.len() - 1] {
         for pause in [Duration::ZERO, accept::FIRST_BYTES * 2] {
             let mut client = site.connect();
-            client.write_all(&whole.as_bytes()[..cut]).unwrap();
+            client.write_all(&whole.as_bytes()[..block_layout]).unwrap();
             thread::sleep(pause);
-            client.write_all(&whole.as_bytes()[cut..]).unwrap();
-            assert_eq!(answer(&mut client).0, 200, "{cut} {pause:?}");
+            client.write_all(&whole.as_bytes()[block_layout..]).unwrap();
+            assert_eq!(answer(&mut client).0, 200, "{block_layout} {pause:?}");
         }
     }
 }
@@ -84,18 +84,18 @@ fn a_whole_call_is_served_by_its_acceptor() {
 
 #[test]
 fn a_half_closed_connection_counts_as_hung_up() {
-    let (begun, seen) = mpsc::channel();
-    let (told, cancelled) = mpsc::channel();
+    let (begun, observed) = mpsc::channel();
+    let (reported, cancelled) = mpsc::channel();
     let serve = move |request: &Request, caller: &Caller<'_>| {
         assert!(!(caller.cancelled)());
         begun.send(()).unwrap();
-        told.send(hung_up_in_time(caller)).unwrap();
+        reported.send(hung_up_in_time(caller)).unwrap();
         done(request)
     };
     let site = Site::new(Options { serve: Box::new(serve), ..Options::default() });
     let mut client = site.connect();
     client.write_all(post("/v1/cni", &call("ADD", "a")).as_bytes()).unwrap();
-    seen.recv_timeout(SOON).unwrap();
+    observed.recv_timeout(SOON).unwrap();
     client.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(cancelled.recv_timeout(SOON), Ok(true));
 }

@@ -31,7 +31,7 @@ pub(super) struct Site {
     pub(super) dir: TempDir,
     pub(super) socket: PathBuf,
     pub(super) tcp: SocketAddr,
-    pub(super) board: Arc<Board>,
+    pub(super) agent_status: Arc<AgentStatus>,
     pub(super) watch: Arc<SocketWatch>,
     pub(super) queue: Arc<Queue>,
     pub(super) stop: Option<oneshot::Sender<Duration>>,
@@ -88,14 +88,14 @@ pub(super) fn done(request: &Request) -> Result<Done, Error> {
 impl Site {
     pub(super) fn lose_bridge(&self) {
         let found = Finding::new(Code::BridgeMissing, "bridge podwire0", "the bridge is missing");
-        self.board.set(Source::Reconcile, vec![found.fix("make it")]);
+        self.agent_status.set(Source::Reconcile, vec![found.fix("make it")]);
     }
 
     pub(super) fn new(options: Options) -> Self {
         let dir = TempDir::new().unwrap();
         let socket = dir.path().join("in/agent.sock");
-        let (board, metrics) = (Arc::new(Board::new()), Arc::new(Metrics::new()));
-        board.set_started();
+        let (agent_status, metrics) = (Arc::new(AgentStatus::new()), Arc::new(Metrics::new()));
+        agent_status.set_started();
         let settings = RequestSettings {
             run_dir: dir.path().join("run"),
             network: "podwire".try_into().unwrap(),
@@ -120,24 +120,25 @@ impl Site {
             connections_per_pod: None,
             masquerade: true,
         };
-        let shares = Arc::new(NodeAllocations::none("", Vec::new()));
-        let work = Work::new(WorkParts::alone(settings, &board, &shares)).with_engine(options.serve);
-        shares.set(NodeAllocation::of_default(Arc::new(Network::whole(&own).unwrap())));
+        let allocations = Arc::new(NodeAllocations::none("", Vec::new()));
+        let work =
+            Work::new(WorkParts::alone(settings, &agent_status, &allocations)).with_engine(options.serve);
+        allocations.set(NodeAllocation::of_default(Arc::new(Network::whole(&own).unwrap())));
         let queue = Arc::new(options.queue);
         let service = ApiService {
-            board: Arc::clone(&board),
+            agent_status: Arc::clone(&agent_status),
             metrics,
             work: Arc::new(work),
             queue: Arc::clone(&queue),
-            facts: NodeDescription {
+            description: NodeDescription {
                 node: "n1".to_owned(),
                 store: "embedded".to_owned(),
                 run_dir: dir.path().join("run"),
                 socket: socket.clone(),
                 network,
-                cuts: Vec::new(),
+                block_layouts: Vec::new(),
             },
-            shares,
+            allocations,
             reconciler: ReconcileRequests::new(Waker::new().unwrap()),
             cluster: None,
             cni_config: Box::new(|| Ok(" ".repeat(16 << 20))),
@@ -158,7 +159,7 @@ impl Site {
             })
         });
         let (watch, tcp) = bound.recv_timeout(SOON).unwrap();
-        Self { dir, socket, tcp, board, watch, queue, stop: Some(stop), thread: Some(thread) }
+        Self { dir, socket, tcp, agent_status, watch, queue, stop: Some(stop), thread: Some(thread) }
     }
 
     pub(super) fn connect(&self) -> Client {

@@ -13,7 +13,7 @@ use testkit::{
 };
 
 use super::{TUNNEL, ip};
-use crate::common::{PATIENCE, SOON, await_that, expect_reach, pod, up};
+use crate::common::{SOON, TIMEOUT, await_that, expect_reach, pod, up};
 use crate::store::{Desk, node_key};
 use frame::{Frame, PORT, VNI};
 
@@ -57,7 +57,7 @@ struct Target<'a> {
 impl<'a> Target<'a> {
     fn new(cluster: &'a Cluster, address: IpAddr) -> Self {
         let socket = pod(cluster, "p1").pod.enter(|| UdpSocket::bind((address, 0))).unwrap().unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         let (at, mac) = (socket.local_addr().unwrap(), tunnel_mac(cluster.node("n1").unwrap()));
         Self { cluster, socket, at, mac }
     }
@@ -91,21 +91,21 @@ impl<'a> Target<'a> {
     fn await_arrival(&self, of: &Ns) {
         let n1 = self.cluster.node("n1").unwrap();
         let echo = udp_echo(n1, (address(self.cluster, "n1"), 0).into()).unwrap();
-        assert!(udp_connects(of, echo.address(), PATIENCE).unwrap().is_some());
+        assert!(udp_connects(of, echo.address(), TIMEOUT).unwrap().is_some());
     }
 
     /// Everything that has come, up to a legal frame that is sent now.
     #[track_caller]
     fn expect(&self, wanted: &[&str]) {
         self.send_legal("last");
-        let mut seen = Vec::new();
-        while seen.last().is_none_or(|text| text != "last") {
+        let mut observed = Vec::new();
+        while observed.last().is_none_or(|text| text != "last") {
             let mut bytes = [0; 100];
             let length = uninterrupted(|| self.socket.recv(&mut bytes))
-                .unwrap_or_else(|error| panic!("after {seen:?}: {error}"));
-            seen.push(String::from_utf8_lossy(&bytes[..length]).into_owned());
+                .unwrap_or_else(|error| panic!("after {observed:?}: {error}"));
+            observed.push(String::from_utf8_lossy(&bytes[..length]).into_owned());
         }
-        assert_eq!(seen.split_last().unwrap().1, wanted, "to {}", self.at);
+        assert_eq!(observed.split_last().unwrap().1, wanted, "to {}", self.at);
     }
 }
 
@@ -265,7 +265,7 @@ fn replies_of_pods_cannot_become_packets_of_a_tunnel() {
         let bind = |name: &str, port: u16| {
             let socket =
                 pod(&cluster, name).pod.enter(|| UdpSocket::bind((own(name), port))).unwrap().unwrap();
-            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
             socket
         };
         // n1 gives its own address to what the pod sends, and leaves the port.
@@ -459,7 +459,7 @@ impl Failing {
     fn await_two(&self) {
         let count = || fs::read(self.dir.join("on")).unwrap().len();
         let before = count();
-        await_that("two failures of nft", PATIENCE, || count() >= before + 2);
+        await_that("two failures of nft", TIMEOUT, || count() >= before + 2);
     }
 }
 
@@ -545,7 +545,7 @@ fn two_networks_on_one_port_keep_their_own_peers() {
     let n1 = cluster.node("n1").unwrap();
     let listed = |table: &str| n1.sh(&["nft", "list", "table", "inet", table]);
     let other = address(&cluster, "n2");
-    await_that("n1 to know n2 in both networks", PATIENCE, || {
+    await_that("n1 to know n2 in both networks", TIMEOUT, || {
         ["podwire-peers-red", TABLE]
             .iter()
             .all(|table| listed(table).is_ok_and(|text| text.contains(&format!("{other} . "))))

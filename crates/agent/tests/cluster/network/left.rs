@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use testkit::{Agent, Extra, Ns, Plan, inspect};
 
 use super::{TUNNEL, Wiring, await_wiring, ip, mtu_of, peer_routes, problems, routes_to};
-use crate::common::{PATIENCE, SOON, await_that, expect_reach, up};
+use crate::common::{SOON, TIMEOUT, await_that, expect_reach, up};
 
 /// Longer than the pause between two attempts to add a route that the kernel refused.
 const TRIES: Duration = Duration::from_secs(2);
@@ -55,7 +55,7 @@ fn two_agents_of_one_machine_leave_each_others_routes_alone() {
     red.launch().unwrap();
     red.wait_ready().unwrap();
     let clamped = || n1.sh(&["nft", "list", "ruleset"]).unwrap();
-    await_that("both tunnels to be known", PATIENCE, || {
+    await_that("both tunnels to be known", TIMEOUT, || {
         clamped().contains("pwvx4") && clamped().contains("red4")
     });
     // Both look at everything: each removes what is left of its own network.

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use model::{BlockClaim, Cut, KeyLayout, NodeRecord, Object as _};
-use netlink::{NetNs, PeerMonitor, PeerNews};
+use model::{BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
+use netlink::{NetNs, PeerEvent, PeerMonitor};
 use store::{Change, CommitOutcome, EtcdConfig, Store, StoreConfig};
 use testkit::{Cluster, Plan};
 use types::{Mac, NodeName, NodeUid};
 
 use super::peer_routes;
-use crate::common::{PATIENCE, SOON, Streams, await_that, up};
+use crate::common::{SOON, Streams, TIMEOUT, await_that, up};
 
 const COUNT: u16 = 300;
 const MARGIN: u8 = 10;
@@ -26,7 +26,7 @@ fn pods() -> Vec<IpNet> {
 fn made_up(number: u16) -> NodeRecord {
     let (subnet, [high, low]) = (1 + number % 2, number.to_be_bytes());
     let host = 20 + u8::try_from(number / 2).unwrap();
-    let block = |net| Cut::new(net, MARGIN).unwrap().block(100 + u64::from(number));
+    let block = |net| BlockLayout::new(net, MARGIN).unwrap().block(100 + u64::from(number));
     NodeRecord {
         name: NodeName::try_from(format!("made-up-{number}")).unwrap(),
         uid: NodeUid::from_random([low; 16]),
@@ -81,7 +81,7 @@ fn many_peers_come_and_go_and_a_change_of_one_touches_no_other() {
     commit(&cluster, &records.iter().flat_map(put).collect::<Vec<_>>());
     let all: BTreeSet<IpNet> =
         records.iter().flat_map(|record| record.blocks.clone()).chain(own.iter().copied()).collect();
-    await_that("all routes", PATIENCE, || destinations(&cluster) == all);
+    await_that("all routes", TIMEOUT, || destinations(&cluster) == all);
 
     // One moves: its two routes are set, and nothing else is heard of.
     let mut monitor = PeerMonitor::open_in(&NetNs::open(n1.path()).unwrap()).unwrap();
@@ -107,19 +107,19 @@ fn many_peers_come_and_go_and_a_change_of_one_touches_no_other() {
     let keys =
         records.iter().map(|record| Change::Delete(KeyLayout::new("/podwire", None).node(&record.name)));
     commit(&cluster, &keys.collect::<Vec<_>>());
-    await_that("all routes to be gone", PATIENCE, || destinations(&cluster) == own);
+    await_that("all routes to be gone", TIMEOUT, || destinations(&cluster) == own);
     await_that("all tunnel entries to be gone but n2's", SOON, || {
         n1.sh(&["bridge", "fdb", "show", "dev", "pwvx4"]).unwrap().lines().count() == 1
     });
     streams.expect_whole();
 }
 
-fn destination(news: &PeerNews) -> Option<IpNet> {
-    match news {
-        PeerNews::RouteSet(route) | PeerNews::RouteGone(route) => Some(route.dst),
-        PeerNews::RouteTaken(net) => Some(*net),
+fn destination(events: &PeerEvent) -> Option<IpNet> {
+    match events {
+        PeerEvent::RouteSet(route) | PeerEvent::RouteGone(route) => Some(route.dst),
+        PeerEvent::RouteTaken(net) => Some(*net),
         // Then nobody knows: every net there is.
-        PeerNews::Missed => Some(IpNet::default()),
+        PeerEvent::Missed => Some(IpNet::default()),
         _ => None,
     }
 }

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use testkit::{Agent, Cluster, DEADLINE, Plan};
 
 use super::{peer_routes, problems, routes_to};
-use crate::common::{BRIEFLY, PATIENCE, SOON, Streams, await_that, expect_reach, pod, up};
+use crate::common::{BRIEFLY, SOON, Streams, TIMEOUT, await_that, expect_reach, pod, up};
 
 /// An agent that is gone counts as alive for 15 s, and a node that waits for its name asks every 3 s.
 const LEASE: Duration = DEADLINE;
@@ -57,15 +57,15 @@ fn a_node_that_is_cut_off_works_on_and_hears_of_everything_when_it_is_back() {
         assert!(!matrix.cell("p1", "p3").unwrap().is_ok(), "n3 is cut off");
         together.iter().all(|(from, to)| matrix.cell(from, to).unwrap().is_ok())
     });
-    await_that("n3 to tell that the store is away", PATIENCE, || {
+    await_that("n3 to tell that the store is away", TIMEOUT, || {
         problems(cluster.agent("n3").unwrap())
             .iter()
             .any(|what| what.contains("etcd at http://10.199.0.1:2379"))
     });
     assert_eq!(peer_routes(cluster.node("n3").unwrap()), before);
     cluster.heal("n3").unwrap();
-    expect_reach(&cluster, PATIENCE);
-    await_that("n4 to be gone on n3", PATIENCE, || !leads_to(&cluster, "n3", &n4));
+    expect_reach(&cluster, TIMEOUT);
+    await_that("n4 to be gone on n3", TIMEOUT, || !leads_to(&cluster, "n3", &n4));
     among_others.expect_whole();
     inside.expect_whole();
 }
@@ -88,12 +88,12 @@ fn a_node_that_was_removed_while_an_agent_was_down_is_swept_and_its_blocks_are_f
         cluster.start_agent(node).unwrap();
         cluster.pod(node, &node.replace('n', "p")).unwrap();
     }
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
     let gone = pod(&cluster, "p4").addresses.clone();
     let returned = blocks(cluster.agent("n1").unwrap(), "n4");
     // The fifth waits for a block.
     cluster.agent_mut("n5").unwrap().launch().unwrap();
-    await_that("n5 to say why it waits", PATIENCE, || {
+    await_that("n5 to say why it waits", TIMEOUT, || {
         let why = readiness(cluster.agent("n5").unwrap());
         why.contains("all 4 blocks of") && why.contains("podwire node rm")
     });
@@ -112,7 +112,7 @@ fn a_node_that_was_removed_while_an_agent_was_down_is_swept_and_its_blocks_are_f
     assert_eq!(blocks(cluster.agent("n1").unwrap(), "n5"), returned);
     streams.expect_whole();
     cluster.pod("n5", "p5").unwrap();
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
     assert_eq!(routes_to(cluster.node("n2").unwrap(), &cluster, "p5").len(), gone.len());
 }
 
@@ -158,7 +158,7 @@ fn of_two_machines_that_come_at_once_with_one_name_one_gets_it_and_the_other_is_
         twins.iter_mut().for_each(|twin| twin.launch().unwrap());
         let is_told =
             |twin: &Agent| readiness(twin).contains(&format!("the name {name} belongs to another machine"));
-        await_that("one to get in and the other to be told", PATIENCE, || {
+        await_that("one to get in and the other to be told", TIMEOUT, || {
             let [a, b] = &twins;
             (a.is_ready() && is_told(b)) || (b.is_ready() && is_told(a))
         });
@@ -174,12 +174,12 @@ fn a_second_machine_of_a_name_is_refused_while_the_first_is_alive_and_takes_over
         cluster.start_agent(node).unwrap();
         cluster.pod(node, &node.replace('n', "p")).unwrap();
     }
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
     let first = nodes(cluster.agent("n1").unwrap()).into_iter().find(|view| view.name == "n2").unwrap();
     let mut second = another(&cluster, "n3", "n2");
     let streams = Streams::between(&cluster, &[("p1", "p2")]);
     second.launch().unwrap();
-    await_that("the second to be told who holds the name", PATIENCE, || {
+    await_that("the second to be told who holds the name", TIMEOUT, || {
         let why = readiness(&second);
         why.contains("the name n2 belongs to another machine")
             && why.contains(first.uid.as_deref().unwrap())

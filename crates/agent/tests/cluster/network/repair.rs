@@ -4,7 +4,7 @@ use netlink::{NetNs, PeerMonitor};
 use testkit::{Cluster, Plan, PodPath, inspect};
 
 use super::{TUNNEL, Wiring, await_way, await_wiring, ip, peer_routes, problems, set_sysctl};
-use crate::common::{BRIEFLY, PATIENCE, SOON, Streams, await_that, expect_reach, up};
+use crate::common::{BRIEFLY, SOON, Streams, TIMEOUT, await_that, expect_reach, up};
 
 /// n1 and n3 are on one link, n2 is behind a router: both ways are in use.
 fn plan() -> Plan {
@@ -124,31 +124,31 @@ fn a5_only_drift_that_was_repaired_counts_as_a_repair() {
     cluster.start_etcd().unwrap();
     cluster.start_agent("n1").unwrap();
     cluster.start_agent("n2").unwrap();
-    await_that("routes to n2", PATIENCE, || peer_routes(cluster.node("n1").unwrap()).len() == 2);
+    await_that("routes to n2", TIMEOUT, || peer_routes(cluster.node("n1").unwrap()).len() == 2);
     // The kernel refuses a route whose gateway is itself behind a gateway.
     let detour = |cluster: &Cluster, verb: &str| {
         ip(cluster.node("n1").unwrap(), &format!("-6 route {verb} fd99:1::3/128 via fd99:1::99 dev eth0"));
     };
     detour(&cluster, "add");
     cluster.start_agent("n3").unwrap();
-    await_that("the refusal", PATIENCE, || failed_routes(&cluster).len() == 1);
+    await_that("the refusal", TIMEOUT, || failed_routes(&cluster).len() == 1);
     let refused = failed_routes(&cluster);
     assert!(refused[0].starts_with("route fd42:"), "{refused:?}");
     detour(&cluster, "del");
-    await_that("all routes", PATIENCE, || peer_routes(cluster.node("n1").unwrap()).len() == 4);
-    await_that("no refusal", PATIENCE, || failed_routes(&cluster).is_empty());
+    await_that("all routes", TIMEOUT, || peer_routes(cluster.node("n1").unwrap()).len() == 4);
+    await_that("no refusal", TIMEOUT, || failed_routes(&cluster).is_empty());
     assert_eq!(repairs(&cluster, "peer_route"), 0, "it followed from the record of n3");
 
     detour(&cluster, "add");
     for family in ["-4", "-6"] {
         ip(cluster.node("n1").unwrap(), &format!("{family} route flush proto 113"));
     }
-    await_that("the refusal again", PATIENCE, || failed_routes(&cluster) == refused);
+    await_that("the refusal again", TIMEOUT, || failed_routes(&cluster) == refused);
     // One refused route does not hide the repair of the others.
-    await_that("3 repairs", PATIENCE, || repairs(&cluster, "peer_route") == 3);
+    await_that("3 repairs", TIMEOUT, || repairs(&cluster, "peer_route") == 3);
     detour(&cluster, "del");
-    await_that("4 repairs", PATIENCE, || repairs(&cluster, "peer_route") == 4);
-    await_that("no refusal", PATIENCE, || failed_routes(&cluster).is_empty());
+    await_that("4 repairs", TIMEOUT, || repairs(&cluster, "peer_route") == 4);
+    await_that("no refusal", TIMEOUT, || failed_routes(&cluster).is_empty());
     assert_eq!(peer_routes(cluster.node("n1").unwrap()).len(), 4);
 }
 
@@ -166,7 +166,7 @@ fn metric(cluster: &Cluster, name: &str) -> f64 {
 
 fn await_metrics(cluster: &Cluster, wanted: &[(&str, f64)]) {
     for (name, value) in wanted {
-        await_that(&format!("{name} {value}"), PATIENCE, || metric(cluster, name) == *value);
+        await_that(&format!("{name} {value}"), TIMEOUT, || metric(cluster, name) == *value);
     }
 }
 
@@ -187,7 +187,7 @@ fn a5_peers_that_join_change_and_leave_are_logged_once_and_counted() {
     await_metrics(&cluster, &[("podwire_peers", 0.0), (&direct, 0.0), ("podwire_store_reachable", 1.0)]);
     for node in ["n2", "n3"] {
         cluster.start_agent(node).unwrap();
-        await_that("the peer in the log", PATIENCE, || !logged(&cluster, "peer joined", node).is_empty());
+        await_that("the peer in the log", TIMEOUT, || !logged(&cluster, "peer joined", node).is_empty());
     }
     let wanted =
         [("podwire_peers", 2.0), ("podwire_tunnels", 1.0), (&direct, 2.0), (&vxlan, 2.0), (&none, 0.0)];
@@ -198,12 +198,12 @@ fn a5_peers_that_join_change_and_leave_are_logged_once_and_counted() {
     ip(cluster.node("n3").unwrap(), "addr add 10.199.1.33/24 dev eth0");
     ip(cluster.node("n3").unwrap(), "addr del 10.199.1.3/24 dev eth0");
     let moved = "addresses 10.199.1.3,fd99:1::3 -> 10.199.1.33,fd99:1::3";
-    await_that("the change in the log", PATIENCE, || {
+    await_that("the change in the log", TIMEOUT, || {
         logged(&cluster, "peer changed", "n3").iter().any(|line| line.contains(moved))
     });
     cluster.agent_mut("n3").unwrap().stop().unwrap();
     let path = format!("{}/n3?force=true", api::NODES);
-    let removed = cluster.agent("n1").unwrap().client().delete(&path, PATIENCE).unwrap();
+    let removed = cluster.agent("n1").unwrap().client().delete(&path, TIMEOUT).unwrap();
     assert_eq!(removed.status, 200);
     await_metrics(&cluster, &[("podwire_peers", 1.0), (&direct, 0.0), (&vxlan, 2.0)]);
     let counts = |cluster: &Cluster, node| {
@@ -214,18 +214,18 @@ fn a5_peers_that_join_change_and_leave_are_logged_once_and_counted() {
         ([1, 0, 0], [1, 1, 1], [0; 3])
     );
 
-    assert!(metric(&cluster, "podwire_store_watch_age_seconds") < PATIENCE.as_secs_f64());
+    assert!(metric(&cluster, "podwire_store_watch_age_seconds") < TIMEOUT.as_secs_f64());
     cluster.etcd.members[0].kill().unwrap();
     await_metrics(&cluster, &[("podwire_store_reachable", 0.0)]);
     let age = metric(&cluster, "podwire_store_watch_age_seconds");
-    await_that("the watch to get older", PATIENCE, || {
+    await_that("the watch to get older", TIMEOUT, || {
         metric(&cluster, "podwire_store_watch_age_seconds") > age + 1.0
     });
     // Routes stay without the store.
     await_metrics(&cluster, &[("podwire_peers", 1.0), (&vxlan, 2.0)]);
     cluster.start_etcd().unwrap();
     await_metrics(&cluster, &[("podwire_store_reachable", 1.0)]);
-    await_that("the watch to be confirmed", PATIENCE, || {
+    await_that("the watch to be confirmed", TIMEOUT, || {
         metric(&cluster, "podwire_store_watch_age_seconds") < age
     });
     assert_eq!(counts(&cluster, "n2"), [1, 0, 0], "an outage is no change of a peer");
@@ -240,7 +240,7 @@ fn somebody_elses_link_of_the_tunnels_name_is_never_taken() {
     cluster.pods_everywhere(1).unwrap();
     let n1 = cluster.node("n1").unwrap();
     let theirs = inspect::link(n1, TUNNEL).unwrap();
-    await_that("the problem to be told", PATIENCE, || {
+    await_that("the problem to be told", TIMEOUT, || {
         problems(cluster.agent("n1").unwrap())
             .iter()
             .any(|what| what.contains("link pwvx4 that is not ours") && what.contains("rename or remove it"))

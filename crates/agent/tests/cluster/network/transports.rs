@@ -118,8 +118,8 @@ fn nodes_reach_pods_of_other_nodes_from_their_gateway_and_pods_reach_nodes() {
         let wired = pod(&cluster, name);
         for (index, address) in wired.addresses.iter().enumerate() {
             let echo = udp_echo(&wired.pod, SocketAddr::new(*address, 0)).unwrap();
-            let seen = udp_connects(n1, echo.address(), SOON).unwrap().map(|seen| seen.ip());
-            assert_eq!(seen, Some(gateway_of(&cluster, "p1", index)), "n1 to {address}");
+            let observed = udp_connects(n1, echo.address(), SOON).unwrap().map(|observed| observed.ip());
+            assert_eq!(observed, Some(gateway_of(&cluster, "p1", index)), "n1 to {address}");
         }
     }
     for node in ["n1", "n2", "n3"] {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use netlink::{NetNs, PeerMonitor, PeerNews};
+use netlink::{NetNs, PeerEvent, PeerMonitor};
 use testkit::{Cluster, Ns, Plan, inspect};
 
 use super::{TUNNEL, ip, peer_routes, routes_to, set_sysctl};
@@ -22,20 +22,20 @@ impl Quiet {
 
     #[track_caller]
     fn expect(mut self) {
-        let told = |news: &PeerNews| {
+        let told = |events: &PeerEvent| {
             matches!(
-                news,
-                PeerNews::RouteSet(_)
-                    | PeerNews::RouteGone(_)
-                    | PeerNews::RouteTaken(_)
-                    | PeerNews::NeighbourGone { .. }
-                    | PeerNews::FdbGone(_)
-                    | PeerNews::LinkGone { .. }
-                    | PeerNews::Missed
+                events,
+                PeerEvent::RouteSet(_)
+                    | PeerEvent::RouteGone(_)
+                    | PeerEvent::RouteTaken(_)
+                    | PeerEvent::NeighbourGone { .. }
+                    | PeerEvent::FdbGone(_)
+                    | PeerEvent::LinkGone { .. }
+                    | PeerEvent::Missed
             )
         };
-        let news: Vec<PeerNews> = self.0.read().unwrap().into_iter().filter(told).collect();
-        assert!(news.is_empty(), "{news:?}");
+        let events: Vec<PeerEvent> = self.0.read().unwrap().into_iter().filter(told).collect();
+        assert!(events.is_empty(), "{events:?}");
     }
 }
 

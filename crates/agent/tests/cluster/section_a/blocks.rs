@@ -7,7 +7,7 @@ use testkit::{Cluster, Extra, LabStore, Plan, wait_until};
 use super::{
     Registry, etcdctl, expect_consistent, let_die, peer_routes, problems, records, shares, status, stored,
 };
-use crate::common::{PATIENCE, expect_reach};
+use crate::common::{TIMEOUT, expect_reach};
 
 #[test]
 fn a3_the_same_host_has_the_same_block_after_restarts_and_without_what_it_kept_in_memory() {
@@ -86,8 +86,8 @@ fn a3_a_network_without_a_free_block_says_what_to_do_and_a_removed_node_gives_it
     cluster.agent_mut("n3").unwrap().launch().unwrap();
     let says = ["all 2 blocks of 10.9.0.0/28 are taken", "podwire node rm NAME", "a larger subnet"];
     let has_all = |text: &str| says.iter().all(|part| text.contains(part));
-    wait_until("n3 to tell why it has no block", PATIENCE, || {
-        let ready = cluster.agent("n3")?.client().get(api::READY, PATIENCE)?;
+    wait_until("n3 to tell why it has no block", TIMEOUT, || {
+        let ready = cluster.agent("n3")?.client().get(api::READY, TIMEOUT)?;
         Ok(ready.status == 503 && has_all(&String::from_utf8_lossy(&ready.body)))
     })
     .unwrap();
@@ -119,7 +119,7 @@ fn a3_a_network_without_a_free_block_says_what_to_do_and_a_removed_node_gives_it
     assert_eq!(listed.keys().collect::<Vec<_>>(), ["n2", "n3"]);
     assert_eq!(listed["n3"].blocks, first);
     expect_consistent(&cluster, "/podwire");
-    wait_until("no problem", PATIENCE, || Ok(problems(cluster.agent("n3")?).is_empty())).unwrap();
+    wait_until("no problem", TIMEOUT, || Ok(problems(cluster.agent("n3")?).is_empty())).unwrap();
 }
 
 #[test]
@@ -148,5 +148,5 @@ fn a4_listing_the_prefix_gives_hosts_and_blocks_and_prefixes_are_whole_segments(
     assert!(one.keys().eq(two.keys()), "{one:?} {two:?}");
     cluster.pod("n1", "a").unwrap();
     cluster.pod("n2", "b").unwrap();
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
 }

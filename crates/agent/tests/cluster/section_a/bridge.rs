@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use testkit::{Cluster, Extra, Plan, inspect, wait_until};
 
 use super::records;
-use crate::common::{PATIENCE, expect_reach};
+use crate::common::{TIMEOUT, expect_reach};
 
 const BRIDGE: &str = "podwire0";
 
@@ -46,9 +46,9 @@ fn a6_the_bridge_is_up_has_the_first_host_address_of_each_block_and_is_repaired(
             vec!["link", "del", BRIDGE],
         ] {
             node.sh(&[vec!["ip"], damage.clone()].concat()).unwrap();
-            let repaired = wait_until("the bridge to be as it was", PATIENCE, is_right);
+            let repaired = wait_until("the bridge to be as it was", TIMEOUT, is_right);
             assert!(repaired.is_ok(), "{name}: {damage:?}: {:?}", inspect::addresses(node, BRIDGE));
         }
     }
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
 }

@@ -3,7 +3,7 @@
 use testkit::{Cluster, Families, Plan};
 
 use super::{expect_consistent, records};
-use crate::common::{PATIENCE, expect_reach};
+use crate::common::{TIMEOUT, expect_reach};
 
 fn one_family(label: &str, underlay: Families, net: &str) {
     let pods = vec![net.parse().unwrap()];
@@ -15,7 +15,7 @@ fn one_family(label: &str, underlay: Families, net: &str) {
     }
     expect_consistent(&cluster, "/podwire");
     cluster.pods_everywhere(1).unwrap();
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
 }
 
 #[test]

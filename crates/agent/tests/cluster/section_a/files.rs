@@ -14,20 +14,20 @@ use serde_json::{Value, json};
 use testkit::{Call, Cluster, Plan, Plugin, Verb, wait_until};
 
 use super::{Eleven, records};
-use crate::common::PATIENCE;
+use crate::common::TIMEOUT;
 
-/// Tells what happens in folders, all of it in its order.
+/// Tells what happens in directories, all of it in its order.
 struct Witness {
     fd: OwnedFd,
 }
 
 impl Witness {
-    fn of(folders: &[&Path]) -> Self {
+    fn of(directories: &[&Path]) -> Self {
         let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
         let all = WatchFlags::CREATE | WatchFlags::MODIFY | WatchFlags::MOVED_TO | WatchFlags::DELETE;
-        for folder in folders {
-            fs::create_dir_all(folder).unwrap();
-            inotify::add_watch(&fd, *folder, all).unwrap();
+        for directory in directories {
+            fs::create_dir_all(directory).unwrap();
+            inotify::add_watch(&fd, *directory, all).unwrap();
         }
         Self { fd }
     }
@@ -51,8 +51,8 @@ impl Witness {
 fn a7_plugin_and_config_come_by_rename_in_this_order_and_not_before_the_node_has_a_block() {
     let mut cluster = Cluster::hosts("order", &Plan { nodes: 1, ..Plan::default() }).unwrap();
     let mut host = Eleven::new(&cluster, "n1", &[]);
-    let folders = [host.dir.join("net.d"), host.dir.join("bin")];
-    let witness = Witness::of(&[&folders[0], &folders[1]]);
+    let directories = [host.dir.join("net.d"), host.dir.join("bin")];
+    let witness = Witness::of(&[&directories[0], &directories[1]]);
     let names = ["blue-cni", "10-blue.conflist"];
 
     // Nobody answers at etcd's address.
@@ -62,8 +62,8 @@ fn a7_plugin_and_config_come_by_rename_in_this_order_and_not_before_the_node_has
         let call = Call::network(Verb::Status, &host.agent.config(&config));
         Plugin::podwire().unwrap().call(&host.ns, &call).unwrap()
     };
-    wait_until("the agent to know why it is not ready", PATIENCE, || {
-        let ready = host.agent.client().get(api::READY, PATIENCE)?;
+    wait_until("the agent to know why it is not ready", TIMEOUT, || {
+        let ready = host.agent.client().get(api::READY, TIMEOUT)?;
         let told = String::from_utf8_lossy(&ready.body);
         // From the first moment on it says whom it asks.
         let names_etcd = told.contains("etcd at http://10.199.0.1:2379");
@@ -74,8 +74,8 @@ fn a7_plugin_and_config_come_by_rename_in_this_order_and_not_before_the_node_has
     let refused = ask(&host).error().unwrap();
     let why = ["this node has no block yet", "etcd at http://10.199.0.1:2379 cannot be reached"];
     assert!(refused.code == 50 && why.iter().all(|part| refused.msg.contains(part)), "{refused:?}");
-    for folder in &folders {
-        assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "{}", folder.display());
+    for directory in &directories {
+        assert_eq!(fs::read_dir(directory).unwrap().count(), 0, "{}", directory.display());
     }
 
     cluster.start_etcd().unwrap();
@@ -87,13 +87,20 @@ fn a7_plugin_and_config_come_by_rename_in_this_order_and_not_before_the_node_has
     let modes = [host.plugin_file(), host.config_file()]
         .map(|path| fs::metadata(path).unwrap().permissions().mode() & 0o7777);
     assert_eq!(modes, [0o700, 0o600]);
-    let present = |folder: &Path| -> BTreeSet<String> {
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    let present = |directory: &Path| -> BTreeSet<String> {
+        fs::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
     };
-    assert_eq!(present(&folders[0]), BTreeSet::from(["10-blue.conflist".to_owned()]), "nothing half-made");
+    assert_eq!(
+        present(&directories[0]),
+        BTreeSet::from(["10-blue.conflist".to_owned()]),
+        "nothing half-made"
+    );
     // Runtimes want one for loopback as well.
     let programs = ["blue-cni", "loopback"].map(str::to_owned);
-    assert_eq!(present(&folders[1]), BTreeSet::from(programs), "nothing half-made");
+    assert_eq!(present(&directories[1]), BTreeSet::from(programs), "nothing half-made");
 
     // A block that is remembered is enough.
     cluster.etcd.members[0].kill().unwrap();
@@ -142,7 +149,7 @@ fn a7_a_template_gets_this_nodes_values_and_is_rendered_again_when_another_block
         let note = &config["note"];
         listed::<IpNet>(note, "block") == wanted && listed::<IpAddr>(note, "gateway") == gateways
     };
-    wait_until("a config with this node's block", PATIENCE, || Ok(is_right())).unwrap();
+    wait_until("a config with this node's block", TIMEOUT, || Ok(is_right())).unwrap();
     let config = host.config();
     let text = |value: &Value, key: &str| value[key].as_str().unwrap().to_owned();
     assert_eq!(["cniVersion", "name", "type"].map(|key| text(&config, key)), ["0.4.0", "blue", "blue-cni"]);
@@ -161,7 +168,7 @@ fn a7_a_template_gets_this_nodes_values_and_is_rendered_again_when_another_block
     for number in 0..7 {
         host.add(&node.pod(&format!("p{number}")).unwrap());
     }
-    wait_until("a config with all blocks", PATIENCE, || {
+    wait_until("a config with all blocks", TIMEOUT, || {
         Ok(listed::<IpNet>(&host.config()["note"], "block").len() >= 4 && is_right())
     })
     .unwrap();

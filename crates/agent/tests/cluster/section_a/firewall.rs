@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use testkit::{Cluster, Ns, Plan, PodPath, TransportMode, inspect, tcp_connects, tcp_echo, wait_until};
 
 use super::{peer_routes, problems, status};
-use crate::common::{BRIEFLY, PATIENCE, expect_reach};
+use crate::common::{BRIEFLY, TIMEOUT, expect_reach};
 
 const SYSCTLS: [&str; 2] = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
 
@@ -19,7 +19,7 @@ fn edge(transport: TransportMode, way: PodPath) {
         }
     }
     // A source that was rewritten is a complaint, too.
-    let matrix = cluster.reach(PATIENCE).unwrap();
+    let matrix = cluster.reach(TIMEOUT).unwrap();
     assert!(matrix.all(), "{:#?}", matrix.complaints());
     assert!(matrix.cells.iter().all(|cell| cell.way == way), "{matrix:?}");
     // A host that knows nothing of pods.
@@ -27,8 +27,8 @@ fn edge(transport: TransportMode, way: PodPath) {
         let to: SocketAddr = (outside.parse::<std::net::IpAddr>().unwrap(), 0).into();
         let server = tcp_echo(cluster.underlay(), to).unwrap();
         for wired in cluster.pods() {
-            let seen = tcp_connects(&wired.pod, server.address(), PATIENCE).unwrap().unwrap();
-            assert_eq!(seen.ip(), cluster.addresses(&wired.node).unwrap()[family], "{}", wired.name);
+            let observed = tcp_connects(&wired.pod, server.address(), TIMEOUT).unwrap().unwrap();
+            assert_eq!(observed.ip(), cluster.addresses(&wired.node).unwrap()[family], "{}", wired.name);
         }
     }
 }
@@ -63,11 +63,10 @@ fn doctor(cluster: &Cluster, node: &str) -> testkit::Outcome {
 fn a9_a_foreign_chain_that_drops_is_told_accepted_where_asked_for_and_cleanup_leaves_nothing_in_it() {
     let mut cluster = Cluster::up("foreign", &Plan { subnets: 2, ..Plan::default() }).unwrap();
     cluster.pods_everywhere(1).unwrap();
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
     let n1 = (**cluster.node("n1").unwrap()).clone();
     n1.sh(&["nft", STRICT]).unwrap();
-    wait_until("the problem to be told", PATIENCE, || Ok(!problems(cluster.agent("n1")?).is_empty()))
-        .unwrap();
+    wait_until("the problem to be told", TIMEOUT, || Ok(!problems(cluster.agent("n1")?).is_empty())).unwrap();
     let told = problems(cluster.agent("n1").unwrap());
     let command = told[0]["fix"].as_str().unwrap();
     let degraded = status(&cluster, "n1").error().unwrap();
@@ -75,7 +74,7 @@ fn a9_a_foreign_chain_that_drops_is_told_accepted_where_asked_for_and_cleanup_le
     assert!(format!("{} {}", degraded.msg, degraded.details).contains(command), "{degraded:?}");
     let page = doctor(&cluster, "n1");
     assert!(page.status.code() == Some(1) && page.stdout.contains(command), "{page:?}");
-    wait_until("all pods but p1 to reach each other", PATIENCE, || {
+    wait_until("all pods but p1 to reach each other", TIMEOUT, || {
         let matrix = cluster.reach(BRIEFLY)?;
         let (of_p1, others): (Vec<_>, Vec<_>) =
             matrix.cells.into_iter().partition(|cell| [&cell.from, &cell.to].contains(&&"p1".to_owned()));
@@ -87,17 +86,17 @@ fn a9_a_foreign_chain_that_drops_is_told_accepted_where_asked_for_and_cleanup_le
 
     // The command helps.
     n1.sh(&["sh", "-c", command]).unwrap();
-    expect_reach(&cluster, PATIENCE);
-    wait_until("no problem", PATIENCE, || Ok(problems(cluster.agent("n1")?).is_empty())).unwrap();
+    expect_reach(&cluster, TIMEOUT);
+    wait_until("no problem", TIMEOUT, || Ok(problems(cluster.agent("n1")?).is_empty())).unwrap();
     n1.sh(&["nft", "delete table inet strict"]).unwrap();
 
     n1.sh(&["nft", STRICT]).unwrap();
     let accept = ("PODWIRE_NETWORK_ACCEPT_FORWARD".to_owned(), "true".to_owned());
     cluster.agent_mut("n1").unwrap().set_env(&[accept]);
     cluster.agent_mut("n1").unwrap().restart().unwrap();
-    wait_until("two rules for each family", PATIENCE, || Ok(ours(&n1) == 4)).unwrap();
-    expect_reach(&cluster, PATIENCE);
-    wait_until("no problem", PATIENCE, || Ok(problems(cluster.agent("n1")?).is_empty())).unwrap();
+    wait_until("two rules for each family", TIMEOUT, || Ok(ours(&n1) == 4)).unwrap();
+    expect_reach(&cluster, TIMEOUT);
+    wait_until("no problem", TIMEOUT, || Ok(problems(cluster.agent("n1")?).is_empty())).unwrap();
     assert!(status(&cluster, "n1").success());
     let page = doctor(&cluster, "n1");
     assert!(page.success(), "{}", page.stdout);

@@ -5,7 +5,7 @@ use model::{NodeRecord, Object as _};
 use testkit::{Cluster, Plan, wait_until};
 
 use super::{expect_consistent, problems, records};
-use crate::common::{PATIENCE, expect_reach};
+use crate::common::{TIMEOUT, expect_reach};
 
 /// Blocks of five addresses for pods, on nodes that are on-link and nodes that are not.
 fn tiny() -> Plan {
@@ -38,7 +38,7 @@ fn a3_a_full_node_claims_another_block_and_its_pods_are_reached_both_ways() {
         assert_eq!(after[name].blocks, before[name].blocks, "{name} is not full");
     }
     expect_consistent(&cluster, "/podwire");
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
 
     // Nobody to ask: what is there is used up, then it is said.
     cluster.etcd.members[0].kill().unwrap();
@@ -51,11 +51,11 @@ fn a3_a_full_node_claims_another_block_and_its_pods_are_reached_both_ways() {
     let saved = std::fs::read(cluster.node("n1").unwrap().dir().join("lib/podwire/node.json")).unwrap();
     let blocks = NodeRecord::decode(&saved).unwrap().blocks;
     assert_eq!(Some(&pods), rooms(&blocks).iter().min(), "every address was used before: {blocks:?}");
-    wait_until("a condition", PATIENCE, || Ok(!problems(cluster.agent("n1").unwrap()).is_empty())).unwrap();
-    expect_reach(&cluster, PATIENCE);
+    wait_until("a condition", TIMEOUT, || Ok(!problems(cluster.agent("n1").unwrap()).is_empty())).unwrap();
+    expect_reach(&cluster, TIMEOUT);
 
     cluster.start_etcd().unwrap();
-    wait_until("the node to grow again", PATIENCE, || Ok(cluster.pod("n1", "late").is_ok())).unwrap();
+    wait_until("the node to grow again", TIMEOUT, || Ok(cluster.pod("n1", "late").is_ok())).unwrap();
     expect_consistent(&cluster, "/podwire");
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
 }

@@ -3,15 +3,15 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use model::{BlockClaim, Cut, KeyLayout, NodeRecord, Object as _};
-use netlink::{PeerMonitor, PeerNews};
+use model::{BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
+use netlink::{PeerEvent, PeerMonitor};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use store::{Change, EtcdConfig, Store, StoreConfig};
 use testkit::{Cluster, Plan, wait_until};
 use types::{Mac, NodeUid};
 
 use super::{direct_routes, peer_routes, records};
-use crate::common::PATIENCE;
+use crate::common::TIMEOUT;
 
 /// More nodes than can be written while agents start: they take a second or two.
 const MOST: u16 = 8000;
@@ -56,7 +56,7 @@ impl Writer {
 
 /// A node that is a record only, with blocks that no agent takes. `address` is the last part of its own.
 fn stranger(plan: &Plan, number: u16, address: u8) -> NodeRecord {
-    let block = |net| Cut::new(net, plan.margin).unwrap().block(100 + u64::from(number));
+    let block = |net| BlockLayout::new(net, plan.margin).unwrap().block(100 + u64::from(number));
     let [high, low] = number.to_be_bytes();
     NodeRecord {
         name: format!("x{number}").as_str().try_into().unwrap(),
@@ -71,20 +71,20 @@ fn stranger(plan: &Plan, number: u16, address: u8) -> NodeRecord {
 
 /// Until the kernel has reported all of these routes.
 fn wait_for(monitor: &mut PeerMonitor, record: &NodeRecord, is_wanted: bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let mut open = record.blocks.clone();
     while !open.is_empty() {
         assert!(Instant::now() < end, "no news of {open:?}");
         let wait = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         let _ = poll(&mut [PollFd::new(&*monitor, PollFlags::IN)], Some(&wait));
-        for news in monitor.read().unwrap() {
-            match news {
-                PeerNews::RouteSet(route) if is_wanted => {
+        for events in monitor.read().unwrap() {
+            match events {
+                PeerEvent::RouteSet(route) if is_wanted => {
                     let is_it =
                         |block: &ipnet::IpNet| *block == route.dst && record.address(block) == route.gateway;
                     open.retain(|block| !is_it(block));
                 }
-                PeerNews::RouteGone(route) if !is_wanted => open.retain(|block| *block != route.dst),
+                PeerEvent::RouteGone(route) if !is_wanted => open.retain(|block| *block != route.dst),
                 _ => {}
             }
         }
@@ -153,7 +153,7 @@ fn a8_nothing_between_list_and_watch_is_lost() {
     assert!(was_busy && listed.len() > 20, "something happened all the time: {}", listed.len());
     for name in ["n1", "n2"] {
         let (node, wanted) = (cluster.node(name).unwrap(), direct_routes(&listed, name));
-        let same = wait_until("the routes of all records", PATIENCE, || Ok(peer_routes(node) == wanted));
+        let same = wait_until("the routes of all records", TIMEOUT, || Ok(peer_routes(node) == wanted));
         let found = peer_routes(node);
         let missing: Vec<_> = wanted.iter().filter(|route| !found.contains(route)).collect();
         let surplus: Vec<_> = found.iter().filter(|route| !wanted.contains(route)).collect();

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use testkit::{Cluster, Ns, Plan, inspect, wait_until};
 
 use super::{peer_routes, shares};
-use crate::common::{PATIENCE, expect_reach};
+use crate::common::{TIMEOUT, expect_reach};
 
 /// Names of nodes resolve to nothing here, and nobody is to ask.
 const COUNT_QUESTIONS: &str = "table inet names { chain c { type filter hook output priority 0; \
@@ -52,7 +52,7 @@ fn expect_routes(cluster: &Cluster, names: &[&str], at: &BTreeMap<&str, [IpAddr;
     for name in names {
         let (node, wanted) = (cluster.node(name).unwrap(), wanted(cluster, name, at));
         assert_eq!(wanted.len(), 2 * (names.len() - 1));
-        let same = wait_until("the routes", PATIENCE, || Ok(targets(node) == wanted));
+        let same = wait_until("the routes", TIMEOUT, || Ok(targets(node) == wanted));
         assert!(same.is_ok(), "{name}: {:?} instead of {wanted:?}", targets(node));
     }
 }
@@ -86,13 +86,13 @@ fn routes_follow_the_records(plan: &Plan, moving: &[&str], leaving: &str) {
     let mut at: BTreeMap<&str, [IpAddr; 2]> =
         names.iter().map(|name| (*name, cluster.addresses(name).unwrap().try_into().unwrap())).collect();
     expect_routes(&cluster, &names, &at);
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
 
     for (name, host) in moving.iter().zip(77..) {
         at.insert(name, move_to(&cluster, name, host));
     }
     expect_routes(&cluster, &names, &at);
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
 
     cluster.kill_node(leaving).unwrap();
     expect_routes_of_others_stay(&cluster, (&names, leaving), &at);
@@ -113,7 +113,7 @@ fn routes_follow_the_records(plan: &Plan, moving: &[&str], leaving: &str) {
         let asked = cluster.node(name).unwrap().sh(&["nft", "list", "table", "inet", "names"]).unwrap();
         assert!(asked.contains("counter packets 0 "), "{name}: somebody asked for a name: {asked}");
     }
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
 }
 
 /// A node without power is not gone for good: its pods come back, and their routes are there.

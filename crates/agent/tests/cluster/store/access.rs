@@ -8,7 +8,7 @@ use ::store::EtcdConfig;
 use testkit::{Agent, Cluster, Plan, Tls};
 
 use super::{Desk, await_good_routes, await_no_problem, await_problem, blocks_of};
-use crate::common::{PATIENCE, SOON, Streams, await_that, expect_reach};
+use crate::common::{SOON, Streams, TIMEOUT, await_that, expect_reach};
 
 /// `ca` signed the servers' and our certificates, `other` is a stranger's.
 struct Certs {
@@ -71,7 +71,7 @@ struct Guarded {
 }
 
 impl Guarded {
-    /// With a user `podwire`, who may use its own folder and nothing else.
+    /// With a user `podwire`, who may use its own directory and nothing else.
     fn up() -> Self {
         let plan = Plan { nodes: 2, ..Plan::default() };
         let certs = Certs::new(&plan);
@@ -144,7 +144,7 @@ impl Guarded {
     fn expect_refused(&self, papers: Papers<'_>, words: &[&str]) {
         let before = self.desk().all();
         let mut agent = self.agent("n2", papers);
-        await_that("an agent that answers", PATIENCE, || agent.get(api::STATUS).is_ok());
+        await_that("an agent that answers", TIMEOUT, || agent.get(api::STATUS).is_ok());
         await_problem(&agent, words);
         // One of the conditions began with this reason. That of others (`BlockMissing`) may have changed since it was logged.
         await_that(&format!("the log to say {words:?}"), SOON, || {
@@ -227,7 +227,7 @@ fn etcd_wrong_certificate_and_wrong_password_are_told_and_right_ones_join() {
     for node in ["n1", "n2"] {
         guarded.cluster.pod(node, &node.replace('n', "p")).unwrap();
     }
-    expect_reach(&guarded.cluster, PATIENCE);
+    expect_reach(&guarded.cluster, TIMEOUT);
 
     // F9: the role loses its rights while the watches run.
     guarded.etcdctl("role revoke-permission podwire --prefix=true /podwire/");

@@ -12,7 +12,7 @@ use super::{
     Desk, await_good_routes, await_no_problem, await_problem, await_routes, await_saved_peers, blocks_of,
     ghost_blocks, ghost_joins, mixed, up_with,
 };
-use crate::common::{PATIENCE, SOON, Streams, await_that, expect_reach};
+use crate::common::{SOON, Streams, TIMEOUT, await_that, expect_reach};
 
 const ETCD_UNREACHABLE: ConditionCode = ConditionCode::Known(Code::StoreUnreachable);
 
@@ -65,7 +65,7 @@ fn etcd_killed_a_node_boots_and_knows_its_peers() {
     // Ready means that pods are served, from the block that it had.
     cluster.start_node("n2").unwrap();
     assert_eq!(blocks_of(cluster.agent("n2").unwrap()), before);
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
     await_good_routes(cluster.agent("n2").unwrap(), 4);
     await_problem(
         cluster.agent("n2").unwrap(),
@@ -89,7 +89,7 @@ fn claims_of(cluster: &Cluster, node: &str) -> BlocksView {
 
 /// The agent has the condition, with the time at which it began.
 fn await_unreachable(cluster: &Cluster, node: &str) {
-    await_that("StoreUnreachable", PATIENCE, || {
+    await_that("StoreUnreachable", TIMEOUT, || {
         let status = cluster.agent(node).unwrap().get(api::STATUS).unwrap();
         let status: api::Status = serde_json::from_value(status).unwrap();
         let mut found = status.conditions.iter().filter(|condition| condition.code == ETCD_UNREACHABLE);
@@ -109,13 +109,13 @@ fn a4_without_etcd_nodes_and_blocks_show_the_last_known_state_and_its_age() {
     // Without its agent n3 is away: that is the last known state.
     cluster.agent_mut("n3").unwrap().stop().unwrap();
     let last_known = [AgentState::Alive, AgentState::Alive, AgentState::Away];
-    await_that("n3 to be away", PATIENCE, || agents(&nodes_of(&cluster, "n1")) == last_known);
+    await_that("n3 to be away", TIMEOUT, || agents(&nodes_of(&cluster, "n1")) == last_known);
     let (fresh, claimed) = (nodes_of(&cluster, "n1"), claims_of(&cluster, "n1"));
     assert!(!fresh.freshness.stale && !claimed.freshness.stale, "{fresh:#?}");
     cluster.etcd.members[0].kill().unwrap();
     await_unreachable(&cluster, "n1");
     let is_aged = |age: u64| (2..600).contains(&age);
-    await_that("the answer to get older", PATIENCE, || {
+    await_that("the answer to get older", TIMEOUT, || {
         nodes_of(&cluster, "n1").freshness.age_seconds.is_some_and(is_aged)
     });
     let stale = nodes_of(&cluster, "n1");
@@ -145,7 +145,7 @@ fn a4_without_etcd_nodes_and_blocks_show_the_last_known_state_and_its_age() {
 
     cluster.start_etcd().unwrap();
     await_no_problem(cluster.agent("n2").unwrap());
-    await_that("fresh answers", PATIENCE, || {
+    await_that("fresh answers", TIMEOUT, || {
         let view = nodes_of(&cluster, "n2");
         !view.freshness.stale && view.freshness.reason.is_none() && agents(&view) == last_known
     });
@@ -193,7 +193,7 @@ fn etcd_black_holed_calls_end_and_pods_are_served() {
     // One that starts now hears nothing at all.
     cluster.kill_agent("n2").unwrap();
     cluster.start_agent("n2").unwrap();
-    let asked = cluster.agent("n1").unwrap().client().get(api::NODES, PATIENCE).unwrap();
+    let asked = cluster.agent("n1").unwrap().client().get(api::NODES, TIMEOUT).unwrap();
     let view: NodesView = serde_json::from_slice(&asked.body).unwrap();
     let reason = view.freshness.reason.as_ref().unwrap();
     assert!(asked.status == 200 && view.freshness.stale, "{view:#?}");
@@ -220,7 +220,7 @@ fn an_agent_that_sleeps_through_its_lease_loses_nothing_but_alive() {
     let cluster = up_with("asleep", &plan, &["n1", "n2"]);
     let desk = Desk::of(&cluster);
     let alive = format!("{}/alive/n2", super::PREFIX);
-    await_that("alive/n2", PATIENCE, || desk.has(&alive));
+    await_that("alive/n2", TIMEOUT, || desk.has(&alive));
     let (before, blocks) = (desk.blocks(), blocks_of(cluster.agent("n2").unwrap()));
     let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p1")]);
     cluster.agent("n2").unwrap().signal(Signal::STOP).unwrap();
@@ -228,7 +228,7 @@ fn an_agent_that_sleeps_through_its_lease_loses_nothing_but_alive() {
         // The end of a lease, but sooner.
         desk.revoke_lease_of(&alive);
     }
-    await_that("the end of the lease", PATIENCE, || !desk.has(&alive));
+    await_that("the end of the lease", TIMEOUT, || !desk.has(&alive));
     await_routes(&cluster, &["n1"], &blocks);
     await_problem(cluster.agent("n1").unwrap(), &["the lease of its agent ended", "podwire node rm n2"]);
     let nodes = cluster.agent("n1").unwrap().get(api::NODES).unwrap();
@@ -237,7 +237,7 @@ fn an_agent_that_sleeps_through_its_lease_loses_nothing_but_alive() {
     assert_eq!((&named("n2")["agent"], &named("n1")["agent"]), (&json!("away"), &json!("alive")));
     assert!(named("n2")["aliveSince"].is_null() && named("n1")["aliveSince"].is_string(), "{nodes:#}");
     cluster.agent("n2").unwrap().signal(Signal::CONT).unwrap();
-    await_that("alive/n2 again", PATIENCE, || desk.has(&alive));
+    await_that("alive/n2 again", TIMEOUT, || desk.has(&alive));
     cluster.pod("n2", "late").unwrap();
     expect_reach(&cluster, SOON);
     await_no_problem(cluster.agent("n1").unwrap());

@@ -7,7 +7,7 @@ use super::{
     Desk, PREFIX, await_good_routes, await_no_problem, await_problem, await_saved_peers, blocks_of, ghost,
     ghost_blocks, up_with,
 };
-use crate::common::{PATIENCE, SOON, Streams, await_that, expect_reach};
+use crate::common::{SOON, Streams, TIMEOUT, await_that, expect_reach};
 
 #[test]
 fn values_that_cannot_be_read_are_told_and_never_overwritten() {
@@ -84,13 +84,13 @@ fn what_is_deleted_or_damaged_of_a_node_that_lives_is_written_again() {
     let cluster = up_with("mended", &Plan { nodes: 2, ..Plan::default() }, &["n1", "n2"]);
     let (alive, record) = (format!("{PREFIX}/alive/n2"), format!("{PREFIX}/nodes/n2"));
     let desk = Desk::of(&cluster);
-    await_that("n2 to be alive", PATIENCE, || desk.all().contains_key(&alive));
+    await_that("n2 to be alive", TIMEOUT, || desk.all().contains_key(&alive));
     let good = desk.all().remove(&record).unwrap();
     desk.put(&record, b"\xff\xfe not JSON");
     await_that("the record to be mended", SOON, || desk.all().get(&record) == Some(&good));
     // The key alone: its lease lives on.
     desk.delete(&alive);
-    await_that("n2 to be alive again", PATIENCE, || desk.all().contains_key(&alive));
+    await_that("n2 to be alive again", TIMEOUT, || desk.all().contains_key(&alive));
     await_no_problem(cluster.agent("n1").unwrap());
     await_no_problem(cluster.agent("n2").unwrap());
     assert_eq!(desk.all().get(&record), Some(&good));

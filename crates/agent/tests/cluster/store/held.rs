@@ -10,7 +10,7 @@ use testkit::{Extra, Plan};
 use types::Code;
 
 use super::{Desk, await_no_problem, mixed, node_key, up_with};
-use crate::common::{PATIENCE, SOON, await_that, expect_reach};
+use crate::common::{SOON, TIMEOUT, await_that, expect_reach};
 
 /// A program `nft` for one agent. It hangs on demand, and runs the real program otherwise.
 struct HangingNft(TempDir);
@@ -54,7 +54,7 @@ impl HangingNft {
         mut begin: impl FnMut(),
         mut has_happened: impl FnMut() -> bool,
     ) {
-        await_that(what, PATIENCE * 2, || {
+        await_that(what, TIMEOUT * 2, || {
             let Some(run) = self.run() else { return false };
             begin();
             loop {

@@ -6,7 +6,7 @@ use ::store::Change;
 use testkit::{Plan, Random, soak};
 
 use super::{Desk, PREFIX, blocks_of, up_with};
-use crate::common::{PATIENCE, Streams, await_that, expect_reach};
+use crate::common::{Streams, TIMEOUT, await_that, expect_reach};
 
 /// From the start to a moment well after the join, on a machine that has time.
 const JOINING: u64 = 150;
@@ -37,13 +37,13 @@ fn an_agent_killed_while_it_joins_leaves_no_claim_behind() {
     }
     cluster.start_agent("n3").unwrap();
     let desk = Desk::of(&cluster);
-    await_that("the record of n3", PATIENCE, || desk.has(&format!("{PREFIX}/nodes/n3")));
+    await_that("the record of n3", TIMEOUT, || desk.has(&format!("{PREFIX}/nodes/n3")));
     let all = desk.blocks();
     let own = &all["n3"];
     assert_eq!((own.len(), own.iter().filter(|block| block.addr().is_ipv4()).count()), (2, 1), "{own:?}");
     assert_eq!(blocks_of(cluster.agent("n3").unwrap()), *own);
     assert!(others.iter().all(|(node, blocks)| all[node] == *blocks), "{all:?} instead of {others:?}");
     cluster.pod("n3", "p3").unwrap();
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
     streams.expect_whole();
 }

@@ -9,7 +9,7 @@ use super::{
     Desk, PREFIX, await_good_routes, await_no_problem, await_routes, ghost_at, ghost_blocks, ghost_joins,
     put, up_with,
 };
-use crate::common::{PATIENCE, Streams, expect_reach};
+use crate::common::{Streams, TIMEOUT, expect_reach};
 
 /// Of one attempt; attempts are repeated.
 const QUICK: Duration = Duration::from_secs(2);
@@ -24,7 +24,7 @@ fn etcd_leader_of_three_killed_and_the_watch_goes_on() {
         cluster.etcd.members[leader].kill().unwrap();
         let change = ghost_joins(number);
         let desk = Desk { host: cluster.node("n1").unwrap(), ..Desk::of(&cluster) };
-        testkit::wait_until("a store that writes", PATIENCE, || {
+        testkit::wait_until("a store that writes", TIMEOUT, || {
             // Whoever asks before there is another leader gets no answer.
             let commit = async |store: ::store::Store| store.with_deadline(QUICK).commit(&[], &change).await;
             Ok(desk.with(commit).is_ok())
@@ -79,6 +79,6 @@ fn etcd_compacted_under_a_watch_everything_is_listed_again() {
     assert!(routes.contains("10.199.1.150") && !routes.contains("10.42.101.0/24"), "{routes}");
     let log = agent.log().unwrap();
     assert!(log.contains("everything is listed again"), "etcd did not compact under the watch:\n{log}");
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
     streams.expect_whole();
 }

@@ -11,7 +11,7 @@ use super::{
     node_key,
 };
 use super::{leads_to, up_with};
-use crate::common::{PATIENCE, Streams, await_that, expect_reach, pod};
+use crate::common::{Streams, TIMEOUT, await_that, expect_reach, pod};
 
 /// What an agent shows as not used of a node's record.
 fn refused(agent: &Agent, name: &str) -> Vec<String> {
@@ -80,9 +80,9 @@ fn a5_a_record_without_claims_takes_nothing_from_other_nodes() {
     // A claim admits the valid part of the record at once, in both families.
     let own = super::ghost_blocks(3);
     desk.commit(&own.iter().map(|block| claim(block, "aaa")).collect::<Vec<_>>());
-    await_that("the claimed blocks to be routed", PATIENCE, || leads_to(cluster.node("n1").unwrap(), &own));
+    await_that("the claimed blocks to be routed", TIMEOUT, || leads_to(cluster.node("n1").unwrap(), &own));
     desk.commit(&own.iter().map(|block| Change::Delete(desk.layout.block(block))).collect::<Vec<_>>());
-    await_that("the routes of before", PATIENCE, || routes(&cluster) == before);
+    await_that("the routes of before", TIMEOUT, || routes(&cluster) == before);
     streams.expect_whole();
 
     // The same after a restart: from a list, and without a store from what was admitted.
@@ -95,7 +95,7 @@ fn a5_a_record_without_claims_takes_nothing_from_other_nodes() {
     cluster.etcd.members[0].kill().unwrap();
     cluster.kill_node("n1").unwrap();
     cluster.start_node("n1").unwrap();
-    await_that("the routes of before, without a store", PATIENCE, || routes(&cluster) == before);
+    await_that("the routes of before, without a store", TIMEOUT, || routes(&cluster) == before);
     cluster.start_etcd().unwrap();
 
     let desk = Desk::of(&cluster);
@@ -104,7 +104,7 @@ fn a5_a_record_without_claims_takes_nothing_from_other_nodes() {
         await_no_problem(cluster.agent(name).unwrap());
         await_good_routes(cluster.agent(name).unwrap(), 4);
     }
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
 }
 
 #[test]
@@ -116,18 +116,18 @@ fn a5_a_claim_that_is_deleted_or_taken_is_restored_by_its_node() {
     let owner = |key: &str| desk.all().get(key).map(|value| super::claimant(value));
     for key in &keys {
         desk.delete(key);
-        await_that("the claim to be written again", PATIENCE, || owner(key).as_deref() == Some("n2"));
+        await_that("the claim to be written again", TIMEOUT, || owner(key).as_deref() == Some("n2"));
         desk.put(key, b"not JSON");
         let readable =
             || desk.all().get(key).is_some_and(|value| BlockClaim::decode(value.as_bytes()).is_ok());
-        await_that("the claim to be readable again", PATIENCE, readable);
+        await_that("the claim to be readable again", TIMEOUT, readable);
     }
     await_good_routes(cluster.agent("n1").unwrap(), 2);
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
     // One that goes to another node is lost, and another block takes its place.
     desk.commit(&[claim(&blocks[0], "other")]);
     await_problem(cluster.agent("n2").unwrap(), &[&format!("block {} was this node's", blocks[0])]);
-    await_that("another block", PATIENCE, || {
+    await_that("another block", TIMEOUT, || {
         let now = blocks_of(cluster.agent("n2").unwrap());
         now.len() == 2 && !now.contains(&blocks[0])
     });
@@ -145,5 +145,5 @@ fn a5_a_damaged_own_record_with_many_blocks_keeps_no_node_out() {
     desk.put(&node_key("n2"), &NodeRecord { blocks, ..record.clone() }.encode());
     cluster.start_agent("n2").unwrap();
     assert!(blocks_of(cluster.agent("n2").unwrap()).starts_with(&record.blocks));
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
 }

@@ -5,7 +5,7 @@ use testkit::Plan;
 use types::NodeUid;
 
 use super::{Desk, PREFIX, await_no_problem, await_problem, blocks_of, up_with};
-use crate::common::{PATIENCE, Streams, await_that, expect_reach};
+use crate::common::{Streams, TIMEOUT, await_that, expect_reach};
 
 #[test]
 fn a_node_whose_blocks_went_to_another_machine_gives_no_addresses_of_them() {
@@ -18,13 +18,13 @@ fn a_node_whose_blocks_went_to_another_machine_gives_no_addresses_of_them() {
     desk.put(&alive, &AliveRecord { uid: uid.clone(), since: 1 }.encode());
     desk.put(&node, &NodeRecord { uid, ..record.clone() }.encode());
     await_problem(cluster.agent("n1").unwrap(), &["the name n1 belongs to another machine"]);
-    await_that("the node to be not ready", PATIENCE, || !cluster.agent("n1").unwrap().is_ready());
+    await_that("the node to be not ready", TIMEOUT, || !cluster.agent("n1").unwrap().is_ready());
     let refused = format!("{:#}", cluster.pod("n1", "none").expect_err("an address of another machine"));
     assert!(refused.contains("belongs to another machine"), "{refused}");
     // Also not after its agent began anew.
     cluster.kill_agent("n1").unwrap();
     cluster.agent_mut("n1").unwrap().launch().unwrap();
-    await_that("the agent to answer", PATIENCE, || cluster.agent("n1").unwrap().get(api::STATUS).is_ok());
+    await_that("the agent to answer", TIMEOUT, || cluster.agent("n1").unwrap().get(api::STATUS).is_ok());
     await_problem(cluster.agent("n1").unwrap(), &["the name n1 belongs to another machine"]);
     assert!(!cluster.agent("n1").unwrap().is_ready() && blocks_of(cluster.agent("n1").unwrap()).is_empty());
 
@@ -34,6 +34,6 @@ fn a_node_whose_blocks_went_to_another_machine_gives_no_addresses_of_them() {
     await_no_problem(cluster.agent("n1").unwrap());
     assert_eq!(blocks_of(cluster.agent("n1").unwrap()), record.blocks);
     cluster.pod("n1", "late").unwrap();
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
     streams.expect_whole();
 }

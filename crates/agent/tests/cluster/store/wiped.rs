@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use testkit::{Cluster, Plan};
 
 use super::{Desk, PREFIX, await_good_routes, ghost_joins, ghost_leaves, mixed, up_with};
-use crate::common::{PATIENCE, Streams, await_that, expect_reach, up};
+use crate::common::{Streams, TIMEOUT, await_that, expect_reach, up};
 
 const PAIRS: [(&str, &str); 4] = [("p1", "p2"), ("p2", "p3"), ("p3", "p1"), ("p1", "p3")];
 
@@ -16,7 +16,7 @@ const PAIRS: [(&str, &str); 4] = [("p1", "p2"), ("p2", "p3"), ("p3", "p1"), ("p1
 fn await_registered(cluster: &Cluster, before: &BTreeMap<String, Vec<IpNet>>, nodes: &[&str]) {
     let desk = Desk::of(cluster);
     let keys: Vec<String> = nodes.iter().map(|node| format!("{PREFIX}/nodes/{node}")).collect();
-    await_that(&format!("{nodes:?} in the store"), PATIENCE, || keys.iter().all(|key| desk.has(key)));
+    await_that(&format!("{nodes:?} in the store"), TIMEOUT, || keys.iter().all(|key| desk.has(key)));
     let found = desk.blocks();
     assert_eq!(found.keys().collect::<Vec<_>>(), nodes);
     assert!(nodes.iter().all(|node| found[*node] == before[*node]), "{found:?} instead of {before:?}");
@@ -52,7 +52,7 @@ fn etcd_keys_deleted_nodes_register_again_and_nothing_moves() {
     for node in ["n1", "n2", "n3"] {
         await_good_routes(cluster.agent(node).unwrap(), 4);
     }
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
     streams.expect_whole();
 }
 
@@ -73,6 +73,6 @@ fn etcd_data_removed_nodes_register_again_and_nothing_moves() {
     cluster.start_agent("n3").unwrap();
     await_registered(&cluster, &before, &["n1", "n2", "n3"]);
     await_good_routes(cluster.agent("n3").unwrap(), 4);
-    expect_reach(&cluster, PATIENCE);
+    expect_reach(&cluster, TIMEOUT);
     streams.expect_whole();
 }

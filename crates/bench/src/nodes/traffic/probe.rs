@@ -12,7 +12,7 @@ use super::NamespacePair;
 use crate::stats::median;
 
 /// Something that takes longer is broken.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const CHUNK: usize = 128 * 1024;
 
 /// With one stream alone the receiver sleeps between packets, and what is measured is how long it takes to wake it, which
@@ -87,7 +87,7 @@ fn talk<L: Send, C: Send>(
     let listener = pair.to.enter(|| TcpListener::bind(SocketAddr::new(pair.address, 0)))?;
     let listener = listener.with_context(|| format!("cannot listen at {}", pair.address))?;
     let at = listener.local_addr()?;
-    let caller = pair.from.enter(|| TcpStream::connect_timeout(&at, PATIENCE))?;
+    let caller = pair.from.enter(|| TcpStream::connect_timeout(&at, TIMEOUT))?;
     let mut caller = ready(caller.with_context(|| format!("cannot connect to {at}"))?)?;
     // The connection stands: nobody waits here.
     let (listener, _) = uninterrupted(|| listener.accept())?;
@@ -100,9 +100,9 @@ fn talk<L: Send, C: Send>(
             said
         });
         let said = calling.join().map_err(|_| anyhow!("the thread that calls panicked"))?;
-        let heard = listening.join().map_err(|_| anyhow!("the thread that listens panicked"))?;
+        let observed = listening.join().map_err(|_| anyhow!("the thread that listens panicked"))?;
         let said = said?;
-        Ok((heard?, said))
+        Ok((observed?, said))
     })
 }
 
@@ -121,8 +121,8 @@ fn settle(core: Option<usize>) -> Result<()> {
 
 fn ready(stream: TcpStream) -> Result<TcpStream> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     Ok(stream)
 }
 

@@ -139,7 +139,7 @@ fn c3_a_record_that_names_other_addresses_gives_back_its_own() {
 }
 
 #[test]
-fn a_folder_that_is_somebody_elses_is_refused_and_not_touched() {
+fn a_directory_that_is_somebody_elses_is_refused_and_not_touched() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("networks")).unwrap();
     fs::write(dir.path().join("networks/theirs"), "x").unwrap();

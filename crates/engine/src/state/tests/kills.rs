@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// Tells the test below, run as a process of its own, which folder to work on.
-const FOLDER: &str = "PODWIRE_TEST_STATE";
+/// Tells the test below, run as a process of its own, which directory to work on.
+const DIRECTORY: &str = "PODWIRE_TEST_STATE";
 const PROCESSES: u32 = 3;
 const ROUNDS: u32 = 30;
 
 #[test]
 #[ignore = "the other half of c3_after_kills_every_claim_has_its_record_and_every_record_its_claims"]
 fn works_until_it_is_killed() {
-    let Some(folder) = std::env::var_os(FOLDER) else { return };
-    let network = open(Path::new(&folder));
+    let Some(directory) = std::env::var_os(DIRECTORY) else { return };
+    let network = open(Path::new(&directory));
     let pools = pools("10.0.0.0/27,fd00::/123");
     let pid = std::process::id();
     // Bounded: if the parent is gone, so are we.
@@ -36,7 +36,7 @@ fn start(world: &World) -> Child {
     let name = "state::tests::kills::works_until_it_is_killed";
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--ignored", "--nocapture"])
-        .env(FOLDER, world.dir.path())
+        .env(DIRECTORY, world.dir.path())
         .stdout(Stdio::null())
         .spawn()
         .unwrap()
@@ -55,9 +55,9 @@ fn c3_after_kills_every_claim_has_its_record_and_every_record_its_claims() {
     for round in 0..ROUNDS {
         let children: Vec<Child> = (0..PROCESSES).map(|_| start(&world)).collect();
         let at_work = || world.names("attachments").iter().any(|name| !name.starts_with("left"));
-        let patience = Instant::now() + Duration::from_secs(60);
+        let timeout = Instant::now() + Duration::from_secs(60);
         while !at_work() {
-            assert!(Instant::now() < patience, "nobody began to work");
+            assert!(Instant::now() < timeout, "nobody began to work");
         }
         // Any moment will do, and each round takes another.
         std::thread::sleep(Duration::from_micros(u64::from(round) * 137 % 2000));

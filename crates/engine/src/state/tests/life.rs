@@ -1,4 +1,4 @@
-//! An attachment's life in the state folder, and who is told what about addresses.
+//! An attachment's life in the state directory, and who is told what about addresses.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -213,8 +213,9 @@ fn a_lost_network_begins_with_what_lives() {
     fs::write(half.join("10.0.0.4"), "").unwrap();
 
     let network = state.network(&network_name(), survivors).unwrap();
-    let again = state.network(&network_name(), || -> Result<_, StateError> { panic!("it is there already") });
-    assert_eq!(again.unwrap().list().unwrap().len(), 2);
+    let replay =
+        state.network(&network_name(), || -> Result<_, StateError> { panic!("it is there already") });
+    assert_eq!(replay.unwrap().list().unwrap().len(), 2);
     let world = World { dir, network, pools: pools("10.0.0.0/28") };
     world.mark();
     assert_eq!(ips(&world.started(&key("next"))), [ip("10.0.0.4")]);
@@ -231,14 +232,14 @@ fn a_lost_network_begins_with_what_lives() {
 fn a_lock_that_somebody_keeps_is_not_awaited_for_ever() {
     let world = World::new(DUAL);
     // As a process that was stopped does.
-    let keeper = fs::File::open(world.path("lock")).unwrap();
-    keeper.lock().unwrap();
+    let reconciler = fs::File::open(world.path("lock")).unwrap();
+    reconciler.lock().unwrap();
     let mine = fs::File::open(world.path("lock")).unwrap();
-    let patience = Duration::from_millis(30);
+    let timeout = Duration::from_millis(30);
     let start = Instant::now();
-    let error = file::lock(&mine, &world.path("lock"), patience).unwrap_err();
+    let error = file::lock(&mine, &world.path("lock"), timeout).unwrap_err();
     assert!(matches!(error, StateError::Busy { .. }), "{error}");
-    assert!(start.elapsed() >= patience, "{:?}", start.elapsed());
-    drop(keeper);
-    file::lock(&mine, &world.path("lock"), patience).unwrap();
+    assert!(start.elapsed() >= timeout, "{:?}", start.elapsed());
+    drop(reconciler);
+    file::lock(&mine, &world.path("lock"), timeout).unwrap();
 }

@@ -20,7 +20,7 @@ mod properties;
 /// 13 addresses of each family: the first is the gateway.
 const DUAL: &str = "10.0.0.0/28,fd00::/124";
 
-/// A state folder of its own with one network.
+/// A state directory of its own with one network.
 struct World {
     dir: TempDir,
     network: NetworkState,
@@ -86,8 +86,8 @@ impl World {
     }
 
     /// 0 for what is not there.
-    fn inode(&self, folder: &str, name: &str) -> u64 {
-        fs::metadata(self.path(folder).join(name)).map_or(0, |meta| meta.ino())
+    fn inode(&self, directory: &str, name: &str) -> u64 {
+        fs::metadata(self.path(directory).join(name)).map_or(0, |meta| meta.ino())
     }
 
     #[track_caller]

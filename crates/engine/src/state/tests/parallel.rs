@@ -155,7 +155,7 @@ fn c3_a_repair_leaves_the_claims_of_attachments_that_are_being_renamed() {
 }
 
 #[test]
-fn many_that_find_no_folder_make_one() {
+fn many_that_find_no_directory_make_one() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().join("deep/state");
     let together = Barrier::new(8);

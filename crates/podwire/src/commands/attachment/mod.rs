@@ -11,12 +11,12 @@ use engine::state::{Addressing, Attachment};
 
 use super::pods::{self, RecordedAttachment};
 use crate::cli::{Output, ShowAttachmentArgs};
+use crate::directories::AgentDirectories;
 use crate::exit::ExitStatus;
-use crate::folders::Folders;
 use crate::{print, when};
 
 pub(crate) fn show(args: &ShowAttachmentArgs) -> Result<ExitStatus> {
-    let run_dir = Folders::run_dir(args.run_dir.clone());
+    let run_dir = AgentDirectories::run_dir(args.run_dir.clone());
     let (container, ifname) = match args.what.split_once('/') {
         Some((container, ifname)) => (container, Some(ifname)),
         None => (args.what.as_str(), None),
@@ -41,7 +41,7 @@ pub(crate) fn show(args: &ShowAttachmentArgs) -> Result<ExitStatus> {
             print::say_json(&AttachmentDetails { attachment: one.view.clone(), kernel: findings.clone() })?;
         }
         Output::Table | Output::Wide => {
-            print::say(format_args!("{}\n", print::facts(rows(&one))))?;
+            print::say(format_args!("{}\n", print::key_values(rows(&one))))?;
             let row = |check: &KernelCheck| vec![kernel::word(check.state).to_owned(), check.object.clone()];
             print::say(print::table(&["KERNEL", ""], findings.iter().map(row).collect()))?;
         }

@@ -65,7 +65,7 @@ fn line(what: &str, result: &str, took: Option<Duration>) {
 }
 
 impl<'a> RunningDemo<'a> {
-    /// The agent on its defaults; only its folders are the demo's own. It installs itself as on a real node.
+    /// The agent on its defaults; only its directories are the demo's own. It installs itself as on a real node.
     fn start(node: &'a Node) -> Result<Self> {
         title("A node with nothing on it. The agent starts, without any configuration:");
         let (plugins, configs) = (node.dir().join("opt/cni/bin"), node.dir().join("etc/cni/net.d"));

@@ -27,8 +27,8 @@ pub(super) struct DemoStreamReport {
 }
 
 impl Stream {
-    pub(super) fn start(from: &Ns, folder: &std::path::Path, to: IpAddr) -> Result<Self> {
-        let output = folder.join(format!("ping-{}", if to.is_ipv6() { "6" } else { "4" }));
+    pub(super) fn start(from: &Ns, directory: &std::path::Path, to: IpAddr) -> Result<Self> {
+        let output = directory.join(format!("ping-{}", if to.is_ipv6() { "6" } else { "4" }));
         let file = File::create(&output).with_context(|| format!("cannot make {}", output.display()))?;
         let mut command = Command::new("ping");
         command.args(["-n", "-i", INTERVAL, "-w", LONGEST, &to.to_string()]);

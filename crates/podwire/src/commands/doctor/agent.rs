@@ -8,11 +8,11 @@ use crate::commands::{configs, mode};
 
 pub(super) fn answers(node: &CheckedNode) -> Vec<Check> {
     const CHECK: &str = "agent";
-    vec![match &node.keeper {
+    vec![match &node.reconciler {
         NodeServer::Standalone => {
             Check::ok(CHECK, "none, and nothing on this node needs one: pods are standalone")
         }
-        NodeServer::Missing(error) => Check::problem(CHECK, mode::agent_missing(&node.folders, error)),
+        NodeServer::Missing(error) => Check::problem(CHECK, mode::agent_missing(&node.directories, error)),
         NodeServer::Denied(why) => Check::unknown(CHECK, why),
         NodeServer::Unclear(found) => Check::problem(CHECK, found.clone()),
         NodeServer::Agent(status) if status.ready => {
@@ -35,8 +35,8 @@ pub(super) fn conditions(node: &CheckedNode, found: &[Check]) -> Vec<Check> {
             // An agent completes its config.
             let of_plugin: Vec<_> =
                 node.configs.iter().filter(|config| !configs::names_agent(config)).cloned().collect();
-            let mut found = engine::inspect(&node.folders.run_dir, &of_plugin);
-            if matches!(node.keeper, NodeServer::Unclear(_)) {
+            let mut found = engine::inspect(&node.directories.run_dir, &of_plugin);
+            if matches!(node.reconciler, NodeServer::Unclear(_)) {
                 mode::leave_repairs_to_agent(&mut found);
             }
             inspected = found.into_iter().map(|one| api::Condition::new(one, None)).collect();

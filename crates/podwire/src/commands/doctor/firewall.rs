@@ -11,8 +11,8 @@ const CHECK: &str = "other firewalls";
 pub(super) fn others(node: &CheckedNode) -> Vec<Check> {
     let bridges = node.bridges();
     let names: Vec<&IfName> = bridges.iter().collect();
-    let failed = |error: nft::Error| Check::problem(CHECK, failure(error.into(), &node.folders.run_dir));
-    let mut checks = match nft::foreign_drops(&names) {
+    let failed = |error: nft::Error| Check::problem(CHECK, failure(error.into(), &node.directories.run_dir));
+    let mut checks = match nft::unmanaged_drops(&names) {
         Ok(drops) => drops.iter().map(|drop| Check::problem(CHECK, drop.finding())).collect(),
         Err(error) => vec![failed(error)],
     };
@@ -36,14 +36,14 @@ fn legacy(found: &nft::LegacyTables) -> Check {
 
 pub(super) fn ours(node: &CheckedNode) -> Vec<Check> {
     const CHECK: &str = "podwire tables";
-    let run_dir = &node.folders.run_dir;
+    let run_dir = &node.directories.run_dir;
     let mut checks: Vec<Check> = match engine::firewall_orphans(run_dir) {
         Ok(found) => found.map(|found| Check::problem(CHECK, found)).into_iter().collect(),
         Err(error) => vec![Check::problem(CHECK, failure(error, run_dir))],
     };
     checks.extend(match engine::firewall_drift(run_dir) {
         Ok(None) => None,
-        Ok(Some(found)) => Some(Check::problem(CHECK, for_keeper(node, found))),
+        Ok(Some(found)) => Some(Check::problem(CHECK, for_reconciler(node, found))),
         // Said above.
         Err(_) if !checks.is_empty() => None,
         Err(error) => Some(Check::problem(CHECK, failure(error, run_dir))),
@@ -55,8 +55,8 @@ pub(super) fn ours(node: &CheckedNode) -> Vec<Check> {
 }
 
 /// An agent repairs the tables itself.
-fn for_keeper(node: &CheckedNode, found: Finding) -> Finding {
-    match node.keeper {
+fn for_reconciler(node: &CheckedNode, found: Finding) -> Finding {
+    match node.reconciler {
         NodeServer::Agent(_) | NodeServer::Denied(_) | NodeServer::Unclear(_) | NodeServer::Missing(_) => {
             found.fix("systemctl restart podwire")
         }

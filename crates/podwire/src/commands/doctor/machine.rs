@@ -115,32 +115,39 @@ pub(super) fn bridge_netfilter(node: &CheckedNode) -> Vec<Check> {
 }
 
 pub(super) fn disks(node: &CheckedNode) -> Vec<Check> {
-    let folders = [
-        ("run directory", Code::RunDirFull, Some(&node.folders.run_dir)),
-        ("state directory", Code::StateDirFull, node.folders.state_dir.as_ref()),
+    let directories = [
+        ("run directory", Code::RunDirFull, Some(&node.directories.run_dir)),
+        ("state directory", Code::StateDirFull, node.directories.state_dir.as_ref()),
     ];
-    folders.into_iter().filter_map(|(check, code, folder)| Some(disk(check, code, folder?))).collect()
+    directories
+        .into_iter()
+        .filter_map(|(check, code, directory)| Some(disk(check, code, directory?)))
+        .collect()
 }
 
-fn disk(check: &'static str, code: Code, folder: &Path) -> Check {
-    let name = folder.display();
+fn disk(check: &'static str, code: Code, directory: &Path) -> Check {
+    let name = directory.display();
     let problem = |code: Code, message: String, fix: Fix| {
         Check::problem(check, Finding::new(code, format_args!("directory {name}"), message).fix(fix))
     };
-    let space = match Space::of(folder) {
+    let space = match Space::of(directory) {
         Ok(space) => space,
         Err(error) => return Check::unknown(check, format!("{name} cannot be examined: {error}")),
     };
-    match engine::run_dir_space(folder) {
+    match engine::run_dir_space(directory) {
         Some(found) if code == Code::RunDirFull => Check::problem(check, found),
         _ if space.is_short() => {
             let free = space.bytes >> 20;
-            problem(code, format!("{name} is nearly full: {free} MiB are free"), engine::show_space(folder))
+            problem(
+                code,
+                format!("{name} is nearly full: {free} MiB are free"),
+                engine::show_space(directory),
+            )
         }
         _ if space.is_read_only => {
             let code = if code == Code::RunDirFull { Code::RunDirUnusable } else { code };
             let message = format!("{name} is on a file system that cannot be written");
-            let path = folder.to_string_lossy();
+            let path = directory.to_string_lossy();
             problem(code, message, Fix::words(["findmnt", "--target", &path]))
         }
         _ => Check::ok(check, format!("{name}: {} MiB are free", space.bytes >> 20)),

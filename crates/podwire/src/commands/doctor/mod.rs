@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Doctor) -> Result<ExitStatus> {
 
 /// The agent knows its network also without pods, and repairs its bridge and tables in every round.
 fn repair(node: &CheckedNode) -> Result<()> {
-    match &node.keeper {
+    match &node.reconciler {
         NodeServer::Standalone | NodeServer::Missing(_) => {}
         NodeServer::Agent(_) => {
             bail!(
@@ -69,7 +69,7 @@ fn repair(node: &CheckedNode) -> Result<()> {
             bail!("an agent may work on this node and repair bridges and tables itself: {why}")
         }
     }
-    let run_dir = &node.folders.run_dir;
+    let run_dir = &node.directories.run_dir;
     let bridges =
         engine::reconcile::restore_bridges(run_dir, None).context("cannot repair the bridges of pods");
     engine::repair_firewall(run_dir, engine::Replacing::Allowed).context("cannot repair Podwire's tables")?;

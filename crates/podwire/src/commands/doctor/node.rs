@@ -15,10 +15,10 @@ use types::{AttachMode, Code, Finding, IfName};
 use super::finding::Check;
 use crate::cli::Doctor;
 use crate::commands::{configs, mode};
-use crate::folders::Folders;
+use crate::directories::AgentDirectories;
 
 /// A busy agent with thousands of pods takes its time.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Who looks after pods here.
 pub(super) enum NodeServer {
@@ -34,8 +34,8 @@ pub(super) enum NodeServer {
 }
 
 pub(super) struct CheckedNode {
-    pub(super) folders: Folders,
-    pub(super) keeper: NodeServer,
+    pub(super) directories: AgentDirectories,
+    pub(super) reconciler: NodeServer,
     pub(super) client: Client,
     pub(super) attachments: Vec<Attachment>,
     pub(super) links: Vec<Link>,
@@ -45,19 +45,19 @@ pub(super) struct CheckedNode {
 
 impl CheckedNode {
     pub(super) fn look(args: &Doctor) -> Self {
-        let folders = Folders::find(&args.which, args.state_dir.clone());
+        let directories = AgentDirectories::find(&args.which, args.state_dir.clone());
         // A state that cannot be read is told by the look at our tables, which reads it too.
-        let attachments = attachments(&folders).unwrap_or_default();
-        let client = Client::new(&folders.socket);
+        let attachments = attachments(&directories).unwrap_or_default();
+        let client = Client::new(&directories.socket);
         let configs = configs::of_node();
-        let keeper = keeper(&client, &folders, &configs);
+        let reconciler = reconciler(&client, &directories, &configs);
         // What cannot be listed is told by the looks that need it.
         let links = RtSocket::open().and_then(|mut host| host.links()).unwrap_or_default();
-        Self { folders, keeper, client, attachments, links, configs }
+        Self { directories, reconciler, client, attachments, links, configs }
     }
 
     pub(super) fn status(&self) -> Option<&api::Status> {
-        match &self.keeper {
+        match &self.reconciler {
             NodeServer::Agent(status) => Some(status),
             NodeServer::Unclear(_)
             | NodeServer::Denied(_)
@@ -116,9 +116,9 @@ impl CheckedNode {
     }
 }
 
-fn attachments(folders: &Folders) -> Result<Vec<Attachment>, engine::state::StateError> {
+fn attachments(directories: &AgentDirectories) -> Result<Vec<Attachment>, engine::state::StateError> {
     let mut all = Vec::new();
-    let Some(state) = NodeState::open_existing(&folders.run_dir)? else { return Ok(all) };
+    let Some(state) = NodeState::open_existing(&directories.run_dir)? else { return Ok(all) };
     for network in state.networks()? {
         let ready = network.list()?.into_iter().filter(|listed| listed.phase == RecordPhase::Ready);
         all.extend(ready.filter_map(|listed| listed.attachment));
@@ -126,22 +126,22 @@ fn attachments(folders: &Folders) -> Result<Vec<Attachment>, engine::state::Stat
     Ok(all)
 }
 
-fn keeper(client: &Client, folders: &Folders, configs: &[NetworkConfig]) -> NodeServer {
+fn reconciler(client: &Client, directories: &AgentDirectories, configs: &[NetworkConfig]) -> NodeServer {
     let unclear = |why: String| {
-        let object = format!("socket {}", folders.socket.display());
+        let object = format!("socket {}", directories.socket.display());
         NodeServer::Unclear(
             Finding::new(Code::AgentUnreachable, object, why).fix("systemctl restart podwire"),
         )
     };
-    match client.get(api::STATUS, PATIENCE) {
+    match client.get(api::STATUS, TIMEOUT) {
         Ok(answer) if answer.status == 200 => match serde_json::from_slice(&answer.body) {
             Ok(status) => NodeServer::Agent(Box::new(status)),
             Err(error) => unclear(format!("the agent is of another version: {error}")),
         },
         Ok(answer) => unclear(format!("the agent answers {}", answer.status)),
-        Err(error @ ClientError::NobodyListens { .. }) => {
-            let has_state = matches!(NodeState::open_existing(&folders.run_dir), Ok(Some(_)));
-            match mode::of_node(folders, has_state, configs) {
+        Err(error @ ClientError::NoListener { .. }) => {
+            let has_state = matches!(NodeState::open_existing(&directories.run_dir), Ok(Some(_)));
+            match mode::of_node(directories, has_state, configs) {
                 NodeMode::Agent => NodeServer::Missing(error),
                 NodeMode::Standalone => NodeServer::Standalone,
             }
@@ -149,6 +149,6 @@ fn keeper(client: &Client, folders: &Folders, configs: &[NetworkConfig]) -> Node
         Err(ClientError::Connect { source, socket }) if source.kind() == ErrorKind::PermissionDenied => {
             NodeServer::Denied(format!("cannot connect to the agent's socket {}: {source}", socket.display()))
         }
-        Err(error) => NodeServer::Unclear(mode::agent_missing(folders, &error)),
+        Err(error) => NodeServer::Unclear(mode::agent_missing(directories, &error)),
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn subnets(node: &CheckedNode) -> Vec<Check> {
     let host = RtSocket::open().map_err(engine::Error::from);
     let observed = match host.and_then(|mut host| ObservedNetworks::of(&mut host, &all)) {
         Ok(observed) => observed,
-        Err(error) => return vec![Check::problem(CHECK, failure(error, &node.folders.run_dir))],
+        Err(error) => return vec![Check::problem(CHECK, failure(error, &node.directories.run_dir))],
     };
     let mut checks = Vec::new();
     for (name, (bridge, subnets)) in &networks {

@@ -43,7 +43,7 @@ pub(super) fn to(node: &CheckedNode, peers: &[&str]) -> anyhow::Result<Vec<Path>
     if peers.is_empty() {
         return Ok(Vec::new());
     }
-    let RoutesView { routes, .. } = ask::read(&node.client.get(api::ROUTES, ask::PATIENCE)?)?;
+    let RoutesView { routes, .. } = ask::read(&node.client.get(api::ROUTES, ask::TIMEOUT)?)?;
     let mut paths: Vec<Path> = Vec::new();
     for route in routes {
         let is_known = |path: &Path| {

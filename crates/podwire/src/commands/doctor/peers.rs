@@ -241,7 +241,7 @@ fn peers(node: &CheckedNode) -> Result<Vec<PeerAddress>, String> {
     if node.status().is_none() {
         return Ok(Vec::new());
     }
-    let answer = node.client.get(api::NODES, ask::PATIENCE).map_err(|error| error.to_string())?;
+    let answer = node.client.get(api::NODES, ask::TIMEOUT).map_err(|error| error.to_string())?;
     listed(&answer)
 }
 

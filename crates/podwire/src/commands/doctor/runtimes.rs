@@ -12,7 +12,7 @@ const CHECK: &str = "runtimes";
 
 pub(super) fn find_plugins(node: &CheckedNode) -> Vec<Check> {
     let runtimes = Runtimes::detect(Path::new("/"));
-    let Some(plugin) = PluginFiles::find(node.folders.state_dir.as_deref()) else {
+    let Some(plugin) = PluginFiles::find(node.directories.state_dir.as_deref()) else {
         return vec![Check::unknown(CHECK, "the path of this program is not known")];
     };
     let missing = match node.status() {

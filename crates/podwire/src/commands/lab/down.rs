@@ -36,9 +36,9 @@ fn told(name: &str, removed: RemovedLab) -> String {
     format!("lab {name} is removed: {}{before}, {namespaces}", processes(removed.processes))
 }
 
-/// None: there is neither a folder nor a namespace of it.
+/// None: there is neither a directory nor a namespace of it.
 fn remove(kept: &SavedLab) -> Result<Option<RemovedLab>> {
-    // A folder that is gone has no lock; what is left in the kernel goes all the same.
+    // A directory that is gone has no lock; what is left in the kernel goes all the same.
     let held = place::hold(kept)?;
     let removed = remove_kept(kept)?;
     Ok((held.is_some() || !removed.nothing()).then_some(removed))

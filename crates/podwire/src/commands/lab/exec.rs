@@ -41,7 +41,7 @@ pub(super) fn run(name: &str, args: &Exec) -> Result<ExitStatus> {
 }
 
 /// `podwire` means the agent of the node, or of the pod's node; `etcdctl` the etcd of the lab. Nothing that the caller has
-/// set leads to others, or into the machine's own folders.
+/// set leads to others, or into the machine's own directories.
 fn environment(command: &mut Command, (lab, cluster): (&str, &Cluster), host: &str) {
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(leads_elsewhere) {
@@ -59,7 +59,7 @@ fn environment(command: &mut Command, (lab, cluster): (&str, &Cluster), host: &s
     }
     // No agent runs on these; whoever asks for one is told so.
     let member = cluster.etcd.members.iter().find(|member| member.name() == host);
-    let folder = member.map_or(cluster.underlay(), |member| member.node()).dir();
+    let directory = member.map_or(cluster.underlay(), |member| member.node()).dir();
     for (variable, place) in [
         ("PODWIRE_RUN_DIR", "state"),
         ("PODWIRE_SOCKET", "state/agent.sock"),
@@ -67,7 +67,7 @@ fn environment(command: &mut Command, (lab, cluster): (&str, &Cluster), host: &s
         ("PODWIRE_INSTALL_PLUGIN_DIR", "cni/bin"),
         ("PODWIRE_INSTALL_CONFIG_DIR", "cni/net.d"),
     ] {
-        command.env(variable, folder.join(place));
+        command.env(variable, directory.join(place));
     }
 }
 
@@ -79,21 +79,21 @@ fn leads_elsewhere(variable: &str) -> bool {
 /// `podwire` is this very program, whatever its file is called, and `podwire-cni` the one beside it.
 fn search_path(cluster: &Cluster) -> Result<OsString> {
     let own = std::env::current_exe().context("cannot find my own program file")?;
-    let folder = cluster.lab().dir().join("bin");
-    point(&folder, &own).with_context(|| format!("cannot make {}/podwire", folder.display()))?;
-    let first = [Some(folder), own.parent().map(Path::to_owned)].into_iter().flatten();
+    let directory = cluster.lab().dir().join("bin");
+    point(&directory, &own).with_context(|| format!("cannot make {}/podwire", directory.display()))?;
+    let first = [Some(directory), own.parent().map(Path::to_owned)].into_iter().flatten();
     let path = std::env::var_os("PATH").unwrap_or_default();
     Ok(std::env::join_paths(first.chain(std::env::split_paths(&path)))?)
 }
 
-fn point(folder: &Path, program: &Path) -> std::io::Result<()> {
-    let link = folder.join("podwire");
+fn point(directory: &Path, program: &Path) -> std::io::Result<()> {
+    let link = directory.join("podwire");
     if fs::read_link(&link).is_ok_and(|there| there == program) {
         return Ok(());
     }
-    fs::create_dir_all(folder)?;
+    fs::create_dir_all(directory)?;
     // Others may do the same meanwhile: each puts a whole link in place.
-    let new = folder.join(format!("podwire.{}", std::process::id()));
+    let new = directory.join(format!("podwire.{}", std::process::id()));
     symlink(program, &new).and_then(|()| fs::rename(&new, &link))
 }
 
@@ -102,7 +102,7 @@ fn problem(program: &str, path: &OsStr) -> Option<ExitStatus> {
     let places: Vec<PathBuf> = if program.contains('/') {
         vec![program.into()]
     } else {
-        std::env::split_paths(path).map(|folder| folder.join(program)).collect()
+        std::env::split_paths(path).map(|directory| directory.join(program)).collect()
     };
     let files = places.iter().filter_map(|place| place.metadata().ok().filter(fs::Metadata::is_file));
     let modes: Vec<u32> = files.map(|file| file.permissions().mode()).collect();

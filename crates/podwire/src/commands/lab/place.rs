@@ -1,4 +1,4 @@
-//! Where labs live: a folder for each, and a lock in it, so that two commands on one lab come one after the other.
+//! Where labs live: a directory for each, and a lock in it, so that two commands on one lab come one after the other.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -18,8 +18,8 @@ use crate::exit::Usage;
 const BASE: &str = "/var/lib/podwire-lab";
 const LOCK: &str = "lock";
 /// The longest that a command which holds the lock takes, more or less.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Somebody may remove the folder of all labs, being empty, at the very moment a lab is made in it.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Somebody may remove the directory of all labs, being empty, at the very moment a lab is made in it.
 const ROUNDS: usize = 10;
 
 /// A lab that nobody else works on meanwhile.
@@ -29,7 +29,7 @@ pub(super) struct LockedLab {
     _lock: File,
 }
 
-/// What became of the wish to make a lab's folder.
+/// What became of the wish to make a lab's directory.
 #[derive(Debug)]
 pub(super) enum Made {
     New(LockedLab),
@@ -44,7 +44,7 @@ pub(super) fn kept(name: &str) -> Result<SavedLab> {
         .map_err(|error| Usage(error.to_string()))?)
 }
 
-/// Names of labs of which there is a folder or a namespace.
+/// Names of labs of which there is a directory or a namespace.
 pub(super) fn all() -> Result<Vec<String>> {
     let mut names = SavedLab::names_in_kernel()?;
     match fs::read_dir(BASE) {
@@ -65,7 +65,7 @@ pub(super) fn make(kept: &SavedLab) -> Result<Made> {
             .recursive(true)
             .mode(0o700)
             .create(BASE)
-            .with_context(|| format!("cannot make folder {BASE}"))?;
+            .with_context(|| format!("cannot make directory {BASE}"))?;
         match fs::DirBuilder::new().mode(0o700).create(kept.dir()) {
             Ok(()) => {
                 let held = hold(kept)?;
@@ -73,15 +73,17 @@ pub(super) fn make(kept: &SavedLab) -> Result<Made> {
             }
             Err(e) if e.kind() == ErrorKind::AlreadyExists => return Ok(Made::Exists),
             Err(e) if e.kind() == ErrorKind::NotFound => {}
-            Err(e) => return Err(e).with_context(|| format!("cannot make folder {}", kept.dir().display())),
+            Err(e) => {
+                return Err(e).with_context(|| format!("cannot make directory {}", kept.dir().display()));
+            }
         }
     }
-    bail!("folder {} vanishes again and again", kept.dir().display())
+    bail!("directory {} vanishes again and again", kept.dir().display())
 }
 
 /// Waits until nobody else works on the lab; none if there is no such lab.
 pub(super) fn hold(kept: &SavedLab) -> Result<Option<LockedLab>> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let path = kept.dir().join(LOCK);
     loop {
         let lock = match File::options().create(true).truncate(false).write(true).mode(0o600).open(&path) {
@@ -122,7 +124,7 @@ fn lock_within(lock: &File, kept: &SavedLab, end: Instant) -> Result<()> {
         }
         ensure!(
             Instant::now() < end,
-            "another command works on lab {} for more than {PATIENCE:?}; see `fuser {}`",
+            "another command works on lab {} for more than {TIMEOUT:?}; see `fuser {}`",
             kept.name(),
             kept.dir().join(LOCK).display()
         );
@@ -139,7 +141,7 @@ fn gone(kept: &SavedLab) -> String {
     format!("lab {} was taken down while it was made", kept.name())
 }
 
-/// The folder of all labs goes with the last of them.
+/// The directory of all labs goes with the last of them.
 pub(super) fn tidy() {
     // It is in use, or gone already.
     let _ = fs::remove_dir(PathBuf::from(BASE));

@@ -80,9 +80,9 @@ fn raise(kept: &SavedLab, plan: &Plan, pods: usize, progress: &Progress) -> Resu
     cluster.save(LabState::Up)
 }
 
-/// The folder, and the lock in it. What an earlier attempt or an earlier boot left is no lab, and goes.
+/// The directory, and the lock in it. What an earlier attempt or an earlier boot left is no lab, and goes.
 fn make(kept: &SavedLab) -> Result<LockedLab> {
-    // A lab's folder is made before its first namespace: without it they belong to nobody.
+    // A lab's directory is made before its first namespace: without it they belong to nobody.
     let in_kernel = SavedLab::names_in_kernel()?.iter().any(|name| name == kept.name());
     if in_kernel && !kept.dir().exists() {
         say(format!("lab {}: namespaces that an earlier one left are removed first", kept.name()));

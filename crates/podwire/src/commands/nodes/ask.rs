@@ -7,10 +7,10 @@ use api::{Client, ErrorAnswer, HttpAnswer, PAGE_NOT_FOUND};
 use serde::de::DeserializeOwned;
 
 use crate::cli::Which;
-use crate::folders::Folders;
+use crate::directories::AgentDirectories;
 
 /// Longer than the agent waits for its store: it knows better why there is no answer.
-pub(in crate::commands) const PATIENCE: Duration = Duration::from_secs(12);
+pub(in crate::commands) const TIMEOUT: Duration = Duration::from_secs(12);
 
 /// The agent that runs is not the one that is installed with this program.
 const OTHER_VERSION: &str = "the agent is of another version; restart it with 'systemctl restart podwire'";
@@ -20,15 +20,15 @@ pub(crate) struct AgentClient(Client);
 
 impl AgentClient {
     pub(crate) fn find(which: &Which) -> Self {
-        Self(Client::new(&Folders::find(which, None).socket))
+        Self(Client::new(&AgentDirectories::find(which, None).socket))
     }
 
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        read(&self.0.get(path, PATIENCE)?)
+        read(&self.0.get(path, TIMEOUT)?)
     }
 
     pub(crate) fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        read(&self.0.delete(path, PATIENCE)?)
+        read(&self.0.delete(path, TIMEOUT)?)
     }
 }
 

@@ -11,8 +11,8 @@ use netlink::RtSocket;
 use super::page;
 use crate::commands::plugins::PluginFiles;
 use crate::commands::{configs, mode};
+use crate::directories::AgentDirectories;
 use crate::exit::ExitStatus;
-use crate::folders::Folders;
 use crate::print;
 
 /// What a node without an agent reports, and in words who serves its pods.
@@ -24,8 +24,8 @@ pub(super) struct Files {
 }
 
 impl Files {
-    pub(super) fn read(folders: &Folders, error: &ClientError) -> Result<Self> {
-        let run_dir = &folders.run_dir;
+    pub(super) fn read(directories: &AgentDirectories, error: &ClientError) -> Result<Self> {
+        let run_dir = &directories.run_dir;
         let holder = files::read_text(&run_dir.join("agent.lock")).ok();
         // A run directory that cannot be used is among the findings below. What is in it is not known then.
         let state = NodeState::open_existing(run_dir);
@@ -33,7 +33,7 @@ impl Files {
         let recorded = state.and_then(|state| count(state.as_ref()));
         let mut configs = configs::of_node();
         let is_silent = mode::is_silent(error);
-        let mode = match mode::of_node(folders, has_state, &configs) {
+        let mode = match mode::of_node(directories, has_state, &configs) {
             NodeMode::Standalone if !is_silent => NodeMode::Standalone,
             NodeMode::Standalone | NodeMode::Agent => NodeMode::Agent,
         };
@@ -66,13 +66,13 @@ impl Files {
         configs.retain(|config| !configs::names_agent(config));
         let mut found = engine::inspect(run_dir, &configs);
         let runtimes = Runtimes::detect(Path::new("/"));
-        let plugin = PluginFiles::find(folders.state_dir.as_deref());
+        let plugin = PluginFiles::find(directories.state_dir.as_deref());
         found.extend(plugin.into_iter().flat_map(|plugin| plugin.missing(&runtimes)));
         if is_silent {
             mode::leave_repairs_to_agent(&mut found);
         }
         if mode == NodeMode::Agent {
-            found.push(mode::agent_missing(folders, error));
+            found.push(mode::agent_missing(directories, error));
         }
         found.sort_by_key(|finding| (finding.severity, finding.code));
         let conditions: Vec<Condition> = found.into_iter().map(|one| Condition::new(one, None)).collect();
@@ -114,7 +114,7 @@ impl Files {
             let dels = print::count(tombstones, "DEL");
             rows.push(("tombstones", format!("{dels}, which the agent will serve when it is back")));
         }
-        [title, print::facts(rows), page::conditions(&self.status.conditions, now)].join("\n\n")
+        [title, print::key_values(rows), page::conditions(&self.status.conditions, now)].join("\n\n")
     }
 }
 

@@ -11,13 +11,13 @@ use api::Client;
 use crate::cli::{Output, StatusArgs};
 use crate::commands::lab::adapt_fixes;
 use crate::commands::mode;
+use crate::directories::AgentDirectories;
 use crate::exit::ExitStatus;
-use crate::folders::Folders;
 use crate::{print, when};
 use files::Files;
 
 /// The agent reads its state for this; a busy machine with thousands of pods takes its time.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The page of an agent that answered.
 pub(crate) fn page(status: &api::Status) -> String {
@@ -25,11 +25,11 @@ pub(crate) fn page(status: &api::Status) -> String {
 }
 
 pub(crate) fn run(args: &StatusArgs) -> Result<ExitStatus> {
-    let folders = Folders::find(&args.which, None);
-    let answer = match Client::new(&folders.socket).get(api::STATUS, PATIENCE) {
+    let directories = AgentDirectories::find(&args.which, None);
+    let answer = match Client::new(&directories.socket).get(api::STATUS, TIMEOUT) {
         Ok(answer) => answer,
         Err(error) if mode::is_unreachable(&error) => {
-            let mut files = Files::read(&folders, &error)?;
+            let mut files = Files::read(&directories, &error)?;
             adapt_fixes(files.status.conditions.iter_mut().map(|one| &mut one.fix));
             match args.output {
                 Output::Json => print::say_json(&files.status)?,
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<ExitStatus> {
     ensure!(
         answer.status == 200,
         "the agent on {} answers {}: {text}",
-        folders.socket.display(),
+        directories.socket.display(),
         answer.status
     );
     let mut status: api::Status = serde_json::from_str(&text).context("the agent is of another version")?;

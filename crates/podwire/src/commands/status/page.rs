@@ -11,7 +11,7 @@ use crate::when;
 const LATEST: usize = 5;
 
 pub(super) fn page(status: &Status, now: u64) -> String {
-    let mut parts = vec![title(status), print::facts(rows(status, now)), blocks(&status.network)];
+    let mut parts = vec![title(status), print::key_values(rows(status, now)), blocks(&status.network)];
     parts.extend(repairs(&status.reconcile, now));
     parts.push(conditions(&status.conditions, now));
     parts.join("\n\n")

@@ -1,4 +1,4 @@
-//! Two run folders on one node: cleanup of one leaves the other's pods as they are.
+//! Two run directories on one node: cleanup of one leaves the other's pods as they are.
 
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
@@ -15,14 +15,14 @@ const MODES: [&str; 2] = ["bridge", "routed"];
 const NODE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 pub(super) const OUT: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
 
-/// A run folder with a network of its own and two pods.
-struct Folder {
+/// A run directory with a network of its own and two pods.
+struct Directory {
     run_dir: PathBuf,
     config: Value,
     pods: Vec<(Pod, Value)>,
 }
 
-impl Folder {
+impl Directory {
     fn new(host: &Host, name: &str, more: &Value) -> Self {
         let run_dir = host.node.dir().join(format!("run-{name}"));
         let mut config = host.standalone();
@@ -45,16 +45,16 @@ impl Folder {
     }
 }
 
-fn blue(host: &Host, mode: &str) -> Folder {
-    Folder::new(
+fn blue(host: &Host, mode: &str) -> Directory {
+    Directory::new(
         host,
         "blue",
         &json!({"mode": mode, "bridge": "pw-blue", "subnet": "10.60.0.0/24,fd00:60::/64"}),
     )
 }
 
-fn red(host: &Host, mode: &str) -> Folder {
-    Folder::new(
+fn red(host: &Host, mode: &str) -> Directory {
+    Directory::new(
         host,
         "red",
         &json!({"mode": mode, "bridge": "pw-red", "subnet": "10.61.0.0/24,fd00:61::/64"}),
@@ -90,8 +90,8 @@ pub(super) fn outside(host: &Host) -> Pod {
 }
 
 /// What the second pod hears of a word that the first says under an address that is not its own, and of an honest one.
-fn heard(folder: &Folder, family: usize) -> Vec<String> {
-    let [(from, own), (to, target)] = &folder.pods[..] else { panic!("two pods") };
+fn heard(directory: &Directory, family: usize) -> Vec<String> {
+    let [(from, own), (to, target)] = &directory.pods[..] else { panic!("two pods") };
     let (own, target) = (ips(own)[family], ips(target)[family]);
     let foreign = match own {
         IpAddr::V4(ip) => IpAddr::from([ip.octets()[0], ip.octets()[1], ip.octets()[2], 200]),
@@ -119,23 +119,23 @@ fn heard(folder: &Folder, family: usize) -> Vec<String> {
 }
 
 /// Its pods reach each other, the outside under the node's address, and are guarded.
-fn expect_alive(host: &Host, folder: &Folder, out: &Ns, case: &str) {
-    let [(a, _), (_, b)] = &folder.pods[..] else { panic!("two pods") };
+fn expect_alive(host: &Host, directory: &Directory, out: &Ns, case: &str) {
+    let [(a, _), (_, b)] = &directory.pods[..] else { panic!("two pods") };
     for (family, to) in ips(b).into_iter().enumerate() {
         assert!(ping(a, to, 2).unwrap().all(), "{case}: pod to pod {to}");
         let echo = tcp_echo(out, (OUT[family].parse::<IpAddr>().unwrap(), 0).into()).unwrap();
         let seen = tcp_connects(a, echo.address(), DEADLINE).unwrap().map(|peer| peer.ip().to_string());
         assert_eq!(seen.as_deref(), Some(NODE[family]), "{case}: masquerade");
-        assert_eq!(heard(folder, family), ["own"], "{case}: guard");
+        assert_eq!(heard(directory, family), ["own"], "{case}: guard");
     }
-    for (pod, result) in &folder.pods {
-        let checked = host.plugin.check(pod, &folder.config, result).unwrap();
+    for (pod, result) in &directory.pods {
+        let checked = host.plugin.check(pod, &directory.config, result).unwrap();
         assert!(checked.success(), "{case}: {}", checked.stdout);
     }
 }
 
 #[test]
-fn f7_cleanup_of_one_run_folder_leaves_the_pods_of_another() {
+fn f7_cleanup_of_one_run_directory_leaves_the_pods_of_another() {
     for (blue_mode, red_mode) in
         [("bridge", "bridge"), ("routed", "routed"), ("bridge", "routed"), ("routed", "bridge")]
     {
@@ -191,12 +191,12 @@ fn without_our_tables_a_foreign_address_is_heard() {
 }
 
 #[test]
-fn f7_a_bridge_that_both_folders_use_stays_with_the_others_gateways() {
+fn f7_a_bridge_that_both_directories_use_stays_with_the_others_gateways() {
     for mode in MODES {
         let host = Host::new("shared");
         let out = outside(&host);
         let of = |name: &str, subnet: &str| {
-            Folder::new(&host, name, &json!({"mode": mode, "bridge": "pw-both", "subnet": subnet}))
+            Directory::new(&host, name, &json!({"mode": mode, "bridge": "pw-both", "subnet": subnet}))
         };
         let blue = of("blue", "10.60.0.0/24,fd00:60::/64");
         let red = of("red", "10.61.0.0/24,fd00:61::/64");
@@ -213,9 +213,9 @@ fn f7_a_bridge_that_both_folders_use_stays_with_the_others_gateways() {
     }
 }
 
-/// The network of the folder is then known from the agent's configuration.
+/// The network of the directory is then known from the agent's configuration.
 #[test]
-fn f7_pods_of_a_folder_that_was_lost_go_too() {
+fn f7_pods_of_a_directory_that_was_lost_go_too() {
     for mode in MODES {
         let host = Host::new("lost");
         let mut agent = host.agent(&["--no-install", "--network-mode", mode]);
@@ -235,7 +235,7 @@ fn f7_pods_of_a_folder_that_was_lost_go_too() {
 }
 
 #[test]
-fn f7_cleanup_of_all_takes_the_pods_of_other_folders_too() {
+fn f7_cleanup_of_all_takes_the_pods_of_other_directories_too() {
     for mode in MODES {
         let host = Host::new("all");
         let before = Snapshot::of(&host.node).unwrap();

@@ -1,7 +1,7 @@
 //! Rules of others that are of use only while the host forwards: they translate addresses, or accept what is forwarded.
 
 use super::tables::UnmanagedTables;
-use super::{ForeignFamily, is_for_us};
+use super::{ChainFamily, is_for_us};
 use crate::condition::PacketTest;
 use crate::error::Error;
 use crate::observe::ListedChain;
@@ -20,7 +20,7 @@ const NEW: u32 = 8;
 /// A chain of another program with such rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForwardingChain {
-    pub family: ForeignFamily,
+    pub family: ChainFamily,
     pub table: String,
     pub chain: String,
     /// It translates addresses; otherwise it accepts what is forwarded.
@@ -31,7 +31,7 @@ pub struct ForwardingChain {
 pub fn forwarding_chains() -> Result<Vec<ForwardingChain>, Error> {
     let mut socket = NftSocket::open()?;
     let mut found = Vec::new();
-    for family in ForeignFamily::ALL {
+    for family in ChainFamily::ALL {
         let tables = UnmanagedTables::read_where(&mut socket, family, is_wanted)?;
         for chain in tables.chains.iter().filter(|chain| !tables.is_dormant(&chain.table)) {
             let translates = is_nat(chain);

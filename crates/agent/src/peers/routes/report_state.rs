@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model::{PeerChanges, Way};
+use model::{PeerChanges, PeerPath};
 use tracing::{debug, info};
 use types::{Code, Finding};
 
@@ -18,7 +18,7 @@ const TELL: Duration = Duration::from_millis(200);
 
 /// What was told, and what is to be told.
 #[derive(Debug, Default)]
-pub(crate) struct Telling {
+pub(crate) struct PeerReportState {
     told_at: Option<Instant>,
     /// When problems are told next.
     pub(super) at: Option<Instant>,
@@ -34,7 +34,7 @@ pub(crate) struct Telling {
     pause: Option<Duration>,
 }
 
-impl Telling {
+impl PeerReportState {
     /// How long what has just failed is left alone, at most so long.
     fn next_pause(&mut self, most: Duration) -> Duration {
         let pause = self.pause.map_or(RETRY, |pause| (pause * 2).min(most.max(RETRY)));
@@ -70,12 +70,12 @@ pub(super) enum AppliedPart {
 impl Routes {
     /// Changes that the kernel refused are reported while they are refused, and retried.
     pub(super) fn refused(&mut self, refused: BTreeMap<String, String>, part: AppliedPart) {
-        let telling = &mut self.known.telling;
+        let report_state = &mut self.known.report_state;
         let failed = !refused.is_empty();
         if part == AppliedPart::All {
-            telling.refused.clear();
+            report_state.refused.clear();
         }
-        telling.refused.extend(refused);
+        report_state.refused.extend(refused);
         if failed {
             self.again();
         }
@@ -84,29 +84,29 @@ impl Routes {
     /// Reports why nothing was compared or changed, and retries.
     pub(super) fn failed(&mut self, why: String) {
         debug!("{why}");
-        self.known.telling.failure = Some(why);
+        self.known.report_state.failure = Some(why);
         self.again();
-        self.tell_soon();
+        self.report_soon();
     }
 
     /// Looks again after something failed, each time later.
     pub(super) fn again(&mut self) {
-        let pause = self.known.telling.next_pause(self.config.reconcile);
+        let pause = self.known.report_state.next_pause(self.config.reconcile);
         self.soon(pause);
     }
 
     /// All was looked at, and all is well.
     pub(super) fn is_well(&mut self) {
-        self.known.telling.pause = None;
+        self.known.report_state.pause = None;
     }
 
     pub(super) fn has_refusals(&self) -> bool {
-        let telling = &self.known.telling;
-        !telling.refused.is_empty() || telling.failure.is_some()
+        let report_state = &self.known.report_state;
+        !report_state.refused.is_empty() || report_state.failure.is_some()
     }
 
-    pub(super) fn tell_soon(&mut self) {
-        self.known.telling.make_due();
+    pub(super) fn report_soon(&mut self) {
+        self.known.report_state.make_due();
     }
 
     /// Another process changed something, and it is as it should be again. Kinds without a repair are counted as 0.
@@ -114,7 +114,7 @@ impl Routes {
         self.metrics.repaired(kind, count as u64);
         if count > 0 {
             sentences.iter().for_each(|what| info!(kind, "repaired: {what}"));
-            self.board.repaired(count as u64, sentences);
+            self.agent_status.repaired(count as u64, sentences);
         }
     }
 
@@ -126,11 +126,11 @@ impl Routes {
             tunnels: super::indexes(&self.known.tunnels).len(),
             ..PeerCounts::default()
         };
-        for (_, _, way) in mesh.ways() {
-            match way {
-                Way::Direct { .. } => counts.direct += 1,
-                Way::Vxlan { .. } => counts.vxlan += 1,
-                Way::None(_) => counts.unreachable += 1,
+        for (_, _, path) in mesh.paths() {
+            match path {
+                PeerPath::Direct { .. } => counts.direct += 1,
+                PeerPath::Vxlan { .. } => counts.vxlan += 1,
+                PeerPath::None(_) => counts.unreachable += 1,
             }
         }
         self.metrics.set_peers(&counts);
@@ -142,11 +142,11 @@ impl Routes {
             findings.extend(self.known.mesh.findings());
             findings.extend(self.known.position.problems.iter().cloned());
             findings.extend(self.known.tunnel_troubles.iter().cloned());
-            findings.extend(self.known.telling.findings());
+            findings.extend(self.known.report_state.findings());
         }
-        let telling = &mut self.known.telling;
-        (telling.at, telling.told_at) = (None, Some(Instant::now()));
-        self.board.set(Source::Routes, findings);
+        let report_state = &mut self.known.report_state;
+        (report_state.at, report_state.told_at) = (None, Some(Instant::now()));
+        self.agent_status.set(Source::Routes, findings);
     }
 
     /// Hands the peers to membership, which writes them to disk.
@@ -164,24 +164,24 @@ mod tests {
 
     #[test]
     fn what_fails_is_tried_less_and_less_often() {
-        let mut telling = Telling::default();
+        let mut report_state = PeerReportState::default();
         let most = Duration::from_secs(30);
-        let pauses: Vec<u64> = (0..7).map(|_| telling.next_pause(most).as_secs()).collect();
+        let pauses: Vec<u64> = (0..7).map(|_| report_state.next_pause(most).as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
-        telling.pause = None;
-        assert_eq!(telling.next_pause(most), RETRY);
-        assert_eq!(telling.next_pause(Duration::from_millis(1)), RETRY, "never more often");
+        report_state.pause = None;
+        assert_eq!(report_state.next_pause(most), RETRY);
+        assert_eq!(report_state.next_pause(Duration::from_millis(1)), RETRY, "never more often");
     }
 
     #[test]
     fn problems_are_not_found_out_with_every_event() {
         let now = Instant::now();
-        let mut telling = Telling { told_at: Some(now), ..Telling::default() };
+        let mut report_state = PeerReportState { told_at: Some(now), ..PeerReportState::default() };
         for _ in 0..1000 {
-            telling.make_due();
+            report_state.make_due();
         }
-        assert_eq!(telling.at, Some(now + TELL));
-        let mut first = Telling::default();
+        assert_eq!(report_state.at, Some(now + TELL));
+        let mut first = PeerReportState::default();
         first.make_due();
         assert!(first.at < Some(now + TELL), "the first ones at once");
     }
@@ -191,8 +191,8 @@ mod tests {
         let refused =
             (0..7).map(|i| (format!("route 10.2.{i}.0/24"), format!("cannot add it: {i}"))).collect();
         let failure = Some("routes to other nodes cannot be compared: EIO".to_owned());
-        let telling = Telling { refused, failure, ..Telling::default() };
-        let found: Vec<Finding> = telling.findings().collect();
+        let report_state = PeerReportState { refused, failure, ..PeerReportState::default() };
+        let found: Vec<Finding> = report_state.findings().collect();
         assert_eq!((found.len(), found[6].object.as_str()), (8, "route 10.2.6.0/24"));
         assert_eq!(found[7].object, "routes to other nodes");
         assert!(found.iter().all(|one| one.code == Code::PeerRouteFailed), "{found:?}");
@@ -200,8 +200,9 @@ mod tests {
 
     #[test]
     fn a1_a_monitor_that_fails_is_a_condition() {
-        let telling = Telling { monitor_failure: Some("ENODEV".to_owned()), ..Telling::default() };
-        let found: Vec<Finding> = telling.findings().collect();
+        let report_state =
+            PeerReportState { monitor_failure: Some("ENODEV".to_owned()), ..PeerReportState::default() };
+        let found: Vec<Finding> = report_state.findings().collect();
         let (code, object) = (Code::MonitorFailed, "monitor netlink-routes");
         assert_eq!((found.len(), found[0].code, found[0].object.as_str()), (1, code, object));
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use engine::reconcile::Depth;
 use ipnet::IpNet;
-use netlink::{News, Where};
+use netlink::{LinkEvent, Where};
 use types::{IfName, PEER_PROTOCOL, ROUTE_PROTOCOL};
 
 /// What is known when news come.
@@ -16,12 +16,12 @@ pub(super) struct HintContext<'a> {
 
 /// The looks that these news ask for. What goes on the node often goes inside a pod as well, and the quick look does not
 /// wait for the deep one.
-pub(super) fn depths(news: &[News], known: &HintContext<'_>) -> BTreeSet<Depth> {
+pub(super) fn depths(events: &[LinkEvent], known: &HintContext<'_>) -> BTreeSet<Depth> {
     // Of a link that is told several times the last word counts: a new one is told as down before it is up.
     let mut up = HashSet::new();
     let mut depths = BTreeSet::new();
-    for one in news.iter().rev() {
-        if let News::Link { index, up: true, place, .. } = one {
+    for one in events.iter().rev() {
+        if let LinkEvent::Link { index, up: true, place, .. } = one {
             up.insert((*place, *index));
         }
         let settled = |place: Where, index: u32| up.contains(&(place, index));
@@ -31,25 +31,30 @@ pub(super) fn depths(news: &[News], known: &HintContext<'_>) -> BTreeSet<Depth> 
 }
 
 /// Whether another program may have added an address or a route in the subnets, or removed such a route.
-pub(super) fn may_overlap(news: &[News], subnets: &[IpNet]) -> bool {
+pub(super) fn may_overlap(events: &[LinkEvent], subnets: &[IpNet]) -> bool {
     let is_within = |net: &IpNet| subnets.iter().any(|s| s.contains(net) || net.trunc().contains(s));
     let is_other = |protocol: u8| ![ROUTE_PROTOCOL, PEER_PROTOCOL].contains(&protocol);
-    news.iter().any(|one| match one {
-        News::Lost => true,
-        News::AddressAdded { addr, protocol } => *protocol != Some(ROUTE_PROTOCOL) && is_within(addr),
-        News::RouteAdded { dst, protocol } | News::RouteGone { dst, protocol, place: Where::Here, .. } => {
+    events.iter().any(|one| match one {
+        LinkEvent::Lost => true,
+        LinkEvent::AddressAdded { addr, protocol } => *protocol != Some(ROUTE_PROTOCOL) && is_within(addr),
+        LinkEvent::RouteAdded { dst, protocol }
+        | LinkEvent::RouteGone { dst, protocol, place: Where::Here, .. } => {
             is_other(*protocol) && dst.prefix_len() > 0 && is_within(dst)
         }
         _ => false,
     })
 }
 
-fn of_one(news: &News, known: &HintContext<'_>, settled: &dyn Fn(Where, u32) -> bool) -> Option<Depth> {
+fn of_one(
+    events: &LinkEvent,
+    known: &HintContext<'_>,
+    settled: &dyn Fn(Where, u32) -> bool,
+) -> Option<Depth> {
     let stays = |link: u32| !(known.deleted_here)(link);
-    let (place, lost) = match news {
-        News::Lost => return Some(Depth::Pods),
-        News::AddressAdded { .. } | News::RouteAdded { .. } => return None,
-        News::Link { index, name, up, gone, place } => {
+    let (place, lost) = match events {
+        LinkEvent::Lost => return Some(Depth::Pods),
+        LinkEvent::AddressAdded { .. } | LinkEvent::RouteAdded { .. } => return None,
+        LinkEvent::Link { index, name, up, gone, place } => {
             let ours = |name: &String| {
                 let is_bridge = known.bridges.iter().any(|bridge| bridge.as_str() == name);
                 is_bridge || name.starts_with("pw") || name.starts_with("pi")
@@ -62,14 +67,14 @@ fn of_one(news: &News, known: &HintContext<'_>, settled: &dyn Fn(Where, u32) -> 
             };
             (*place, lost)
         }
-        News::ForwardingOff { place } => (*place, *place == Where::Here),
-        News::PortLeft { index, place } => (*place, *place == Where::Here && stays(*index)),
-        News::AddressGone { link, place, .. } => (*place, *place == Where::Elsewhere || stays(*link)),
-        News::RouteGone { link, protocol, place, .. } => {
+        LinkEvent::ForwardingOff { place } => (*place, *place == Where::Here),
+        LinkEvent::PortLeft { index, place } => (*place, *place == Where::Here && stays(*index)),
+        LinkEvent::AddressGone { link, place, .. } => (*place, *place == Where::Elsewhere || stays(*link)),
+        LinkEvent::RouteGone { link, protocol, place, .. } => {
             let stays = *place == Where::Elsewhere || link.is_none_or(stays);
             (*place, *protocol == ROUTE_PROTOCOL && stays)
         }
-        News::NeighbourGone { link, protocol, place, .. } => {
+        LinkEvent::NeighbourGone { link, protocol, place, .. } => {
             let stays = *place == Where::Elsewhere || stays(*link);
             (*place, *protocol == ROUTE_PROTOCOL && stays)
         }
@@ -87,21 +92,21 @@ mod tests {
     /// A link that we deleted ourselves.
     const OURS: u32 = 99;
 
-    fn look(news: News) -> Option<Depth> {
-        all(&[news]).pop_last()
+    fn look(events: LinkEvent) -> Option<Depth> {
+        all(&[events]).pop_last()
     }
 
-    fn all(news: &[News]) -> BTreeSet<Depth> {
+    fn all(events: &[LinkEvent]) -> BTreeSet<Depth> {
         let bridges = [IfName::try_from("podwire0").unwrap()];
-        depths(news, &HintContext { bridges: &bridges, deleted_here: &|index| index == OURS })
+        depths(events, &HintContext { bridges: &bridges, deleted_here: &|index| index == OURS })
     }
 
-    fn link(name: &str, up: bool, gone: bool) -> News {
-        News::Link { index: 7, name: Some(name.to_owned()), up, gone, place: Where::Here }
+    fn link(name: &str, up: bool, gone: bool) -> LinkEvent {
+        LinkEvent::Link { index: 7, name: Some(name.to_owned()), up, gone, place: Where::Here }
     }
 
-    fn route(protocol: u8, place: Where) -> News {
-        News::RouteGone { dst: "fd00:88::2/128".parse().unwrap(), link: Some(7), protocol, place }
+    fn route(protocol: u8, place: Where) -> LinkEvent {
+        LinkEvent::RouteGone { dst: "fd00:88::2/128".parse().unwrap(), link: Some(7), protocol, place }
     }
 
     #[test]
@@ -112,14 +117,14 @@ mod tests {
         assert_eq!(look(link("pwabc", true, false)), None);
         assert_eq!(look(route(ROUTE_PROTOCOL, Where::Here)), Some(Depth::Node));
         assert_eq!(look(route(2, Where::Here)), None);
-        assert_eq!(look(News::Lost), Some(Depth::Pods));
+        assert_eq!(look(LinkEvent::Lost), Some(Depth::Pods));
     }
 
     #[test]
     fn our_own_add_and_del_are_no_news() {
         assert_eq!(all(&[link("pwabc", false, false), link("pwabc", true, false)]), BTreeSet::new());
         assert_eq!(all(&[link("pwabc", true, false), link("pwabc", false, false)]), [Depth::Node].into());
-        let gone = News::Link {
+        let gone = LinkEvent::Link {
             index: OURS,
             name: Some("pwabc".to_owned()),
             up: false,
@@ -127,28 +132,30 @@ mod tests {
             place: Where::Here,
         };
         let dst = "fd00:88::2/128".parse().unwrap();
-        let route = News::RouteGone { dst, link: Some(OURS), protocol: ROUTE_PROTOCOL, place: Where::Here };
+        let route =
+            LinkEvent::RouteGone { dst, link: Some(OURS), protocol: ROUTE_PROTOCOL, place: Where::Here };
         assert_eq!(all(&[gone, route]), BTreeSet::new());
     }
 
     #[test]
     fn the_quick_look_does_not_wait_for_the_deep_one() {
-        let news = [link("pwabc", false, true), route(ROUTE_PROTOCOL, Where::Elsewhere)];
-        assert_eq!(all(&news), [Depth::Node, Depth::Pods].into());
+        let events = [link("pwabc", false, true), route(ROUTE_PROTOCOL, Where::Elsewhere)];
+        assert_eq!(all(&events), [Depth::Node, Depth::Pods].into());
     }
 
     #[test]
     fn only_other_programs_in_the_subnets_may_overlap() {
         let subnets = ["10.83.0.0/16".parse().unwrap(), "fd00:88::/64".parse().unwrap()];
-        let address = |addr: &str, protocol| News::AddressAdded { addr: addr.parse().unwrap(), protocol };
-        let added = |dst: &str, protocol| News::RouteAdded { dst: dst.parse().unwrap(), protocol };
-        let gone = |place| News::RouteGone {
+        let address =
+            |addr: &str, protocol| LinkEvent::AddressAdded { addr: addr.parse().unwrap(), protocol };
+        let added = |dst: &str, protocol| LinkEvent::RouteAdded { dst: dst.parse().unwrap(), protocol };
+        let gone = |place| LinkEvent::RouteGone {
             dst: "10.83.7.0/24".parse().unwrap(),
             link: Some(7),
             protocol: 3,
             place,
         };
-        for (news, want) in [
+        for (events, want) in [
             (address("10.83.0.9/16", None), true),
             (address("fd00:88::9/128", Some(0)), true),
             (address("10.1.2.3/8", Some(0)), true),
@@ -162,16 +169,19 @@ mod tests {
             (added("192.0.2.0/24", 3), false),
             (gone(Where::Here), true),
             (gone(Where::Elsewhere), false),
-            (News::Lost, true),
+            (LinkEvent::Lost, true),
         ] {
-            assert_eq!(may_overlap(std::slice::from_ref(&news), &subnets), want, "{news:?}");
+            assert_eq!(may_overlap(std::slice::from_ref(&events), &subnets), want, "{events:?}");
         }
     }
 
     #[test]
     fn what_goes_in_a_pod_asks_for_a_look_into_pods() {
         let addr = "10.88.0.2/32".parse().unwrap();
-        assert_eq!(look(News::AddressGone { link: 2, addr, place: Where::Elsewhere }), Some(Depth::Pods));
+        assert_eq!(
+            look(LinkEvent::AddressGone { link: 2, addr, place: Where::Elsewhere }),
+            Some(Depth::Pods)
+        );
         assert_eq!(look(route(ROUTE_PROTOCOL, Where::Elsewhere)), Some(Depth::Pods));
         assert_eq!(look(route(2, Where::Elsewhere)), None);
     }

@@ -1,7 +1,7 @@
-//! The keeper: one thread that watches what happens to what is ours, and puts it back.
+//! The reconciler: one thread that watches what happens to what is ours, and puts it back.
 //!
 //! ```text
-//! netlink, nftables, run folder, requests ─► due ─► round: tombstones, engine::reconcile
+//! netlink, nftables, run directory, requests ─► due ─► round: tombstones, engine::reconcile
 //!                                   timer ──┘
 //! ```
 //!
@@ -33,8 +33,8 @@ use rustix::io::Errno;
 use tracing::error;
 use types::{Finding, IfName};
 
+use crate::agent_status::AgentStatus;
 use crate::allocation::{NodeAllocations, TunnelSize};
-use crate::board::Board;
 use crate::conditions::Source;
 use crate::installation::InstallState;
 use crate::lock::{Lock, LockError, NetworkLock};
@@ -66,16 +66,16 @@ const DEEP_PAUSE: Duration = Duration::from_millis(600);
 /// How soon a round that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What the keeper works with, most of it shared with the server.
+/// What the reconciler works with, most of it shared with the server.
 pub(crate) struct ReconcilerParts {
     pub(crate) config: Arc<Config>,
     /// This node's part of the network, once it has one.
-    pub(crate) shares: Arc<NodeAllocations>,
+    pub(crate) allocations: Arc<NodeAllocations>,
     /// This node's tunnels, as the peers thread keeps them.
     pub(crate) tunnels: Arc<Slot<Vec<TunnelSize>>>,
     pub(crate) blocks: BlockRequests,
     pub(crate) peers: PeerInputs,
-    pub(crate) board: Arc<Board>,
+    pub(crate) agent_status: Arc<AgentStatus>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) work: Arc<Work>,
     /// None: the agent installs no files.
@@ -109,7 +109,7 @@ pub(crate) struct Reconciler {
     was_ready: bool,
     watchdog: Watchdog,
     /// What the service manager was told.
-    told: Option<String>,
+    reported: Option<String>,
     /// The tunnels that the firewall was told to clamp; none: it was told nothing yet.
     clamped: Option<Vec<IfName>>,
     /// No limit of connections is in force, and none is wanted.
@@ -129,13 +129,13 @@ pub(crate) struct Reconciler {
 struct Due {
     at: Instant,
     depth: Depth,
-    foreign: bool,
+    unmanaged: bool,
     /// Nothing happened: it is time.
     timer: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum KeeperError {
+pub enum ReconcilerError {
     #[error("cannot listen to the kernel: {0}")]
     Netlink(#[from] netlink::Error),
     #[error("cannot listen to the firewall: {0}")]
@@ -145,12 +145,12 @@ pub enum KeeperError {
 }
 
 impl Reconciler {
-    pub(crate) fn new(parts: ReconcilerParts) -> Result<Self, KeeperError> {
+    pub(crate) fn new(parts: ReconcilerParts) -> Result<Self, ReconcilerError> {
         Ok(Self {
             netlink: MonitorSlot::open("netlink", netlink::Monitor::open)?,
             nft: MonitorSlot::open("nftables", nft::RulesetMonitor::open)?,
-            run: DirectoryWatch::open(watch::folders(&parts.config.run_dir, &parts.config.socket))?,
-            share_version: parts.shares.version(),
+            run: DirectoryWatch::open(watch::directories(&parts.config.run_dir, &parts.config.socket))?,
+            share_version: parts.allocations.version(),
             tunnels: Vec::new(),
             memory: Vec::new(),
             unrepaired: Vec::new(),
@@ -159,7 +159,7 @@ impl Reconciler {
             timer: Instant::now(),
             was_ready: false,
             watchdog: Watchdog::new(),
-            told: None,
+            reported: None,
             clamped: None,
             is_unlimited: false,
             overlaps: Vec::new(),
@@ -182,19 +182,19 @@ impl Reconciler {
             if self.timer <= now {
                 self.timer = now + self.parts.config.reconcile;
                 self.due[Depth::Pods as usize] =
-                    Some(Due { at: now, depth: Depth::Pods, foreign: true, timer: true });
+                    Some(Due { at: now, depth: Depth::Pods, unmanaged: true, timer: true });
             }
             self.poll(now);
             if let Some(due) = self.take_ripe(now) {
                 if due.timer {
-                    // A folder that could not be watched tells nothing.
+                    // A directory that could not be watched tells nothing.
                     self.keep_locks()?;
                     self.parts.socket.look();
                 }
                 self.round(due);
             }
             if let Err(errno) = self.wait() {
-                error!("the keeper cannot wait for events: {errno}");
+                error!("the reconciler cannot wait for events: {errno}");
                 // Everything is still looked at by the timer.
                 std::thread::sleep(RETRY);
             }
@@ -216,7 +216,7 @@ impl Reconciler {
         match deep.take_if(is_ripe) {
             Some(due) => {
                 let merged = quick.take();
-                Some(Due { foreign: due.foreign || merged.is_some_and(|merged| merged.foreign), ..due })
+                Some(Due { unmanaged: due.unmanaged || merged.is_some_and(|merged| merged.unmanaged), ..due })
             }
             None => quick.take_if(is_ripe),
         }
@@ -227,8 +227,8 @@ impl Reconciler {
         let next = self.next().map_or(timer, |due| due.at.min(timer));
         let others = [self.watchdog.next(), self.netlink.retry_at(), self.nft.retry_at()];
         let next = others.into_iter().flatten().fold(next, Instant::min);
-        let patience = next.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(patience).map_err(|_| Errno::INVAL)?;
+        let pause = next.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(pause).map_err(|_| Errno::INVAL)?;
         let mut fds = vec![watched(self.run.as_fd()), watched(self.parts.requests.waker().as_fd())];
         fds.extend(self.netlink.fd().into_iter().chain(self.nft.fd()).map(watched));
         match poll(&mut fds, Some(&timeout)) {
@@ -248,19 +248,19 @@ impl Reconciler {
     fn collect(&mut self) -> Result<(), LockError> {
         let now = Instant::now();
         match self.netlink.read(now, netlink::Monitor::read) {
-            Read::Events(news) => {
+            Read::Events(events) => {
                 let bridges = self.bridges();
                 let known = HintContext { bridges: &bridges, deleted_here: &netlink::was_deleted_here };
-                for depth in hints::depths(&news, &known) {
-                    self.parts.work.resident().forget_bridges();
+                for depth in hints::depths(&events, &known) {
+                    self.parts.work.kernel_cache().forget_bridges();
                     self.soon(depth, false);
                 }
-                if hints::may_overlap(&news, &self.parts.config.network.subnets) {
+                if hints::may_overlap(&events, &self.parts.config.network.subnets) {
                     self.suspect();
                 }
             }
             Read::Reopened => {
-                self.parts.work.resident().forget_bridges();
+                self.parts.work.kernel_cache().forget_bridges();
                 self.soon(Depth::Pods, false);
                 self.suspect();
             }
@@ -273,7 +273,7 @@ impl Reconciler {
                     self.parts.peers.table_changed();
                 }
                 if (nft::RulesetChange { peers: false, ..change }) != nft::RulesetChange::default() {
-                    self.soon(Depth::Node, change.foreign);
+                    self.soon(Depth::Node, change.unmanaged);
                 }
             }
             Read::Reopened => {
@@ -283,10 +283,10 @@ impl Reconciler {
             Read::Failed => {}
         }
         let failed = self.netlink.finding().into_iter().chain(self.nft.finding()).collect();
-        self.parts.board.set(Source::Monitors, failed);
+        self.parts.agent_status.set(Source::Monitors, failed);
         self.collect_requests();
         if self.run.changed().unwrap_or(true) {
-            self.look_at_run_folder()?;
+            self.look_at_run_directory()?;
         }
         Ok(())
     }
@@ -294,7 +294,7 @@ impl Reconciler {
     /// Requests of other threads, and new values in slots.
     fn collect_requests(&mut self) {
         let requested = self.parts.requests.take();
-        let (share_version, tunnels) = (self.parts.shares.version(), self.parts.tunnels.get());
+        let (share_version, tunnels) = (self.parts.allocations.version(), self.parts.tunnels.get());
         if requested.round || share_version != self.share_version || tunnels != self.tunnels {
             self.soon(Depth::Node, false);
         }
@@ -306,20 +306,20 @@ impl Reconciler {
 
     /// A round a moment from now, unless one is to come anyway: that one is neither drawn forward, as the kernel may say of
     /// thousands of pods at once that they go, nor put off, as there may always be other news.
-    fn soon(&mut self, depth: Depth, foreign: bool) {
+    fn soon(&mut self, depth: Depth, unmanaged: bool) {
         let now = Instant::now();
         let at = match depth {
             Depth::Node => self.not_before.max(now + PAUSE),
             Depth::Pods => now + DEEP_PAUSE,
         };
-        self.schedule(Due { at, depth, foreign, timer: false });
+        self.schedule(Due { at, depth, unmanaged, timer: false });
     }
 
     /// Merges it with a round that waits, at the earlier of the two times.
     fn schedule(&mut self, due: Due) {
         let waiting = self.due[due.depth as usize].get_or_insert(due);
         waiting.at = waiting.at.min(due.at);
-        waiting.foreign |= due.foreign;
+        waiting.unmanaged |= due.unmanaged;
     }
 
     fn bridges(&self) -> Vec<IfName> {
@@ -330,8 +330,8 @@ impl Reconciler {
         bridges
     }
 
-    /// Somebody removed the socket, the lock or the whole folder, or left a tombstone.
-    fn look_at_run_folder(&mut self) -> Result<(), LockError> {
+    /// Somebody removed the socket, the lock or the whole directory, or left a tombstone.
+    fn look_at_run_directory(&mut self) -> Result<(), LockError> {
         self.keep_locks()?;
         // It is made anew by the server, which says so.
         self.parts.socket.look();

@@ -19,13 +19,13 @@ const LONG_ROUND: Duration = Duration::from_secs(30);
 const LONG_INSTALLATION: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
-pub(crate) struct Board {
-    inner: Mutex<BoardInner>,
+pub(crate) struct AgentStatus {
+    inner: Mutex<AgentStatusInner>,
     started: Instant,
 }
 
 #[derive(Debug, Default)]
-struct BoardInner {
+struct AgentStatusInner {
     keeping: ReconcilerState,
     /// Since when a thread works without a pause.
     busy: [Option<Instant>; 2],
@@ -91,7 +91,7 @@ impl WatchedThread {
     }
 }
 
-/// What the keeper does.
+/// What the reconciler does.
 #[derive(Debug, Default)]
 enum ReconcilerState {
     #[default]
@@ -106,12 +106,12 @@ enum ReconcilerState {
     },
 }
 
-impl Board {
+impl AgentStatus {
     /// Not ready: the agent is starting.
     pub(crate) fn new() -> Self {
-        let board = Self { inner: Mutex::default(), started: Instant::now() };
-        board.set_starting();
-        board
+        let agent_status = Self { inner: Mutex::default(), started: Instant::now() };
+        agent_status.set_starting();
+        agent_status
     }
 
     /// Not ready until [`Self::set_started`] is called.
@@ -261,7 +261,7 @@ impl Board {
         self.lock().inactive_ports = ports;
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BoardInner> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, AgentStatusInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -341,51 +341,51 @@ mod tests {
     use crate::log::Format;
     use crate::log::tests::logged;
 
-    fn first(board: &Board) -> Option<api::ConditionCode> {
-        board.readiness().conditions.into_iter().next().map(|condition| condition.code)
+    fn first(agent_status: &AgentStatus) -> Option<api::ConditionCode> {
+        agent_status.readiness().conditions.into_iter().next().map(|condition| condition.code)
     }
 
     #[test]
     fn stopping_is_final() {
-        let board = Board::new();
-        assert!(first(&board).unwrap() == Code::AgentStarting);
-        board.set_started();
-        assert!(board.readiness().ready);
-        board.set_stopping();
-        board.set_started();
-        assert!(first(&board).unwrap() == Code::AgentStopping);
-        board.set(Source::Reconcile, vec![Finding::new(Code::BridgeMissing, "bridge b", "gone")]);
-        assert!(first(&board).unwrap() == Code::AgentStopping);
+        let agent_status = AgentStatus::new();
+        assert!(first(&agent_status).unwrap() == Code::AgentStarting);
+        agent_status.set_started();
+        assert!(agent_status.readiness().ready);
+        agent_status.set_stopping();
+        agent_status.set_started();
+        assert!(first(&agent_status).unwrap() == Code::AgentStopping);
+        agent_status.set(Source::Reconcile, vec![Finding::new(Code::BridgeMissing, "bridge b", "gone")]);
+        assert!(first(&agent_status).unwrap() == Code::AgentStopping);
     }
 
     #[test]
     fn a4_a_first_round_that_ends_meanwhile_does_not_make_a_stopping_agent_ready() {
         for _ in 0..2000 {
-            let board = Board::new();
+            let agent_status = AgentStatus::new();
             let both = std::sync::Barrier::new(2);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     both.wait();
-                    board.set_started();
+                    agent_status.set_started();
                 });
                 both.wait();
-                board.set_stopping();
+                agent_status.set_stopping();
             });
-            assert!(first(&board).unwrap() == Code::AgentStopping);
+            assert!(first(&agent_status).unwrap() == Code::AgentStopping);
         }
     }
 
     #[test]
     fn a1_a_change_of_severity_is_logged_and_thousands_of_conditions_are_counted() {
-        let board = Board::new();
+        let agent_status = AgentStatus::new();
         let of = |number: usize| Finding::new(Code::RepairFailed, format_args!("link pw{number}"), "EIO");
         let taken = Finding::new(Code::BridgeNameTaken, "link podwire0", "it is a veth");
         let text = logged(Format::Text, || {
-            board.set(Source::Round, vec![taken.clone().degraded()]);
-            board.set(Source::Round, vec![taken.clone()]);
-            board.set(Source::Round, vec![taken.degraded()]);
-            board.set(Source::Reconcile, (0..5000).map(of).collect());
-            board.set(Source::Reconcile, Vec::new());
+            agent_status.set(Source::Round, vec![taken.clone().degraded()]);
+            agent_status.set(Source::Round, vec![taken.clone()]);
+            agent_status.set(Source::Round, vec![taken.degraded()]);
+            agent_status.set(Source::Reconcile, (0..5000).map(of).collect());
+            agent_status.set(Source::Reconcile, Vec::new());
         });
         let changes: Vec<&str> = text.lines().take(3).collect();
         for (line, words) in
@@ -399,24 +399,24 @@ mod tests {
 
     #[test]
     fn a_reconcile_that_hangs_is_reported() {
-        let board = Board::new();
+        let agent_status = AgentStatus::new();
         let is_stuck = |seconds| {
-            let stuck = board.lock().keeping.stuck(Instant::now() + Duration::from_secs(seconds));
+            let stuck = agent_status.lock().keeping.stuck(Instant::now() + Duration::from_secs(seconds));
             stuck.map(|found| found.message)
         };
         assert_eq!(is_stuck(1000), None);
-        board.round_begins();
+        agent_status.round_begins();
         assert_eq!(is_stuck(29), None);
         assert!(is_stuck(31).unwrap().contains("running for more than 30 s"));
-        board.round_ends(Duration::from_secs(10));
+        agent_status.round_ends(Duration::from_secs(10));
         assert_eq!(is_stuck(59), None);
         assert!(is_stuck(61).unwrap().contains("has run for more than 60 s"));
-        board.check_hangs(Instant::now() + Duration::from_secs(61));
-        assert!(board.conditions().iter().any(|one| one.code == Code::ReconcileStuck));
-        let is_reported = || board.conditions().iter().any(|one| one.code == Code::ReconcileStuck);
+        agent_status.check_hangs(Instant::now() + Duration::from_secs(61));
+        assert!(agent_status.conditions().iter().any(|one| one.code == Code::ReconcileStuck));
+        let is_reported = || agent_status.conditions().iter().any(|one| one.code == Code::ReconcileStuck);
         assert!(is_reported(), "nothing but a check and the end of a round changes it");
-        board.round_begins();
-        board.round_ends(Duration::from_secs(10));
+        agent_status.round_begins();
+        agent_status.round_ends(Duration::from_secs(10));
         assert!(!is_reported(), "it goes on");
     }
 
@@ -426,27 +426,27 @@ mod tests {
             (WatchedThread::Peers, Code::ReconcileStuck, "routes to peers"),
             (WatchedThread::Installation, Code::InstallIncomplete, "installation"),
         ] {
-            let (board, now, limit) = (Board::new(), Instant::now(), thread.limit());
-            board.set_started();
-            let is_reported = || board.conditions().iter().any(|one| one.object == object);
-            board.busy_since(thread, now);
-            board.check_hangs(now + limit);
+            let (agent_status, now, limit) = (AgentStatus::new(), Instant::now(), thread.limit());
+            agent_status.set_started();
+            let is_reported = || agent_status.conditions().iter().any(|one| one.object == object);
+            agent_status.busy_since(thread, now);
+            agent_status.check_hangs(now + limit);
             assert!(!is_reported());
-            board.check_hangs(now + limit * 2);
-            assert!(is_reported() && board.has(code) && board.readiness().ready);
-            board.busy_since(thread, now.checked_sub(limit * 2).unwrap());
-            board.idle(thread);
+            agent_status.check_hangs(now + limit * 2);
+            assert!(is_reported() && agent_status.has(code) && agent_status.readiness().ready);
+            agent_status.busy_since(thread, now.checked_sub(limit * 2).unwrap());
+            agent_status.idle(thread);
             assert!(!is_reported());
         }
     }
 
     #[test]
     fn a1_repairs_and_rounds_keep_their_age_when_the_clock_is_set() {
-        let (board, started) = (Board::new(), Instant::now());
-        board.reconciled(3, &["route restored".to_owned()]);
+        let (agent_status, started) = (AgentStatus::new(), Instant::now());
+        agent_status.reconciled(3, &["route restored".to_owned()]);
         let wall = std::time::UNIX_EPOCH + Duration::from_secs(1_800_000_060);
         let now = Now { instant: started + Duration::from_secs(60), wall };
-        let shown = board.lock().reconcile.shown(&now);
+        let shown = agent_status.lock().reconcile.shown(&now);
         for time in [shown.last_round_at.unwrap(), shown.recent_repairs[0].at] {
             assert!((1_800_000_000..1_800_000_050).contains(&time.0), "{time}");
         }
@@ -454,15 +454,18 @@ mod tests {
 
     #[test]
     fn a4_what_a_client_asks_for_changes_no_condition() {
-        let board = Board::new();
-        board.set_started();
+        let agent_status = AgentStatus::new();
+        agent_status.set_started();
         let full = Finding::new(Code::RunDirFull, "directory /run/podwire", "no space");
         let text = logged(Format::Text, || {
-            let (shown, differs) = board.conditions_with(vec![(Source::RunDir, vec![full.clone()])]);
+            let (shown, differs) = agent_status.conditions_with(vec![(Source::RunDir, vec![full.clone()])]);
             assert!(differs && shown.len() == 1 && shown[0].code == Code::RunDirFull);
         });
-        assert!(board.readiness().ready && board.conditions().is_empty() && text.is_empty(), "{text}");
-        board.set(Source::RunDir, vec![full.clone()]);
-        assert!(!board.conditions_with(vec![(Source::RunDir, vec![full])]).1);
+        assert!(
+            agent_status.readiness().ready && agent_status.conditions().is_empty() && text.is_empty(),
+            "{text}"
+        );
+        agent_status.set(Source::RunDir, vec![full.clone()]);
+        assert!(!agent_status.conditions_with(vec![(Source::RunDir, vec![full])]).1);
     }
 }

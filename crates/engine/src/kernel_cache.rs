@@ -22,7 +22,7 @@ use crate::state::Attachment;
 use crate::sysctl;
 
 #[derive(Debug, Default)]
-pub struct Resident {
+pub struct KernelCache {
     bridges: Mutex<HashMap<IfName, KnownBridge>>,
     /// The indexes of bridges that had our mark when a round last saw them.
     own_bridges: Mutex<HashMap<IfName, u32>>,
@@ -82,7 +82,7 @@ pub(crate) struct KnownBridge {
     pub(crate) gateways: BTreeMap<IpNet, AttachMode>,
 }
 
-impl Resident {
+impl KernelCache {
     /// The config's bridge, if it is the one we know and as the config wants it.
     pub(crate) fn bridge(&self, host: &RtSocket, conf: &NetConf) -> Result<Option<KnownBridge>, Error> {
         let known = lock(&self.bridges).get(&conf.bridge).cloned();
@@ -170,27 +170,27 @@ impl Resident {
 }
 
 /// A socket for the host's links and routes; a spare one where there is one.
-pub(crate) fn socket(resident: Option<&Resident>) -> Result<RtSocket, Error> {
-    resident.and_then(|r| r.sockets.take()).map_or_else(|| Ok(RtSocket::open()?), Ok)
+pub(crate) fn socket(kernel_cache: Option<&KernelCache>) -> Result<RtSocket, Error> {
+    kernel_cache.and_then(|r| r.sockets.take()).map_or_else(|| Ok(RtSocket::open()?), Ok)
 }
 
 /// Only after all went well: nothing is on its way to it any more.
-pub(crate) fn spare_socket(resident: Option<&Resident>, socket: RtSocket) {
-    if let Some(resident) = resident {
-        resident.sockets.put(socket);
+pub(crate) fn spare_socket(kernel_cache: Option<&KernelCache>, socket: RtSocket) {
+    if let Some(kernel_cache) = kernel_cache {
+        kernel_cache.sockets.put(socket);
     }
 }
 
 /// Does something with the host's firewall, through a spare socket where there is one.
 pub(crate) fn with_firewall<T>(
-    resident: Option<&Resident>,
+    kernel_cache: Option<&KernelCache>,
     act: impl FnOnce(&mut Firewall) -> Result<T, nft::Error>,
 ) -> Result<T, Error> {
-    let spare = resident.and_then(|r| r.firewalls.take());
+    let spare = kernel_cache.and_then(|r| r.firewalls.take());
     let mut firewall = spare.map_or_else(Firewall::open, Ok)?;
     let done = act(&mut firewall)?;
-    if let Some(resident) = resident {
-        resident.firewalls.put(firewall);
+    if let Some(kernel_cache) = kernel_cache {
+        kernel_cache.firewalls.put(firewall);
     }
     Ok(done)
 }

@@ -6,7 +6,7 @@ use netlink::Refusal;
 use netlink::wire::{Body, attribute, read_text};
 use rustix::io::Errno;
 
-use super::ForeignFamily;
+use super::ChainFamily;
 use crate::desired::is_own_table;
 use crate::error::Error;
 use crate::number;
@@ -22,7 +22,7 @@ const MOST: usize = 4096;
 
 /// What one family has at the forward hook, or another.
 pub(super) struct UnmanagedTables {
-    pub(super) family: ForeignFamily,
+    pub(super) family: ChainFamily,
     flags: BTreeMap<String, u32>,
     /// The base chains.
     pub(super) chains: Vec<ListedChain>,
@@ -33,7 +33,7 @@ pub(super) struct UnmanagedTables {
 }
 
 impl UnmanagedTables {
-    pub(super) fn read(socket: &mut NftSocket, family: ForeignFamily) -> Result<Self, Error> {
+    pub(super) fn read(socket: &mut NftSocket, family: ChainFamily) -> Result<Self, Error> {
         let is_wanted = |c: &ListedChain| c.hook.as_ref().is_some_and(|hook| hook.number == FORWARD);
         Self::read_where(socket, family, is_wanted)
     }
@@ -41,11 +41,11 @@ impl UnmanagedTables {
     /// With these base chains of others.
     pub(super) fn read_where(
         socket: &mut NftSocket,
-        family: ForeignFamily,
+        family: ChainFamily,
         is_wanted: impl Fn(&ListedChain) -> bool,
     ) -> Result<Self, Error> {
         let mut chains = list(socket, (family, number::GETCHAIN), (|_| {}, ListedChain::read))?;
-        let is_own = |c: &ListedChain| family == ForeignFamily::Inet && is_own_table(&c.table);
+        let is_own = |c: &ListedChain| family == ChainFamily::Inet && is_own_table(&c.table);
         chains.retain(|c: &ListedChain| is_wanted(c) && !is_own(c));
         let mut tables =
             Self { family, flags: BTreeMap::new(), chains, rules: BTreeMap::new(), is_cut: false };
@@ -115,7 +115,7 @@ fn table(answer: &[u8]) -> Option<(String, u32)> {
 
 fn list<T: PartialEq>(
     socket: &mut NftSocket,
-    (family, kind): (ForeignFamily, u16),
+    (family, kind): (ChainFamily, u16),
     (which, read): (impl Fn(&mut Body<'_>), impl Fn(&[u8]) -> Option<T>),
 ) -> Result<Vec<T>, Error> {
     let number = u8::try_from(family.number()).unwrap_or_default();

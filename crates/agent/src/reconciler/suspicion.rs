@@ -30,17 +30,17 @@ impl Reconciler {
     pub(super) fn suspect(&mut self) {
         let soon = self.not_before.max(Instant::now() + PAUSE);
         let at = self.others_checked.map_or(soon, |checked| soon.max(checked + DISTANCE));
-        self.schedule(Due { at, depth: Depth::Node, foreign: true, timer: false });
+        self.schedule(Due { at, depth: Depth::Node, unmanaged: true, timer: false });
     }
 
     /// A round that events made due earlier leaves the check of routes and chains to a later one.
     pub(super) fn spaced(&mut self, due: Due) -> Due {
         let is_early = self.others_checked.is_some_and(|checked| checked.elapsed() < DISTANCE);
-        if due.timer || !due.foreign || !is_early {
+        if due.timer || !due.unmanaged || !is_early {
             return due;
         }
         self.suspect();
-        Due { foreign: false, ..due }
+        Due { unmanaged: false, ..due }
     }
 
     /// Has a round check the node if nft comes or goes, or if the run directory is not as the last round reported it. It takes
@@ -53,12 +53,12 @@ impl Reconciler {
         let has_nft = nft::check_program().is_ok();
         let had_nft = self.polled.has_nft.replace(has_nft);
         let run_dir = engine::run_dir_findings(&self.parts.config.run_dir);
-        let (_, is_other_run_dir) = self.parts.board.conditions_with(vec![(Source::RunDir, run_dir)]);
+        let (_, is_other_run_dir) = self.parts.agent_status.conditions_with(vec![(Source::RunDir, run_dir)]);
         let is_changed = is_other_run_dir || had_nft.is_some_and(|before| before != has_nft);
         if is_changed {
             self.soon(Depth::Node, false);
         }
-        if self.parts.board.has(Code::IpamUnavailable) {
+        if self.parts.agent_status.has(Code::IpamUnavailable) {
             // The operator waits for the next check.
             self.check_ipam();
         }

@@ -33,7 +33,7 @@ impl Reconciler {
     ) -> Option<T> {
         let failure = done.as_ref().err().map(|error| format!("cannot {operation}: {error}"));
         let findings = self.rules.note(object, failure);
-        self.parts.board.set(Source::Rules, findings);
+        self.parts.agent_status.set(Source::Rules, findings);
         done.ok()
     }
 }

@@ -12,7 +12,7 @@ use types::{AttachmentKey, NetworkName};
 
 use super::fate::PacketFate;
 use super::tables::UnmanagedTables;
-use super::{ForeignFamily, MARK, is_harmless};
+use super::{ChainFamily, MARK, is_harmless};
 use crate::error::Error;
 use crate::observe::ListedChain;
 use crate::program;
@@ -24,7 +24,7 @@ const TRIES: usize = 3;
 
 /// Keeps two rules for each subnet in every chain of others at the forward hook that drops, and none in others; says what
 /// it changed. A table that only its owner can change, and one whose names mean something to nft, is left alone.
-pub fn accept_in_others(network: &NetworkName, subnets: &[IpNet]) -> Result<Vec<String>, Error> {
+pub fn accept_in_unmanaged(network: &NetworkName, subnets: &[IpNet]) -> Result<Vec<String>, Error> {
     let mut subnets: Vec<IpNet> = subnets.iter().map(IpNet::trunc).collect();
     subnets.sort();
     subnets.dedup();
@@ -34,7 +34,7 @@ pub fn accept_in_others(network: &NetworkName, subnets: &[IpNet]) -> Result<Vec<
 }
 
 /// Removes the rules of these networks, which are named as [`AttachmentKey::network_dir`] does; says what it removed.
-pub fn withdraw_from_others(is_meant: &dyn Fn(&str) -> bool) -> Result<Vec<String>, Error> {
+pub fn withdraw_from_unmanaged(is_meant: &dyn Fn(&str) -> bool) -> Result<Vec<String>, Error> {
     in_every_chain(&|tables, chain| {
         let rules = tables.rules(&chain.table, &chain.name);
         let ours = rules.iter().filter(|listed| mark_of(listed).is_some_and(|mark| is_meant(mark.network)));
@@ -103,11 +103,11 @@ fn plan(tables: &UnmanagedTables, chain: &ListedChain, (network, subnets): (&str
 }
 
 /// Both ways for every subnet that the table's family sees.
-fn ways(family: ForeignFamily, subnets: &[IpNet]) -> Vec<(&'static str, IpNet)> {
+fn ways(family: ChainFamily, subnets: &[IpNet]) -> Vec<(&'static str, IpNet)> {
     let is_seen = |subnet: &&IpNet| match family {
-        ForeignFamily::Ip => subnet.addr().is_ipv4(),
-        ForeignFamily::Ip6 => subnet.addr().is_ipv6(),
-        ForeignFamily::Inet => true,
+        ChainFamily::Ip => subnet.addr().is_ipv4(),
+        ChainFamily::Ip6 => subnet.addr().is_ipv6(),
+        ChainFamily::Inet => true,
     };
     subnets.iter().filter(is_seen).flat_map(|subnet| [("from", *subnet), ("to", *subnet)]).collect()
 }
@@ -117,7 +117,7 @@ fn in_every_chain(plan: &dyn Fn(&UnmanagedTables, &ListedChain) -> AcceptPlan) -
     let mut failed = None;
     for _ in 0..TRIES {
         failed = None;
-        for family in ForeignFamily::ALL {
+        for family in ChainFamily::ALL {
             let tables = UnmanagedTables::read(&mut socket, family)?;
             let open = |c: &&ListedChain| {
                 !tables.is_owned(&c.table) && [&c.table, &c.name].into_iter().all(|name| is_harmless(name))

@@ -14,7 +14,7 @@ mod tables;
 use netlink::{RouteFilter, RtSocket};
 use types::{Code, Finding, Fix, IfName};
 
-pub use accept::{accept_in_others, withdraw_from_others};
+pub use accept::{accept_in_unmanaged, withdraw_from_unmanaged};
 pub use forwarding::{ForwardingChain, forwarding_chains};
 pub use legacy::{LegacyTables, legacy_tables};
 
@@ -33,13 +33,13 @@ const POD_PREFIX: &[u8] = b"pw";
 
 /// Of a table of others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ForeignFamily {
+pub enum ChainFamily {
     Ip,
     Ip6,
     Inet,
 }
 
-impl ForeignFamily {
+impl ChainFamily {
     const ALL: [Self; 3] = [Self::Ip, Self::Ip6, Self::Inet];
 
     pub fn word(self) -> &'static str {
@@ -59,7 +59,7 @@ impl ForeignFamily {
     }
 }
 
-impl std::fmt::Display for ForeignFamily {
+impl std::fmt::Display for ChainFamily {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.word())
     }
@@ -67,8 +67,8 @@ impl std::fmt::Display for ForeignFamily {
 
 /// A chain that drops the traffic of pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ForeignDrop {
-    pub family: ForeignFamily,
+pub struct UnmanagedDrop {
+    pub family: ChainFamily,
     pub table: String,
     pub chain: String,
     /// How it drops, in words.
@@ -78,7 +78,7 @@ pub struct ForeignDrop {
     pub certainty: Certainty,
 }
 
-impl ForeignDrop {
+impl UnmanagedDrop {
     pub fn finding(&self) -> Finding {
         let Self { family, table, chain, why, .. } = self;
         let (drops, limit) = match self.certainty {
@@ -102,10 +102,10 @@ pub enum Certainty {
 
 /// The chains in this thread's namespace that drop what pods send or receive through the host. `bridges` are those that
 /// pods are attached to, for the command.
-pub fn foreign_drops(bridges: &[&IfName]) -> Result<Vec<ForeignDrop>, Error> {
+pub fn unmanaged_drops(bridges: &[&IfName]) -> Result<Vec<UnmanagedDrop>, Error> {
     let mut socket = NftSocket::open()?;
     let (mut found, mut uplinks) = (Vec::new(), None);
-    for family in ForeignFamily::ALL {
+    for family in ChainFamily::ALL {
         let tables = UnmanagedTables::read(&mut socket, family)?;
         if tables.chains.is_empty() {
             continue;
@@ -131,7 +131,7 @@ fn uplinks() -> Vec<String> {
 }
 
 impl UnmanagedTables {
-    fn drop_of(&self, chain: &ListedChain, bridges: &[&IfName], links: &Links<'_>) -> Option<ForeignDrop> {
+    fn drop_of(&self, chain: &ListedChain, bridges: &[&IfName], links: &Links<'_>) -> Option<UnmanagedDrop> {
         if self.is_dormant(&chain.table) || self.is_prepared(&chain.table, &chain.name) {
             return None;
         }
@@ -145,7 +145,7 @@ impl UnmanagedTables {
         };
         let certainty = if self.is_certain(chain, links) { Certainty::Certain } else { Certainty::Likely };
         let (family, table, chain) = (self.family, chain.table.clone(), chain.name.clone());
-        Some(ForeignDrop { family, table, chain, why, command, certainty })
+        Some(UnmanagedDrop { family, table, chain, why, command, certainty })
     }
 
     /// Does the chain, or one that it leads to, have a rule for us?
@@ -188,7 +188,7 @@ fn is_for_us(listed: &KernelRule) -> bool {
 }
 
 struct ChainAddress<'a> {
-    family: ForeignFamily,
+    family: ChainFamily,
     table: &'a str,
     chain: &'a str,
 }
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn names_that_mean_something_to_a_shell_are_in_no_command() {
         let bridge = IfName::try_from("br0").unwrap();
-        let place = ChainAddress { family: ForeignFamily::Ip, table: "filter", chain: "FORWARD" };
+        let place = ChainAddress { family: ChainFamily::Ip, table: "filter", chain: "FORWARD" };
         let command = place.insertion(&[&bridge]);
         assert!(
             command.contains(r#"; insert rule ip filter FORWARD oifname "br0" counter accept"#),

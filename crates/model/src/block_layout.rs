@@ -12,7 +12,7 @@ const LONGEST_V4: u8 = 29;
 const LONGEST_V6: u8 = 125;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CutError {
+pub enum BlockLayoutError {
     #[error(
         "{subnet} cannot be cut by {margin} bits: a block would have the prefix length {length}, at most {longest} leaves room for pods"
     )]
@@ -25,24 +25,24 @@ pub enum CutError {
 
 /// A subnet, and by how many bits its blocks' prefixes are longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub struct BlockLayout {
     subnet: IpNet,
     margin: u8,
 }
 
-impl Cut {
-    pub fn new(subnet: IpNet, margin: u8) -> Result<Self, CutError> {
+impl BlockLayout {
+    pub fn new(subnet: IpNet, margin: u8) -> Result<Self, BlockLayoutError> {
         let longest = if matches!(subnet, IpNet::V4(_)) { LONGEST_V4 } else { LONGEST_V6 };
         let length = u16::from(subnet.prefix_len()) + u16::from(margin);
         if margin > MOST_BITS {
-            return Err(CutError::TooMany { subnet, margin });
+            return Err(BlockLayoutError::TooMany { subnet, margin });
         }
         // A subnet that is not divided is as large as the configuration of the network says.
         if margin > 0 && length > u16::from(longest) {
-            return Err(CutError::TooSmall { subnet, margin, length, longest });
+            return Err(BlockLayoutError::TooSmall { subnet, margin, length, longest });
         }
         if let Some(kind) = Special::of(subnet) {
-            return Err(CutError::Special { subnet, kind });
+            return Err(BlockLayoutError::Special { subnet, kind });
         }
         Ok(Self { subnet: subnet.trunc(), margin })
     }
@@ -83,14 +83,14 @@ impl Cut {
 
     /// All blocks, beginning with the n-th, upwards and around, without those that are taken.
     pub fn offer(&self, start: u64, is_taken: impl Fn(&IpNet) -> bool) -> Offered<impl Fn(&IpNet) -> bool> {
-        Offered { cut: *self, start: start % self.count(), tried: 0, is_taken }
+        Offered { block_layout: *self, start: start % self.count(), tried: 0, is_taken }
     }
 }
 
 /// Blocks to try, in order.
 #[derive(Debug, Clone)]
 pub struct Offered<F> {
-    cut: Cut,
+    block_layout: BlockLayout,
     start: u64,
     tried: u64,
     is_taken: F,
@@ -100,8 +100,8 @@ impl<F: Fn(&IpNet) -> bool> Iterator for Offered<F> {
     type Item = IpNet;
 
     fn next(&mut self) -> Option<IpNet> {
-        while self.tried < self.cut.count() {
-            let block = self.cut.block(self.start.wrapping_add(self.tried));
+        while self.tried < self.block_layout.count() {
+            let block = self.block_layout.block(self.start.wrapping_add(self.tried));
             self.tried += 1;
             if !(self.is_taken)(&block) {
                 return Some(block);
@@ -116,18 +116,18 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    fn cut(subnet: &str, margin: u8) -> Cut {
-        Cut::new(subnet.parse().unwrap(), margin).unwrap()
+    fn block_layout(subnet: &str, margin: u8) -> BlockLayout {
+        BlockLayout::new(subnet.parse().unwrap(), margin).unwrap()
     }
 
     #[test]
     fn a2_the_margin_is_extra_prefix_bits() {
-        let cut = cut("10.2.0.0/16", 8);
-        assert_eq!(cut.count(), 256);
-        assert_eq!(cut.block(0).to_string(), "10.2.0.0/24");
-        assert_eq!(cut.block(255).to_string(), "10.2.255.0/24");
-        assert_eq!(cut.block(256), cut.block(0));
-        let six = self::cut("fd00:2::/64", 8);
+        let block_layout = block_layout("10.2.0.0/16", 8);
+        assert_eq!(block_layout.count(), 256);
+        assert_eq!(block_layout.block(0).to_string(), "10.2.0.0/24");
+        assert_eq!(block_layout.block(255).to_string(), "10.2.255.0/24");
+        assert_eq!(block_layout.block(256), block_layout.block(0));
+        let six = self::block_layout("fd00:2::/64", 8);
         assert_eq!(six.block(0xab).to_string(), "fd00:2:0:0:ab00::/72");
         let all: BTreeSet<IpNet> = (0..256).map(|n| six.block(n)).collect();
         assert_eq!(all.len(), 256);
@@ -136,23 +136,23 @@ mod tests {
 
     #[test]
     fn no_margin_is_one_block_and_the_largest_subnet_has_many() {
-        let cut = cut("10.88.0.0/16", 0);
-        assert_eq!((cut.count(), cut.block(5).to_string()), (1, "10.88.0.0/16".to_owned()));
-        assert_eq!(self::cut("64.0.0.0/3", 21).block(u64::MAX).to_string(), "95.255.255.0/24");
+        let block_layout = block_layout("10.88.0.0/16", 0);
+        assert_eq!((block_layout.count(), block_layout.block(5).to_string()), (1, "10.88.0.0/16".to_owned()));
+        assert_eq!(self::block_layout("64.0.0.0/3", 21).block(u64::MAX).to_string(), "95.255.255.0/24");
     }
 
     #[test]
     fn only_whole_blocks_of_the_subnet_are_owned() {
-        let cut = cut("10.2.0.0/16", 8);
+        let block_layout = block_layout("10.2.0.0/16", 8);
         for other in ["10.3.0.0/24", "10.2.0.0/25", "10.2.0.0/16", "fd00::/24", "10.2.1.5/24"] {
-            assert!(!cut.owns(&other.parse().unwrap()), "{other}");
+            assert!(!block_layout.owns(&other.parse().unwrap()), "{other}");
         }
     }
 
     #[test]
     fn a_cut_that_leaves_no_room_is_refused() {
         let refused =
-            |subnet: &str, margin| Cut::new(subnet.parse().unwrap(), margin).unwrap_err().to_string();
+            |subnet: &str, margin| BlockLayout::new(subnet.parse().unwrap(), margin).unwrap_err().to_string();
         assert!(refused("10.2.0.0/24", 6).contains("prefix length 30, at most 29"));
         assert!(refused("fd00::/120", 6).contains("at most 125"));
         assert!(refused("fd00::/16", 33).contains("at most 32"));
@@ -170,21 +170,21 @@ mod tests {
             ("fe80::/64", "a link-local"),
             ("ff00::/16", "a multicast"),
         ] {
-            let error = Cut::new(subnet.parse().unwrap(), 8).unwrap_err().to_string();
+            let error = BlockLayout::new(subnet.parse().unwrap(), 8).unwrap_err().to_string();
             assert!(error.contains(subnet) && error.contains(kind), "{error}");
         }
     }
 
     #[test]
     fn all_are_offered_once_from_anywhere() {
-        let cut = cut("10.2.0.0/24", 3);
+        let block_layout = block_layout("10.2.0.0/24", 3);
         for start in [0, 5, 7, 8, u64::MAX] {
-            let taken = cut.block(6);
-            let offered: Vec<IpNet> = cut.offer(start, |block| *block == taken).collect();
+            let taken = block_layout.block(6);
+            let offered: Vec<IpNet> = block_layout.offer(start, |block| *block == taken).collect();
             assert_eq!(offered.len(), 7);
             assert_eq!(offered.iter().collect::<BTreeSet<_>>().len(), 7);
         }
-        assert_eq!(cut.offer(3, |_| false).next(), Some(cut.block(3)));
-        assert_eq!(cut.offer(3, |_| true).next(), None);
+        assert_eq!(block_layout.offer(3, |_| false).next(), Some(block_layout.block(3)));
+        assert_eq!(block_layout.offer(3, |_| true).next(), None);
     }
 }

@@ -73,7 +73,7 @@ impl Tunnels {
 
 /// This node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
+pub struct LocalNode {
     pub name: NodeName,
     pub blocks: Vec<IpNet>,
     /// Of the network: no block lies elsewhere.
@@ -88,7 +88,7 @@ pub struct Facts {
     pub sources: Vec<IpAddr>,
 }
 
-impl Facts {
+impl LocalNode {
     pub(super) fn underlay(&self, family: Family) -> Option<&Underlay> {
         self.underlays.iter().find(|underlay| Family::of(underlay.address) == family)
     }

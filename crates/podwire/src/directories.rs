@@ -9,7 +9,7 @@ use crate::cli::Which;
 use crate::print;
 
 #[derive(Debug)]
-pub(crate) struct Folders {
+pub(crate) struct AgentDirectories {
     pub(crate) run_dir: PathBuf,
     pub(crate) socket: PathBuf,
     /// None: another agent is meant than the configured one, and nobody said where it keeps what it installed.
@@ -23,7 +23,7 @@ struct Configured {
     state_dir: PathBuf,
 }
 
-impl Folders {
+impl AgentDirectories {
     pub(crate) fn find(which: &Which, state_dir: Option<PathBuf>) -> Self {
         match which.run_dir.clone() {
             Some(run_dir) => Self {
@@ -64,7 +64,7 @@ impl Folders {
         }
     }
 
-    /// Only the folder of node-local state is asked for.
+    /// Only the directory of node-local state is asked for.
     pub(crate) fn run_dir(given: Option<PathBuf>) -> PathBuf {
         given.unwrap_or_else(|| Configured::load().run_dir)
     }

@@ -30,11 +30,11 @@ impl Reconciler {
     pub(super) fn round(&mut self, due: Due) {
         let started = Instant::now();
         let due = self.spaced(due);
-        self.parts.board.round_begins();
+        self.parts.agent_status.round_begins();
         self.parts.work.drain_tombstones();
         self.check_overlap(due);
         let config = &self.parts.config;
-        let network = self.parts.shares.default_network();
+        let network = self.parts.allocations.default_network();
         // A gateway in a subnet of another program would take packets from it.
         let own = network.as_ref().ok().filter(|_| !self.is_blocked());
         let order = Order {
@@ -44,7 +44,7 @@ impl Reconciler {
             depth: due.depth,
             memory: &self.memory,
             unrepaired: &self.unrepaired,
-            resident: Some(self.parts.work.resident()),
+            kernel_cache: Some(self.parts.work.kernel_cache()),
             is_only_agent: || lock::agents_here().is_ok_and(|all| all.len() <= 1),
             warn: log::engine_warning,
         };
@@ -54,10 +54,10 @@ impl Reconciler {
             let flows = reconcile::forget_flows(&order).map_err(cni::Error::from);
             self.report_rule("flows orphaned", "remove connection tracking entries of removed pods", flows);
             let config = &self.parts.config;
-            self.parts.board.set(Source::Config, config.exposed_key().into_iter().collect());
+            self.parts.agent_status.set(Source::Config, config.exposed_key().into_iter().collect());
         }
-        if due.foreign {
-            self.look_at_others();
+        if due.unmanaged {
+            self.check_unmanaged();
             self.check_ipam();
             self.others_checked = Some(Instant::now());
         }
@@ -66,11 +66,11 @@ impl Reconciler {
         }
         self.parts.metrics.reconciled(took);
         let run_dir = engine::run_dir_findings(&self.parts.config.run_dir);
-        self.parts.board.set(Source::RunDir, run_dir);
+        self.parts.agent_status.set(Source::RunDir, run_dir);
         match outcome {
             Ok(outcome) => {
                 self.done(outcome, took, network.as_deref());
-                self.parts.board.set(Source::Round, Vec::new());
+                self.parts.agent_status.set(Source::Round, Vec::new());
                 if !self.awaits_install() {
                     self.notify_status();
                 }
@@ -81,14 +81,14 @@ impl Reconciler {
                 let serves = self.was_ready && found.code == Code::ReconcileFailed;
                 let found = if serves { found.degraded() } else { found };
                 // What the last round found lasts: this one found out nothing about it.
-                self.parts.board.set(Source::Round, vec![found]);
+                self.parts.agent_status.set(Source::Round, vec![found]);
                 self.set_started();
                 self.again();
             }
         }
         memory::give_back();
         self.run.renew();
-        self.parts.board.round_ends(self.parts.config.reconcile);
+        self.parts.agent_status.round_ends(self.parts.config.reconcile);
         self.not_before = Instant::now() + (took * SHARE).min(LONGEST_PAUSE);
     }
 
@@ -106,14 +106,14 @@ impl Reconciler {
             repairs.push(repair.what.clone());
         }
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-        self.parts.board.reconciled(took_ms, &repairs);
+        self.parts.agent_status.reconciled(took_ms, &repairs);
         debug!("reconciled {} attachments in {took_ms} ms", outcome.attachments.len());
         self.memory = outcome.attachments;
         if let Some(found) = outcome.pods {
-            self.parts.board.set(Source::Pods, found);
+            self.parts.agent_status.set(Source::Pods, found);
         }
         let inactive = outcome.inactive_ports.iter().map(inactive_port).collect();
-        self.parts.board.set_inactive_ports(inactive);
+        self.parts.agent_status.set_inactive_ports(inactive);
         let mut findings = outcome.findings;
         findings.extend(outcome.unrepaired.iter().map(|one| one.finding.clone()));
         self.unrepaired = outcome.unrepaired;
@@ -131,14 +131,14 @@ impl Reconciler {
             }
         };
         self.grow(network);
-        self.tell_firewall_of_tunnels(network);
+        self.clamp_tunnels(network);
         self.limit_connections();
         let is_first = is_served && !self.was_ready;
         self.was_ready |= is_served;
         match (is_first, &self.parts.install) {
             (true, None) => announce(self.parts.begun, self.memory.len()),
             // Earlier rounds failed, or there was no block: the end of these conditions is not enough to be ready.
-            (true, Some(_)) => self.parts.board.set_starting(),
+            (true, Some(_)) => self.parts.agent_status.set_starting(),
             (false, _) => {}
         }
         self.report(findings);
@@ -155,16 +155,16 @@ impl Reconciler {
     /// The installation thread does so after its first attempt.
     fn set_started(&self) {
         if !self.awaits_install() {
-            self.parts.board.set_started();
+            self.parts.agent_status.set_started();
         }
     }
 
     /// Block and addresses are read now: they may have changed since the round began.
     fn report(&self, findings: Vec<Finding>) {
-        let ReconcilerParts { board, shares, config, .. } = &self.parts;
-        board.set(Source::Reconcile, findings);
-        shares.report_block(board, &config.network.name);
-        shares.report_addresses(board, &config.run_dir, &config.network.name);
+        let ReconcilerParts { agent_status, allocations, config, .. } = &self.parts;
+        agent_status.set(Source::Reconcile, findings);
+        allocations.report_block(agent_status, &config.network.name);
+        allocations.report_addresses(agent_status, &config.run_dir, &config.network.name);
         self.set_started();
     }
 
@@ -201,32 +201,32 @@ impl Reconciler {
     fn report_orphans(&mut self) {
         let found = engine::firewall_orphans(&self.parts.config.run_dir).map_err(cni::Error::from);
         if let Some(found) = self.report_rule("elements orphaned", "list orphaned firewall elements", found) {
-            self.parts.board.set(Source::Elements, found.into_iter().collect());
+            self.parts.agent_status.set(Source::Elements, found.into_iter().collect());
         }
     }
 
     /// Everything is looked at once more, soon.
     fn again(&mut self) {
-        let again = Due { at: Instant::now() + RETRY, depth: Depth::Pods, foreign: false, timer: false };
+        let again = Due { at: Instant::now() + RETRY, depth: Depth::Pods, unmanaged: false, timer: false };
         self.due[Depth::Pods as usize].get_or_insert(again);
     }
 
     /// The service manager waits for this. It comes with the first round also where there is no block yet: what waits for the
     /// agent is held up no longer, and a node that boots without its store is not restarted over and over.
     fn notify_status(&mut self) {
-        let readiness = self.parts.board.readiness();
+        let readiness = self.parts.agent_status.readiness();
         let status = match readiness.conditions.first() {
             None => "STATUS=ready".to_owned(),
             Some(found) => format!("STATUS=not ready: {}: {}", found.code, found.message),
         };
-        if self.told.as_ref() != Some(&status) {
+        if self.reported.as_ref() != Some(&status) {
             notify::notify(&format!("READY=1\n{status}"));
-            self.told = Some(status);
+            self.reported = Some(status);
         }
     }
 
     /// What leaves by a tunnel must fit: where pods' links carry more, the firewall sees to it, and may have been flushed.
-    fn tell_firewall_of_tunnels(&mut self, network: &Network) {
+    fn clamp_tunnels(&mut self, network: &Network) {
         let tunnels = self.parts.tunnels.get();
         if tunnels.is_empty() && self.clamped.as_ref().is_some_and(Vec::is_empty) {
             return;
@@ -245,7 +245,7 @@ impl Reconciler {
             self.clamped = Some(wanted);
         }
         let room = large.iter().map(|tunnel| tunnel.mtu).min().unwrap_or(u32::MAX);
-        if self.parts.shares.set_room(room) {
+        if self.parts.allocations.set_largest_mtu(room) {
             self.soon(Depth::Node, false);
         }
     }

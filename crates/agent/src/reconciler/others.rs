@@ -9,14 +9,14 @@ use crate::conditions::Source;
 
 impl Reconciler {
     /// Forward chains of others that drop what pods send.
-    pub(super) fn look_at_others(&mut self) {
+    pub(super) fn check_unmanaged(&mut self) {
         self.keep_rules();
         let bridges = self.bridges();
         let names: Vec<&IfName> = bridges.iter().collect();
-        let drops = nft::foreign_drops(&names);
+        let drops = nft::unmanaged_drops(&names);
         if let Some(drops) = self.report_rule("chains unmanaged", "check unmanaged firewall chains", drops) {
-            let found = drops.iter().map(nft::ForeignDrop::finding).collect();
-            self.parts.board.set(Source::Firewall, found);
+            let found = drops.iter().map(nft::UnmanagedDrop::finding).collect();
+            self.parts.agent_status.set(Source::Firewall, found);
         }
     }
 
@@ -25,10 +25,10 @@ impl Reconciler {
         let config = &self.parts.config;
         let network = &config.network;
         let kept = if config.cluster.accept_forward {
-            nft::accept_in_others(&network.name, &network.subnets)
+            nft::accept_in_unmanaged(&network.name, &network.subnets)
         } else {
             let own = AttachmentKey::network_dir(&network.name);
-            nft::withdraw_from_others(&|name| name == own)
+            nft::withdraw_from_unmanaged(&|name| name == own)
         };
         let operation = "keep the rules that accept pods in unmanaged chains";
         let kept = self.report_rule("rules accept-forward", operation, kept);

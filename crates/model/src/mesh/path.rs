@@ -6,13 +6,13 @@ use std::net::{IpAddr, Ipv6Addr};
 use ipnet::IpNet;
 use types::{Family, Mac, NodeName};
 
-use super::facts::{Facts, Transport};
+use super::local_node::{LocalNode, Transport};
 use crate::admission::{BlockRefusal, check_address};
 use crate::object::NodeRecord;
 
 /// How packets get to a block of another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Way {
+pub enum PeerPath {
     /// Its node is on the same link.
     Direct {
         gateway: IpAddr,
@@ -24,15 +24,15 @@ pub enum Way {
         gateway: IpAddr,
         remote: IpAddr,
     },
-    None(NoWay),
+    None(NoPath),
 }
 
 /// Why a block cannot be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NoWay {
+pub enum NoPath {
     /// The block is not its node's.
     Refused(BlockRefusal),
-    OverlapsOurs(IpNet),
+    OverlapsOwnBlock(IpNet),
     /// It has addresses that are on a link of ours without a gateway: a router's, or the store's.
     HoldsLink(IpNet),
     /// This node's own address lies inside it: what is sent there would come back.
@@ -46,7 +46,7 @@ pub enum NoWay {
     /// There is no family in which both have an address.
     NoCommonFamily,
     /// It publishes our own address as its own.
-    OurAddress(IpAddr),
+    HasOwnAddress(IpAddr),
     /// Its tunnel device has the same MAC as another node's.
     SameMac {
         name: NodeName,
@@ -56,7 +56,7 @@ pub enum NoWay {
     NoTunnel(Family),
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for PeerPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Direct { gateway, link } => write!(f, "direct via {gateway} on link {link}"),
@@ -66,11 +66,11 @@ impl fmt::Display for Way {
     }
 }
 
-impl fmt::Display for NoWay {
+impl fmt::Display for NoPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(refusal) => refusal.fmt(f),
-            Self::OverlapsOurs(block) => write!(f, "it overlaps our own block {block}"),
+            Self::OverlapsOwnBlock(block) => write!(f, "it overlaps our own block {block}"),
             Self::HoldsLink(net) => write!(f, "it holds {net}, which is on this node's own link"),
             Self::HoldsNode(address) => write!(f, "this node's own address {address} lies in it"),
             Self::NotOnLink(address) => {
@@ -88,7 +88,7 @@ impl fmt::Display for NoWay {
             Self::NoCommonFamily => {
                 f.write_str("it and this node have no address of the same family to send to each other")
             }
-            Self::OurAddress(address) => write!(f, "it publishes this node's own address {address}"),
+            Self::HasOwnAddress(address) => write!(f, "it publishes this node's own address {address}"),
             Self::SameMac { name, mac } => write!(f, "its tunnel MAC {mac} is also that of node {name}"),
             Self::NoTunnel(family) => write!(f, "the {family} tunnel device does not exist yet"),
         }
@@ -96,68 +96,78 @@ impl fmt::Display for NoWay {
 }
 
 /// The address in one family at which a node is reached, if it can be one.
-pub(super) fn address_of(facts: &Facts, record: &NodeRecord, family: Family) -> Option<IpAddr> {
-    record.named_addresses().find(|address| Family::of(*address) == family && is_usable(facts, *address))
+pub(super) fn address_of(local_node: &LocalNode, record: &NodeRecord, family: Family) -> Option<IpAddr> {
+    record.named_addresses().find(|address| Family::of(*address) == family && is_usable(local_node, *address))
 }
 
 /// The kernel takes no other for a gateway, and a pod's packets must not go anywhere else.
-pub(super) fn is_usable(facts: &Facts, address: IpAddr) -> bool {
+pub(super) fn is_usable(local_node: &LocalNode, address: IpAddr) -> bool {
     let for_all = |net: &IpNet| match (net, address) {
         (IpNet::V4(net), IpAddr::V4(address)) => {
             net.prefix_len() < 31 && (address == net.network() || address == net.broadcast())
         }
         (_, _) => false,
     };
-    let is_for_all = facts.underlays.iter().flat_map(|underlay| &underlay.on_link).any(for_all);
-    !is_for_all && check_address(&facts.subnets, address).is_ok()
+    let is_for_all = local_node.underlays.iter().flat_map(|underlay| &underlay.on_link).any(for_all);
+    !is_for_all && check_address(&local_node.subnets, address).is_ok()
 }
 
 /// In which family a node is reached through the tunnel, whether or not the device exists.
-pub(super) fn outer(facts: &Facts, record: &NodeRecord) -> Option<(Family, IpAddr)> {
+pub(super) fn outer(local_node: &LocalNode, record: &NodeRecord) -> Option<(Family, IpAddr)> {
     [Family::V4, Family::V6].into_iter().find_map(|family| {
-        facts.underlay(family)?;
-        address_of(facts, record, family).map(|address| (family, address))
+        local_node.underlay(family)?;
+        address_of(local_node, record, family).map(|address| (family, address))
     })
 }
 
 /// The way to a block that is its node's without a doubt. `rival` is who else has its tunnel's MAC.
-pub(super) fn choose(facts: &Facts, record: &NodeRecord, block: IpNet, rival: Option<&NodeName>) -> Way {
-    match direct(facts, record, block) {
-        Ok(way) if facts.transport != Transport::Vxlan => way,
-        Err(reason) if facts.transport == Transport::Direct => Way::None(reason),
-        Ok(_) | Err(_) => vxlan(facts, record, block, rival).unwrap_or_else(Way::None),
+pub(super) fn choose(
+    local_node: &LocalNode,
+    record: &NodeRecord,
+    block: IpNet,
+    rival: Option<&NodeName>,
+) -> PeerPath {
+    match direct(local_node, record, block) {
+        Ok(path) if local_node.transport != Transport::Vxlan => path,
+        Err(reason) if local_node.transport == Transport::Direct => PeerPath::None(reason),
+        Ok(_) | Err(_) => vxlan(local_node, record, block, rival).unwrap_or_else(PeerPath::None),
     }
 }
 
-fn direct(facts: &Facts, record: &NodeRecord, block: IpNet) -> Result<Way, NoWay> {
+fn direct(local_node: &LocalNode, record: &NodeRecord, block: IpNet) -> Result<PeerPath, NoPath> {
     let family = Family::of(block.addr());
-    let gateway = address_of(facts, record, family).ok_or(NoWay::NoAddress(family))?;
-    let underlay = facts.underlay(family).ok_or(NoWay::NoUnderlay(family))?;
+    let gateway = address_of(local_node, record, family).ok_or(NoPath::NoAddress(family))?;
+    let underlay = local_node.underlay(family).ok_or(NoPath::NoUnderlay(family))?;
     if gateway == underlay.address {
-        return Err(NoWay::OurAddress(gateway));
+        return Err(NoPath::HasOwnAddress(gateway));
     }
     if !underlay.on_link.iter().any(|net| net.contains(&gateway)) {
-        return Err(NoWay::NotOnLink(gateway));
+        return Err(NoPath::NotOnLink(gateway));
     }
-    Ok(Way::Direct { gateway, link: underlay.link })
+    Ok(PeerPath::Direct { gateway, link: underlay.link })
 }
 
-fn vxlan(facts: &Facts, record: &NodeRecord, block: IpNet, rival: Option<&NodeName>) -> Result<Way, NoWay> {
+fn vxlan(
+    local_node: &LocalNode,
+    record: &NodeRecord,
+    block: IpNet,
+    rival: Option<&NodeName>,
+) -> Result<PeerPath, NoPath> {
     let mac = record.tunnel_mac;
-    let (family, remote) = outer(facts, record).ok_or(NoWay::NoCommonFamily)?;
-    if facts.is_ours(remote) {
-        return Err(NoWay::OurAddress(remote));
+    let (family, remote) = outer(local_node, record).ok_or(NoPath::NoCommonFamily)?;
+    if local_node.is_ours(remote) {
+        return Err(NoPath::HasOwnAddress(remote));
     }
     if let Some(name) = rival {
-        return Err(NoWay::SameMac { name: name.clone(), mac });
+        return Err(NoPath::SameMac { name: name.clone(), mac });
     }
-    let link = facts.tunnels.of(family).ok_or(NoWay::NoTunnel(family))?;
+    let link = local_node.tunnels.of(family).ok_or(NoPath::NoTunnel(family))?;
     // An address inside the block is no gateway for IPv6 while another route to the block exists.
     let gateway = match block {
         IpNet::V4(block) => block.network().into(),
         IpNet::V6(_) => link_local(mac).into(),
     };
-    Ok(Way::Vxlan { link, gateway, remote })
+    Ok(PeerPath::Vxlan { link, gateway, remote })
 }
 
 /// RFC 4291, appendix A.

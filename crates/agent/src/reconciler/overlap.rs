@@ -11,7 +11,7 @@ use config::Config;
 impl Reconciler {
     /// Lists routes, of which there may be many: with the timer, on suspicion, and until the agent is ready or the overlap is gone.
     pub(super) fn check_overlap(&mut self, due: Due) {
-        if self.was_ready && !due.foreign && self.overlaps.is_empty() {
+        if self.was_ready && !due.unmanaged && self.overlaps.is_empty() {
             return;
         }
         let subnets = &self.parts.config.network.subnets;

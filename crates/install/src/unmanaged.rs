@@ -11,7 +11,7 @@ use crate::{FileRole, InstallError, Installer, PLUGIN, WantedFile};
 /// How programs begin on Linux.
 const ELF: &[u8] = b"\x7fELF";
 
-pub(super) fn is_foreign(installer: &Installer, wanted: &WantedFile<'_>) -> Result<bool, InstallError> {
+pub(super) fn is_unmanaged(installer: &Installer, wanted: &WantedFile<'_>) -> Result<bool, InstallError> {
     let is_ours = match wanted.role {
         FileRole::Plugin | FileRole::Loopback => {
             let bytes = content(&wanted.path)?;
@@ -40,8 +40,8 @@ pub fn is_podwire_program(path: &Path) -> bool {
 
 /// A plugin of any version: each contains the path of its state directory. An unknown file is never executed to find out.
 fn is_our_program(bytes: &[u8]) -> bool {
-    let folder = netconf::DEFAULT_RUN_DIR.as_bytes();
-    bytes.starts_with(ELF) && bytes.windows(folder.len()).any(|part| part == folder)
+    let directory = netconf::DEFAULT_RUN_DIR.as_bytes();
+    bytes.starts_with(ELF) && bytes.windows(directory.len()).any(|part| part == directory)
 }
 
 /// It calls our plugin. Under a name that others may have, too, it must say where our records are.

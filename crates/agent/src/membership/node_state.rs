@@ -21,7 +21,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use types::{NetworkName, NodeName, NodeUid};
 
 #[derive(Debug, thiserror::Error)]
-pub enum HomeError {
+pub enum NodeStateDirError {
     #[error("cannot {operation} {}: {source}", path.display())]
     Io { operation: &'static str, path: PathBuf, source: io::Error },
     #[error("{} does not hold a node's uid ({reason}): restore it, or remove it to join as a new machine", path.display())]
@@ -37,11 +37,11 @@ const STORE: &str = "store";
 const STORE_FILES: [&str; 4] = ["log", "log.new", "gate", "lock"];
 
 #[derive(Debug, Clone)]
-pub(crate) struct Home {
+pub(crate) struct NodeStateDir {
     dir: PathBuf,
 }
 
-impl Home {
+impl NodeStateDir {
     pub(crate) fn of(state_dir: &Path, network: &NetworkName) -> Self {
         Self { dir: state_dir.join(network.as_str()) }
     }
@@ -51,12 +51,12 @@ impl Home {
     }
 
     /// The uid of this machine; made up if there is none yet.
-    pub(crate) fn uid(&self) -> Result<NodeUid, HomeError> {
+    pub(crate) fn uid(&self) -> Result<NodeUid, NodeStateDirError> {
         if let Some(uid) = self.known_uid()? {
             return Ok(uid);
         }
         let mut bytes = [0; 16];
-        getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|e| HomeError::Io {
+        getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|e| NodeStateDirError::Io {
             operation: "get random numbers for",
             path: self.dir.join("uid"),
             source: e.into(),
@@ -67,16 +67,16 @@ impl Home {
     }
 
     /// The uid of this machine, if it has one.
-    pub(crate) fn known_uid(&self) -> Result<Option<NodeUid>, HomeError> {
+    pub(crate) fn known_uid(&self) -> Result<Option<NodeUid>, NodeStateDirError> {
         self.dir.parent().map_or(Ok(()), files::check_dir)?;
         files::check_dir(&self.dir)?;
         let path = self.dir.join("uid");
         match optional(files::read_text(&path)) {
-            Ok(Some(text)) => {
-                NodeUid::try_from(text.trim()).map(Some).map_err(|reason| HomeError::Uid { path, reason })
-            }
+            Ok(Some(text)) => NodeUid::try_from(text.trim())
+                .map(Some)
+                .map_err(|reason| NodeStateDirError::Uid { path, reason }),
             Ok(None) => Ok(None),
-            Err(source) => Err(HomeError::Io { operation: "read", path, source }),
+            Err(source) => Err(NodeStateDirError::Io { operation: "read", path, source }),
         }
     }
 
@@ -86,7 +86,7 @@ impl Home {
         NodeRecord::decode(&bytes).inspect_err(|e| tracing::warn!("{}: {e}", self.dir.display())).ok()
     }
 
-    pub(crate) fn save_record(&self, record: &NodeRecord) -> Result<(), HomeError> {
+    pub(crate) fn save_record(&self, record: &NodeRecord) -> Result<(), NodeStateDirError> {
         self.write("node.json", &record.encode())
     }
 
@@ -100,7 +100,7 @@ impl Home {
     pub(crate) fn save_peers<'a>(
         &self,
         peers: impl Iterator<Item = &'a NodeRecord>,
-    ) -> Result<(), HomeError> {
+    ) -> Result<(), NodeStateDirError> {
         let mut text = Vec::new();
         for peer in peers {
             text.extend(peer.encode());
@@ -135,12 +135,12 @@ impl Home {
         read.inspect_err(|error| tracing::warn!("cannot read {}: {error}", path.display())).ok().flatten()
     }
 
-    pub(crate) fn save_mtu(&self, mtu: u32) -> Result<(), HomeError> {
+    pub(crate) fn save_mtu(&self, mtu: u32) -> Result<(), NodeStateDirError> {
         self.write("mtu", format!("{mtu}\n").as_bytes())
     }
 
-    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), HomeError> {
-        let failed = |operation, path| move |source| HomeError::Io { operation, path, source };
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), NodeStateDirError> {
+        let failed = |operation, path| move |source| NodeStateDirError::Io { operation, path, source };
         files::create_dir(&self.dir).map_err(failed("make the directory", self.dir.clone()))?;
         let path = self.dir.join(name);
         let written = files::replace(&path, bytes, Replacement::DURABLE);
@@ -166,23 +166,25 @@ pub fn forget(state_dir: &Path) -> Forgotten {
         if dir.join("uid").symlink_metadata().is_err() {
             continue;
         }
-        let home = Home { dir };
-        if let Err(reason) = home.verify() {
-            forgotten.left.push(format!("directory {} stays: {reason}", home.dir.display()));
+        let node_state = NodeStateDir { dir };
+        if let Err(reason) = node_state.verify() {
+            forgotten.left.push(format!("directory {} stays: {reason}", node_state.dir.display()));
             continue;
         }
         // The embedded store goes with it, and nobody else knows of us then.
-        let is_shared = !home.dir.join(STORE).exists();
-        forgotten.names.extend(home.record().map(|record| record.name).filter(|_| is_shared));
-        match home.remove() {
-            Ok(()) => forgotten.done.push(format!("directory {} removed", home.dir.display())),
-            Err(reason) => forgotten.left.push(format!("directory {} stays: {reason}", home.dir.display())),
+        let is_shared = !node_state.dir.join(STORE).exists();
+        forgotten.names.extend(node_state.record().map(|record| record.name).filter(|_| is_shared));
+        match node_state.remove() {
+            Ok(()) => forgotten.done.push(format!("directory {} removed", node_state.dir.display())),
+            Err(reason) => {
+                forgotten.left.push(format!("directory {} stays: {reason}", node_state.dir.display()))
+            }
         }
     }
     forgotten
 }
 
-impl Home {
+impl NodeStateDir {
     /// Why this is not a network's directory, or not safe to work in.
     fn verify(&self) -> Result<(), String> {
         if self.dir.is_symlink() {
@@ -251,8 +253,8 @@ mod tests {
 
     use super::*;
 
-    fn home(dir: &Path) -> Home {
-        Home::of(dir, &"pods".try_into().unwrap())
+    fn node_state(dir: &Path) -> NodeStateDir {
+        NodeStateDir::of(dir, &"pods".try_into().unwrap())
     }
 
     fn record(name: &str) -> NodeRecord {
@@ -270,19 +272,19 @@ mod tests {
     #[test]
     fn the_uid_is_made_once() {
         let dir = tempfile::tempdir().unwrap();
-        let uid = home(dir.path()).uid().unwrap();
-        assert_eq!(home(dir.path()).uid().unwrap(), uid);
+        let uid = node_state(dir.path()).uid().unwrap();
+        assert_eq!(node_state(dir.path()).uid().unwrap(), uid);
         let other = tempfile::tempdir().unwrap();
-        assert_ne!(home(other.path()).uid().unwrap(), uid);
+        assert_ne!(node_state(other.path()).uid().unwrap(), uid);
     }
 
     #[test]
     fn a_damaged_uid_is_told_and_stays() {
         let dir = tempfile::tempdir().unwrap();
-        home(dir.path()).uid().unwrap();
+        node_state(dir.path()).uid().unwrap();
         let path = dir.path().join("pods/uid");
         fs::write(&path, "not a uid").unwrap();
-        let error = home(dir.path()).uid().unwrap_err().to_string();
+        let error = node_state(dir.path()).uid().unwrap_err().to_string();
         assert!(error.contains("restore it, or remove it"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "not a uid");
     }
@@ -290,28 +292,28 @@ mod tests {
     #[test]
     fn an_mtu_is_remembered_and_a_damaged_one_is_none() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(home(dir.path()).mtu(), None);
-        home(dir.path()).save_mtu(8950).unwrap();
-        assert_eq!(home(dir.path()).mtu(), Some(8950));
+        assert_eq!(node_state(dir.path()).mtu(), None);
+        node_state(dir.path()).save_mtu(8950).unwrap();
+        assert_eq!(node_state(dir.path()).mtu(), Some(8950));
         fs::write(dir.path().join("pods/mtu"), "much").unwrap();
-        assert_eq!(home(dir.path()).mtu(), None);
+        assert_eq!(node_state(dir.path()).mtu(), None);
     }
 
     #[test]
     fn what_is_forgotten_is_ours() {
         let dir = tempfile::tempdir().unwrap();
-        let home = home(dir.path());
-        home.uid().unwrap();
-        home.save_record(&record("n1")).unwrap();
+        let node_state = node_state(dir.path());
+        node_state.uid().unwrap();
+        node_state.save_record(&record("n1")).unwrap();
         // As killed processes of earlier versions leave them.
         for name in [".node.json.new", ".peers.json.new", ".mtu.new", ".uid.new"] {
-            fs::write(home.dir().join(name), "").unwrap();
+            fs::write(node_state.dir().join(name), "").unwrap();
         }
         fs::create_dir(dir.path().join("theirs")).unwrap();
         let forgotten = forget(dir.path());
         assert_eq!((forgotten.done.len(), forgotten.left.len()), (1, 0));
         assert_eq!(forgotten.names[0].as_str(), "n1");
-        assert!(!home.dir().exists() && dir.path().join("theirs").exists());
+        assert!(!node_state.dir().exists() && dir.path().join("theirs").exists());
         assert!(forget(dir.path()).done.is_empty());
     }
 
@@ -351,42 +353,42 @@ mod tests {
     #[test]
     fn a14_the_embedded_store_goes_and_other_files_stay() {
         let dir = tempfile::tempdir().unwrap();
-        let home = home(dir.path());
-        home.uid().unwrap();
-        let store = home.dir().join(STORE);
+        let node_state = node_state(dir.path());
+        node_state.uid().unwrap();
+        let store = node_state.dir().join(STORE);
         fs::create_dir(&store).unwrap();
         STORE_FILES.iter().for_each(|name| fs::write(store.join(name), "").unwrap());
         // As a killed agent leaves them.
         fs::write(store.join(".log.podwire-tmp"), "").unwrap();
-        fs::write(home.dir().join(".node.json.podwire-tmp"), "").unwrap();
+        fs::write(node_state.dir().join(".node.json.podwire-tmp"), "").unwrap();
         fs::write(store.join("dump"), "").unwrap();
         let forgotten = forget(dir.path());
-        assert!(forgotten.left[0].contains("dump") && home.dir().join("uid").exists(), "{forgotten:?}");
+        assert!(forgotten.left[0].contains("dump") && node_state.dir().join("uid").exists(), "{forgotten:?}");
         fs::remove_file(store.join("dump")).unwrap();
         assert_eq!(forget(dir.path()).done.len(), 1);
-        assert!(!home.dir().exists());
+        assert!(!node_state.dir().exists());
     }
 
     #[test]
     fn a14_a_state_directory_of_another_user_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::chown(dir.path(), Some(1000), None).unwrap();
-        let error = home(dir.path()).uid().unwrap_err().to_string();
+        let error = node_state(dir.path()).uid().unwrap_err().to_string();
         assert!(error.contains("chown 0 "), "{error}");
-        assert!(!home(dir.path()).dir().exists());
+        assert!(!node_state(dir.path()).dir().exists());
     }
 
     #[test]
     fn records_are_remembered_and_damage_is_none() {
         let dir = tempfile::tempdir().unwrap();
-        let home = home(dir.path());
-        assert_eq!((home.record(), home.peers()), (None, Vec::new()));
+        let node_state = node_state(dir.path());
+        assert_eq!((node_state.record(), node_state.peers()), (None, Vec::new()));
         let peers = [record("n2"), record("n3")];
-        home.save_record(&record("n1")).unwrap();
-        home.save_peers(peers.iter()).unwrap();
-        assert_eq!(home.record(), Some(record("n1")));
-        assert_eq!(home.peers(), peers);
+        node_state.save_record(&record("n1")).unwrap();
+        node_state.save_peers(peers.iter()).unwrap();
+        assert_eq!(node_state.record(), Some(record("n1")));
+        assert_eq!(node_state.peers(), peers);
         fs::write(dir.path().join("pods/node.json"), "{").unwrap();
-        assert_eq!(home.record(), None);
+        assert_eq!(node_state.record(), None);
     }
 }

@@ -9,8 +9,8 @@ const BRIDGE: &str = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bri
 fn called(name: &str) -> Site {
     let mut site = Site::new();
     site.config.plugin = PluginConfig { name: name.to_owned(), ..PluginConfig::default() };
-    for folder in ["opt/cni/bin", "etc/cni/net.d"] {
-        fs::create_dir_all(site.at(folder)).unwrap();
+    for directory in ["opt/cni/bin", "etc/cni/net.d"] {
+        fs::create_dir_all(site.at(directory)).unwrap();
     }
     site
 }

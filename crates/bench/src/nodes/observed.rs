@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use ipnet::IpNet;
-use netlink::{PeerMonitor, PeerNews, Route, RouteFilter, RtSocket};
+use netlink::{PeerEvent, PeerMonitor, Route, RouteFilter, RtSocket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use testkit::Ns;
 use types::PEER_PROTOCOL;
@@ -41,11 +41,11 @@ impl Eye {
                 return Ok(Instant::now());
             }
             if Instant::now() > end {
-                let heard = self.gateways.len();
+                let observed = self.gateways.len();
                 self.look()?;
                 let there = self.gateways.len();
                 bail!(
-                    "{wish:?} is not true after {within:?}: {heard} routes by the kernel's news, {there} by its list"
+                    "{wish:?} is not true after {within:?}: {observed} routes by the kernel's news, {there} by its list"
                 );
             }
             self.listen()?;
@@ -68,13 +68,13 @@ impl Eye {
         if wait(&self.monitor)? == RouteEvents::Nothing {
             return self.look();
         }
-        for news in self.monitor.read()? {
-            match news {
-                PeerNews::RouteSet(route) => self.note(&route),
-                PeerNews::RouteGone(route) if self.gateways.get(&route.dst) == Some(&route.gateway) => {
+        for events in self.monitor.read()? {
+            match events {
+                PeerEvent::RouteSet(route) => self.note(&route),
+                PeerEvent::RouteGone(route) if self.gateways.get(&route.dst) == Some(&route.gateway) => {
                     self.gateways.remove(&route.dst);
                 }
-                PeerNews::Missed => self.look()?,
+                PeerEvent::Missed => self.look()?,
                 _ => {}
             }
         }
@@ -153,11 +153,11 @@ fn keep(mut monitor: PeerMonitor, over: &AtomicBool) -> Result<Vec<(RouteTransit
     while !over.load(Ordering::Relaxed) {
         wait(&monitor)?;
         let now = Instant::now();
-        for news in monitor.read()? {
-            match news {
-                PeerNews::RouteSet(route) => turns.push((RouteTransition::Came(route.dst), now)),
-                PeerNews::RouteGone(route) => turns.push((RouteTransition::Went(route.dst), now)),
-                PeerNews::Missed => bail!("the kernel had more news than we could read: times are unknown"),
+        for events in monitor.read()? {
+            match events {
+                PeerEvent::RouteSet(route) => turns.push((RouteTransition::Came(route.dst), now)),
+                PeerEvent::RouteGone(route) => turns.push((RouteTransition::Went(route.dst), now)),
+                PeerEvent::Missed => bail!("the kernel had more news than we could read: times are unknown"),
                 _ => {}
             }
         }

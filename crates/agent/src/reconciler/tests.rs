@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use testkit::{Agent, DEADLINE, Lab, wait_until};
 
 #[test]
-fn an_agent_that_lost_its_run_folder_to_another_ends() {
+fn an_agent_that_lost_its_run_directory_to_another_ends() {
     let lab = Lab::new("lostlock").unwrap();
     // In namespaces of their own, where nothing else keeps them apart.
     let (here, there) = (lab.node("n1").unwrap(), lab.node("n2").unwrap());

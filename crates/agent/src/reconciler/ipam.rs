@@ -13,7 +13,7 @@ use crate::conditions::Source;
 impl Reconciler {
     pub(super) fn check_ipam(&self) {
         let found = self.configs().iter().filter_map(|config| self.ipam_finding(config)).collect();
-        self.parts.board.set(Source::Ipam, found);
+        self.parts.agent_status.set(Source::Ipam, found);
     }
 
     /// Configs of the runtime's directory that lead to this agent. Those that cannot be read are left out, as runtimes do.

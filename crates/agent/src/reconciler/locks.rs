@@ -14,7 +14,7 @@ impl Reconciler {
     /// An error means that another agent holds a lock now.
     pub(super) fn keep_locks(&mut self) -> Result<(), LockError> {
         let findings = self.keep_network_lock()?.into_iter().chain(self.keep_run_lock()?).collect();
-        self.parts.board.set(Source::Locks, findings);
+        self.parts.agent_status.set(Source::Locks, findings);
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! The run folder: the socket, the lock and the tombstones in it. Somebody may remove any of them, or all.
+//! The run directory: the socket, the lock and the tombstones in it. Somebody may remove any of them, or all.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,26 +17,26 @@ const EVENTS: WatchFlags = WatchFlags::CREATE
 /// Events per look: more of them come with the next one.
 const MOST: usize = 1024;
 
-/// inotify on some folders. Says that something happened, not what: whoever asks looks at the files themselves.
+/// inotify on some directories. Says that something happened, not what: whoever asks looks at the files themselves.
 #[derive(Debug)]
 pub(super) struct DirectoryWatch {
     fd: OwnedFd,
-    folders: Vec<PathBuf>,
+    directories: Vec<PathBuf>,
 }
 
 impl DirectoryWatch {
-    pub(super) fn open(folders: Vec<PathBuf>) -> Result<Self, Errno> {
+    pub(super) fn open(directories: Vec<PathBuf>) -> Result<Self, Errno> {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let watch = Self { fd, folders };
+        let watch = Self { fd, directories };
         watch.renew();
         Ok(watch)
     }
 
-    /// Folders that were removed and are back are watched anew; for the others it changes nothing. One that is not there
+    /// Directories that were removed and are back are watched anew; for the others it changes nothing. One that is not there
     /// is looked at by the timer.
     pub(super) fn renew(&self) {
-        for folder in &self.folders {
-            let _ = inotify::add_watch(&self.fd, folder.as_path(), EVENTS);
+        for directory in &self.directories {
+            let _ = inotify::add_watch(&self.fd, directory.as_path(), EVENTS);
         }
     }
 
@@ -63,9 +63,9 @@ impl AsFd for DirectoryWatch {
     }
 }
 
-/// The folders of the run folder, and of the socket if that is elsewhere.
-pub(super) fn folders(run_dir: &Path, socket: &Path) -> Vec<PathBuf> {
-    let mut folders = vec![run_dir.to_owned(), run_dir.join("tombstones")];
-    folders.extend(socket.parent().map(Path::to_owned).filter(|dir| dir != run_dir));
-    folders
+/// The directories of the run directory, and of the socket if that is elsewhere.
+pub(super) fn directories(run_dir: &Path, socket: &Path) -> Vec<PathBuf> {
+    let mut directories = vec![run_dir.to_owned(), run_dir.join("tombstones")];
+    directories.extend(socket.parent().map(Path::to_owned).filter(|dir| dir != run_dir));
+    directories
 }
