@@ -325,6 +325,9 @@ pub(crate) fn resident_bytes() -> u64 {
 }
 
 #[cfg(test)]
+mod reference;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -1,9 +1,41 @@
-//! What `podwire lab status -o json` and `podwire lab test -o json` print.
+//! What `podwire lab ls -o json`, `podwire lab status -o json` and `podwire lab test -o json` print.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct LabList {
+    pub labs: Vec<LabEntry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct LabEntry {
+    pub name: String,
+    /// Number of nodes; null if there is no readable state file.
+    pub nodes: Option<usize>,
+    pub state: LabEntryState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum LabEntryState {
+    Up,
+    /// `podwire lab up` is running or was killed.
+    Unfinished,
+    /// The host was booted since the lab was created.
+    Stale,
+    /// Namespaces of the lab exist, but its directory does not.
+    Orphaned,
+    /// The state file is missing or damaged.
+    Unreadable,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

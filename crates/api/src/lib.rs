@@ -32,13 +32,13 @@ pub use cluster::{
 pub use condition::{Condition, ConditionCode, Readiness};
 pub use doctor::{DoctorCheck, DoctorReport, Verdict};
 pub use lab::{
-    LabAgent, LabKilledNode, LabLink, LabMember, LabMemberState, LabNode, LabPath, LabPod, LabReach,
-    LabStatus, LabTest, LabTransport,
+    LabAgent, LabEntry, LabEntryState, LabKilledNode, LabLink, LabList, LabMember, LabMemberState, LabNode,
+    LabPath, LabPod, LabReach, LabStatus, LabTest, LabTransport,
 };
 pub use message::{CniAnswer, CniCall, ErrorAnswer, VersionAnswer};
 pub use paths::{
-    ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, PAGE_NOT_FOUND, READY, ROUTES,
-    STATUS, VERSION,
+    API_VERSION, ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, PAGE_NOT_FOUND,
+    READY, ROUTES, STATUS, VERSION,
 };
 pub use status::{
     BlockUse, Counts, InactivePort, InstalledFile, NetworkStatus, NodeMode, ReconcileStatus, Repair, Status,

@@ -25,6 +25,9 @@ pub const BLOCKS: &str = "/v1/blocks";
 /// GET: metrics as Prometheus reads them.
 pub const METRICS: &str = "/metrics";
 
+/// The `v1` of all paths.
+pub const API_VERSION: u32 = 1;
+
 /// The error of a path that the agent does not know; the status is 404, as for objects that do not exist.
 pub const PAGE_NOT_FOUND: &str = "page not found";
 

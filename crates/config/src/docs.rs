@@ -9,7 +9,8 @@ const LIVE: (&str, &str) = ("install.enabled", "true");
 
 /// All keys as a table in Markdown.
 pub fn reference() -> String {
-    let mut text = String::from("| key | variable | flag | default | meaning |\n|---|---|---|---|---|\n");
+    let mut text =
+        String::from("| key | type | default | variable | flag | meaning |\n|---|---|---|---|---|---|\n");
     for key in KEYS {
         let default = match key.fallback {
             Fallback::Is(value) => format!("`{value}`"),
@@ -19,10 +20,9 @@ pub fn reference() -> String {
         for alias in key.aliases {
             variables.push_str(&format!(", `{alias}`"));
         }
-        line(
-            &mut text,
-            &format!("| `{}` | {variables} | `--{}` | {default} | {} |", key.name, key.flag, key.meaning),
-        );
+        let Key { name, kind, flag, meaning, .. } = key;
+        let kind = kind.name();
+        line(&mut text, &format!("| `{name}` | {kind} | {default} | {variables} | `--{flag}` | {meaning} |"));
     }
     text
 }

@@ -11,6 +11,7 @@ use super::*;
 
 mod eleven;
 mod nodes;
+mod reference;
 
 /// Loads a configuration of a file, variables and flags. The file is always named: the machine's own is not ours.
 fn load(file: &str, env: &[(&str, &str)], flags: &[&str]) -> Result<Config, ConfigError> {
@@ -361,13 +362,13 @@ fn the_table_names_each_thing_once() {
 }
 
 #[test]
-fn the_sample_in_deploy_is_the_tables() {
+fn recorded_sample_in_deploy_matches_the_keys() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy/agent.toml");
-    if std::env::var_os("PODWIRE_BLESS").is_some() {
+    if std::env::var_os("PODWIRE_RECORD").is_some() {
         fs::write(&path, sample()).unwrap();
     }
     let text = fs::read_to_string(&path).unwrap();
-    assert_eq!(text, sample(), "run with PODWIRE_BLESS=1 and look at the difference");
+    assert_eq!(text, sample(), "PODWIRE_RECORD=1 cargo test -p config recorded");
     let config = load(&text, &[], &[]).unwrap();
     let installing = load("", &[], &["--install"]).unwrap();
     assert_eq!(config, installing, "all but install.enabled must be the default");

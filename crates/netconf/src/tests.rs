@@ -6,6 +6,7 @@ use types::AttachMode;
 use crate::{Addresses, LocalPaths, Log, NetConf};
 
 mod merge;
+mod reference;
 
 /// A config with the given keys beside the ones that every config has.
 fn config(extra: Value) -> NetworkConfig {

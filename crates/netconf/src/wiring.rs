@@ -9,7 +9,7 @@ use ipam::{Pools, Range, RangeSet};
 use ipnet::IpNet;
 use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, Placement};
 
-use crate::addresses::{Addresses, NetworkSource, is_dhcp, none_to_give};
+use crate::addresses::{Addresses, NetworkSource, external_ipam, is_dhcp, none_to_give};
 use crate::network_key::NetworkKey;
 use crate::routes::{self, default_route};
 use crate::{Network, NodeNetworks, at_most, invalid, refuse};
@@ -81,7 +81,8 @@ impl NetConf {
     fn build(config: &NetworkConfig, args: &Args, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
         let top = config.obj();
         let ipam = top.obj("ipam")?;
-        refuse::unsupported(&top, ipam.as_ref())?;
+        // Another IPAM plugin reads its own keys.
+        refuse::unsupported(&top, ipam.as_ref().filter(|_| external_ipam(config).is_none()))?;
         let key = NetworkKey::parse(&top)?;
         let placement = placement(config, args, key.as_ref())?;
         let source = node.map_or(Ok(NetworkSource::Standalone), |node| node.source(config, &placement))?;

@@ -1,4 +1,4 @@
-//! How every command ends. docs/exit-codes.md has the table for operators.
+//! How every command ends. docs/reference/exit-codes.md has the table for operators.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    const DOCS: &str = include_str!("../../../docs/exit-codes.md");
+    const DOCS: &str = include_str!("../../../docs/reference/exit-codes.md");
 
     #[test]
     fn a7_the_documented_table_has_every_code() {

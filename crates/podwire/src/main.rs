@@ -7,6 +7,8 @@ mod directories;
 mod docs_tests;
 mod exit;
 mod print;
+#[cfg(test)]
+mod reference;
 mod when;
 
 use std::process::ExitCode;
@@ -17,6 +19,7 @@ use cli::{AttachmentCommand, Cli, CliCommand, NodeCommand};
 use exit::ExitStatus;
 
 fn main() -> ExitCode {
+    print::detect_terminal();
     let status = run(Cli::parse()).unwrap_or_else(|error| {
         print::warn(format_args!("podwire: {}", print::causes(&error)));
         let status = ExitStatus::of(&error);
@@ -49,6 +52,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitStatus> {
         CliCommand::Attachment(AttachmentCommand::Show(args)) => return commands::attachment::show(&args),
         CliCommand::Install(args) => commands::install::run(&args),
         CliCommand::Cleanup(args) => commands::cleanup::run(&args),
+        CliCommand::Version(args) => commands::version::run(&args),
     };
     done.map(|()| ExitStatus::Success)
 }

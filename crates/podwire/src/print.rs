@@ -1,7 +1,9 @@
 //! Tables that a person can read, and the way out. Everything that a command says goes through here, and leaves without
 //! control characters: records, pod names and answers may hold any.
 
+mod colour;
 mod layout;
+mod terminal;
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal as _, Write};
@@ -9,8 +11,10 @@ use std::io::{self, ErrorKind, IsTerminal as _, Write};
 use anyhow::{Context, Result};
 pub(crate) use types::count;
 
+pub(crate) use colour::{bad, degraded, good};
 use layout::is_path;
-pub(crate) use layout::{LayOut, WIDTH, hang, key_values, list, table, unlimited, wrap};
+pub(crate) use layout::{LayOut, hang, key_values, list, table, unlimited, wrap};
+pub(crate) use terminal::{detect_terminal, width};
 
 const BAR: usize = 20;
 
@@ -22,7 +26,7 @@ pub(crate) fn say(text: impl Display) -> Result<()> {
 
 /// A sentence on stdout, in as many lines as it needs.
 pub(crate) fn say_wrapped(text: impl Display) -> Result<()> {
-    say(hang(&wrap(&text.to_string(), WIDTH - 2), 2))
+    say(hang(&wrap(&text.to_string(), width() - 2), 2))
 }
 
 /// The same without an end of line: the text has its own.
@@ -37,7 +41,7 @@ pub(crate) fn say_json(value: &impl serde::Serialize) -> Result<()> {
 
 fn write(mut out: impl Write, text: impl Display) -> Result<()> {
     let text = text.to_string();
-    match out.write_all(types::printable(&text).as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(colour::rendered(&text).as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to stdout"),
     }

@@ -133,7 +133,7 @@ pub(super) async fn answer(
         ApiRoute::Version => {
             let cni_versions = Version::ALL.map(|version| version.as_str().to_owned()).to_vec();
             let version = env!("CARGO_PKG_VERSION").to_owned();
-            reply::json(StatusCode::OK, &VersionAnswer { version, api: 1, cni_versions })
+            reply::json(StatusCode::OK, &VersionAnswer { version, api: api::API_VERSION, cni_versions })
         }
         ApiRoute::Local(query) => {
             let permit = if origin == RequestOrigin::Tcp { SCRAPES.acquire().await.ok() } else { None };
@@ -269,3 +269,6 @@ fn random_id() -> std::io::Result<RequestId> {
     getrandom(&mut bytes, GetRandomFlags::empty())?;
     Ok(RequestId::from_random(bytes))
 }
+
+#[cfg(test)]
+mod reference;

@@ -34,7 +34,7 @@ fn check(args: &AgentArgs) -> Result<ExitStatus> {
     let problems: Vec<(String, Option<String>)> = match loaded {
         Ok(config) => {
             let Preflight { refusals, notes } = agent::check(&config);
-            notes.iter().try_for_each(|note| print::say(print::wrap(&note.to_string(), print::WIDTH)))?;
+            notes.iter().try_for_each(|note| print::say(print::wrap(&note.to_string(), print::width())))?;
             refusals.iter().map(|one| (one.to_string(), one.fix().map(str::to_owned))).collect()
         }
         Err(error) => error.problems.iter().map(|one| (one.to_string(), None)).collect(),
@@ -44,7 +44,7 @@ fn check(args: &AgentArgs) -> Result<ExitStatus> {
         return Ok(ExitStatus::Success);
     }
     for (problem, fix) in &problems {
-        print::say(format_args!("- {}", print::hang(&print::wrap(problem, print::WIDTH - 2), 2)))?;
+        print::say(format_args!("- {}", print::hang(&print::wrap(problem, print::width() - 2), 2)))?;
         // A line of its own, and never broken: it is to be pasted.
         fix.iter().try_for_each(|fix| print::say(format_args!("    {}", print::value(fix))))?;
     }

@@ -28,7 +28,7 @@ pub(super) fn stale(freshness: &Freshness) -> Option<String> {
     let because = reason.as_ref().map(|reason| format!("; {reason}")).unwrap_or_default();
     let age = age_seconds.map(|age| format!("as of {} ago", when::since(0, age)));
     let age = age.unwrap_or_else(|| "of unknown age".to_owned());
-    stale.then(|| print::wrap(&format!("{age}{because}"), print::WIDTH))
+    stale.then(|| print::wrap(&format!("{age}{because}"), print::width()))
 }
 
 /// A node's name, and whether it is the one that was asked.
@@ -59,7 +59,7 @@ fn page(view: &NodesView, now: u64, columns: Columns) -> String {
     };
     let count = print::count(nodes.len() as u64, "node");
     let title = stale(freshness).map_or_else(|| title(nodes), |stale| format!("{count} {stale}"));
-    let title = print::wrap(&title, print::WIDTH);
+    let title = print::wrap(&title, print::width());
     let mut parts = vec![title, table];
     let problems: Vec<String> =
         nodes.iter().flat_map(|node| problem(node).into_iter().chain(refused(node))).collect();
@@ -72,14 +72,14 @@ fn page(view: &NodesView, now: u64, columns: Columns) -> String {
 fn problem(node: &NodeView) -> Option<String> {
     let NodeView { name, message: problem, .. } = node;
     let what = problem.as_ref()?;
-    Some(print::wrap(&format!("{name}: {what}; other nodes go on with what they knew of it"), print::WIDTH))
+    Some(print::wrap(&format!("{name}: {what}; other nodes go on with what they knew of it"), print::width()))
 }
 
 /// Parts of a record that other nodes do not use.
 fn refused(node: &NodeView) -> impl Iterator<Item = String> {
     node.refused
         .iter()
-        .map(|what| print::wrap(&format!("{}: {what}", print::value(&node.name)), print::WIDTH))
+        .map(|what| print::wrap(&format!("{}: {what}", print::value(&node.name)), print::width()))
 }
 
 fn title(nodes: &[NodeView]) -> String {
@@ -92,19 +92,23 @@ fn title(nodes: &[NodeView]) -> String {
     match away.len() {
         0 if nodes.len() == 1 => format!("{count}: its agent is alive"),
         0 => format!("{count}: all agents are alive"),
-        1 => format!("{count}: the agent of {} is AWAY", away.join("")),
-        number => format!("{count}: {number} agents are AWAY, those of {}", away.join(" ")),
+        1 => format!("{count}: the agent of {} is {}", away.join(""), print::bad("AWAY")),
+        number => {
+            format!("{count}: {number} agents are {}, those of {}", print::bad("AWAY"), away.join(" "))
+        }
     }
 }
 
 fn row(node: &NodeView, is_stale: bool, now: u64) -> Vec<String> {
     let agent = match (node.agent, node.alive_since) {
-        (AgentState::Alive, _) if is_stale && !node.local => "was alive".to_owned(),
-        (AgentState::Alive, Some(since)) => format!("alive for {}", when::since(since.0, now)),
-        (AgentState::Alive, None) => "alive".to_owned(),
-        (AgentState::Away, _) if is_stale => "was AWAY".to_owned(),
-        (AgentState::Away, _) => "AWAY".to_owned(),
-        (AgentState::Unknown, _) => "unknown".to_owned(),
+        (AgentState::Alive, _) if is_stale && !node.local => print::degraded("was alive"),
+        (AgentState::Alive, Some(since)) => {
+            format!("{} for {}", print::good("alive"), when::since(since.0, now))
+        }
+        (AgentState::Alive, None) => print::good("alive"),
+        (AgentState::Away, _) if is_stale => print::bad("was AWAY"),
+        (AgentState::Away, _) => print::bad("AWAY"),
+        (AgentState::Unknown, _) => print::degraded("unknown"),
     };
     let name = marked(&node.name, node.local);
     vec![name, agent, print::list(&node.addresses), print::list(&node.blocks)]
@@ -265,7 +269,7 @@ with what they knew of it";
             one.blocks = (0..9).map(|n| format!("fd42:0:0:{n}::/72").parse().unwrap()).collect();
         }
         let page = shown(&view(&nodes), 1300);
-        assert!(page.lines().all(|line| line.chars().count() <= print::WIDTH), "{page}");
+        assert!(page.lines().all(|line| line.chars().count() <= print::width()), "{page}");
         assert_eq!(page.matches(address).count(), 3, "{page}");
         assert_eq!(page.matches("fd42:0:0:8::/72").count(), 3, "{page}");
     }

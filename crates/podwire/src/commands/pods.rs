@@ -73,12 +73,12 @@ pub(super) fn list(run_dir: &Path) -> Result<All> {
 }
 
 impl RecordedAttachment {
-    pub(super) fn phase(&self) -> &'static str {
+    pub(super) fn phase(&self) -> String {
         match self.view.phase {
-            AttachmentPhase::Pending => "pending",
-            AttachmentPhase::Ready => "ready",
-            AttachmentPhase::Deleting => "deleting",
-            AttachmentPhase::Unreadable => "unreadable",
+            AttachmentPhase::Pending => print::degraded("pending"),
+            AttachmentPhase::Ready => print::good("ready"),
+            AttachmentPhase::Deleting => print::degraded("deleting"),
+            AttachmentPhase::Unreadable => print::bad("unreadable"),
         }
     }
 
@@ -120,7 +120,7 @@ impl RecordedAttachment {
             Column::WideAddresses => self.addresses().replace('\n', " "),
             Column::HostLink => print::value(attachment.host_link.as_str()),
             Column::Mode => attachment.mode.to_string(),
-            Column::Phase => self.phase().to_owned(),
+            Column::Phase => self.phase(),
             Column::Placement => self.placement(),
             Column::Age => when::since(attachment.created, when::now()),
         }

@@ -33,7 +33,7 @@ fn page(RoutesView { freshness, routes }: &RoutesView, lay_out: print::LayOut) -
     sorted.sort_by_key(|route| route.state == RouteState::Ok);
     let rows = sorted.into_iter().map(row).collect();
     let table = lay_out(&["BLOCK", "NODE", "TRANSPORT", "VIA", "STATE"], rows);
-    let title = print::wrap(&title(routes), print::WIDTH);
+    let title = print::wrap(&title(routes), print::width());
     let parts: Vec<String> = stale.into_iter().chain([title, table]).collect();
     parts.join("\n\n")
 }
@@ -92,11 +92,19 @@ fn row(route: &RouteView) -> Vec<String> {
     };
     let via = print::value(&via);
     let state = match &route.message {
-        Some(note) => print::value(&format!("{}: {note}", word(route.state))),
-        None => word(route.state).to_owned(),
+        Some(note) => format!("{}: {}", coloured(route.state), print::value(note)),
+        None => coloured(route.state),
     };
     let node = route.node.as_deref().map_or_else(|| "-".to_owned(), print::value);
     vec![route.block.to_string(), node, transport.to_owned(), via, state]
+}
+
+fn coloured(state: RouteState) -> String {
+    match state {
+        RouteState::Ok => print::good(word(state)),
+        RouteState::Missing | RouteState::Different => print::bad(word(state)),
+        RouteState::Stale | RouteState::Unknown => print::degraded(word(state)),
+    }
 }
 
 fn word(state: RouteState) -> &'static str {

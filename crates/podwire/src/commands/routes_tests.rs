@@ -96,5 +96,5 @@ fn long_names_and_addresses_fit() {
     one.state = RouteState::Different;
     one.message = Some("leads to 2001:db8:1234:5678:9abc:def0:1234:5678".to_owned());
     let page = page(&[one.clone(), one]);
-    assert!(page.lines().all(|line| line.chars().count() <= print::WIDTH), "{page}");
+    assert!(page.lines().all(|line| line.chars().count() <= print::width()), "{page}");
 }

@@ -1,13 +1,9 @@
-//! Lays out tables and text in [`WIDTH`] columns. Values are wrapped, never cut off: they are to be copied. Paths are not even
+//! Lays out tables and text in [`width`] columns. Values are wrapped, never cut off: they are to be copied. Paths are not even
 //! wrapped.
 
-use std::borrow::Cow;
+use super::colour::{is_mark, printable};
+use super::terminal::width;
 
-use comfy_table::presets::NOTHING;
-use comfy_table::{ContentArrangement, Table};
-
-/// Every terminal has as many columns. Only commands and paths to paste are longer: they stay on one line.
-pub(crate) const WIDTH: usize = 80;
 /// [`table`] or [`unlimited`].
 pub(crate) type LayOut = fn(&[&str], Vec<Vec<String>>) -> String;
 
@@ -19,7 +15,7 @@ const GAP: usize = 2;
 /// A table without lines, as `kubectl` and `ip -br` print them. Cells are wrapped until the table fits.
 pub(crate) fn table(header: &[&str], mut rows: Vec<Vec<String>>) -> String {
     let titles: Vec<String> = header.iter().map(|title| (*title).to_owned()).collect();
-    let widths = widths(&titles, &rows);
+    let widths = widths(&titles, &rows, width());
     for row in &mut rows {
         for (column, (cell, width)) in row.iter_mut().zip(&widths).enumerate() {
             // The rest of a name must not look like another row.
@@ -31,39 +27,46 @@ pub(crate) fn table(header: &[&str], mut rows: Vec<Vec<String>>) -> String {
 
 /// The same with lines as long as their cells.
 pub(crate) fn unlimited(header: &[&str], rows: Vec<Vec<String>>) -> String {
-    let mut table = plain();
-    table.set_header(header.to_vec());
-    text(table, rows)
+    let titles = header.iter().map(|title| (*title).to_owned()).collect();
+    columns([titles].into_iter().chain(rows))
 }
 
 /// Names on the left, values on the right; a value may have several lines.
 pub(crate) fn key_values<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) -> String {
     let rows: Vec<(&str, String)> = rows.into_iter().collect();
     let left = rows.iter().map(|(name, _)| length(name)).max().unwrap_or(0) + GAP;
-    let fitted = rows.into_iter().map(|(name, value)| vec![name.to_owned(), fit(&value, WIDTH - left, 0)]);
-    text(plain(), fitted)
+    let fitted = rows.into_iter().map(|(name, value)| vec![name.to_owned(), fit(&value, width() - left, 0)]);
+    columns(fitted)
 }
 
-fn plain() -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table
-}
-
-fn text(mut table: Table, rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    for row in rows {
-        // Before the columns are measured.
-        table.add_row(row.iter().map(|cell| types::printable(cell)).collect::<Vec<Cow<'_, str>>>());
-    }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+/// Every column is as wide as its longest line.
+fn columns(rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    // Before the columns are measured.
+    let printable = |row: Vec<String>| row.iter().map(|cell| printable(cell).into_owned()).collect();
+    let rows: Vec<Vec<String>> = rows.into_iter().map(printable).collect();
+    let lines = |row: &[String]| row.iter().map(|cell| cell.lines().count()).max().unwrap_or(0);
+    let widest = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).flat_map(|cell| cell.lines());
+        cells.map(length).max().unwrap_or(0)
+    };
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..count).map(widest).collect();
+    let line = |row: &[String], number: usize| {
+        let mut text = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let part = cell.lines().nth(number).unwrap_or_default();
+            text.push_str(part);
+            text.push_str(&" ".repeat(width - length(part) + GAP));
+        }
+        text.trim_end().to_owned()
+    };
+    let all = rows.iter().flat_map(|row| (0..lines(row).max(1)).map(move |number| (row, number)));
+    all.map(|(row, number)| line(row, number)).collect::<Vec<_>>().join("\n")
 }
 
 /// The widest columns become narrower first, and none narrower than its longest part that has no break, if that is possible.
-fn widths(header: &[String], rows: &[Vec<String>]) -> Vec<usize> {
-    let available = (WIDTH + GAP).saturating_sub(GAP * header.len());
+fn widths(header: &[String], rows: &[Vec<String>], width: usize) -> Vec<usize> {
+    let available = (width + GAP).saturating_sub(GAP * header.len());
     let longest = |column: usize, measure: &dyn Fn(&str) -> usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).flat_map(|cell| cell.lines()).map(measure);
         cells.max().unwrap_or(0).max(length(&header[column]))
@@ -73,7 +76,7 @@ fn widths(header: &[String], rows: &[Vec<String>]) -> Vec<usize> {
     let whole: Vec<usize> = columns.map(|column| longest(column, &longest_part)).collect();
     let least: Vec<usize> = header.iter().map(|title| length(title).max(1)).collect();
     for least in [&whole, &least] {
-        for most in (1..=WIDTH).rev() {
+        for most in (1..=width).rev() {
             let widths: Vec<usize> =
                 natural.iter().zip(least).map(|(natural, least)| *natural.min(&most).max(least)).collect();
             if widths.iter().sum::<usize>() <= available {
@@ -94,7 +97,7 @@ fn fit(cell: &str, width: usize, more: usize) -> String {
         let wrapped = wrap(line, width.saturating_sub(indent + more));
         format!("{}{}", " ".repeat(indent), hang(&wrapped, indent + more))
     };
-    types::printable(cell).lines().map(line).collect::<Vec<_>>().join("\n")
+    printable(cell).lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Breaks at spaces, and a word that is longer than a line inside of it. A path stays whole.
@@ -114,8 +117,8 @@ pub(super) fn is_path(word: &str) -> bool {
 
 /// A message for a terminal. Its longer lines continue below, further in. Words stay whole: they are paths and commands.
 pub(crate) fn message(text: &str) -> String {
-    let line = |line: &str| match length(line) > WIDTH {
-        true => hang(&wrap_with(line, WIDTH - GAP, |word| vec![word.to_owned()]), GAP),
+    let line = |line: &str| match length(line) > width() {
+        true => hang(&wrap_with(line, width() - GAP, |word| vec![word.to_owned()]), GAP),
         false => line.to_owned(),
     };
     text.lines().map(line).collect::<Vec<_>>().join("\n")
@@ -149,7 +152,7 @@ pub(crate) fn hang(text: &str, indent: usize) -> String {
 }
 
 fn length(text: &str) -> usize {
-    text.chars().count()
+    text.chars().filter(|c| !is_mark(*c)).count()
 }
 
 /// The parts between which a word may be broken. Addresses and prefixes have one part only.
@@ -225,7 +228,7 @@ mod tests {
         let path = format!("/run/{}", "directory/".repeat(9));
         let text = format!("podwire: {} {path} end\n  second line", "word ".repeat(20).trim_end());
         let shown = message(&text);
-        let wide: Vec<&str> = shown.lines().filter(|line| length(line) > WIDTH).collect();
+        let wide: Vec<&str> = shown.lines().filter(|line| length(line) > width()).collect();
         assert_eq!(wide, [format!("  {path}")], "{shown}");
         assert!(shown.ends_with("\n  end\n  second line"), "{shown}");
         assert_eq!(message("short\n  as it is"), "short\n  as it is");
@@ -250,13 +253,25 @@ mod tests {
         let name = "a-namespace-of-some-length/a-pod-of-a-deployment-5f7c9d-abcde";
         let row = vec![name.to_owned(), address.to_owned(), "ready".to_owned()];
         let shown = table(&["POD", "ADDRESSES", "PHASE"], vec![row]);
-        assert!(widest(&shown) <= WIDTH && shown.contains(address), "{shown}");
+        assert!(widest(&shown) <= width() && shown.contains(address), "{shown}");
         assert!(shown.lines().skip(2).all(|line| line.starts_with("  ")), "{shown}");
         let row: Vec<String> = (0..4).map(|digit| digit.to_string().repeat(64)).collect();
         let shown = table(&["A", "B", "C", "D"], vec![row]);
-        assert!(widest(&shown) <= WIDTH && shown.matches('3').count() == 64, "{shown}");
+        assert!(widest(&shown) <= width() && shown.matches('3').count() == 64, "{shown}");
         let shown = key_values([("name", "x".repeat(200))]);
-        assert!(widest(&shown) == WIDTH && shown.matches('x').count() == 200, "{shown}");
+        assert!(widest(&shown) == width() && shown.matches('x').count() == 200, "{shown}");
+    }
+
+    /// The width of a terminal is passed to `widths`; 60 and 40 columns stand for narrower ones.
+    #[test]
+    fn columns_shrink_to_narrow_terminals() {
+        let titles = ["POD", "ADDRESSES", "PHASE", "AGE"].map(str::to_owned);
+        let row =
+            ["a-namespace/a-pod-of-a-deployment-5f7c9d-abcde", "fd42:1234:5678:9abc::1234", "ready", "4m"];
+        for width in [40, 60, 80] {
+            let widths = widths(&titles, &[row.map(str::to_owned).to_vec()], width);
+            assert!(widths.iter().sum::<usize>() + GAP * 3 <= width, "{width}: {widths:?}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use testkit::{Cluster, DEADLINE, Outcome, Plan, TransportMode, wait_until};
 
-use crate::common::{Host, expect_narrow, has};
+use crate::common::{Host, expect_width, has};
 
 /// Longer than an agent that was killed counts as alive.
 const AWAY: Duration = DEADLINE;
@@ -31,7 +31,7 @@ pub(crate) fn ask(cluster: &Cluster, node: &str, args: &[&str]) -> Outcome {
     let agent = cluster.agent(node).unwrap();
     let run_dir = agent.run_dir().to_str().unwrap().to_owned();
     let outcome = agent.podwire(&[args, &["--run-dir", &run_dir]].concat()).unwrap();
-    expect_narrow(args, &outcome.stdout);
+    expect_width(args, &outcome.stdout, 80);
     outcome
 }
 

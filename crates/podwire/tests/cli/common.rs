@@ -29,8 +29,15 @@ impl Host {
         Self { node, tool, plugin, _lab: lab }
     }
 
-    /// Whatever a test forgets to say, the tool's directories are the node's and never the machine's.
+    /// The tool uses the directories of the node and never those of the host, also if a test does not name them.
     pub(crate) fn run(&self, args: &[&str]) -> Outcome {
+        let argv = self.argv(args);
+        let outcome = self.node.run(&argv.iter().map(String::as_str).collect::<Vec<_>>(), b"").unwrap();
+        expect_width(args, &outcome.stdout, 80);
+        outcome
+    }
+
+    fn argv(&self, args: &[&str]) -> Vec<String> {
         let runtime = self.runtime();
         let run_dir = self.node.run_dir();
         let directories = [
@@ -40,13 +47,22 @@ impl Host {
             ("INSTALL_CONFIG_DIR", &runtime.conf),
         ]
         .map(|(name, path)| format!("PODWIRE_{name}={}", path.display()));
-        let mut argv = vec!["env"];
-        argv.extend(directories.iter().map(String::as_str));
-        argv.push(self.tool.to_str().unwrap());
-        argv.extend(args);
-        let outcome = self.node.run(&argv, b"").unwrap();
-        expect_narrow(args, &outcome.stdout);
-        outcome
+        let mut argv = vec!["env".to_owned()];
+        argv.extend(directories);
+        argv.push(self.tool.to_str().unwrap().to_owned());
+        argv.extend(args.iter().map(|word| (*word).to_owned()));
+        argv
+    }
+
+    /// `args` with the node's run directory, on a terminal of so many columns.
+    pub(crate) fn on_terminal(&self, columns: usize, variable: &str, args: &[&str]) -> String {
+        let run_dir = self.node.run_dir();
+        let argv = self.argv(&[args, &["--run-dir", run_dir.to_str().unwrap()]].concat());
+        let command = format!("stty cols {columns}; {variable} {}", argv.join(" "));
+        let outcome = self.node.run(&["script", "-qc", &command, "/dev/null"], b"").unwrap();
+        let shown = outcome.stdout.replace("\r\n", "\n");
+        expect_width(args, &without_colours(&shown), columns);
+        shown
     }
 
     /// `podwire install`, into the node's own directories in every mode.
@@ -137,14 +153,22 @@ pub(crate) fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// Tables and sentences have at most 80 columns; commands and paths to paste stay on one line.
+/// Without the escape sequences of colours.
+pub(crate) fn without_colours(text: &str) -> String {
+    text.split("\x1b[").enumerate().fold(String::new(), |plain, (index, part)| match part.split_once('m') {
+        Some((_, rest)) if index > 0 => plain + rest,
+        Some(_) | None => plain + part,
+    })
+}
+
+/// Tables and sentences fit; commands and paths to paste stay on one line.
 #[track_caller]
-pub(crate) fn expect_narrow(args: &[&str], stdout: &str) {
+pub(crate) fn expect_width(args: &[&str], stdout: &str, columns: usize) {
     const PROGRAMS: [&str; 14] = [
         "nft", "ip", "nsenter", "sysctl", "ping", "df", "install", "findmnt", "podwire", "rm", "chmod",
         "chown", "ss", "mv",
     ];
-    let is_limited = !["json", "wide", "--help", "agent"].iter().any(|word| args.contains(word));
+    let is_limited = !["json", "wide", "agent"].iter().any(|word| args.contains(word));
     let is_command = |line: &str| {
         line.starts_with("  ") && PROGRAMS.contains(&line.split_whitespace().next().unwrap_or_default())
     };
@@ -158,7 +182,7 @@ pub(crate) fn expect_narrow(args: &[&str], stdout: &str) {
     };
     let all = stdout.lines().filter(|line| is_limited && !is_command(line));
     for line in all.map(without_path) {
-        assert!(line.chars().count() <= 80, "podwire {}: {line:?} in:\n{stdout}", args.join(" "));
+        assert!(line.chars().count() <= columns, "podwire {}: {line:?} in:\n{stdout}", args.join(" "));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Exit codes: all commands follow docs/exit-codes.md.
+//! Exit codes: all commands follow docs/reference/exit-codes.md.
 
 use serde_json::json;
 use testkit::{Agent, Outcome};
@@ -10,7 +10,7 @@ const AGENT_UNREACHABLE: i32 = 3;
 const PERMISSION_DENIED: i32 = 4;
 
 /// Every command that works on a node, with the arguments that it needs.
-const COMMANDS: [&[&str]; 24] = [
+const COMMANDS: [&[&str]; 25] = [
     &["demo"],
     &["agent"],
     &["agent", "--check-config"],
@@ -26,9 +26,10 @@ const COMMANDS: [&[&str]; 24] = [
     &["install", "--standalone"],
     &["cleanup"],
     &["lab", "up"],
+    &["lab", "ls"],
     &["lab", "status"],
     &["lab", "pod", "add", "n1"],
-    &["lab", "exec", "n1", "--", "true"],
+    &["lab", "exec", "n1", "true"],
     &["lab", "test"],
     &["lab", "cut", "n1"],
     &["lab", "kill", "node", "n1"],
@@ -84,6 +85,8 @@ fn a3_text_that_is_the_same_for_every_user_needs_no_root() {
     for args in [
         &["--help"][..],
         &["--version"],
+        &["version"],
+        &["version", "-o", "json"],
         &["status", "--help"],
         &["agent", "--print-config"],
         &["agent", "--print-config-sample"],

@@ -1,7 +1,7 @@
 //! A lab of a test's own, which goes with the test.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -28,7 +28,7 @@ impl Lab {
     /// Tables and sentences have at most 80 columns; commands to paste stay on one line.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
         let output = self.command(args).output().unwrap();
-        let is_limited = !["json", "wide", "--help", "exec", "logs"].iter().any(|word| args.contains(word));
+        let is_limited = !["json", "wide", "exec", "logs"].iter().any(|word| args.contains(word));
         let (out, _) = texts(&output);
         for line in out.lines().filter(|line| is_limited && !line.starts_with("  podwire lab ")) {
             assert!(line.chars().count() <= 80, "podwire lab {args:?}: {line:?} in:\n{out}");
@@ -63,6 +63,21 @@ impl Lab {
     pub(crate) fn json(&self, args: &[&str]) -> Value {
         let (out, err) = texts(&self.run(&[args, &["-o", "json"]].concat()));
         serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}{err}"))
+    }
+
+    /// Nodes and state of this lab in `podwire lab ls`.
+    pub(crate) fn listed(&self) -> (Value, Value) {
+        let labs = self.json(&["ls"])["labs"].as_array().unwrap().clone();
+        let own = labs.into_iter().find(|lab| lab["name"] == self.name());
+        own.map_or_else(Default::default, |lab| (lab["nodes"].clone(), lab["state"].clone()))
+    }
+
+    /// stdout of a command on a terminal of 60 columns.
+    pub(crate) fn on_terminal(&self, args: &str) -> String {
+        let program = env!("CARGO_BIN_EXE_podwire");
+        let line = format!("stty cols 60; {program} lab --name {} {args}", self.name());
+        let output = Command::new("script").args(["-qc", &line, "/dev/null"]).stdin(Stdio::null()).output();
+        texts(&output.unwrap()).0.replace("\r\n", "\n")
     }
 
     pub(crate) fn dir(&self) -> PathBuf {

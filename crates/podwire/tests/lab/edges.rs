@@ -102,9 +102,9 @@ fn wishes_that_do_not_fit_together_are_refused() {
     }
     has(&lab.fails(&["status"]), &["there is no lab"]);
     let help = lab.ok(&["up", "--help"]);
-    for flag in ["--nodes <N>", "--transport <TRANSPORT>"] {
+    for (flag, start) in [("--nodes <N>", "Number of nodes"), ("--transport <TRANSPORT>", "Transport of")] {
         let words = help.split(flag).nth(1).unwrap().trim_start();
-        assert!(words.starts_with("How "), "{flag}: {help}");
+        assert!(words.starts_with(start), "{flag}: {help}");
     }
 }
 

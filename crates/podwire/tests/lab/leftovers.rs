@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
+use serde_json::json;
 use testkit::{DEADLINE, wait_until};
 
 use crate::common::{Lab, has};
@@ -51,6 +52,7 @@ fn an_up_that_was_killed_is_replaced_by_the_next() {
     up.kill().unwrap();
     up.wait().unwrap();
     has(&lab.fails(&["status"]), &["was not made to the end", &lab.hint("down")]);
+    assert_eq!(lab.listed(), (json!(20), json!("unfinished")));
     let said = lab.ok(&["up", "--nodes", "1"]);
     has(&said, &["what an earlier one left is removed first", "Up in"]);
     assert_eq!(lab.json(&["status"])["nodes"].as_array().unwrap().len(), 1);
@@ -68,6 +70,7 @@ fn a_lab_from_before_the_last_boot_is_replaced() {
     let text = fs::read_to_string(&file).unwrap().replace(boot.trim(), "another");
     fs::write(&file, text).unwrap();
     has(&lab.fails(&["status"]), &["before the last boot"]);
+    assert_eq!(lab.listed(), (json!(1), json!("stale")));
     has(&lab.ok(&["up", "--nodes", "1"]), &["Up in"]);
     lab.ok(&["down"]);
     assert_eq!(lab.traces(), [] as [String; 0]);
@@ -89,6 +92,7 @@ fn down_takes_away_whatever_is_left() {
     let whole = fs::read(&file).unwrap();
     fs::write(&file, &whole[..whole.len() / 2]).unwrap();
     has(&lab.fails(&["status"]), &["is damaged", &lab.hint("down")]);
+    assert_eq!(lab.listed(), (json!(null), json!("unreadable")));
     // The agent of the namespace that is gone is known from the state alone.
     fs::write(&file, whole).unwrap();
     lab.ok(&["down"]);
@@ -99,7 +103,9 @@ fn down_takes_away_whatever_is_left() {
     remove_directory(&lab);
     has(&lab.ok(&["up", "--nodes", "1"]), &["an earlier one left", "Up in"]);
     remove_directory(&lab);
+    assert_eq!(lab.listed(), (json!(null), json!("orphaned")));
     has(&lab.ok(&["down"]), &["is removed: 2 processes"]);
+    assert_eq!(lab.listed(), (json!(null), json!(null)), "a removed lab is not listed");
     assert_eq!(lab.traces(), [] as [String; 0]);
 }
 

@@ -34,12 +34,21 @@ fn three_nodes_from_up_to_down() {
     let status = lab.ok(&["status"]);
     has(&status, &["n3", "10.199.1.3", "fd99:1::3", "ready", "etcd1", "leader", "p3"]);
 
+    let table = lab.ok(&["ls"]);
+    let words: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(words[0] == ["LAB", "NODES", "STATE"] && words.contains(&vec![lab.name(), "3", "up"]), "{table}");
+    let status = lab.on_terminal("status");
+    has(&status, &["\x1b[32mup\x1b[0m", "\x1b[32mready\x1b[0m", "\x1b[32mleader\x1b[0m"]);
+    let is_narrow = |line: &str| line.replace("\x1b[32m", "").replace("\x1b[0m", "").chars().count() <= 60;
+    assert!(status.lines().all(is_narrow), "{status}");
+    has(&lab.on_terminal("test"), &["\x1b[32m●\x1b[0m"]);
+
     let p2 = lab.json(&["status"])["pods"][1].clone();
     for address in p2["addresses"].as_array().unwrap() {
-        lab.ok(&["exec", "p1", "--", "ping", "-c1", "-W2", address.as_str().unwrap()]);
+        lab.ok(&["exec", "p1", "ping", "-c1", "-W2", address.as_str().unwrap()]);
     }
-    assert_eq!(lab.run(&["exec", "n1", "--", "sh", "-c", "exit 7"]).status.code(), Some(7));
-    has(&lab.ok(&["exec", "n2", "--", "podwire", "status"]), &["on n2: ready"]);
+    assert_eq!(lab.run(&["exec", "n1", "sh", "-c", "exit 7"]).status.code(), Some(7));
+    has(&lab.ok(&["exec", "n2", "podwire", "status"]), &["on n2: ready"]);
 
     has(&lab.ok(&["pod", "add", "n2", "web"]), &["pod web on n2"]);
     has(&lab.ok(&["pod", "add", "n2"]), &["pod p4 on n2"]);
@@ -98,7 +107,7 @@ fn faults_and_the_ways_back() {
 /// The fix of a condition that `podwire status` and `podwire doctor` show in a node, as soon as both show it.
 fn fix_of(lab: &Lab, node: &str, code: &str) -> String {
     let fix = |command: &str, list: &str| {
-        let (out, _) = texts(&lab.run(&["exec", node, "--", "podwire", command, "-o", "json"]));
+        let (out, _) = texts(&lab.run(&["exec", node, "podwire", command, "-o", "json"]));
         let shown: Value = serde_json::from_str(&out).ok()?;
         let found = shown[list].as_array()?.iter().find(|one| one["code"] == code)?.clone();
         Some(found["fix"].as_str().unwrap_or_default().to_owned())

@@ -9,11 +9,13 @@ use ipnet::IpNet;
 use netlink::{Link, NetNs, RouteFilter, RtSocket};
 use types::AttachMode;
 
-pub(super) fn word(state: KernelState) -> &'static str {
+use crate::print;
+
+pub(super) fn word(state: KernelState) -> String {
     match state {
-        KernelState::Ok => "ok",
-        KernelState::Missing => "MISSING",
-        KernelState::Unknown => "unknown",
+        KernelState::Ok => print::good("ok"),
+        KernelState::Missing => print::bad("MISSING"),
+        KernelState::Unknown => print::degraded("unknown"),
     }
 }
 

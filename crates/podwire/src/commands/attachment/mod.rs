@@ -42,7 +42,7 @@ pub(crate) fn show(args: &ShowAttachmentArgs) -> Result<ExitStatus> {
         }
         Output::Table | Output::Wide => {
             print::say(format_args!("{}\n", print::key_values(rows(&one))))?;
-            let row = |check: &KernelCheck| vec![kernel::word(check.state).to_owned(), check.object.clone()];
+            let row = |check: &KernelCheck| vec![kernel::word(check.state), check.object.clone()];
             print::say(print::table(&["KERNEL", ""], findings.iter().map(row).collect()))?;
         }
     }

@@ -56,12 +56,13 @@ pub(crate) fn run() -> Result<()> {
 }
 
 fn title(text: &str) {
-    println!("\n{}\n", print::wrap(text, print::WIDTH));
+    println!("\n{}\n", print::wrap(text, print::width()));
 }
 
 fn line(what: &str, result: &str, took: Option<Duration>) {
     let took = took.map_or_else(String::new, |took| format!("{:.1} ms", took.as_secs_f64() * 1000.0));
-    println!("{}", format!("  {what:<27}{result:<41}{took:>10}").trim_end());
+    let column = print::width() - 39;
+    println!("{}", format!("  {what:<27}{result:<column$}{took:>10}").trim_end());
 }
 
 impl<'a> RunningDemo<'a> {
@@ -216,7 +217,7 @@ impl<'a> RunningDemo<'a> {
         // Paths are replaced before the page is laid out.
         let status =
             self.agent.get(api::STATUS)?.to_string().replace(&self.node.dir().display().to_string(), "…");
-        println!("{}", super::status::page(&serde_json::from_str(&status)?));
+        print::say(super::status::page(&serde_json::from_str(&status)?))?;
         title("And `podwire pods`:");
         let outcome = self.agent.podwire(&["pods", "--run-dir", &run_dir])?;
         ensure!(outcome.success(), "podwire pods: {}{}", outcome.stdout, outcome.stderr);

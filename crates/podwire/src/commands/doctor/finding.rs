@@ -2,6 +2,8 @@ use api::DoctorCheck;
 pub(super) use api::Verdict;
 use types::{Code, Finding, Severity};
 
+use crate::print;
+
 /// The result of one check.
 #[derive(Debug, Clone)]
 pub(super) struct Check {
@@ -16,11 +18,11 @@ pub(super) struct Check {
     pub(super) fix: Option<String>,
 }
 
-pub(super) fn word(verdict: Verdict) -> &'static str {
+pub(super) fn word(verdict: Verdict) -> String {
     match verdict {
-        Verdict::Ok => "ok",
-        Verdict::Problem => "PROBLEM",
-        Verdict::Unknown => "unknown",
+        Verdict::Ok => print::good("ok"),
+        Verdict::Problem => print::bad("PROBLEM"),
+        Verdict::Unknown => print::degraded("unknown"),
     }
 }
 

@@ -22,7 +22,7 @@ use api::DoctorReport;
 use crate::cli::{Doctor, Output};
 use crate::commands::lab::adapt_fixes;
 use crate::exit::ExitStatus;
-use crate::print::{self, WIDTH};
+use crate::print;
 use finding::{Check, Verdict};
 use node::{CheckedNode, NodeServer};
 use types::Finding;
@@ -103,13 +103,13 @@ fn look(node: &CheckedNode) -> Vec<Check> {
 fn page(findings: &[Check]) -> String {
     let left = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0) + COMMAND;
     let rows = findings.iter().map(|finding| {
-        let mut text = print::wrap(&print::short_ids(&finding.sentence()), WIDTH - left - 9);
+        let mut text = print::wrap(&print::short_ids(&finding.sentence()), print::width() - left - 9);
         // A line of its own, and never broken: it is to be pasted.
         text.extend(finding.fix.iter().map(|fix| format!("\n  {}", print::value(fix))));
         if let Some(advice) = finding.advice().and_then(|advice| print::advice(advice, &finding.message)) {
-            text.push_str(&format!("\n{}", print::wrap(&advice, WIDTH - left - 9)));
+            text.push_str(&format!("\n{}", print::wrap(&advice, print::width() - left - 9)));
         }
-        vec![finding.check.to_owned(), finding::word(finding.verdict).to_owned(), text]
+        vec![finding.check.to_owned(), finding::word(finding.verdict), text]
     });
     // Only commands are longer than a line.
     let table = print::unlimited(&["CHECK", "", ""], rows.collect());
@@ -120,8 +120,8 @@ fn page(findings: &[Check]) -> String {
 fn summary(findings: &[Check]) -> String {
     let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count() as u64;
     let problems = match count(Verdict::Problem) {
-        0 => "no problems".to_owned(),
-        problems => print::count(problems, "problem"),
+        0 => print::good("no problems"),
+        problems => print::bad(&print::count(problems, "problem")),
     };
     match count(Verdict::Unknown) {
         0 => problems,

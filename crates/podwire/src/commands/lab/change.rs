@@ -15,12 +15,12 @@ pub(super) fn pod(name: &str, action: &PodAction) -> Result<()> {
             let wired = cluster.pod(node, &pod)?;
             let addresses: Vec<String> = wired.addresses.iter().map(ToString::to_string).collect();
             let text = format!("pod {pod} on {node}: {}", addresses.join("  "));
-            say(print::wrap(&text, print::WIDTH));
+            say(print::wrap(&text, print::width()));
             Ok(())
         }
         PodAction::Rm { pod } => {
             cluster.remove_pod(pod)?;
-            say(print::wrap(&format!("pod {pod} is gone"), print::WIDTH));
+            say(print::wrap(&format!("pod {pod} is gone"), print::width()));
             Ok(())
         }
     })

@@ -16,7 +16,7 @@ pub(super) fn run(name: &str, args: &Down) -> Result<()> {
     let mut first_error = None;
     for name in names {
         match place::kept(&name).and_then(|kept| remove(&kept)) {
-            Ok(Some(removed)) => say(print::wrap(&told(&name, removed), print::WIDTH)),
+            Ok(Some(removed)) => say(print::wrap(&told(&name, removed), print::width())),
             Ok(None) => say(format!("there is no lab {name}")),
             Err(error) => first_error = Some(first_error.unwrap_or(error)),
         }

@@ -39,7 +39,7 @@ impl FixPlace<'_> {
         if adapted.starts_with("podwire lab ") || !OF_NODE.contains(&program) {
             return adapted;
         }
-        let exec = hint::command(lab, &format!("exec {node} --"));
+        let exec = hint::command(lab, &format!("exec {node}"));
         match adapted.contains(['&', ';', '|', '<', '>']) {
             true => format!("{exec} {}", Fix::words(["sh", "-c", &adapted])),
             false => format!("{exec} {adapted}"),
@@ -59,9 +59,9 @@ mod tests {
             ("systemctl restart podwire", "podwire lab restart agent n1"),
             ("mv /a /b && systemctl restart podwire", "mv /a /b && podwire lab restart agent n1"),
             ("curl -m 3 http://192.0.2.1:2379/health", "podwire lab start etcd && podwire lab heal n1"),
-            ("podwire agent --check-config", "podwire lab exec n1 -- podwire agent --check-config"),
-            ("ip link set dev 'a b' up", "podwire lab exec n1 -- ip link set dev 'a b' up"),
-            ("nft a; nft 'b c'", r"podwire lab exec n1 -- sh -c 'nft a; nft '\''b c'\'''"),
+            ("podwire agent --check-config", "podwire lab exec n1 podwire agent --check-config"),
+            ("ip link set dev 'a b' up", "podwire lab exec n1 ip link set dev 'a b' up"),
+            ("nft a; nft 'b c'", r"podwire lab exec n1 sh -c 'nft a; nft '\''b c'\'''"),
             ("apt install nftables", "apt install nftables"),
         ] {
             assert_eq!(here.adapt(fix), wanted);

@@ -14,7 +14,7 @@ pub(super) fn command(name: &str, rest: &str) -> String {
 
 /// A sentence, and the command below it on a line of its own, to be pasted.
 pub(super) fn undo(sentence: &str, command: &str) -> String {
-    format!("{}\n  {command}", print::wrap(sentence, print::WIDTH))
+    format!("{}\n  {command}", print::wrap(sentence, print::width()))
 }
 
 #[cfg(test)]

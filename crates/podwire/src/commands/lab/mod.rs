@@ -9,6 +9,7 @@ mod exec;
 mod fixes;
 mod hint;
 mod interrupt;
+mod ls;
 mod picture;
 mod place;
 mod progress;
@@ -28,6 +29,7 @@ pub(crate) fn run(lab: &LabArgs) -> Result<ExitStatus> {
     let name = lab.name.as_str();
     let done = match &lab.action {
         LabCommand::Up(args) => up::run(name, args),
+        LabCommand::Ls(args) => ls::run(args),
         LabCommand::Status(args) => return show::status(name, args),
         LabCommand::Test(args) => return show::test(name, args),
         LabCommand::Exec(args) => return exec::run(name, args),

@@ -4,17 +4,10 @@ use std::collections::BTreeMap;
 
 use lab::{Cell, Matrix, PodPath, Reachability, Spot};
 
-use crate::print::{self, WIDTH};
+use crate::print;
 
 /// More complaints than this do not help anybody.
 const MOST_COMPLAINTS: usize = 20;
-
-/// Whether the picture may have colours.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Paint {
-    Colours,
-    Plain,
-}
 
 /// What a place of the picture says, worst last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,18 +74,17 @@ impl Sign {
     }
 }
 
-pub(super) fn draw(matrix: &Matrix, paint: Paint) -> String {
+pub(super) fn draw(matrix: &Matrix) -> String {
     let signs: Signs<'_> =
         matrix.cells.iter().map(|cell| ((cell.from.as_str(), cell.to.as_str()), Sign::of(cell))).collect();
-    let mut lines = grid(matrix, &signs, paint).unwrap_or_else(|| by_node(matrix, &signs));
+    let mut lines = grid(matrix, &signs).unwrap_or_else(|| by_node(matrix, &signs));
     let mut counts: BTreeMap<Sign, u64> = BTreeMap::new();
     for sign in signs.values() {
         *counts.entry(*sign).or_default() += 1;
     }
     lines.push(String::new());
-    let legend = counts
-        .iter()
-        .map(|(sign, count)| format!("  {} {:<24}{count:>6}", painted(*sign, paint), sign.meaning()));
+    let legend =
+        counts.iter().map(|(sign, count)| format!("  {} {:<24}{count:>6}", painted(*sign), sign.meaning()));
     lines.extend(legend);
     lines.push(String::new());
     lines.push(verdict(matrix));
@@ -101,7 +93,7 @@ pub(super) fn draw(matrix: &Matrix, paint: Paint) -> String {
         complaints
             .iter()
             .take(MOST_COMPLAINTS)
-            .map(|complaint| format!("  {}", print::hang(&print::wrap(complaint, WIDTH - 2), 2))),
+            .map(|complaint| format!("  {}", print::hang(&print::wrap(complaint, print::width() - 2), 2))),
     );
     if complaints.len() > MOST_COMPLAINTS {
         lines.push(format!("  … and {} more; all of them: -o json", complaints.len() - MOST_COMPLAINTS));
@@ -111,7 +103,7 @@ pub(super) fn draw(matrix: &Matrix, paint: Paint) -> String {
 
 /// A row for each pod that asks, a column for each that is asked. Columns are named where that fits, else numbered; none if
 /// that is too wide, too.
-fn grid(matrix: &Matrix, signs: &Signs<'_>, paint: Paint) -> Option<Vec<String>> {
+fn grid(matrix: &Matrix, signs: &Signs<'_>) -> Option<Vec<String>> {
     let longest =
         |texts: &mut dyn Iterator<Item = &String>| texts.map(|text| text.chars().count()).max().unwrap_or(0);
     let names = longest(&mut matrix.pods.iter().map(|spot| &spot.name));
@@ -119,9 +111,9 @@ fn grid(matrix: &Matrix, signs: &Signs<'_>, paint: Paint) -> Option<Vec<String>>
     let count = matrix.pods.len();
     let (digits, margin) = (count.to_string().len(), names + nodes + 4);
     let named = names.max(nodes) + 2;
-    let is_named = margin + count * named <= WIDTH;
+    let is_named = margin + count * named <= print::width();
     let (width, margin) = if is_named { (named, margin) } else { (digits + 1, margin + digits + 2) };
-    if margin + count * width > WIDTH {
+    if margin + count * width > print::width() {
         return None;
     }
     let header = |texts: &mut dyn Iterator<Item = String>| {
@@ -138,9 +130,8 @@ fn grid(matrix: &Matrix, signs: &Signs<'_>, paint: Paint) -> Option<Vec<String>>
         let label = if is_named { String::new() } else { format!("{:>digits$}  ", number + 1) };
         let mut line = format!("  {label}{node:<nodes$}  {from:<names$}");
         for Spot { name: to, .. } in &matrix.pods {
-            let mark = signs
-                .get(&(from.as_str(), to.as_str()))
-                .map_or("·".to_owned(), |sign| painted(*sign, paint));
+            let mark =
+                signs.get(&(from.as_str(), to.as_str())).map_or("·".to_owned(), |sign| painted(*sign));
             line.push_str(&" ".repeat(width - 1));
             line.push_str(&mark);
         }
@@ -189,13 +180,9 @@ impl std::fmt::Display for Tally {
     }
 }
 
-fn painted(sign: Sign, paint: Paint) -> String {
-    let mark = sign.mark();
-    match (paint, sign.is_good()) {
-        (Paint::Plain, _) => mark.to_string(),
-        (Paint::Colours, true) => format!("\x1b[32m{mark}\x1b[0m"),
-        (Paint::Colours, false) => format!("\x1b[31m{mark}\x1b[0m"),
-    }
+fn painted(sign: Sign) -> String {
+    let mark = sign.mark().to_string();
+    if sign.is_good() { print::good(&mark) } else { print::bad(&mark) }
 }
 
 fn verdict(matrix: &Matrix) -> String {
@@ -252,8 +239,7 @@ mod tests {
 
 1 of 2 ways from pod to pod are open, in IPv4 and IPv6 (7 ms)
   p2 → p1: IPv6 not answered";
-        assert_eq!(draw(&matrix, Paint::Plain), expected);
-        assert!(draw(&matrix, Paint::Colours).contains("\x1b[31m4\x1b[0m"));
+        assert_eq!(draw(&matrix), expected);
     }
 
     /// Everybody reaches everybody but the last, which is not reached.
@@ -280,15 +266,15 @@ mod tests {
 
     #[test]
     fn a_large_picture_has_numbers_and_stays_on_the_screen() {
-        let text = draw(&large(20), Paint::Plain);
-        assert!(widest(&text) <= WIDTH, "{text}");
+        let text = draw(&large(20));
+        assert!(widest(&text) <= print::width(), "{text}");
         assert!(text.contains("20  n20  p20") && text.contains("361 of 380"), "{text}");
     }
 
     #[test]
     fn what_is_larger_than_a_screen_is_told_node_by_node() {
-        let text = draw(&large(150), Paint::Plain);
-        assert!(widest(&text) <= WIDTH, "{text}");
+        let text = draw(&large(150));
+        assert!(widest(&text) <= print::width(), "{text}");
         for line in [
             "  NODE  PODS  OPEN FROM THEM  OPEN TO THEM",
             "  n1    1     148 of 149      149 of 149",

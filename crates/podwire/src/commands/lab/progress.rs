@@ -5,9 +5,11 @@ use std::io::{IsTerminal as _, Write as _};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Prints a line for a person. Nobody may be reading any more (`| head`): that is no reason to leave things half done.
+use crate::print;
+
+/// Prints a line. Errors are ignored, because a closed pipe (`| head`) must not stop a change of the lab halfway.
 pub(super) fn say(text: impl Display) {
-    let _ = writeln!(std::io::stdout(), "{text}");
+    let _ = print::say(text);
 }
 
 /// On a terminal a step shows as soon as it begins; elsewhere a line is printed when it is done.
@@ -28,7 +30,7 @@ impl Progress {
         self.done();
         if self.is_terminal {
             let mut out = std::io::stdout();
-            let _ = write!(out, "  {what:<60} …").and_then(|()| out.flush());
+            let _ = write!(out, "  {what:<0$} …", step_width()).and_then(|()| out.flush());
         }
         *self.current() = Some((what.to_owned(), Instant::now()));
     }
@@ -36,8 +38,7 @@ impl Progress {
     pub(super) fn done(&self) {
         let step = self.current().take();
         if let Some((what, begun)) = step {
-            let back = if self.is_terminal { "\r" } else { "" };
-            say(format!("{back}  {what:<60} {:>6.1} s", begun.elapsed().as_secs_f64()));
+            self.finish(&what, &format!("{:>6.1} s", begun.elapsed().as_secs_f64()));
         }
     }
 
@@ -45,9 +46,16 @@ impl Progress {
     pub(super) fn failed(&self) {
         let step = self.current().take();
         if let Some((what, _)) = step {
-            let back = if self.is_terminal { "\r" } else { "" };
-            say(format!("{back}  {what:<60} failed"));
+            self.finish(&what, "failed");
         }
+    }
+
+    /// On a terminal this replaces the line that `step` wrote.
+    fn finish(&self, what: &str, result: &str) {
+        if self.is_terminal {
+            let _ = write!(std::io::stdout(), "\r");
+        }
+        say(format_args!("  {what:<0$} {result}", step_width()));
     }
 
     fn current(&self) -> MutexGuard<'_, Option<(String, Instant)>> {
@@ -57,4 +65,9 @@ impl Progress {
     pub(super) fn seconds(&self) -> f64 {
         self.begun.elapsed().as_secs_f64()
     }
+}
+
+/// Columns for the name of a step. Its duration needs the other columns.
+fn step_width() -> usize {
+    print::width() - 20
 }

@@ -1,7 +1,7 @@
 //! What a lab looks like: status, who reaches whom, logs.
 
 use std::fs;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -12,7 +12,7 @@ use api::{
 use lab::{Cell, Cluster, EtcdMember, PodPath, Reachability};
 
 use super::args::{LabTestArgs, Logs, Shown};
-use super::picture::{self, Paint};
+use super::picture;
 use super::progress::say;
 use super::{hint, seen, up};
 use crate::cli::Output;
@@ -44,7 +44,7 @@ pub(super) fn status(name: &str, args: &Shown) -> Result<ExitStatus> {
 fn page(cluster: &Cluster, status: &LabStatus, tables: [String; 3]) -> String {
     let title = format!("lab {}: {}", status.name, up::title(cluster.plan()));
     let tables = tables.into_iter().filter(|table| !table.is_empty());
-    [print::wrap(&title, print::WIDTH)].into_iter().chain(tables).collect::<Vec<_>>().join("\n\n")
+    [print::wrap(&title, print::width())].into_iter().chain(tables).collect::<Vec<_>>().join("\n\n")
 }
 
 pub(super) fn test(name: &str, args: &LabTestArgs) -> Result<ExitStatus> {
@@ -67,12 +67,10 @@ pub(super) fn test(name: &str, args: &LabTestArgs) -> Result<ExitStatus> {
             say(types::printable_json(&serde_json::to_string_pretty(&report)?));
         }
         Output::Table | Output::Wide => {
-            let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            let paint = if colours { Paint::Colours } else { Paint::Plain };
             let pods = print::count(pods as u64, "pod");
             let title = format!("lab {name}: {}, {pods}", up::title(cluster.plan()));
-            say(format!("{}\n", print::wrap(&title, print::WIDTH)));
-            say(picture::draw(&matrix, paint));
+            say(format!("{}\n", print::wrap(&title, print::width())));
+            say(picture::draw(&matrix));
             for node in &killed {
                 say(sentence(node, name));
             }
@@ -182,13 +180,13 @@ fn text(status: &LabStatus) -> [String; 3] {
     let node = |node: &LabNode| {
         vec![
             node.name.clone(),
-            link(node.link).to_owned(),
-            agent(node.agent).to_owned(),
+            link(node.link),
+            agent(node.agent),
             print::list(&node.addresses),
             print::list(&node.blocks),
         ]
     };
-    let member = |one: &LabMember| vec![one.name.clone(), one.endpoint.clone(), state(one.state).to_owned()];
+    let member = |one: &LabMember| vec![one.name.clone(), one.endpoint.clone(), state(one.state)];
     let pod = |pod: &LabPod| vec![pod.name.clone(), pod.node.clone(), print::list(&pod.addresses)];
     [
         print::table(
@@ -207,17 +205,16 @@ fn wide_text(status: &LabStatus) -> [String; 3] {
         vec![
             node.name.clone(),
             node.subnet.to_string(),
-            link(node.link).to_owned(),
+            link(node.link),
             print::list(&node.addresses).replace('\n', " "),
-            agent(node.agent).to_owned(),
+            agent(node.agent),
             of_process(node.pid),
             print::list(&node.blocks).replace('\n', " "),
             node.namespace.clone(),
         ]
     };
-    let member = |one: &LabMember| {
-        vec![one.name.clone(), one.endpoint.clone(), state(one.state).to_owned(), of_process(one.pid)]
-    };
+    let member =
+        |one: &LabMember| vec![one.name.clone(), one.endpoint.clone(), state(one.state), of_process(one.pid)];
     let pod = |pod: &LabPod| {
         let addresses = print::list(&pod.addresses).replace('\n', " ");
         vec![pod.name.clone(), pod.node.clone(), addresses, pod.namespace.clone()]
@@ -236,27 +233,27 @@ fn some(lay_out: print::LayOut, header: &[&str], rows: Vec<Vec<String>>) -> Stri
     if rows.is_empty() { String::new() } else { lay_out(header, rows) }
 }
 
-fn link(link: LabLink) -> &'static str {
+fn link(link: LabLink) -> String {
     match link {
-        LabLink::Up => "up",
-        LabLink::Cut => "cut",
-        LabLink::NoPower => "no power",
+        LabLink::Up => print::good("up"),
+        LabLink::Cut => print::bad("cut"),
+        LabLink::NoPower => print::bad("no power"),
     }
 }
 
-fn agent(agent: LabAgent) -> &'static str {
+fn agent(agent: LabAgent) -> String {
     match agent {
-        LabAgent::Ready => "ready",
-        LabAgent::NotReady => "not ready",
-        LabAgent::NotRunning => "not running",
+        LabAgent::Ready => print::good("ready"),
+        LabAgent::NotReady => print::bad("not ready"),
+        LabAgent::NotRunning => print::bad("not running"),
     }
 }
 
-fn state(state: LabMemberState) -> &'static str {
+fn state(state: LabMemberState) -> String {
     match state {
-        LabMemberState::Leader => "leader",
-        LabMemberState::Healthy => "healthy",
-        LabMemberState::NotHealthy => "not healthy",
-        LabMemberState::NotRunning => "not running",
+        LabMemberState::Leader => print::good("leader"),
+        LabMemberState::Healthy => print::good("healthy"),
+        LabMemberState::NotHealthy => print::bad("not healthy"),
+        LabMemberState::NotRunning => print::bad("not running"),
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn run(name: &str, args: &Up) -> Result<()> {
     })?;
     let held = make(&place::kept(name)?)?;
     let progress = Progress::new();
-    say(print::wrap(&format!("lab {name}: {}", title(&plan)), print::WIDTH));
+    say(print::wrap(&format!("lab {name}: {}", title(&plan)), print::width()));
     let stop = || {
         say(format!("\nlab {name} is being removed: that was an interrupt"));
         // Nothing that is being made can go on without it. What fails here is done, or told, by the removal of it all.
@@ -127,14 +127,14 @@ fn next_steps(name: &str) {
     for (command, meaning) in [
         ("test", "every pod to every pod, both families"),
         ("status", "nodes, agents, etcd, pods"),
-        ("exec n1 -- podwire status", "any command inside a node or a pod"),
+        ("exec n1 podwire status", "any command in a node or a pod"),
         ("cut n1", "a partition; `heal n1` ends it"),
         ("down", "remove it all"),
     ] {
         let command = hint::command(name, &format!("{command:<28}"));
         // Below the command, if both do not fit on a line.
         let line = format!("  {command}{meaning}");
-        let fits = line.chars().count() <= print::WIDTH;
+        let fits = line.chars().count() <= print::width();
         say(if fits { line } else { format!("  {}\n      {meaning}", command.trim_end()) });
     }
 }

@@ -96,8 +96,7 @@ impl Files {
     }
 
     pub(super) fn page(&self, now: u64) -> String {
-        let ready = if self.status.ready { "ready" } else { "not ready" };
-        let title = format!("podwire {}: {ready}", env!("CARGO_PKG_VERSION"));
+        let title = format!("podwire {}: {}", env!("CARGO_PKG_VERSION"), page::readiness(self.status.ready));
         let agent = match self.status.mode {
             NodeMode::Agent if self.is_silent => "does not answer",
             NodeMode::Agent => "not running",

@@ -1,10 +1,10 @@
-//! The agent's status on one page, without lines and colours. Only commands to paste are longer than a line.
+//! The agent's status on one page, without lines. Only commands to paste are longer than a line.
 
 use api::{Condition, Counts, InactivePort, InstalledFile, NetworkStatus, ReconcileStatus, Status};
 
 use types::Code;
 
-use crate::print::{self, WIDTH};
+use crate::print;
 use crate::when;
 
 /// How many repairs are shown; `-o json` has more.
@@ -18,8 +18,12 @@ pub(super) fn page(status: &Status, now: u64) -> String {
 }
 
 fn title(status: &Status) -> String {
-    let ready = if status.ready { "ready" } else { "not ready" };
-    print::wrap(&print::value(&format!("podwire {} on {}: {ready}", status.version, status.node)), WIDTH)
+    let name = print::value(&format!("podwire {} on {}", status.version, status.node));
+    print::wrap(&format!("{name}: {}", readiness(status.ready)), print::width())
+}
+
+pub(super) fn readiness(is_ready: bool) -> String {
+    if is_ready { print::good("ready") } else { print::bad("not ready") }
 }
 
 fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
@@ -85,9 +89,9 @@ fn installed(status: &Status) -> String {
     }
     // A file that waits for the agent to be ready is no problem of its own.
     let has_problem = status.conditions.iter().any(|one| one.code == Code::InstallIncomplete);
-    let mark = if has_problem { "BAD " } else { "wait" };
+    let mark = if has_problem { print::bad("BAD") + " " } else { print::degraded("wait") };
     let line = |file: &InstalledFile| match &file.message {
-        None => format!("ok   {}", print::value(&file.path.to_string_lossy())),
+        None => format!("{}   {}", print::good("ok"), print::value(&file.path.to_string_lossy())),
         Some(problem) => {
             let path = file.path.to_string_lossy();
             format!(
@@ -111,7 +115,7 @@ fn blocks(network: &NetworkStatus) -> String {
     });
     let table = print::table(&["BLOCK", "USED", "FREE", ""], rows.collect());
     match whole(network) {
-        Some(whole) => format!("{table}\n{}", print::wrap(&whole, WIDTH)),
+        Some(whole) => format!("{table}\n{}", print::wrap(&whole, print::width())),
         None => table,
     }
 }
@@ -142,7 +146,7 @@ fn repairs(status: &ReconcileStatus, now: u64) -> Option<String> {
 /// Those that keep the node from being ready come first.
 pub(super) fn conditions(all: &[Condition], now: u64) -> String {
     let (blocking, others): (Vec<_>, Vec<_>) = all.iter().partition(|one| one.keeps_from_ready());
-    let titled = [("NOT READY", blocking), ("DEGRADED", others)];
+    let titled = [(print::bad("NOT READY"), blocking), (print::degraded("DEGRADED"), others)];
     let parts: Vec<String> = titled
         .into_iter()
         .filter(|(_, some)| !some.is_empty())
@@ -151,22 +155,22 @@ pub(super) fn conditions(all: &[Condition], now: u64) -> String {
             format!("{title}\n{}", shown.join("\n"))
         })
         .collect();
-    if parts.is_empty() { "no problems".to_owned() } else { parts.join("\n\n") }
+    if parts.is_empty() { print::good("no problems") } else { parts.join("\n\n") }
 }
 
 fn condition(condition: &Condition, now: u64) -> String {
     let Condition { code, object, since, message, fix, .. } = condition;
     let object = print::short_ids(&print::value(object));
     let age = since.map(|since| format!(", for {}", when::since(since.0, now))).unwrap_or_default();
-    let head = print::wrap(&format!("{code} {object}{age}"), WIDTH - 2);
-    let message = print::wrap(&print::short_ids(message), WIDTH - 2);
+    let head = print::wrap(&format!("{code} {object}{age}"), print::width() - 2);
+    let message = print::wrap(&print::short_ids(message), print::width() - 2);
     let mut text = format!("- {}\n  {}", print::hang(&head, 2), print::hang(&message, 2));
     // A line of its own, and never broken: it is to be pasted.
     text.extend(fix.iter().map(|fix| format!("\n    {}", print::value(fix))));
     let advice =
         code.advice().filter(|_| fix.is_none()).and_then(|advice| print::advice(advice, &condition.message));
     if let Some(advice) = advice {
-        let advice = print::wrap(&advice, WIDTH - 2);
+        let advice = print::wrap(&advice, print::width() - 2);
         text.push_str(&format!("\n  {}", print::hang(&advice, 2)));
     }
     text

@@ -112,7 +112,7 @@ fn trouble_is_told_with_what_helps_and_stays_within_the_width() {
     }
     assert!(!page.contains(" ago    3 somebody"), "only the latest: {page}");
     assert!(page.ends_with(&format!("\n    {command}")), "{page}");
-    let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > WIDTH).collect();
+    let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > print::width()).collect();
     assert_eq!(wide, [format!("    {command}")], "only the command is wider");
 }
 
