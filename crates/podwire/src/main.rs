@@ -3,6 +3,8 @@
 mod cli;
 mod commands;
 mod directories;
+#[cfg(test)]
+mod docs_tests;
 mod exit;
 mod print;
 #[cfg(test)]
