@@ -330,6 +330,9 @@ pub(crate) fn resident_bytes() -> u64 {
 }
 
 #[cfg(test)]
+mod reference;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -9,7 +9,8 @@ const UNCOMMENTED: (&str, &str) = ("install.enabled", "true");
 
 /// All keys as a Markdown table.
 pub fn reference() -> String {
-    let mut text = String::from("| key | variable | flag | default | description |\n|---|---|---|---|---|\n");
+    let mut text =
+        String::from("| key | type | default | variable | flag | description |\n|---|---|---|---|---|---|\n");
     for key in KEYS {
         let default = match key.default {
             DefaultValue::Value(value) => format!("`{value}`"),
@@ -19,9 +20,11 @@ pub fn reference() -> String {
         for alias in key.aliases {
             variables.push_str(&format!(", `{alias}`"));
         }
+        let Key { name, kind, flag, description, .. } = key;
+        let kind = kind.name();
         line(
             &mut text,
-            &format!("| `{}` | {variables} | `--{}` | {default} | {} |", key.name, key.flag, key.description),
+            &format!("| `{name}` | {kind} | {default} | {variables} | `--{flag}` | {description} |"),
         );
     }
     text

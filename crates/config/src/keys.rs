@@ -18,6 +18,19 @@ pub enum ValueKind {
     Secret,
 }
 
+impl ValueKind {
+    /// As the reference names it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Text => "string",
+            Self::Number => "number",
+            Self::Bool => "boolean",
+            Self::List => "list",
+            Self::Secret => "secret",
+        }
+    }
+}
+
 /// The default of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefaultValue {

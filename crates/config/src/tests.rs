@@ -11,6 +11,7 @@ use super::*;
 
 mod legacy_variables;
 mod nodes;
+mod reference;
 
 /// Loads a configuration from a file, variables and flags. The file is always named, so the host's config file is not read.
 fn load(file: &str, env: &[(&str, &str)], flags: &[&str]) -> Result<Config, ConfigError> {
@@ -362,13 +363,13 @@ fn names_flags_and_variables_of_keys_are_unique() {
 }
 
 #[test]
-fn deploy_agent_toml_matches_the_generated_sample() {
+fn recorded_sample_in_deploy_matches_the_keys() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy/agent.toml");
-    if std::env::var_os("PODWIRE_BLESS").is_some() {
+    if std::env::var_os("PODWIRE_RECORD").is_some() {
         fs::write(&path, sample()).unwrap();
     }
     let text = fs::read_to_string(&path).unwrap();
-    assert_eq!(text, sample(), "run with PODWIRE_BLESS=1 and review the difference");
+    assert_eq!(text, sample(), "PODWIRE_RECORD=1 cargo test -p config recorded");
     let config = load(&text, &[], &[]).unwrap();
     let installing = load("", &[], &["--install"]).unwrap();
     assert_eq!(config, installing, "only install.enabled may differ from the defaults");

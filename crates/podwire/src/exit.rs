@@ -1,4 +1,4 @@
-//! Exit codes of all commands. docs/exit-codes.md has the table for operators.
+//! Exit codes of all commands. docs/reference/exit-codes.md has the table for operators.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    const DOCS: &str = include_str!("../../../docs/exit-codes.md");
+    const DOCS: &str = include_str!("../../../docs/reference/exit-codes.md");
 
     #[test]
     fn a7_the_documentation_lists_every_exit_code() {

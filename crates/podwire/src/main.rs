@@ -4,8 +4,12 @@
 mod cli;
 mod commands;
 mod directories;
+#[cfg(test)]
+mod docs_tests;
 mod exit;
 mod print;
+#[cfg(test)]
+mod reference;
 mod time;
 
 use std::process::ExitCode;

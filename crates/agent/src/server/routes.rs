@@ -268,3 +268,6 @@ fn random_id() -> std::io::Result<RequestId> {
     getrandom(&mut bytes, GetRandomFlags::empty())?;
     Ok(RequestId::from_random(bytes))
 }
+
+#[cfg(test)]
+mod reference;

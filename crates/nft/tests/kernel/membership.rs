@@ -25,10 +25,10 @@ fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
         assert_eq!(all_elements(), "inet tunnels pwvx4");
         let listed = structure();
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ruleset.nft");
-        if std::env::var_os("PODWIRE_BLESS").is_some() {
+        if std::env::var_os("PODWIRE_RECORD").is_some() {
             std::fs::write(golden, &listed).unwrap();
         }
-        assert_eq!(listed, std::fs::read_to_string(golden).unwrap(), "bless it with PODWIRE_BLESS=1");
+        assert_eq!(listed, std::fs::read_to_string(golden).unwrap(), "record it with PODWIRE_RECORD=1");
         // A set that is missing makes the structure be applied whole, with a pod in it.
         let pod = Sample::new(AttachMode::Bridge, 3);
         pod.add_pod();

@@ -1,4 +1,4 @@
-//! Exit codes of all commands, as documented in docs/exit-codes.md.
+//! Exit codes of all commands, as documented in docs/reference/exit-codes.md.
 
 use serde_json::json;
 use testkit::{Agent, Outcome};

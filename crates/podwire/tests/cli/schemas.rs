@@ -1,4 +1,4 @@
-//! docs/schemas is generated from the types of `api`, and the output of commands conforms to it.
+//! docs/reference/schemas is generated from the types of `api`, and the output of commands conforms to it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -40,21 +40,21 @@ fn schemas() -> BTreeMap<&'static str, Value> {
 }
 
 #[test]
-fn a9_committed_schemas_match_the_generated_ones() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schemas");
+fn a9_recorded_schemas_match_the_types() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/schemas");
     let all = schemas();
     for (name, schema) in &all {
         let (path, text) = (dir.join(format!("{name}.json")), format!("{schema:#}\n"));
-        if std::env::var_os("PODWIRE_BLESS").is_some() {
+        if std::env::var_os("PODWIRE_RECORD").is_some() {
             std::fs::write(&path, &text).unwrap();
         }
         let committed = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(committed == text, "{} differs; write it with PODWIRE_BLESS=1", path.display());
+        assert!(committed == text, "{} differs; write it with PODWIRE_RECORD=1", path.display());
     }
     let is_schema = |name: &String| name.ends_with(".json");
     let names =
         std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    assert_eq!(names.filter(is_schema).count(), all.len(), "docs/schemas has a file without a type");
+    assert_eq!(names.filter(is_schema).count(), all.len(), "a schema in docs/reference/schemas has no type");
 }
 
 /// Every object in a schema.
@@ -142,7 +142,7 @@ fn violations(schema: &Value, root: &Value, value: &Value, at: &str) -> Vec<Stri
 }
 
 #[track_caller]
-fn expect_valid(name: &str, text: &str) {
+pub(crate) fn expect_valid(name: &str, text: &str) {
     let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}: {text}"));
     let schema = &schemas()[name];
     assert_eq!(violations(schema, schema, &value, name), [] as [String; 0], "{text}");
@@ -214,8 +214,8 @@ fn a9_output_in_a_cluster_conforms_to_the_schemas() {
 }
 
 #[test]
-fn a9_all_schemas_are_listed_in_the_documentation() {
-    let listed = include_str!("../../../../docs/schemas/README.md");
+fn a9_the_schemas_are_listed_in_the_docs() {
+    let listed = include_str!("../../../../docs/reference/schemas/README.md");
     for name in schemas().keys() {
         has(listed, &[&format!("[{name}.json]({name}.json)")]);
     }
