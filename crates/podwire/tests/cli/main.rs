@@ -15,7 +15,6 @@ mod install;
 mod output;
 mod pages;
 mod pods;
-mod readme;
 mod reference;
 mod schemas;
 mod status;
