@@ -16,6 +16,8 @@ pub(crate) const HOW_TO_RECORD: &str =
 const CHECKOUT: &str = "/var/lib/checkout";
 /// While recording, output counts as final if it did not change for so long. A lease lasts 15 s.
 const SETTLED: Duration = Duration::from_secs(18);
+/// Recording continues after this time, whether the output settled or not.
+const LONGEST: Duration = Duration::from_secs(60);
 /// Commands that only show the state. Their output follows events, so it is awaited.
 const OBSERVING: [&str; 8] =
     ["status", "pods", "nodes", "routes", "blocks", "doctor", "lab test", "lab status"];
@@ -147,8 +149,9 @@ impl Session {
         let expected = shown.join("\n");
         let mut output = self.run(node, command).0;
         if is_recording() {
-            let mut since = Instant::now();
-            while may_wait && since.elapsed() < SETTLED {
+            let begin = Instant::now();
+            let mut since = begin;
+            while may_wait && since.elapsed() < SETTLED && begin.elapsed() < LONGEST {
                 std::thread::sleep(Duration::from_secs(1));
                 let next = self.run(node, command).0;
                 if !compare::is_same(&output, &next) {
