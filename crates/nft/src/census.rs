@@ -99,7 +99,7 @@ impl Firewall {
         let mut contents = SetContents::new();
         self.dump_if_there(&request::get_elements(table, set), |answer| {
             let lasting = request::elements(answer).filter(|e| !e.expires);
-            contents.extend(lasting.map(|e| (e.key.to_vec(), e.value.map(<[u8]>::to_vec))));
+            contents.extend(lasting.map(|e| (e.key.to_vec(), e.value)));
         })?;
         Ok(contents)
     }

@@ -20,7 +20,6 @@
 mod apply;
 mod census;
 mod condition;
-mod desired;
 mod diff;
 mod element;
 mod error;
@@ -40,6 +39,7 @@ mod surplus;
 mod unmanaged;
 
 pub mod conntrack;
+pub mod desired;
 
 pub use apply::Surplus;
 pub use census::ListedElements;
@@ -48,7 +48,7 @@ pub use desired::peers::PeerRules;
 pub use desired::pods::Structure;
 pub use error::Error;
 pub use firewall::{Firewall, NoOthers, OtherPods};
-pub use monitor::{Ours, RulesetChange, RulesetMonitor};
+pub use monitor::{ManagedChange, RulesetChange, RulesetMonitor};
 pub use network::PeerTable;
 pub use pod::{AttachMode, FirewallPod, Guard, HostPort, NetworkChain, Protocol};
 pub use program::{INSTALL, check_program};

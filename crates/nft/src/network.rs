@@ -45,7 +45,7 @@ impl PeerTable {
     /// Adds sources to a table that `keep` has made. An error: it is not there as it was, and must be kept again.
     pub fn add(&mut self, sources: &[PeerSource]) -> Result<(), Error> {
         let elements = elements(self.rules.as_ref(), &self.name, sources);
-        self.firewall.add_elements(&elements.iter().collect::<Vec<_>>())
+        self.firewall.add_elements(inet(&self.name), &elements)
     }
 
     /// Removes sources. Those that are gone already are no error.
@@ -109,7 +109,7 @@ impl Firewall {
     /// Deletes the tables of the chosen networks, which are named as their directories are. Returns the tables' names.
     pub fn delete_network_tables(&mut self, is_chosen: &dyn Fn(&str) -> bool) -> Result<Vec<String>, Error> {
         let mut deleted = Vec::new();
-        for name in self.own_tables(TableFamily::Inet)? {
+        for name in self.managed_tables(TableFamily::Inet)? {
             let is_one = NetworkTable::of(&name).is_some_and(|(_, network)| is_chosen(network));
             if is_one && self.delete_table(inet(&name))? {
                 deleted.push(name);

@@ -60,6 +60,8 @@ pub(crate) struct ObservedSet {
     pub(crate) name: String,
     /// In bytes.
     pub(crate) key_length: u32,
+    /// The largest number of elements, if it is limited.
+    pub(crate) size: Option<u32>,
     pub(crate) digest: u32,
 }
 
@@ -112,6 +114,8 @@ impl ObservedSet {
     pub(crate) fn read(answer: &[u8]) -> Option<Self> {
         let name = attribute(answer, number::SET_NAME).map(read_text)?;
         let length = attribute(answer, number::SET_KEY_LENGTH)?.first_chunk().copied();
+        let size = attribute_at(answer, &[number::SET_DESCRIPTION, number::DESCRIPTION_SIZE]);
+        let size = size.and_then(|size| size.first_chunk()).copied().map(u32::from_be_bytes);
         let mut content = Vec::new();
         // Others, such as the number of elements, change by themselves.
         for kind in [
@@ -125,7 +129,7 @@ impl ObservedSet {
         ] {
             write(&mut content, kind, attribute(answer, kind).unwrap_or_default());
         }
-        Some(Self { name, key_length: u32::from_be_bytes(length?), digest: digest(&content) })
+        Some(Self { name, key_length: u32::from_be_bytes(length?), size, digest: digest(&content) })
     }
 
     pub(crate) fn is_anonymous(&self) -> bool {
@@ -249,7 +253,7 @@ impl Firewall {
         let mut numbers = BTreeMap::new();
         let word = |bytes: &[u8]| bytes.first_chunk().copied().map(u32::from_ne_bytes);
         self.dump_if_there(&request::get_elements(table, map), |answer| {
-            let pairs = request::elements(answer).filter_map(|e| Some((word(e.key)?, word(e.value?)?)));
+            let pairs = request::elements(answer).filter_map(|e| Some((word(e.key)?, word(&e.value?)?)));
             numbers.extend(pairs);
         })?;
         Ok(numbers)
@@ -280,13 +284,13 @@ impl Firewall {
         self.listed(table, &request::get_sets(table), ObservedSet::read)
     }
 
-    /// The names of the tables of this family that Podwire makes.
-    pub(crate) fn own_tables(&mut self, family: TableFamily) -> Result<Vec<String>, Error> {
+    /// The names of the managed tables of this family.
+    pub(crate) fn managed_tables(&mut self, family: TableFamily) -> Result<Vec<String>, Error> {
         let mut names = Vec::new();
         self.dump_if_there(&request::get_tables(family), |table| {
             names.extend(request::name_of_table(table));
         })?;
-        names.retain(|name| desired::is_own_table(name));
+        names.retain(|name| desired::is_managed_table(name));
         names.sort();
         names.dedup();
         Ok(names)

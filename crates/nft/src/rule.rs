@@ -75,13 +75,6 @@ pub(crate) struct Expression<'a> {
     pub(crate) data: &'a [u8],
 }
 
-/// The code of a verdict; the kernel's own are negative.
-const DROP: i32 = 0;
-const ACCEPT: i32 = 1;
-const JUMP: i32 = -3;
-const GOTO: i32 = -4;
-const RETURN: i32 = -5;
-
 impl<'a> Expression<'a> {
     fn read(expression: &'a [u8]) -> Option<Self> {
         let name = attribute(expression, number::EXPR_NAME).map(read_text)?;
@@ -125,11 +118,11 @@ impl<'a> Expression<'a> {
         let chain = || part(number::VERDICT_CHAIN).map(read_text).unwrap_or_default();
         match part(number::VERDICT_CODE).and_then(|code| code.first_chunk()).copied().map(i32::from_be_bytes)
         {
-            Some(DROP) => RuleVerdict::Drop,
-            Some(ACCEPT) => RuleVerdict::Accept,
-            Some(JUMP) => RuleVerdict::Jump(chain()),
-            Some(GOTO) => RuleVerdict::Goto(chain()),
-            Some(RETURN) => RuleVerdict::Return,
+            Some(number::DROP) => RuleVerdict::Drop,
+            Some(number::ACCEPT) => RuleVerdict::Accept,
+            Some(number::JUMP) => RuleVerdict::Jump(chain()),
+            Some(number::GOTO) => RuleVerdict::Goto(chain()),
+            Some(number::RETURN) => RuleVerdict::Return,
             Some(_) | None => RuleVerdict::Other,
         }
     }

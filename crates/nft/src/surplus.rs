@@ -15,7 +15,7 @@ use types::{IfName, Protocol};
 
 use crate::census::ListedElements;
 use crate::desired::pods::{self, BINDINGS, SETS4, SETS6};
-use crate::desired::{TABLE, TableFamily, TableId, Type};
+use crate::desired::{SetValue, TABLE, TableFamily, TableId, Type};
 use crate::element::{self, bytes};
 use crate::error::Error;
 use crate::firewall::Firewall;
@@ -293,7 +293,11 @@ impl SetLayout<'static> {
             return Some(Self { key, value: &[] });
         }
         let found = pods::base(family).filled_sets().find(|known| known.name == set.name)?;
-        Some(Self { key: &found.key, value: &found.value })
+        let value: &[Type] = match &found.value {
+            SetValue::Data(types) => types,
+            SetValue::None | SetValue::Verdict => &[],
+        };
+        Some(Self { key: &found.key, value })
     }
 }
 
@@ -364,7 +368,9 @@ impl Type {
                 Some((known.map_or_else(|| number.to_string(), |protocol| protocol.to_string()), None, 1))
             }
             Self::Port => Some((u16::from_be_bytes(*bytes.first_chunk()?).to_string(), None, 2)),
-            Self::Mark => Some((format!("{:#x}", u32::from_ne_bytes(*bytes.first_chunk()?)), None, 4)),
+            Self::LinkGroup | Self::Mark | Self::Class => {
+                Some((format!("{:#x}", u32::from_ne_bytes(*bytes.first_chunk()?)), None, 4))
+            }
         }
     }
 }
@@ -436,7 +442,8 @@ mod tests {
 
     fn layout(family: TableFamily, set: &str, length: usize) -> SetLayout<'static> {
         let key_length = u32::try_from(length).unwrap();
-        SetLayout::of(family, &ObservedSet { name: set.to_owned(), key_length, digest: 0 }).unwrap()
+        SetLayout::of(family, &ObservedSet { name: set.to_owned(), key_length, size: None, digest: 0 })
+            .unwrap()
     }
 
     #[test]
@@ -450,7 +457,7 @@ mod tests {
         assert_eq!(found.address(), Some("10.0.0.2".parse().unwrap()));
         assert!(layout.element(place, &[6], None).is_none());
         for name in ["revision", "applied", "__set0"] {
-            let set = ObservedSet { name: name.to_owned(), key_length: 4, digest: 0 };
+            let set = ObservedSet { name: name.to_owned(), key_length: 4, size: None, digest: 0 };
             assert!(SetLayout::of(TableFamily::Inet, &set).is_none(), "{name}");
         }
     }

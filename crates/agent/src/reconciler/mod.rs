@@ -267,7 +267,7 @@ impl Reconciler {
             Read::Failed => {}
         }
         match self.nft.read(now, nft::RulesetMonitor::read) {
-            Read::Events(change) if change.is_nothing() => {}
+            Read::Events(change) if change.is_none() => {}
             Read::Events(change) => {
                 if change.peers {
                     self.parts.peers.table_changed();

@@ -39,7 +39,8 @@ impl ConnectionLimit<'_> {
     /// with new sets.
     pub(crate) fn desired(&self, per_pod: u32) -> Table {
         let counted = |name: &str, key| Set {
-            members: Members::Dynamic { most: PODS },
+            members: Members::Dynamic,
+            size: Some(PODS),
             ..Set::lasting(name.to_owned(), &[key])
         };
         let (links, macs) = (format!("links_{per_pod}"), format!("macs_{per_pod}"));

@@ -7,7 +7,7 @@ use netlink::wire::{Body, attribute, read_text};
 use rustix::io::Errno;
 
 use super::ChainFamily;
-use crate::desired::is_own_table;
+use crate::desired::is_managed_table;
 use crate::error::Error;
 use crate::number;
 use crate::observe::ListedChain;
@@ -45,7 +45,7 @@ impl UnmanagedTables {
         is_wanted: impl Fn(&ListedChain) -> bool,
     ) -> Result<Self, Error> {
         let mut chains = list(socket, (family, number::GETCHAIN), (|_| {}, ListedChain::read))?;
-        let is_own = |c: &ListedChain| family == ChainFamily::Inet && is_own_table(&c.table);
+        let is_own = |c: &ListedChain| family == ChainFamily::Inet && is_managed_table(&c.table);
         chains.retain(|c: &ListedChain| is_wanted(c) && !is_own(c));
         let mut tables =
             Self { family, flags: BTreeMap::new(), chains, rules: BTreeMap::new(), is_cut: false };

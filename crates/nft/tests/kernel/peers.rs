@@ -98,7 +98,7 @@ fn sources_come_and_go_by_differences() {
         assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap(), [""; 0]);
         assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap(), ["10 elements removed"]);
         nft("flush set inet podwire-peers-blue over4_block4_24");
-        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap(), ["1 elements added"]);
+        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap(), ["1 element added"]);
         assert_eq!(listed(), five);
         nft("flush ruleset");
         assert!(blue.add(&sources(6)).is_err(), "the caller must learn that the table is gone");
