@@ -90,12 +90,8 @@ impl Membership {
         };
         let remembered = node_state.record().filter(|saved| saved.uid == record.uid);
         let former = remembered.as_ref().map(|saved| saved.name.clone()).filter(|former| *former != name);
-        let shared = Arc::new(SharedMembership::new(
-            &config,
-            (parts.allocations, parts.agent_status),
-            parts.peers,
-            node_state,
-        ));
+        let shared =
+            Arc::new(SharedMembership::new(&config, (parts.allocations, parts.agent_status), node_state));
         shared.remember(remembered.map(|saved| saved.blocks).unwrap_or_default());
         let remembered_peers = shared.node_state.peers();
         shared.know_peers(&remembered_peers, Vec::new());

@@ -1,9 +1,8 @@
 //! What the peers thread receives from other threads, and what it reports to them.
 //!
 //! ```text
-//! membership: records, this node's blocks ─► slot ─┐               ┌─► addresses, position, records ─► membership
-//! reconciler: the peer table was changed ──► slot ─┼─► peers thread ┤
-//! API: questions ──────────────────────────► queue ┘               └─► tunnel sizes ─► reconciler
+//! membership: records ─► slot ─┐                ┌─► addresses, position, records ─► membership
+//! API: questions ─────► queue ─┴─► peers thread ┴─► tunnel sizes ─► reconciler
 //! ```
 //!
 //! No thread waits for the peers thread. Records that change while it works are merged in the slot: the last state of each key
@@ -89,16 +88,6 @@ impl RecordUpdates {
     }
 }
 
-/// What changed since the peers thread last looked.
-#[derive(Debug, Default)]
-pub(super) struct Pending {
-    pub(super) records: RecordUpdates,
-    /// This node's blocks, if they changed.
-    pub(super) blocks: Option<Vec<IpNet>>,
-    /// Another process changed the firewall's table of peers, or the peers thread did.
-    pub(super) is_table_changed: bool,
-}
-
 /// Questions that are answered without the store.
 #[derive(Debug)]
 pub(crate) enum Question {
@@ -128,7 +117,7 @@ pub(crate) struct PeerContents {
 /// How other threads reach the peers thread.
 #[derive(Debug, Clone)]
 pub(crate) struct PeerInputs {
-    slot: Arc<Mutex<Pending>>,
+    slot: Arc<Mutex<RecordUpdates>>,
     questions: SyncSender<Question>,
     waker: Waker,
 }
@@ -136,14 +125,14 @@ pub(crate) struct PeerInputs {
 /// The other end.
 #[derive(Debug)]
 pub(crate) struct PeerQueue {
-    slot: Arc<Mutex<Pending>>,
+    slot: Arc<Mutex<RecordUpdates>>,
     questions: Receiver<Question>,
     pub(super) waker: Waker,
 }
 
 /// `waker` wakes the peers thread.
 pub(crate) fn inputs(waker: Waker) -> (PeerInputs, PeerQueue) {
-    let slot = Arc::<Mutex<Pending>>::default();
+    let slot = Arc::<Mutex<RecordUpdates>>::default();
     let (questions, asked) = mpsc::sync_channel(QUESTIONS);
     let queue = PeerQueue { slot: Arc::clone(&slot), questions: asked, waker: waker.clone() };
     (PeerInputs { slot, questions, waker }, queue)
@@ -151,18 +140,7 @@ pub(crate) fn inputs(waker: Waker) -> (PeerInputs, PeerQueue) {
 
 impl PeerInputs {
     pub(crate) fn update(&self, update: RecordUpdate) {
-        lock(&self.slot).records.merge(update);
-        self.waker.wake();
-    }
-
-    pub(crate) fn set_blocks(&self, blocks: Vec<IpNet>) {
-        lock(&self.slot).blocks = Some(blocks);
-        self.waker.wake();
-    }
-
-    /// The firewall's table of peers is to be compared.
-    pub(crate) fn table_changed(&self) {
-        lock(&self.slot).is_table_changed = true;
+        lock(&self.slot).merge(update);
         self.waker.wake();
     }
 
@@ -178,7 +156,7 @@ impl PeerInputs {
 }
 
 impl PeerQueue {
-    pub(super) fn take(&self) -> Pending {
+    pub(super) fn take(&self) -> RecordUpdates {
         // First: input that comes from here on wakes the thread again.
         self.waker.clear();
         std::mem::take(&mut *lock(&self.slot))
@@ -193,7 +171,7 @@ impl PeerQueue {
     }
 }
 
-fn lock(slot: &Mutex<Pending>) -> MutexGuard<'_, Pending> {
+fn lock(slot: &Mutex<RecordUpdates>) -> MutexGuard<'_, RecordUpdates> {
     slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -272,12 +250,12 @@ mod tests {
             inputs.update(RecordUpdate::Node(node("n3", created)));
             inputs.update(RecordUpdate::Gone("n3".try_into().unwrap()));
         }
-        let RecordUpdates { store_listing: none, nodes, claims } = queue.take().records;
+        let RecordUpdates { store_listing: none, nodes, claims } = queue.take();
         assert!(none.is_none() && claims.len() == 1, "{none:?} {claims:?}");
         let created: Vec<Option<u64>> =
             nodes.values().map(|node| node.as_ref().map(|it| it.created)).collect();
         assert_eq!(created, [Some(9_999), None]);
-        assert!(queue.take().records.is_empty());
+        assert!(queue.take().is_empty());
     }
 
     #[test]
@@ -287,7 +265,7 @@ mod tests {
         inputs.update(RecordUpdate::Node(node("n2", 1)));
         inputs.update(store_listing(false));
         inputs.update(RecordUpdate::Gone("n3".try_into().unwrap()));
-        let updates = queue.take().records;
+        let updates = queue.take();
         assert!(updates.store_listing.unwrap().was_wiped, "peers that it does not know are kept");
         assert_eq!(updates.nodes.len(), 1);
     }
@@ -304,7 +282,7 @@ mod tests {
         drop(second);
         for is_asked in [true, true, false] {
             inputs.update(store_listing(false));
-            assert!(!queue.take().records.is_empty());
+            assert!(!queue.take().is_empty());
             assert_eq!((queue.question().is_some(), queue.waker.is_awake()), (is_asked, is_asked));
         }
     }

@@ -18,25 +18,26 @@ mod trials;
 mod tunnels;
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use model::{NodeRecord, PeerChanges, Repaired, Tunnels};
 use netlink::{PeerEvent, PeerMonitor, Route};
+use nft::RulesetMonitor;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::{debug, error, info};
-use types::IfName;
+use types::{Finding, IfName};
 
-use super::inputs::{PeerQueue, PeerReports, Pending, Question, RecordUpdates};
+use super::inputs::{PeerQueue, PeerReports, Question, RecordUpdates};
 use super::kernel::{PeerKernel, RefusedChanges};
 use super::known::KnownPeers;
 use crate::agent_status::{AgentStatus, WatchedThread};
 use crate::allocation::{NodeAllocations, TunnelSize};
 use crate::membership::AskError;
 use crate::metrics::Metrics;
+use crate::monitor::{MonitorSlot, Read};
 use crate::thread::{AgentThread, StopFlag};
 use crate::waker::Slot;
 use config::Config;
@@ -89,6 +90,8 @@ pub(crate) fn start(parts: PeerRoutesParts) -> Result<AgentThread, StartError> {
 pub enum StartError {
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
+    #[error(transparent)]
+    Nft(#[from] nft::Error),
     #[error("cannot start the thread for routes to peers: {0}")]
     Thread(#[from] std::io::Error),
 }
@@ -97,22 +100,26 @@ pub(crate) struct Routes {
     config: Arc<Config>,
     is_alone: bool,
     allocations: Arc<NodeAllocations>,
-    /// Of the allocation that was used last.
-    share_version: u64,
+    /// Version of the allocation that was used last.
+    allocation_version: u64,
     agent_status: Arc<AgentStatus>,
     metrics: Arc<Metrics>,
     tunnel_sizes: Arc<Slot<Vec<TunnelSize>>>,
     queue: PeerQueue,
     reports: PeerReports,
     record: NodeRecord,
-    /// This node's.
+    /// The blocks that this node owns.
     blocks: Vec<IpNet>,
     kernel: PeerKernel,
     known: KnownPeers,
+    netlink: MonitorSlot<PeerMonitor, netlink::Error>,
+    nft: MonitorSlot<RulesetMonitor, nft::Error>,
+    /// No events are read before.
+    quiet_until: Instant,
 }
 
 impl Routes {
-    fn new(parts: PeerRoutesParts) -> Result<Self, netlink::Error> {
+    fn new(parts: PeerRoutesParts) -> Result<Self, StartError> {
         let PeerRoutesParts {
             config,
             is_alone,
@@ -128,7 +135,8 @@ impl Routes {
         Ok(Self {
             config,
             is_alone,
-            share_version: allocations.version(),
+            allocation_version: allocations.version(),
+            blocks: allocations.blocks(),
             allocations,
             agent_status,
             metrics,
@@ -136,49 +144,45 @@ impl Routes {
             queue,
             reports,
             record,
-            blocks: known.mesh.local_node().blocks.clone(),
             kernel: PeerKernel::open()?,
             known,
+            netlink: MonitorSlot::open("netlink-routes", PeerMonitor::open)?,
+            nft: MonitorSlot::open("nftables-peers", RulesetMonitor::open)?,
+            quiet_until: Instant::now(),
         })
     }
 
     fn run(mut self, stop: &StopFlag) {
-        let mut monitor = PeerMonitorSlot::Failed { retry_at: Instant::now() };
+        let mut has_events = false;
         loop {
-            let pending = self.queue.take();
+            let updates = self.queue.take();
             if stop.is_set() {
                 return;
             }
             self.agent_status.busy_since(WatchedThread::Peers, Instant::now());
-            self.take_input(pending);
-            monitor = self.read_events(monitor);
+            self.take_input(updates);
+            self.read_events(has_events);
             self.run_timers();
             self.agent_status.idle(WatchedThread::Peers);
-            if let Err(errno) = self.wait(&monitor) {
+            has_events = self.wait().unwrap_or_else(|errno| {
                 error!(error = %errno, "the peers thread cannot wait for events");
-                // Everything is still compared by the timer.
+                // The timer still compares everything.
                 std::thread::sleep(RETRY);
-            }
+                true
+            });
         }
     }
 
     /// Input of other threads.
-    fn take_input(&mut self, pending: Pending) {
-        let Pending { records, blocks, is_table_changed } = pending;
-        let share_version = self.allocations.version();
-        if share_version != self.share_version {
-            self.share_version = share_version;
+    fn take_input(&mut self, updates: RecordUpdates) {
+        let version = self.allocations.version();
+        if version != self.allocation_version {
+            self.allocation_version = version;
+            self.blocks = self.allocations.blocks();
             self.soon(PAUSE);
         }
-        if let Some(blocks) = blocks.filter(|blocks| *blocks != self.blocks) {
-            self.blocks = blocks;
-            self.soon(PAUSE);
-        }
-        if is_table_changed {
-            self.peer_table_changed();
-        }
-        if !records.is_empty() {
-            self.updated(records);
+        if !updates.is_empty() {
+            self.updated(updates);
         }
         if let Some(question) = self.queue.question() {
             self.answer(question);
@@ -202,66 +206,58 @@ impl Routes {
         }
     }
 
-    /// Sleeps until there is input, an event or a timer.
-    fn wait(&self, monitor: &PeerMonitorSlot) -> Result<(), Errno> {
+    /// Sleeps until there is input, an event or a timer. Returns whether there are events.
+    fn wait(&self) -> Result<bool, Errno> {
         let now = Instant::now();
-        let timers =
-            [Some(self.known.look_at), self.known.save_at, self.known.report_state.at, monitor.pause(now)];
+        let is_quiet = now < self.quiet_until;
+        let timers = [
+            Some(self.known.look_at),
+            self.known.save_at,
+            self.known.report_state.at,
+            self.netlink.retry_at(),
+            self.nft.retry_at(),
+            is_quiet.then_some(self.quiet_until),
+        ];
         let next = timers.into_iter().flatten().min().unwrap_or(now);
         let timeout = Timespec::try_from(next.saturating_duration_since(now)).map_err(|_| Errno::INVAL)?;
         let mut fds = vec![PollFd::new(&self.queue.waker, PollFlags::IN)];
-        if let PeerMonitorSlot::Open { monitor: open, .. } = monitor
-            && monitor.pause(now).is_none()
-        {
-            fds.push(PollFd::from_borrowed_fd(open.as_fd(), PollFlags::IN));
-        }
+        let monitors = self.netlink.fd().into_iter().chain(self.nft.fd()).filter(|_| !is_quiet);
+        fds.extend(monitors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Ok(_) => Ok(fds.iter().skip(1).any(|fd| !fd.revents().is_empty())),
+            Err(Errno::INTR) => Ok(false),
             Err(errno) => Err(errno),
         }
     }
 
-    /// Reads the kernel's events, or opens the monitor again.
-    fn read_events(&mut self, monitor: PeerMonitorSlot) -> PeerMonitorSlot {
+    /// Reads the kernel's events. A monitor that failed is reopened.
+    fn read_events(&mut self, has_events: bool) {
         let now = Instant::now();
-        if monitor.pause(now).is_some() {
-            return monitor;
+        if now < self.quiet_until {
+            return;
         }
-        let read = match monitor {
-            PeerMonitorSlot::Open { monitor, .. } => self.read_open(monitor, now),
-            PeerMonitorSlot::Failed { .. } => self.open_monitor(now),
-        };
-        read.unwrap_or_else(|error| self.no_events(&error))
-    }
-
-    fn read_open(
-        &mut self,
-        mut monitor: PeerMonitor,
-        now: Instant,
-    ) -> Result<PeerMonitorSlot, netlink::Error> {
-        let events = monitor.read()?;
-        self.observed(&events);
-        let quiet_until = if events.is_empty() { now } else { now + DEBOUNCE };
-        Ok(PeerMonitorSlot::Open { monitor, quiet_until })
-    }
-
-    fn open_monitor(&mut self, now: Instant) -> Result<PeerMonitorSlot, netlink::Error> {
-        let mut monitor = PeerMonitor::open()?;
-        self.observed(&monitor.read()?);
-        if self.known.report_state.monitor_failure.take().is_some() {
-            // Events were missed.
-            self.soon(PAUSE);
+        if has_events {
+            self.quiet_until = now + DEBOUNCE;
+        }
+        let before: Vec<Finding> = self.monitor_findings().collect();
+        match self.netlink.read(now, PeerMonitor::read) {
+            Read::Events(events) => self.observed(&events),
+            // Events were lost.
+            Read::Reopened => self.soon(PAUSE),
+            Read::Failed => {}
+        }
+        match self.nft.read(now, RulesetMonitor::read) {
+            Read::Events(change) if !change.peers => {}
+            Read::Events(_) | Read::Reopened => self.peer_table_changed(),
+            Read::Failed => {}
+        }
+        if self.monitor_findings().ne(before) {
             self.report_soon();
         }
-        Ok(PeerMonitorSlot::Open { monitor, quiet_until: now })
     }
 
-    /// Everything is compared at each attempt, and on the timer.
-    fn no_events(&mut self, error: &netlink::Error) -> PeerMonitorSlot {
-        self.known.report_state.monitor_failure = Some(error.to_string());
-        self.tell();
-        self.soon(RETRY);
-        PeerMonitorSlot::Failed { retry_at: Instant::now() + RETRY }
+    pub(super) fn monitor_findings(&self) -> impl Iterator<Item = Finding> {
+        self.netlink.finding().into_iter().chain(self.nft.finding())
     }
 
     /// Takes all updates of the store, and puts the difference into the kernel.
@@ -460,25 +456,6 @@ impl Routes {
         let subnets = &self.known.mesh.local_node().subnets;
         let (observed, _) = self.kernel.observed(&indexes(&self.known.tunnels), subnets)?;
         Ok(crate::membership::view::routes(&self.known.mesh, &observed, &mut self.kernel.socket))
-    }
-}
-
-/// The monitor of the kernel's events.
-enum PeerMonitorSlot {
-    Open {
-        monitor: PeerMonitor,
-        /// No events are read before.
-        quiet_until: Instant,
-    },
-    /// It is opened again then.
-    Failed { retry_at: Instant },
-}
-
-impl PeerMonitorSlot {
-    /// Until when nothing is read; None: now.
-    fn pause(&self, now: Instant) -> Option<Instant> {
-        let (Self::Open { quiet_until: until, .. } | Self::Failed { retry_at: until }) = self;
-        Some(*until).filter(|until| now < *until)
     }
 }
 

@@ -21,7 +21,8 @@ fn an_agent_that_lost_its_run_directory_to_another_ends() {
     wait_until("the first agent's end", DEADLINE, || first.has_ended()).unwrap();
     assert!(second.is_ready() && !second.has_ended().unwrap());
     let (log, pid) = (first.log().unwrap(), format!("process {}", second.pid().unwrap()));
-    let line = log.lines().find(|line| line.contains("no longer ours")).unwrap_or_else(|| panic!("{log}"));
+    let line =
+        log.lines().find(|line| line.contains("another agent uses it")).unwrap_or_else(|| panic!("{log}"));
     assert!(line.contains(&pid) && line.contains("--run-dir"), "{line}");
     second.kill().unwrap();
     let status = first.wait_ready().unwrap_err().to_string();

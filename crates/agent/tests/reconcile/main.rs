@@ -11,6 +11,7 @@ mod addressing;
 mod collecting;
 mod conditions;
 mod foreign;
+mod inspection;
 mod load;
 mod objects;
 mod orphans;

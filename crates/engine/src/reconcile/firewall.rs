@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use ipam::RangeSet;
 use netconf::{Addresses, NetConf};
-use nft::{Firewall, FirewallPod, ListedElements, NetworkChain, PodElement, Structure};
+use nft::{Firewall, FirewallPod, ListedElements, NetworkChain, PodElement, PodElements, Structure};
 use types::{AttachmentKey, Code, Finding, NetworkName};
 
-use super::{Depth, ReconcileRound, RepairKind};
+use super::{ReconcileRound, RepairKind};
 use crate::firewall::{self, FirewallMember, Living};
 use crate::state::Attachment;
 use crate::{Error, lease};
@@ -75,8 +75,8 @@ impl ReconcileRound<'_> {
         self.remove_surplus(&mut tables, &listing, attachments)
     }
 
-    /// Removes elements that a pod of this run directory should not have: they may permit it to use addresses of others, or drop
-    /// what it sends. And bindings of addresses that are not this node's.
+    /// Removes elements that a pod of this run directory should not have: they may permit it to use other pods' addresses, or drop
+    /// its packets.
     fn remove_surplus(
         &mut self,
         tables: &mut Firewall,
@@ -84,16 +84,31 @@ impl ReconcileRound<'_> {
         attachments: &[Attachment],
     ) -> Result<(), Error> {
         let mut surplus = listing.surplus_of(&firewall::known(attachments)?);
-        let is_deep = self.order.depth == Depth::Pods;
-        if surplus.elements.is_empty() && !is_deep {
+        if surplus.elements.is_empty() {
             return Ok(());
         }
         // After the listing: an ADD writes its record first.
         let living = Living::now(&mut self.host, Some(&self.state))?;
         surplus.elements.retain(|element| living.alive.disowns(element));
-        if is_deep {
-            surplus.elements.extend(self.unowned_bindings(listing, &living));
-        }
+        self.remove_elements(tables, surplus, &living)
+    }
+
+    /// Removes bindings of addresses that no pod of this node has and that are not in its blocks.
+    pub(super) fn remove_unowned_bindings(&mut self) -> Result<(), Error> {
+        let mut tables = Firewall::open()?;
+        let mut surplus = tables.pod_elements()?;
+        let living = Living::now(&mut self.host, Some(&self.state))?;
+        let unowned = self.unowned_bindings(&surplus.elements, &living);
+        surplus.elements.retain(|element| unowned.contains(element));
+        self.remove_elements(&mut tables, surplus, &living)
+    }
+
+    fn remove_elements(
+        &mut self,
+        tables: &mut Firewall,
+        surplus: PodElements,
+        living: &Living,
+    ) -> Result<(), Error> {
         let now = || Ok(Living::now(&mut self.host, Some(&self.state))?.alive);
         for element in tables.remove_surplus::<Error>(surplus, now)? {
             let why = match living.alive.disowns(&element) {
@@ -105,22 +120,22 @@ impl ReconcileRound<'_> {
         Ok(())
     }
 
-    /// Bindings of addresses that are not this node's, if two rounds in a row find them without a pod: they would drop the traffic
-    /// of a pod of another node that has the address now. An address is claimed before it is bound.
+    /// Bindings of addresses that are not this node's, if two consecutive inspections find them without a pod: they would drop the
+    /// traffic of a pod of another node that has the address now. An address is claimed before it is bound.
     fn unowned_bindings(
         &self,
-        listing: &ListedElements,
+        elements: &[PodElement],
         Living { alive, has_others }: &Living,
-    ) -> Vec<PodElement> {
+    ) -> BTreeSet<PodElement> {
         let (Some(kernel_cache), Some((name, conf))) = (self.order.kernel_cache, self.order.network) else {
-            return Vec::new();
+            return BTreeSet::new();
         };
         let mut unowned = BTreeSet::new();
-        let bindings = listing.elements().elements.into_iter().filter(PodElement::is_binding);
+        let bindings = elements.iter().filter(|element| element.is_binding());
         for element in bindings.filter(|element| !has_others && alive.lacks(element)) {
             let is_local = element.address().map_or(Ok(true), |ip| self.is_local(ip, name, conf));
             if is_local.is_ok_and(|local| !local) {
-                unowned.insert(element);
+                unowned.insert(element.clone());
             }
         }
         let before = kernel_cache.replace_unowned(unowned.clone());
@@ -152,7 +167,7 @@ mod tests {
     use testkit::Lab;
 
     use super::*;
-    use crate::reconcile::{Order, reconcile};
+    use crate::reconcile::{Order, inspect_pods, reconcile};
     use crate::{KernelCache, relearn};
 
     const REMOTE: [&str; 4] = [
@@ -177,16 +192,16 @@ mod tests {
                 run_dir: dir.path(),
                 network: Some((&name, &conf)),
                 mode: Some((&name, conf.mode)),
-                depth: Depth::Pods,
                 memory: &[],
-                unrepaired: &[],
                 kernel_cache: Some(&kernel_cache),
                 is_only_agent: || true,
                 warn: |message| panic!("{message}"),
             };
-            let outcome = node.enter(|| reconcile(order).unwrap()).unwrap();
-            assert_eq!(outcome.findings, []);
-            outcome.repairs.into_iter().map(|repair| repair.what).collect::<Vec<_>>()
+            let both = || [reconcile(order).unwrap(), inspect_pods(order).unwrap()];
+            let outcomes = node.enter(both).unwrap();
+            assert!(outcomes.iter().all(|outcome| outcome.findings.is_empty()), "{outcomes:?}");
+            let repairs = outcomes.into_iter().flat_map(|outcome| outcome.repairs);
+            repairs.map(|repair| repair.what).collect::<Vec<_>>()
         };
         let sh = |words: &str| node.sh(&["sh", "-c", words]).unwrap();
         let add = |elements: &[&str]| {
@@ -245,9 +260,7 @@ mod tests {
                 run_dir: dir.path(),
                 network: Some((&name, &conf)),
                 mode: Some((&name, conf.mode)),
-                depth: Depth::Pods,
                 memory: &[],
-                unrepaired: &[],
                 kernel_cache: Some(&kernel_cache),
                 is_only_agent: || true,
                 warn: |message| panic!("{message}"),

@@ -14,6 +14,7 @@ mod diff;
 mod firewall;
 mod gateways;
 mod inside;
+mod inspect;
 mod node;
 mod observe;
 mod pod;
@@ -52,11 +53,8 @@ pub struct Order<'a> {
     pub network: Option<(&'a NetworkName, &'a NetConf)>,
     /// The mode of new pods in the agent's network, also while it has no block. None: without an agent.
     pub mode: Option<(&'a NetworkName, AttachMode)>,
-    pub depth: Depth,
     /// What the last round knew: it helps where records were lost or damaged.
     pub memory: &'a [Attachment],
-    /// What the last round could not repair in pods. It lasts for pods that this round does not inspect.
-    pub unrepaired: &'a [PodFinding],
     pub kernel_cache: Option<&'a KernelCache>,
     /// Whether no other agent runs in this network namespace. The gateways of another agent without pods may be on the same
     /// bridge.
@@ -78,13 +76,6 @@ impl Order<'_> {
             warn: &self.warn,
         }
     }
-}
-
-/// Looking into every pod takes a system call or ten for each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Depth {
-    Node,
-    Pods,
 }
 
 /// What kind of thing was repaired, for counting.
@@ -133,24 +124,12 @@ pub struct DoneRepair {
     pub what: String,
 }
 
-/// What could not be repaired of one recorded attachment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodFinding {
-    /// The directory of its network and the name of its record.
-    record: (String, String),
-    pub finding: Finding,
-}
-
 /// What a round did and found.
 #[derive(Debug, Default)]
 pub struct ReconcileOutcome {
     pub repairs: Vec<DoneRepair>,
-    /// What could not be repaired of the node.
+    /// Objects that could not be repaired.
     pub findings: Vec<Finding>,
-    /// The same of attachments.
-    pub unrepaired: Vec<PodFinding>,
-    /// What was changed in pods, if the round inspected them.
-    pub pods: Option<Vec<Finding>>,
     /// All attachments that are ready now, as they are recorded.
     pub attachments: Vec<Attachment>,
     /// Host ports on addresses that the node does not have.
@@ -170,9 +149,7 @@ struct ReconcileRound<'a> {
 /// Compares and repairs. An error means that nothing could be looked at; what goes wrong with one object is a
 /// [`Finding`], and the others are repaired all the same.
 pub fn reconcile(order: Order<'_>) -> Result<ReconcileOutcome, Error> {
-    let state = NodeState::open(order.run_dir)?;
-    let (host, outcome) = (RtSocket::open()?, ReconcileOutcome::default());
-    let mut round = ReconcileRound { order, state, host, outcome, renewed: Vec::new() };
+    let mut round = ReconcileRound::new(order, NodeState::open(order.run_dir)?)?;
     round.relearn()?;
     let records = round.records()?;
     round.node(&records);
@@ -188,11 +165,28 @@ pub fn reconcile(order: Order<'_>) -> Result<ReconcileOutcome, Error> {
         round.orphans(network, &seen);
     }
     round.firewall();
-    round.pods();
     round.modes();
     match inactive_ports(&round.outcome.attachments, &mut round.host) {
         Ok(inactive) => round.outcome.inactive_ports = inactive,
         Err(error) => round.trouble("host ports", error),
+    }
+    Ok(round.outcome)
+}
+
+/// Enters the namespace of every attached pod, compares its addresses, routes, neighbours and bandwidth limits with the record,
+/// and repairs them. A namespace may take long, so the agent does this on a thread that nothing else waits for. Records that
+/// were lost are recovered by [`reconcile`].
+pub fn inspect_pods(order: Order<'_>) -> Result<ReconcileOutcome, Error> {
+    let mut round = ReconcileRound::new(order, NodeState::open(order.run_dir)?)?;
+    let links = round.host.links()?;
+    for (network, listed) in &round.records()? {
+        let ready = listed.iter().filter(|record| record.phase == RecordPhase::Ready);
+        for attachment in ready.filter_map(|record| record.attachment.as_ref()) {
+            round.inspect(network, attachment, &links);
+        }
+    }
+    if let Err(error) = round.remove_unowned_bindings() {
+        round.trouble("tables podwire", error);
     }
     Ok(round.outcome)
 }
@@ -205,17 +199,13 @@ pub fn restore_bridges(run_dir: &Path, only: Option<&NetworkName>) -> Result<(),
         run_dir,
         network: None,
         mode: None,
-        depth: Depth::Node,
         memory: &[],
-        unrepaired: &[],
         kernel_cache: None,
         is_only_agent: || false,
         // It undoes no attachment, and only that warns.
         warn: |_| (),
     };
-    let (host, outcome) = (RtSocket::open()?, ReconcileOutcome::default());
-    let mut round = ReconcileRound { order, state, host, outcome, renewed: Vec::new() };
-    round.existing_bridges(only)
+    ReconcileRound::new(order, state)?.existing_bridges(only)
 }
 
 /// The condition of a round that failed as a whole. Without its records no pod can be served.
@@ -248,6 +238,13 @@ pub fn forget_flows(order: &Order<'_>) -> Result<(), Error> {
             Ok(network.clean_rested(pools, &crate::firewall::forget_flows)?)
         }
         (Some(_) | None, _) => Ok(()),
+    }
+}
+
+impl<'a> ReconcileRound<'a> {
+    fn new(order: Order<'a>, state: NodeState) -> Result<Self, Error> {
+        let (host, outcome) = (RtSocket::open()?, ReconcileOutcome::default());
+        Ok(Self { order, state, host, outcome, renewed: Vec::new() })
     }
 }
 
@@ -315,29 +312,6 @@ impl ReconcileRound<'_> {
         Ok(())
     }
 
-    fn pods(&mut self) {
-        if self.order.depth != Depth::Pods {
-            return;
-        }
-        let links = match self.host.links() {
-            Ok(links) => links,
-            Err(error) => return self.trouble("links", error),
-        };
-        let attachments = std::mem::take(&mut self.outcome.attachments);
-        let mut found = Vec::new();
-        for attachment in &attachments {
-            match pod_finding(attachment, &links, Restore::ByAgent) {
-                Ok(finding) => found.extend(finding),
-                Err(error) => {
-                    let object = format_args!("attachment {}", attachment.key);
-                    found.push(self.finding(object, error).degraded());
-                }
-            }
-        }
-        self.outcome.attachments = attachments;
-        self.outcome.pods = Some(found);
-    }
-
     /// Networks with pods in another mode than new pods get.
     fn modes(&mut self) {
         let mut networks: BTreeMap<&NetworkName, Vec<&Attachment>> = BTreeMap::new();
@@ -367,9 +341,6 @@ impl ReconcileRound<'_> {
             (_, RecordPhase::Pending) => self.undo_pending(network, listed, seen),
             (Some(attachment), RecordPhase::Ready) => {
                 let life = self.attachment(network, attachment, seen);
-                if matches!(life, Ok(AttachmentFate::NotInspected)) {
-                    self.carry_over(network, &listed.stem);
-                }
                 // Also one that could not be repaired: it is there, and has its place in the firewall.
                 if !matches!(life, Ok(AttachmentFate::Left)) {
                     self.outcome.attachments.push(attachment.clone());
@@ -379,18 +350,9 @@ impl ReconcileRound<'_> {
             (None, RecordPhase::Ready) => self.unreadable(network, listed, seen),
         };
         if let Err(error) = done {
-            let record = (network.name(), listed.stem.clone());
-            let object =
-                format_args!("attachment {}/{}", record.0, record.1.replacen('@', "/", 1)).to_string();
-            let finding = self.finding(object, error).degraded();
-            self.outcome.unrepaired.push(PodFinding { record, finding });
+            let key = listed.stem.replacen('@', "/", 1);
+            self.trouble(format_args!("attachment {}/{key}", network.name()), error);
         }
-    }
-
-    /// What was wrong inside a pod is wrong until a round inspects the pod again.
-    fn carry_over(&mut self, network: &NetworkState, stem: &str) {
-        let is_of = |it: &&PodFinding| it.record.1 == stem && it.record.0 == network.name();
-        self.outcome.unrepaired.extend(self.order.unrepaired.iter().filter(is_of).cloned());
     }
 
     /// A pending record that no process holds was left by a process that was killed. If another IPAM plugin gave the
@@ -492,8 +454,6 @@ impl ReconcileRound<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AttachmentFate {
     Kept,
-    /// Right as far as the host shows; the round does not look into pods.
-    NotInspected,
     /// Its namespace is gone, or somebody else is working on it.
     Left,
 }

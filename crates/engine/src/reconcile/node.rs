@@ -365,7 +365,7 @@ pub(super) mod tests {
     use types::NetworkName;
 
     use super::*;
-    use crate::reconcile::{Depth, Order, reconcile};
+    use crate::reconcile::{Order, reconcile};
 
     /// A round of an agent that has these blocks.
     pub(in crate::reconcile) fn round(node: &Ns, run_dir: &Path, blocks: &str, mode: &str) -> Vec<String> {
@@ -379,9 +379,7 @@ pub(super) mod tests {
             run_dir,
             network,
             mode: Some((&name, conf.mode)),
-            depth: Depth::Node,
             memory: &[],
-            unrepaired: &[],
             kernel_cache: None,
             is_only_agent: || true,
             warn: |message| panic!("{message}"),

@@ -8,7 +8,7 @@ use types::AttachMode;
 
 use super::diff::{self, HostDrift};
 use super::observe::ObservedHost;
-use super::{AttachmentFate, Depth, ReconcileRound, RepairKind, TO_THE_PLUGIN, inside};
+use super::{AttachmentFate, ReconcileRound, RepairKind, TO_THE_PLUGIN};
 use crate::bridge::{self, Bridge, Spec};
 use crate::state::{Addressing, Attachment, HeldAttachment, NetworkState, RecordPhase};
 use crate::sysctl::HostSettings;
@@ -25,20 +25,10 @@ impl ReconcileRound<'_> {
         let faults = diff::faults(attachment, seen);
         let unclaimed =
             !attachment.delegated && !network.has_claims(&attachment.key.file_stem(), attachment.ips());
-        if faults.is_empty() && !unclaimed && self.order.depth == Depth::Node {
-            return Ok(AttachmentFate::NotInspected);
+        if faults.is_empty() && !unclaimed {
+            return Ok(AttachmentFate::Kept);
         }
-        // What cannot be looked at is no reason to leave the rest as it is.
-        let mut errors = Vec::new();
-        let within = match faults.contains(&HostDrift::LinkGone) {
-            true => Vec::new(),
-            false => kept(inside::faults(attachment), &mut errors),
-        };
-        let shaping = kept(self.lost_shaping(attachment, seen), &mut errors);
-        if faults.is_empty() && !unclaimed && within.is_empty() && shaping.is_empty() {
-            return Error::collect(errors).map(|()| AttachmentFate::Kept);
-        }
-        // The picture was taken without a lock: somebody may be taking it apart, or have done so.
+        // The picture was taken without a lock: another process may be removing the attachment, or has removed it.
         let Some(held) = hold(network, attachment)? else { return Ok(AttachmentFate::Left) };
         if faults.contains(&HostDrift::LinkGone) {
             return self.remake(held, attachment);
@@ -47,29 +37,11 @@ impl ReconcileRound<'_> {
             self.claim_again(network, &held, attachment)?;
         }
         let Some(link) = self.host.link(&attachment.host_link)? else { return Ok(AttachmentFate::Kept) };
+        let mut errors = Vec::new();
         for fault in &faults {
             match self.mend(attachment, &link, fault) {
                 Ok(()) => self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key)),
-                // No reason to leave the others as they are.
-                Err(error) => errors.push(error),
-            }
-        }
-        if !within.is_empty() {
-            match inside::mend(attachment) {
-                Ok(()) => within.iter().for_each(|fault| {
-                    self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key));
-                }),
-                Err(error) => errors.push(error),
-            }
-        }
-        if !shaping.is_empty() {
-            match shaping::renew(&mut self.host, attachment, link.index) {
-                Ok(()) => {
-                    self.repaired(
-                        RepairKind::Shaping,
-                        format_args!("{}: {}", attachment.key, shaping.join(", ")),
-                    );
-                }
+                // The other faults are repaired all the same.
                 Err(error) => errors.push(error),
             }
         }
@@ -90,15 +62,6 @@ impl ReconcileRound<'_> {
             );
         }
         Ok(())
-    }
-
-    fn lost_shaping(&mut self, attachment: &Attachment, seen: &ObservedHost) -> Result<Vec<String>, Error> {
-        match seen.links.get(attachment.host_link.as_str()) {
-            Some(link) if attachment.bandwidth.is_some() => {
-                shaping::missing(&mut self.host, attachment, link)
-            }
-            Some(_) | None => Ok(Vec::new()),
-        }
     }
 
     fn mend(&mut self, attachment: &Attachment, link: &Link, fault: &HostDrift) -> Result<(), Error> {
@@ -215,14 +178,6 @@ impl ReconcileRound<'_> {
         );
         Ok(AttachmentFate::Left)
     }
-}
-
-/// What was found, or nothing and why.
-fn kept<T>(found: Result<Vec<T>, Error>, errors: &mut Vec<Error>) -> Vec<T> {
-    found.unwrap_or_else(|error| {
-        errors.push(error);
-        Vec::new()
-    })
 }
 
 /// The record, if it still says what was seen and nobody is working on it.

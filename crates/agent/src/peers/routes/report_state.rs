@@ -28,8 +28,6 @@ pub(crate) struct PeerReportState {
     pub(super) owed: PeerChanges,
     /// Why the routes could not be compared or changed at all.
     pub(super) failure: Option<String>,
-    /// Why events of the kernel are not received.
-    pub(super) monitor_failure: Option<String>,
     /// How long what failed was left alone last; it doubles with each failure.
     pause: Option<Duration>,
 }
@@ -50,12 +48,7 @@ impl PeerReportState {
     fn findings(&self) -> impl Iterator<Item = Finding> {
         let found = |object: &str, message: &String| Finding::new(Code::PeerRouteFailed, object, message);
         let failure = self.failure.iter().map(move |why| found("routes to other nodes", why));
-        let monitor = self.monitor_failure.iter().map(|why| {
-            let message =
-                format!("{why}; until the monitor is open again, only the timer finds drift of routes");
-            Finding::new(Code::MonitorFailed, "monitor netlink-routes", message)
-        });
-        self.refused.iter().map(move |(object, why)| found(object, why)).chain(failure).chain(monitor)
+        self.refused.iter().map(move |(object, why)| found(object, why)).chain(failure)
     }
 }
 
@@ -143,6 +136,7 @@ impl Routes {
             findings.extend(self.known.position.problems.iter().cloned());
             findings.extend(self.known.tunnel_troubles.iter().cloned());
             findings.extend(self.known.report_state.findings());
+            findings.extend(self.monitor_findings());
         }
         let report_state = &mut self.known.report_state;
         (report_state.at, report_state.told_at) = (None, Some(Instant::now()));
@@ -196,14 +190,5 @@ mod tests {
         assert_eq!((found.len(), found[6].object.as_str()), (8, "route 10.2.6.0/24"));
         assert_eq!(found[7].object, "routes to other nodes");
         assert!(found.iter().all(|one| one.code == Code::PeerRouteFailed), "{found:?}");
-    }
-
-    #[test]
-    fn a1_a_monitor_that_fails_is_a_condition() {
-        let report_state =
-            PeerReportState { monitor_failure: Some("ENODEV".to_owned()), ..PeerReportState::default() };
-        let found: Vec<Finding> = report_state.findings().collect();
-        let (code, object) = (Code::MonitorFailed, "monitor netlink-routes");
-        assert_eq!((found.len(), found[0].code, found[0].object.as_str()), (1, code, object));
     }
 }
