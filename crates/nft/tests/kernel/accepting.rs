@@ -110,7 +110,7 @@ fn a9_a_wall_before_ours_and_one_that_is_gone_are_followed() {
                 "flush chain inet strict c; chain inet strict c { policy accept; }; add rule inet strict c ip saddr 10.77.0.0/16 accept comment \"podwire blue from 10.77.0.0/16\"",
             ],
         );
-        assert_eq!(pods(), ["our rules removed from the firewall's chain inet strict c"]);
+        assert_eq!(pods(), ["removed Podwire's rules from chain inet strict c"]);
         // A dormant table, and names that mean something else to nft.
         run(
             "nft",

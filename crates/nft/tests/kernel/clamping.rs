@@ -101,7 +101,7 @@ fn pain15_every_change_of_the_clamp_is_repaired_and_tables_of_pods_are_not_conce
     in_netns(|| {
         assert_eq!(set(&[]), None);
         assert_eq!(run("nft", &["list", "ruleset"]), "", "no tunnel, no pod, no table");
-        assert!(set(&["pwvx4"]).unwrap().starts_with("connections through pwvx4 are clamped to what fits"));
+        assert!(set(&["pwvx4"]).unwrap().starts_with("the MSS of connections through pwvx4 is clamped"));
         assert!(clamps());
         let sample = Sample::new(AttachMode::Routed, 2);
         sample.add_pod();

@@ -194,7 +194,7 @@ fn pain15_a_table_with_an_owner_is_for_its_owner_to_change() {
             ]
         );
         assert!(
-            found[0].why.ends_with("only the program that made the table can change it"),
+            found[0].why.ends_with("only the program that created the table can change it"),
             "{}",
             found[0].why
         );

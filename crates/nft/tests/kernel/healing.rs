@@ -44,7 +44,7 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
             "chain inet podwire NET has other rules than Podwire applied",
         ),
         (
-            "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr . inet_proto . inet_service . inet_service; }",
+            "flush chain inet podwire dnat-return; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr . inet_proto . inet_service . inet_service; }",
             "set inet podwire hairpin4 is not as Podwire applied it",
         ),
         // The kernel changes both in place. Elements of new pods would expire, and the fourth pod would be refused.
@@ -57,8 +57,8 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
             "set inet podwire pods6 is not as Podwire applied it",
         ),
         (
-            "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
-            "chain inet podwire bent has 0 rules instead of 9",
+            "flush chain inet podwire dnat-return; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
+            "chain inet podwire dnat-return has 0 rules instead of 9",
         ),
         (
             "add chain inet podwire a; add chain inet podwire b; add rule inet podwire a jump b; add rule inet podwire hostports jump a",
@@ -68,7 +68,7 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
         ("flush ruleset", "table inet podwire is missing"),
         ("flush chain inet podwire guard", "chain inet podwire guard has 0 rules instead of 3"),
         ("flush chain inet podwire hostports", "chain inet podwire hostports has 0 rules instead of 7"),
-        ("flush table inet podwire", "chain inet podwire bent has 0 rules instead of 9"),
+        ("flush table inet podwire", "chain inet podwire dnat-return has 0 rules instead of 9"),
         ("insert rule inet podwire guard accept", "chain inet podwire guard has 4 rules instead of 3"),
         (
             "delete rule inet podwire from-pod6 handle LAST",
@@ -87,8 +87,8 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
             "chain inet podwire guard has other rules than Podwire applied",
         ),
         (
-            "replace rule inet podwire bent handle LAST masquerade",
-            "chain inet podwire bent has other rules than Podwire applied",
+            "replace rule inet podwire dnat-return handle LAST masquerade",
+            "chain inet podwire dnat-return has other rules than Podwire applied",
         ),
         (
             "flush chain inet podwire nat-output; delete chain inet podwire nat-output",
@@ -271,7 +271,7 @@ fn a_repair_in_place_fails_rather_than_remove_other_pods() {
             open().repair_in_place(&Structure::of(&pods(&own)), &pods(&own)).unwrap();
             assert_eq!(drift(&pods(&own)), [""; 0]);
             nft(
-                "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
+                "flush chain inet podwire dnat-return; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
             );
             let error = open().repair_in_place(&Structure::of(&pods(&own)), &pods(&own)).unwrap_err();
             assert!(matches!(error, Error::Structure { .. }), "{error}");
@@ -399,6 +399,39 @@ fn a_table_of_an_earlier_version_is_renewed_with_its_pods() {
             repair(&pods);
             assert_eq!(everything(), before);
         });
+    }
+}
+
+/// The previous version named the chain `dnat-return` otherwise.
+#[test]
+fn a_table_with_the_previous_name_of_a_chain_is_replaced() {
+    for mode in BOTH {
+        let by_repair: fn(&[Sample]) = |samples| repair(&pods(samples));
+        let by_add: fn(&[Sample]) = |samples| samples.iter().for_each(Sample::add_pod);
+        for replace in [by_repair, by_add] {
+            in_netns(|| {
+                let samples = samples(mode);
+                samples.iter().for_each(Sample::add_pod);
+                let before = everything();
+                let previous = nft("list ruleset").replace("dnat-return", "bent");
+                nft("flush ruleset");
+                run("nft", &[&previous]);
+                nft("flush map inet podwire revision");
+                nft("add element inet podwire revision { 1 : 0xd207dee4 }");
+                assert!(structure().contains("chain bent"));
+                replace(&samples);
+                let (now, expected) = (everything(), before);
+                let sorted = |text: &str| {
+                    let mut lines: Vec<String> = text.lines().map(ToOwned::to_owned).collect();
+                    lines.sort();
+                    lines
+                };
+                assert_eq!((sorted(&now.0), now.1), (sorted(&expected.0), expected.1));
+                for sample in &samples {
+                    assert_eq!(open().missing(&sample.pod()).unwrap(), [""; 0]);
+                }
+            });
+        }
     }
 }
 

@@ -133,10 +133,13 @@ fn c6_missing_names_what_was_taken_away() {
             nft(&format!("flush chain {guard} podwire guard"));
             let found = missing(&pod);
             let want = [
-                format!("chain {guard} podwire guard has 0 rules instead of {}", if guard == "inet" { 3 } else { 5 }),
+                format!(
+                    "chain {guard} podwire guard has 0 rules instead of {}",
+                    if guard == "inet" { 3 } else { 5 }
+                ),
                 "element inet podwire pods6 { fd77::2 }".to_owned(),
                 format!("element {guard} podwire {own}"),
-                "element inet podwire hostport4_any { tcp . 8080 : 10.77.0.2 . 80 } (it is there with another value)"
+                "element inet podwire hostport4_any { tcp . 8080 : 10.77.0.2 . 80 } (it has another value)"
                     .to_owned(),
             ];
             assert_eq!(found, want);
