@@ -1,4 +1,4 @@
-//! What the peers thread receives from other threads, and what it reports to them.
+//! The input of the peers thread from other threads, and its reports to them.
 //!
 //! ```text
 //! membership: records ─► slot ─┐                ┌─► addresses, position, records ─► membership
@@ -33,7 +33,7 @@ pub(crate) enum RecordUpdate {
     Claim(ClaimedBlock),
 }
 
-/// Who owns a block. In a listing None means that the claim cannot be read, in an update that there is none.
+/// The owner of a block. In a listing, None means that the claim cannot be read; in an update, that there is none.
 #[derive(Debug)]
 pub(crate) struct ClaimedBlock {
     pub(crate) block: IpNet,
@@ -45,18 +45,18 @@ pub(crate) struct ClaimedBlock {
 pub(crate) struct StoreListing {
     pub(crate) nodes: Vec<StoredNode>,
     pub(crate) claims: Vec<ClaimedBlock>,
-    /// They are in the store, but what it says of them cannot be read.
+    /// Nodes with a record that cannot be read.
     pub(crate) unread: BTreeSet<NodeName>,
-    /// The store has just lost what it knew: others will come back.
+    /// The store lost its data: nodes will register again.
     pub(crate) was_wiped: bool,
 }
 
 /// Updates that the peers thread has not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct RecordUpdates {
-    /// It comes before the changes.
+    /// Older than the changes below.
     pub(super) store_listing: Option<StoreListing>,
-    /// None: the node is gone.
+    /// None: the node was removed.
     pub(super) nodes: BTreeMap<NodeName, Option<StoredNode>>,
     pub(super) claims: BTreeMap<IpNet, Option<NodeName>>,
 }
@@ -88,17 +88,17 @@ impl RecordUpdates {
     }
 }
 
-/// Questions that are answered without the store.
+/// Queries that need no store.
 #[derive(Debug)]
 pub(crate) enum Question {
-    /// The routes there are.
+    /// The routes of the kernel.
     Routes(oneshot::Sender<Result<Vec<api::RouteView>, AskError>>),
     /// The cluster as this node knows it.
     Contents(oneshot::Sender<PeerContents>),
 }
 
 impl Question {
-    /// The client does not wait for the answer any more.
+    /// The client does not wait any more.
     fn is_over(&self) -> bool {
         match self {
             Self::Routes(done) => done.is_closed(),
@@ -114,7 +114,7 @@ pub(crate) struct PeerContents {
     pub(crate) claims: Vec<(IpNet, NodeName)>,
 }
 
-/// How other threads reach the peers thread.
+/// The sending side, for other threads.
 #[derive(Debug, Clone)]
 pub(crate) struct PeerInputs {
     slot: Arc<Mutex<RecordUpdates>>,
@@ -122,7 +122,7 @@ pub(crate) struct PeerInputs {
     waker: Waker,
 }
 
-/// The other end.
+/// The receiving side.
 #[derive(Debug)]
 pub(crate) struct PeerQueue {
     slot: Arc<Mutex<RecordUpdates>>,
@@ -144,7 +144,7 @@ impl PeerInputs {
         self.waker.wake();
     }
 
-    /// A full queue is busy; one that is closed has lost its thread.
+    /// A full queue is busy. A closed queue means that the thread ended.
     pub(crate) fn ask(&self, question: Question) -> Result<(), AskError> {
         self.questions.try_send(question).map_err(|error| match error {
             TrySendError::Full(_) => AskError::Busy,
@@ -157,13 +157,13 @@ impl PeerInputs {
 
 impl PeerQueue {
     pub(super) fn take(&self) -> RecordUpdates {
-        // First: input that comes from here on wakes the thread again.
+        // First, so that later input wakes the thread again.
         self.waker.clear();
         std::mem::take(&mut *lock(&self.slot))
     }
 
-    /// The next question. The thread is woken again for the one after it: in between it takes updates, so that clients that
-    /// ask without a pause delay no route.
+    /// The next query. The thread is woken again for the following one and takes updates in between, so that clients that send queries
+    /// without a pause delay no route.
     pub(super) fn question(&self) -> Option<Question> {
         let question = self.questions.try_iter().find(|question| !question.is_over())?;
         self.waker.wake();
@@ -175,12 +175,12 @@ fn lock(slot: &Mutex<RecordUpdates>) -> MutexGuard<'_, RecordUpdates> {
     slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the kernel says about this node.
+/// This node's addresses and MTU, from the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct NodePosition {
-    /// Addresses that this node had, of families in which it has none now.
+    /// Former addresses of families in which this node has none now.
     pub(crate) lost: Vec<IpAddr>,
-    /// That of pods. None: not known now.
+    /// The MTU of pods. None: not known now.
     pub(crate) mtu: Option<u32>,
 }
 
@@ -192,10 +192,10 @@ pub(crate) struct PeerRecords {
     pub(crate) awaited: Vec<NodeName>,
 }
 
-/// What the peers thread reports to membership: the latest value of each.
+/// The reports of the peers thread to membership: the latest value of each.
 #[derive(Debug)]
 pub(crate) struct PeerReports {
-    /// Where this node is. None: not known yet.
+    /// This node's addresses. None: not known yet.
     pub(crate) addresses: watch::Sender<Option<Vec<IpAddr>>>,
     pub(crate) position: watch::Sender<NodePosition>,
     pub(crate) records: watch::Sender<PeerRecords>,
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_of_a_thread_that_hangs_are_merged() {
+    fn updates_for_a_blocked_thread_are_merged() {
         let (inputs, queue) = inputs(Waker::new().unwrap());
         let block: IpNet = "fd00:2:0:0:1000::/68".parse().unwrap();
         for created in 1..10_000 {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_are_taken_between_questions_and_clients_that_left_get_no_answer() {
+    fn updates_are_taken_between_queries_of_clients() {
         let (inputs, queue) = inputs(Waker::new().unwrap());
         let ask = || {
             let (answer, waits) = oneshot::channel();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_to_a_thread_that_hangs_or_ended_is_refused() {
+    fn a_query_to_a_blocked_or_ended_thread_is_refused() {
         let (inputs, queue) = inputs(Waker::new().unwrap());
         let ask = || inputs.ask(Question::Contents(oneshot::channel().0));
         for _ in 0..QUESTIONS {

@@ -1,15 +1,15 @@
-//! The kernel's side: routes, neighbours and tunnel entries for all other nodes, always as the records say.
+//! Routes, neighbours and tunnel entries of all peers in the kernel. They follow the records.
 //!
 //! ```text
 //! updates from the store ───┐
 //! events from the kernel ───┼─► Mesh (desired) ─► what changed ─► one batch
-//! timer ────────────────────┘                └──► compared with all the kernel has: after losses, and on the timer
+//! timer ────────────────────┘                └──► compared with the kernel: after lost events, and on the timer
 //! ```
 //!
-//! `peers`: the firewall's table of them. `publish`: where this node is. `tunnels`: its devices. `trials`: whether they work. `report_state`: what people and the disk get
-//! to know.
+//! `peers`: the firewall's table of peers. `publish`: this node's position. `tunnels`: its devices. `trials`: tests of their
+//! checksums. `report_state`: conditions, metrics and records for the disk.
 //!
-//! What is there stays until the store has said otherwise: an agent that starts while the store is away sweeps nothing.
+//! Objects stay until the store has listed all nodes: an agent that starts while the store is unreachable removes nothing.
 
 mod peers;
 mod publish;
@@ -46,26 +46,26 @@ use report_state::AppliedPart;
 pub(crate) use report_state::PeerReportState;
 pub(crate) use trials::Trials;
 
-/// How long after an event everything is compared: what belongs together comes together.
+/// Everything is compared this long after an event, so that related events are handled together.
 const PAUSE: Duration = Duration::from_millis(20);
-/// After events were read, none are for a while: a pod that comes or goes makes a dozen of them, and to wake up for each takes
-/// more than to read them.
+/// No events are read for this time after some were read. Every ADD and DEL causes a dozen, and a wake-up for each costs more than
+/// reading them.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-/// How soon something that failed is tried again.
+/// The first pause before a retry.
 const RETRY: Duration = Duration::from_secs(1);
-/// How often the peers are written to disk, at most, while they change.
+/// The shortest time between two writes of the peers to disk.
 const SAVE: Duration = Duration::from_millis(500);
-/// At most so often for each of them: thousands are many megabytes.
+/// The same per peer: the records of thousands are many megabytes.
 const SAVE_EACH: Duration = Duration::from_millis(2);
 /// A change or a comparison takes milliseconds; with thousands of peers up to a second.
 pub(crate) const LONGEST_CHANGE: Duration = Duration::from_secs(5);
 
-/// What the peers thread works with.
+/// The inputs and outputs of the peers thread.
 pub(crate) struct PeerRoutesParts {
     pub(crate) config: Arc<Config>,
-    /// A node that no other one can join has no peers.
+    /// A node that no other node can join has no peers.
     pub(crate) is_alone: bool,
-    /// This node's part of the network: its gateways.
+    /// This node's blocks and gateways.
     pub(crate) allocations: Arc<NodeAllocations>,
     pub(crate) agent_status: Arc<AgentStatus>,
     pub(crate) metrics: Arc<Metrics>,
@@ -194,15 +194,15 @@ impl Routes {
 
     fn run_timers(&mut self) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
-        if is_due(Some(self.known.look_at)) {
-            self.look();
+        if is_due(Some(self.known.compare_at)) {
+            self.compare();
         }
         if is_due(self.known.save_at) {
             self.report_records();
         }
         if is_due(self.known.report_state.at) {
             self.count();
-            self.tell();
+            self.report();
         }
     }
 
@@ -211,7 +211,7 @@ impl Routes {
         let now = Instant::now();
         let is_quiet = now < self.quiet_until;
         let timers = [
-            Some(self.known.look_at),
+            Some(self.known.compare_at),
             self.known.save_at,
             self.known.report_state.at,
             self.netlink.retry_at(),
@@ -260,7 +260,7 @@ impl Routes {
         self.netlink.finding().into_iter().chain(self.nft.finding())
     }
 
-    /// Takes all updates of the store, and puts the difference into the kernel.
+    /// Takes all updates of the store and applies the difference to the kernel.
     fn updated(&mut self, updates: RecordUpdates) {
         let RecordUpdates { store_listing, nodes, claims } = updates;
         let is_list = store_listing.is_some();
@@ -280,22 +280,22 @@ impl Routes {
             self.known.set_claim(block, owner);
         }
         self.known.save_at.get_or_insert_with(|| {
-            // Soon, since power may go; the more there is to write, the less often.
+            // Soon, because of power failures. The more there is to write, the less often.
             let count = u32::try_from(self.known.mesh.peers().count()).unwrap_or(u32::MAX);
             Instant::now() + SAVE.max(SAVE_EACH.saturating_mul(count))
         });
         if is_list {
-            // What was missed may have left something behind.
+            // Objects of missed changes may exist.
             self.known.peers.make_due();
-            self.look();
+            self.compare();
         } else {
             self.change();
         }
     }
 
-    /// The difference to what was wanted before.
+    /// Applies the difference to the previous desired state.
     fn change(&mut self) {
-        // Tunnels that are there are looked after when everything is.
+        // Existing tunnels are checked when everything is compared.
         if self.lacks_tunnel() || self.lacks_peer_table() {
             self.keep_tunnels();
         }
@@ -305,15 +305,15 @@ impl Routes {
         self.add_peers(&sources.add);
         let refused = self.apply(&changes);
         self.known.report_state.owed.extend(&refused.changes);
-        self.refused(refused.reasons, AppliedPart::News);
+        self.refused(refused.reasons, AppliedPart::Changes);
         self.remove_peers(&sources.remove);
         self.try_tunnels();
     }
 
-    /// The changes that were not applied.
+    /// Returns the changes that were not applied.
     fn apply(&mut self, changes: &PeerChanges) -> RefusedChanges {
         self.report_soon();
-        // Alone there is nobody to lead to; what is there is another network's.
+        // A node that is alone has no peers. Existing routes belong to another network.
         if changes.is_empty() || self.is_alone {
             return RefusedChanges::default();
         }
@@ -323,9 +323,9 @@ impl Routes {
         })
     }
 
-    /// Looks at everything: where this node is, its tunnels, and what the kernel has of ours.
-    fn look(&mut self) {
-        self.known.look_at = Instant::now() + self.config.reconcile;
+    /// Compares everything: this node's position, its tunnels, and the managed objects in the kernel.
+    fn compare(&mut self) {
+        self.known.compare_at = Instant::now() + self.config.reconcile;
         self.known.report_state.failure = None;
         if let Err(error) = self.compare_all() {
             self.failed(format!("routes to other nodes cannot be compared: {error}"));
@@ -349,7 +349,7 @@ impl Routes {
         due.extend(&self.known.report_state.owed);
         let mut changes = mesh.compare(&observed);
         if !self.known.is_complete {
-            // Somebody may stand behind it whom the store has not told us of yet.
+            // It may belong to a node that the store has not listed yet.
             changes.clear_removals();
         }
         if !changes.is_empty() {
@@ -357,7 +357,7 @@ impl Routes {
         }
         self.remove_odd(&odd);
         let refused = self.apply(&changes);
-        // Changes that follow from the records are no repairs, also if they were refused before.
+        // Changes that follow from the records are no repairs, even if they were refused before.
         let drift = changes.beyond(&due);
         let mut repairs = drift.beyond(&refused.changes);
         self.known.report_state.owed = refused.changes.beyond(&drift);
@@ -376,7 +376,7 @@ impl Routes {
         Ok(())
     }
 
-    /// Removes routes with unexpected attributes, once the store has listed all nodes. A failure holds up no other repair.
+    /// Removes routes with unexpected attributes, once the store has listed all nodes. A failure delays no other repair.
     fn remove_odd(&mut self, odd: &[Route]) {
         if !self.known.is_complete || odd.is_empty() {
             return;
@@ -406,8 +406,8 @@ impl Routes {
         let mesh = &self.known.mesh;
         match event {
             PeerEvent::RouteSet(route) => {
-                let is_ours = super::kernel::is_of(&mesh.local_node().subnets, &route.dst);
-                is_ours && !mesh.wants_route(&super::kernel::read(route))
+                let is_managed = super::kernel::is_of(&mesh.local_node().subnets, &route.dst);
+                is_managed && !mesh.wants_route(&super::kernel::read(route))
             }
             PeerEvent::RouteGone(route) => mesh.wants_route(&super::kernel::read(route)),
             PeerEvent::RouteTaken(dst) => mesh.wants_route_to(dst),
@@ -419,16 +419,16 @@ impl Routes {
             PeerEvent::LinkGone { index, name } => {
                 self.concerns_link(*index) || self.is_configured_name(name)
             }
-            // A pod's addresses are in its own namespace: what is heard here is the node's.
+            // Addresses of pods are in their namespaces, so these are addresses of the node.
             PeerEvent::AddressSet(_) | PeerEvent::AddressGone(_) => true,
         }
     }
 
-    /// Also one that is in the way of ours: it may go, or get another name.
+    /// Including an unmanaged link with the name of a tunnel: it may be removed or renamed.
     fn concerns_link(&self, index: u32) -> bool {
         let underlays = self.known.position.underlays.iter().map(|underlay| underlay.link);
-        let in_the_way = self.known.in_the_way.iter().copied();
-        underlays.chain(indexes(&self.known.tunnels)).chain(in_the_way).any(|link| link == index)
+        let conflicting = self.known.conflicting_links.iter().copied();
+        underlays.chain(indexes(&self.known.tunnels)).chain(conflicting).any(|link| link == index)
     }
 
     fn is_configured_name(&self, name: &str) -> bool {
@@ -438,7 +438,7 @@ impl Routes {
     }
 
     fn soon(&mut self, pause: Duration) {
-        self.known.look_at = self.known.look_at.min(Instant::now() + pause);
+        self.known.compare_at = self.known.compare_at.min(Instant::now() + pause);
     }
 
     /// The client may have given up.
@@ -451,7 +451,7 @@ impl Routes {
         }
     }
 
-    /// What should be, what the kernel has, and the difference.
+    /// The desired and the observed routes, with their differences.
     fn shown(&mut self) -> Result<Vec<api::RouteView>, netlink::Error> {
         let subnets = &self.known.mesh.local_node().subnets;
         let (observed, _) = self.kernel.observed(&indexes(&self.known.tunnels), subnets)?;
