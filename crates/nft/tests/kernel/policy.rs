@@ -128,8 +128,8 @@ fn observed() -> (Vec<String>, String) {
 
 fn handle_of_last_rule(chain: &str) -> String {
     let listed = nft(&format!("-a list chain inet {NAME} {chain}"));
-    let rules = listed.lines().filter(|line| line.contains("# handle") && !line.contains("chain "));
-    rules.last().unwrap().rsplit(' ').next().unwrap().to_owned()
+    let mut rules = listed.lines().filter(|line| line.contains("# handle") && !line.contains("chain "));
+    rules.next_back().unwrap().rsplit(' ').next().unwrap().to_owned()
 }
 
 /// Changes by another process, in the syntax of nft, and one of the reported differences. `TABLE` is the table.

@@ -59,7 +59,7 @@ impl Routes {
                     self.repaired("tunnel", repairs.len(), &repairs);
                 }
                 Err(error) => {
-                    if let TunnelError::Foreign { index: unmanaged, .. } = error {
+                    if let TunnelError::Unmanaged { index: unmanaged, .. } = error {
                         *index = None;
                         conflicting.push(unmanaged);
                     }

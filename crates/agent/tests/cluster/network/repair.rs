@@ -243,7 +243,7 @@ fn somebody_elses_link_of_the_tunnels_name_is_never_taken() {
     await_that("the problem to be told", TIMEOUT, || {
         problems(cluster.agent("n1").unwrap())
             .iter()
-            .any(|what| what.contains("link pwvx4 that is not ours") && what.contains("rename or remove it"))
+            .any(|what| what.contains("cannot create tunnel pwvx4") && what.contains("rename or remove it"))
     });
     // Who needs no tunnel is reached all the same.
     await_way(&cluster, ("p1", "p3"), PodPath::Direct, SOON);
