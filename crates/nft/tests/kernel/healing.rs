@@ -27,7 +27,7 @@ fn everything() -> (String, String) {
     (structure(), all_elements())
 }
 
-/// What somebody does, and what is found.
+/// Changes by another process, and one of the reported differences.
 fn mischief(network: &str) -> Vec<(String, &'static str)> {
     let cases: [(&str, &'static str); 27] = [
         // Rules of the same form.
@@ -195,7 +195,7 @@ fn f5_changes_by_podwire_are_no_drift() {
     in_netns(|| {
         assert_eq!(drift(&[]), [""; 0], "no tables, no pods");
         repair(&[]);
-        assert_eq!(run("nft", &["list", "ruleset"]), "", "nobody needs tables");
+        assert_eq!(run("nft", &["list", "ruleset"]), "", "no pod needs tables");
         let all: Vec<Sample> = (2..20)
             .map(|n| Sample {
                 chain: Some(chain(&format!("net{}", n % 5), &["10.0.0.0/8"])),
@@ -300,7 +300,7 @@ fn c6_missing_of_names_the_pods_that_lack_something() {
             assert_eq!(open().missing_of(&all_pods).unwrap(), [5, 10, 20, 30]);
             repair(&all_pods);
             assert_eq!(open().missing_of(&all_pods).unwrap(), [0; 0]);
-            // Somebody who comes and goes meanwhile makes readings begin again, and nobody seem lost.
+            // Pods that are added and removed meanwhile interrupt listings, and no pod seems to be missing.
             let over = AtomicBool::new(false);
             let restless = Sample::new(mode, 1000);
             let here = netlink::NetNs::current().unwrap();
@@ -325,13 +325,13 @@ fn c6_missing_of_names_the_pods_that_lack_something() {
     }
 }
 
-/// Of traffic, while tables are rebuilt all the time.
+/// Rounds of traffic while tables are repaired continuously.
 const ROUNDS: u32 = 40;
 
-/// New flows all the time: each is looked up in the rules, and one that was not masqueraded, or did not come through,
-/// fails the test. Somebody who sends from a foreign address meanwhile is never heard.
+/// New flows continuously: each passes the rules, and one that was not masqueraded or did not arrive
+/// fails the test. Packets with a spoofed source never arrive meanwhile.
 #[test]
-fn f5_traffic_does_not_notice_a_repair() {
+fn f5_a_repair_does_not_interrupt_traffic() {
     for mode in BOTH {
         let lab = Lab::new(mode);
         let all = [Sample::new(mode, 2).publish(Protocol::Udp, 8080, 80), Sample::new(mode, 3)];
@@ -380,7 +380,7 @@ fn f5_traffic_does_not_notice_a_repair() {
     }
 }
 
-/// The rules of this version use sets that an earlier one did not have: they are filled with the rules.
+/// The rules of this version use sets that an earlier version lacks. Their elements are applied with the rules.
 #[test]
 fn a_table_of_an_earlier_version_is_renewed_with_its_pods() {
     for mode in BOTH {
@@ -435,7 +435,7 @@ fn a_table_with_the_previous_name_of_a_chain_is_replaced() {
     }
 }
 
-/// One running pod; `restore` asks whether it still has its connection to the host.
+/// One running pod. `restore` checks that it still reaches the host.
 struct Running<'a> {
     lab: &'a Lab,
     pod: &'a Sample,
@@ -458,13 +458,13 @@ impl OtherPods for Running<'_> {
 }
 
 #[test]
-fn a_pod_over_tables_of_another_version_interrupts_no_other() {
+fn a_pod_added_over_another_version_interrupts_no_pod() {
     for mode in [AttachMode::Bridge, AttachMode::Routed] {
         let lab = Lab::new(mode);
         let [running, new] = [2, 3].map(|n| Sample::new(mode, n));
         lab.add_pod(&running);
         lab.inside(At::Host, || {
-            // An older version had other sets and rules; its elements are there.
+            // An older version had other sets and rules. Its elements exist.
             match mode {
                 AttachMode::Routed => {
                     ["from-pod", "from-pod6", "from-pod-icmp6"]
@@ -491,7 +491,7 @@ fn a_pod_over_tables_of_another_version_interrupts_no_other() {
     }
 }
 
-/// Objects of an older version that are in the way are removed by the process that comes first.
+/// The first process removes conflicting objects of an older version.
 #[test]
 fn two_pods_at_once_over_tables_of_another_version_are_both_added() {
     in_netns(|| {

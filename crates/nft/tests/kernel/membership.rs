@@ -43,7 +43,7 @@ fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
     });
 }
 
-/// A standalone plugin finds it so after an upgrade, and nobody else repairs it: our text must go over what there was.
+/// A plugin without an agent finds this after an upgrade, and no other process repairs it: the text must apply over it.
 #[test]
 fn a_table_of_the_version_before_is_renewed_by_the_next_pod() {
     in_netns(|| {
