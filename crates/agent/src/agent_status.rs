@@ -28,7 +28,7 @@ pub(crate) struct AgentStatus {
 struct AgentStatusInner {
     reconciler: ReconcilerState,
     /// When a watched thread started to work. None while it waits.
-    busy: [Option<Instant>; 2],
+    busy: [Option<Instant>; 3],
     reconcile: Reconciled,
     installed: Vec<InstalledFile>,
     inactive_ports: Vec<InactivePort>,
@@ -53,16 +53,18 @@ struct Reconciled {
 pub(crate) enum WatchedThread {
     Peers,
     Installation,
+    Inspector,
 }
 
 impl WatchedThread {
-    const ALL: [Self; 2] = [Self::Peers, Self::Installation];
+    const ALL: [Self; 3] = [Self::Peers, Self::Installation, Self::Inspector];
 
     /// How long it may work without waiting.
     fn limit(self) -> Duration {
         match self {
             Self::Peers => LONGEST_CHANGE,
             Self::Installation => LONG_INSTALLATION,
+            Self::Inspector => LONG_ROUND,
         }
     }
 
@@ -83,6 +85,13 @@ impl WatchedThread {
                 "installation",
                 format!(
                     "a check of plugin and config has been running for more than {limit} s: the disk may hang"
+                ),
+            ),
+            Self::Inspector => (
+                Code::ReconcileStuck,
+                "pods",
+                format!(
+                    "an inspection of all pods has been running for more than {limit} s: drift inside pods is not repaired"
                 ),
             ),
         };

@@ -111,6 +111,8 @@ pub(crate) struct NodeAllocations {
 
 #[derive(Debug)]
 struct Current {
+    /// The blocks that this node owns. An allocation needs one of each subnet.
+    blocks: Vec<IpNet>,
     /// The allocation in force, or why there is none.
     allocation: Result<Arc<NodeAllocation>, NoBlock>,
     /// Incremented by each change.
@@ -126,7 +128,7 @@ pub(crate) struct TunnelSize {
 
 impl NodeAllocations {
     pub(crate) fn none(reason: impl Into<String>, readers: Vec<Waker>) -> Self {
-        let current = Current { allocation: Err(NoBlock(reason.into())), version: 0 };
+        let current = Current { blocks: Vec::new(), allocation: Err(NoBlock(reason.into())), version: 0 };
         let current = RwLock::new(current);
         Self { current, readers, largest_mtu: AtomicU32::new(u32::MAX), reporting: Mutex::default() }
     }
@@ -144,7 +146,20 @@ impl NodeAllocations {
         network.ok_or_else(|| NoBlock("this node has no block of the default network".to_owned()))
     }
 
-    /// Changes whenever the allocation changes, or the reason why there is none.
+    /// The blocks that this node owns, also if it has no allocation because it lacks a block of a subnet.
+    pub(crate) fn blocks(&self) -> Vec<IpNet> {
+        self.read().blocks.clone()
+    }
+
+    pub(crate) fn set_blocks(&self, blocks: Vec<IpNet>) {
+        self.change(|current| {
+            let is_other = current.blocks != blocks;
+            current.blocks = blocks;
+            is_other
+        });
+    }
+
+    /// Another number means that the blocks, the allocation or the reason for its absence changed.
     pub(crate) fn version(&self) -> u64 {
         self.read().version
     }

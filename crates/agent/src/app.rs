@@ -26,6 +26,7 @@ use crate::notify;
 use crate::peers::{self, PeerQueue};
 use crate::privileges;
 use crate::queue::{Queue, UnfinishedRequests};
+use crate::reconciler::inspector::Inspector;
 use crate::reconciler::{self, ReconcileRequests, Reconciler, ReconcilerError};
 use crate::server::{self, AllowedUsers, ApiService, Endpoints, NodeDescription, ServerError};
 use crate::thread::AgentThread;
@@ -94,6 +95,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
     // One waker for each thread that sleeps in poll(2). Slots pass values between these threads.
     let waker = || Waker::new().map_err(|errno| cannot("create an eventfd")(errno.into()));
     let (peers_waker, install_waker, requests) = (waker()?, waker()?, ReconcileRequests::new(waker()?));
+    let inspector_waker = waker()?;
     let readers = vec![requests.waker().clone(), peers_waker.clone(), install_waker.clone()];
     let allocations = Arc::new(initial_allocation(&config, readers).map_err(AppError::Network)?);
     let tunnels = Arc::new(Slot::new(Vec::new(), vec![requests.waker().clone()]));
@@ -129,7 +131,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
         config: Arc::clone(&config),
         allocations: Arc::clone(&allocations),
         agent_status: Arc::clone(&agent_status),
-        peers: peers.clone(),
+        peers,
         commands,
     };
     let kernel_side = KernelSide { metrics: Arc::clone(&metrics), tunnels: Arc::clone(&tunnels), peer_queue };
@@ -171,23 +173,34 @@ pub fn run(config: Config) -> Result<(), AppError> {
             socket = %config.socket.display(),
             "agent starting"
         );
+        let inspector = Inspector {
+            config: Arc::clone(&config),
+            allocations: Arc::clone(&allocations),
+            agent_status: Arc::clone(&agent_status),
+            metrics: Arc::clone(&metrics),
+            work: Arc::clone(&work),
+            waker: inspector_waker.clone(),
+        };
         let reconciler = Reconciler::new(reconciler::ReconcilerParts {
             config,
             allocations,
             tunnels,
             blocks,
-            peers,
             agent_status: Arc::clone(&agent_status),
             metrics,
             work,
             install: installing.as_ref().map(|_| install_state),
             requests: requests.clone(),
+            inspector: inspector_waker.clone(),
             lock,
             network_lock,
             socket: socket.watch(),
             begun: started,
         })?;
         let (reconciler_thread, reconciler_exit) = start_reconciler(reconciler, requests)?;
+        let inspecting =
+            AgentThread::start("podwire-inspect", inspector_waker, move |stop| inspector.run(stop));
+        let inspecting = inspecting.map_err(cannot("start the inspector"))?;
         let endpoints = Endpoints { socket, tcp, users: AllowedUsers::root_and_self() };
         let stop = stop_requested(Arc::clone(&agent_status), reconciler_exit)?;
         tokio::spawn(report_hangs(agent_status));
@@ -202,6 +215,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
         if let Some(installing) = &installing {
             installing.end(THREAD_END);
         }
+        inspecting.end(THREAD_END);
         reconciler_thread.end()
     })
 }

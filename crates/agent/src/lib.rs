@@ -27,6 +27,7 @@ mod log;
 mod membership;
 mod memory;
 mod metrics;
+mod monitor;
 mod notify;
 mod peers;
 mod preflight;

@@ -90,12 +90,8 @@ impl Membership {
         };
         let saved = node_state.record().filter(|saved| saved.uid == record.uid);
         let former = saved.as_ref().map(|record| record.name.clone()).filter(|former| *former != name);
-        let shared = Arc::new(SharedMembership::new(
-            &config,
-            (parts.allocations, parts.agent_status),
-            parts.peers,
-            node_state,
-        ));
+        let shared =
+            Arc::new(SharedMembership::new(&config, (parts.allocations, parts.agent_status), node_state));
         shared.set_saved_blocks(saved.map(|record| record.blocks).unwrap_or_default());
         let saved_peers = shared.node_state.peers();
         shared.set_peers(&saved_peers, Vec::new());

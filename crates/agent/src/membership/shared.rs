@@ -25,7 +25,6 @@ use crate::agent_status::AgentStatus;
 use crate::allocation::{BlockUsage, NodeAllocations};
 use crate::clock::Now;
 use crate::conditions::Source;
-use crate::peers::PeerInputs;
 use crate::peers::inputs::{NodePosition, PeerRecords};
 use crate::peers::tunnel::OVERHEAD_V6;
 use config::Config;
@@ -36,7 +35,6 @@ pub(crate) struct SharedMembership {
     pub(crate) contact: Arc<Contact>,
     allocations: Arc<NodeAllocations>,
     pub(crate) agent_status: Arc<AgentStatus>,
-    peers: PeerInputs,
     /// A single node that no other node can join: it has the whole network, independent of its store.
     pub(crate) is_alone: bool,
     /// Held while the modification time of the copy on disk is set.
@@ -77,7 +75,6 @@ impl SharedMembership {
     pub(crate) fn new(
         config: &Arc<Config>,
         (allocations, agent_status): (Arc<NodeAllocations>, Arc<AgentStatus>),
-        peers: PeerInputs,
         node_state: NodeStateDir,
     ) -> Self {
         Self {
@@ -87,7 +84,6 @@ impl SharedMembership {
             node_state,
             allocations,
             agent_status,
-            peers,
             saving_time: Arc::default(),
             state: Mutex::default(),
         }
@@ -153,7 +149,7 @@ impl SharedMembership {
             return;
         }
         self.lock().blocks.clear();
-        self.peers.set_blocks(Vec::new());
+        self.allocations.set_blocks(Vec::new());
         self.withdraw(reason);
         self.save(&NodeRecord { blocks: Vec::new(), ..record.clone() }).await;
         self.report();
@@ -267,7 +263,7 @@ impl SharedMembership {
             let state = self.lock();
             (state.blocks.clone(), state.mtu)
         };
-        self.peers.set_blocks(blocks.clone());
+        self.allocations.set_blocks(blocks.clone());
         let network = &self.config.network;
         let has_none = |subnet: &&IpNet| !blocks.iter().any(|block| subnet.contains(block));
         if let Some(subnet) = network.subnets.iter().find(has_none) {

@@ -1,33 +1,47 @@
-//! What the kernel's news ask for. Pure. News are reasons to look, never findings: our own work makes them too.
+//! The checks that netlink events ask for. Pure. An event is a reason for a check and never a finding, because the agent's own
+//! work causes the same events.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
-use engine::reconcile::Depth;
 use ipnet::IpNet;
 use netlink::{EventNamespace, LinkEvent};
 use types::{IfName, PEER_PROTOCOL, ROUTE_PROTOCOL};
 
-/// What is known when news come.
 pub(super) struct HintContext<'a> {
     pub(super) bridges: &'a [IfName],
-    /// Whether we deleted this link ourselves: then all that is told of it is no news.
+    /// Whether this process deleted the link. Then all events about it are ignored.
     pub(super) deleted_here: &'a dyn Fn(u32) -> bool,
 }
 
-/// The looks that these news ask for. What goes on the node often goes inside a pod as well, and the quick look does not
-/// wait for the deep one.
-pub(super) fn depths(events: &[LinkEvent], known: &HintContext<'_>) -> BTreeSet<Depth> {
-    // Of a link that is told several times the last word counts: a new one is told as down before it is up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Checks {
+    /// A round of the node.
+    pub(super) node: bool,
+    /// An inspection of all pods.
+    pub(super) pods: bool,
+}
+
+impl Checks {
+    const NODE: Self = Self { node: true, pods: false };
+    const PODS: Self = Self { node: false, pods: true };
+
+    fn and(self, other: Self) -> Self {
+        Self { node: self.node || other.node, pods: self.pods || other.pods }
+    }
+}
+
+pub(super) fn checks(events: &[LinkEvent], known: &HintContext<'_>) -> Checks {
+    // If a link appears in several events, the last state wins: a new link is reported as down before it is up.
     let mut up = HashSet::new();
-    let mut depths = BTreeSet::new();
-    for one in events.iter().rev() {
-        if let LinkEvent::Link { index, up: true, namespace, .. } = one {
+    let mut checks = Checks::default();
+    for event in events.iter().rev() {
+        if let LinkEvent::Link { index, up: true, namespace, .. } = event {
             up.insert((*namespace, *index));
         }
-        let settled = |namespace: EventNamespace, index: u32| up.contains(&(namespace, index));
-        depths.extend(of_one(one, known, &settled));
+        let is_up = |namespace: EventNamespace, index: u32| up.contains(&(namespace, index));
+        checks = checks.and(of_event(event, known, &is_up));
     }
-    depths
+    checks
 }
 
 /// Whether another program may have added an address or a route in the subnets, or removed such a route.
@@ -45,27 +59,23 @@ pub(super) fn may_overlap(events: &[LinkEvent], subnets: &[IpNet]) -> bool {
     })
 }
 
-fn of_one(
-    events: &LinkEvent,
-    known: &HintContext<'_>,
-    settled: &dyn Fn(EventNamespace, u32) -> bool,
-) -> Option<Depth> {
+fn of_event(event: &LinkEvent, known: &HintContext<'_>, is_up: &dyn Fn(EventNamespace, u32) -> bool) -> Checks {
     let stays = |link: u32| !(known.deleted_here)(link);
-    let (namespace, lost) = match events {
-        LinkEvent::Lost => return Some(Depth::Pods),
-        LinkEvent::AddressAdded { .. } | LinkEvent::RouteAdded { .. } => return None,
+    let (namespace, is_lost) = match event {
+        LinkEvent::Lost => return Checks::NODE.and(Checks::PODS),
+        LinkEvent::AddressAdded { .. } | LinkEvent::RouteAdded { .. } => return Checks::default(),
         LinkEvent::Link { index, name, up, removed, namespace } => {
-            let ours = |name: &String| {
+            let is_managed = |name: &String| {
                 let is_bridge = known.bridges.iter().any(|bridge| bridge.as_str() == name);
                 is_bridge || name.starts_with("pw") || name.starts_with("pi")
             };
-            let down = !up && !settled(*namespace, *index);
-            // Inside a pod, a link that is gone is gone here as well.
-            let lost = match namespace {
-                EventNamespace::Own => (*removed || down) && name.as_ref().is_none_or(ours) && stays(*index),
-                EventNamespace::Pod => down && !removed,
+            let is_down = !up && !is_up(*namespace, *index);
+            // A link that was removed inside a pod was removed on the host, too.
+            let is_lost = match namespace {
+                EventNamespace::Own => (*removed || is_down) && name.as_ref().is_none_or(is_managed) && stays(*index),
+                EventNamespace::Pod => is_down && !removed,
             };
-            (*namespace, lost)
+            (*namespace, is_lost)
         }
         LinkEvent::ForwardingOff { namespace } => (*namespace, *namespace == EventNamespace::Own),
         LinkEvent::PortLeft { index, namespace } => {
@@ -83,26 +93,28 @@ fn of_one(
             (*namespace, *protocol == ROUTE_PROTOCOL && stays)
         }
     };
-    lost.then_some(match namespace {
-        EventNamespace::Own => Depth::Node,
-        EventNamespace::Pod => Depth::Pods,
-    })
+    match namespace {
+        _ if !is_lost => Checks::default(),
+        EventNamespace::Own => Checks::NODE,
+        EventNamespace::Pod => Checks::PODS,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A link that we deleted ourselves.
-    const OURS: u32 = 99;
+    const NONE: Checks = Checks { node: false, pods: false };
+    /// A link that this process deleted.
+    const DELETED: u32 = 99;
 
-    fn look(events: LinkEvent) -> Option<Depth> {
-        all(&[events]).pop_last()
+    fn of(event: LinkEvent) -> Checks {
+        all(&[event])
     }
 
-    fn all(events: &[LinkEvent]) -> BTreeSet<Depth> {
+    fn all(events: &[LinkEvent]) -> Checks {
         let bridges = [IfName::try_from("podwire0").unwrap()];
-        depths(events, &HintContext { bridges: &bridges, deleted_here: &|index| index == OURS })
+        checks(events, &HintContext { bridges: &bridges, deleted_here: &|index| index == DELETED })
     }
 
     fn link(name: &str, up: bool, removed: bool) -> LinkEvent {
@@ -114,41 +126,37 @@ mod tests {
     }
 
     #[test]
-    fn ours_that_go_are_looked_at_and_others_are_not() {
-        assert_eq!(look(link("pwabc", false, true)), Some(Depth::Node));
-        assert_eq!(look(link("podwire0", false, false)), Some(Depth::Node));
-        assert_eq!(look(link("eth0", false, true)), None);
-        assert_eq!(look(link("pwabc", true, false)), None);
-        assert_eq!(look(route(ROUTE_PROTOCOL, EventNamespace::Own)), Some(Depth::Node));
-        assert_eq!(look(route(2, EventNamespace::Own)), None);
-        assert_eq!(look(LinkEvent::Lost), Some(Depth::Pods));
+    fn removed_managed_objects_are_checked_and_others_are_not() {
+        assert_eq!(of(link("pwabc", false, true)), Checks::NODE);
+        assert_eq!(of(link("podwire0", false, false)), Checks::NODE);
+        assert_eq!(of(link("eth0", false, true)), NONE);
+        assert_eq!(of(link("pwabc", true, false)), NONE);
+        assert_eq!(of(route(ROUTE_PROTOCOL, EventNamespace::Own)), Checks::NODE);
+        assert_eq!(of(route(2, EventNamespace::Own)), NONE);
+        assert_eq!(of(LinkEvent::Lost), Checks { node: true, pods: true });
     }
 
     #[test]
-    fn our_own_add_and_del_are_no_news() {
-        assert_eq!(all(&[link("pwabc", false, false), link("pwabc", true, false)]), BTreeSet::new());
-        assert_eq!(all(&[link("pwabc", true, false), link("pwabc", false, false)]), [Depth::Node].into());
+    fn own_add_and_del_cause_no_checks() {
+        assert_eq!(all(&[link("pwabc", false, false), link("pwabc", true, false)]), NONE);
+        assert_eq!(all(&[link("pwabc", true, false), link("pwabc", false, false)]), Checks::NODE);
         let removed = LinkEvent::Link {
-            index: OURS,
+            index: DELETED,
             name: Some("pwabc".to_owned()),
             up: false,
             removed: true,
             namespace: EventNamespace::Own,
         };
         let dst = "fd00:88::2/128".parse().unwrap();
-        let route = LinkEvent::RouteRemoved {
-            dst,
-            link: Some(OURS),
-            protocol: ROUTE_PROTOCOL,
-            namespace: EventNamespace::Own,
-        };
-        assert_eq!(all(&[removed, route]), BTreeSet::new());
+        let route =
+            LinkEvent::RouteRemoved { dst, link: Some(DELETED), protocol: ROUTE_PROTOCOL, namespace: EventNamespace::Own };
+        assert_eq!(all(&[removed, route]), NONE);
     }
 
     #[test]
-    fn the_quick_look_does_not_wait_for_the_deep_one() {
+    fn events_on_the_node_and_in_pods_cause_both_checks() {
         let events = [link("pwabc", false, true), route(ROUTE_PROTOCOL, EventNamespace::Pod)];
-        assert_eq!(all(&events), [Depth::Node, Depth::Pods].into());
+        assert_eq!(all(&events), Checks { node: true, pods: true });
     }
 
     #[test]
@@ -184,13 +192,10 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_in_a_pod_asks_for_a_look_into_pods() {
+    fn removals_inside_a_pod_cause_an_inspection() {
         let addr = "10.88.0.2/32".parse().unwrap();
-        assert_eq!(
-            look(LinkEvent::AddressRemoved { link: 2, addr, namespace: EventNamespace::Pod }),
-            Some(Depth::Pods)
-        );
-        assert_eq!(look(route(ROUTE_PROTOCOL, EventNamespace::Pod)), Some(Depth::Pods));
-        assert_eq!(look(route(2, EventNamespace::Pod)), None);
+        assert_eq!(of(LinkEvent::AddressRemoved { link: 2, addr, namespace: EventNamespace::Pod }), Checks::PODS);
+        assert_eq!(of(route(ROUTE_PROTOCOL, EventNamespace::Pod)), Checks::PODS);
+        assert_eq!(of(route(2, EventNamespace::Pod)), NONE);
     }
 }

@@ -13,6 +13,7 @@ mod conditions;
 mod fault_detection;
 mod forward_chains;
 mod idle_rounds;
+mod inspection;
 mod load;
 mod objects;
 mod orphaned_links;

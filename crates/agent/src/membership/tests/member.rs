@@ -52,7 +52,7 @@ impl Fixture {
         let agent_status = Arc::new(AgentStatus::new());
         let (peers, queue) = inputs(Waker::new().unwrap());
         let slots = (Arc::clone(&allocations), Arc::clone(&agent_status));
-        let shared = Arc::new(SharedMembership::new(&Arc::new(config), slots, peers.clone(), node_state));
+        let shared = Arc::new(SharedMembership::new(&Arc::new(config), slots, node_state));
         shared.set_saved_blocks(nets(saved));
         let (registry, candidate) = (registry(dir.path()), candidate("n1", 1));
         let (addresses, published) = watch::channel(Some(vec!["192.0.2.1".parse().unwrap()]));

@@ -244,7 +244,7 @@ fn an_unmanaged_link_with_the_tunnels_name_is_never_used() {
     await_that("the condition", TIMEOUT, || {
         problems(cluster.agent("n1").unwrap())
             .iter()
-            .any(|what| what.contains("link pwvx4 that is not ours") && what.contains("rename or remove it"))
+            .any(|what| what.contains("cannot create tunnel pwvx4") && what.contains("rename or remove it"))
     });
     // Peers that need no tunnel are reachable.
     await_path(&cluster, ("p1", "p3"), PodPath::Direct, SOON);

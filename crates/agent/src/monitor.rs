@@ -1,5 +1,5 @@
-//! A monitor of kernel events that is opened again after it failed. Each attempt comes later than the one before: an error
-//! that persists must not keep the reconciler busy. Until then the timer finds drift.
+//! A monitor of kernel events that is reopened after it failed. The pause between attempts doubles, so that a lasting error does
+//! not keep a thread busy. Until then the timer finds drift.
 
 use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use types::{Code, Finding};
 
-/// The pause before the first attempt, and the longest one.
+/// The first pause, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-pub(super) struct MonitorSlot<M, E> {
+pub(crate) struct MonitorSlot<M, E> {
     name: &'static str,
     open: fn() -> Result<M, E>,
     state: MonitorState<M>,
@@ -22,23 +22,22 @@ enum MonitorState<M> {
     Failed { why: String, retry_at: Instant },
 }
 
-/// What a read returned.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Read<T> {
+pub(crate) enum Read<T> {
     Events(T),
-    /// The monitor is open again, and events were lost.
+    /// The monitor was reopened. Events were lost.
     Reopened,
     Failed,
 }
 
 impl<M, E: Display> MonitorSlot<M, E> {
-    pub(super) fn open(name: &'static str, open: fn() -> Result<M, E>) -> Result<Self, E> {
+    pub(crate) fn open(name: &'static str, open: fn() -> Result<M, E>) -> Result<Self, E> {
         let state = MonitorState::Open { monitor: open()?, since: Instant::now() };
         Ok(Self { name, open, state, pause: PAUSES.0 })
     }
 
-    /// Reads the events, or opens the monitor again if it is time to.
-    pub(super) fn read<T>(&mut self, now: Instant, read: fn(&mut M) -> Result<T, E>) -> Read<T> {
+    /// Reads the events, or reopens the monitor if the pause is over.
+    pub(crate) fn read<T>(&mut self, now: Instant, read: fn(&mut M) -> Result<T, E>) -> Read<T> {
         match &mut self.state {
             MonitorState::Open { monitor, since } => match read(monitor) {
                 Ok(events) => Read::Events(events),
@@ -50,7 +49,7 @@ impl<M, E: Display> MonitorSlot<M, E> {
                 }
             },
             MonitorState::Failed { retry_at, .. } if now < *retry_at => Read::Failed,
-            // A socket that opens may fail at its first read all the same.
+            // A socket that can be opened may still fail at its first read.
             MonitorState::Failed { .. } => match (self.open)().and_then(|mut monitor| {
                 read(&mut monitor)?;
                 Ok(monitor)
@@ -70,23 +69,23 @@ impl<M, E: Display> MonitorSlot<M, E> {
         Read::Failed
     }
 
-    pub(super) fn retry_at(&self) -> Option<Instant> {
+    pub(crate) fn retry_at(&self) -> Option<Instant> {
         match &self.state {
             MonitorState::Open { .. } => None,
             MonitorState::Failed { retry_at, .. } => Some(*retry_at),
         }
     }
 
-    pub(super) fn finding(&self) -> Option<Finding> {
+    pub(crate) fn finding(&self) -> Option<Finding> {
         let MonitorState::Failed { why, .. } = &self.state else { return None };
-        let message = format!("{why}; until the monitor is open again, only the timer finds drift");
+        let message = format!("{why}; until the monitor is reopened, only the timer finds drift");
         Some(Finding::new(Code::MonitorFailed, format_args!("monitor {}", self.name), message))
     }
 }
 
 impl<M: AsFd, E> MonitorSlot<M, E> {
     /// None while it is failed.
-    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
             MonitorState::Open { monitor, .. } => Some(monitor.as_fd()),
             MonitorState::Failed { .. } => None,
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a1_a_monitor_that_fails_is_a_condition_and_is_opened_again_with_back_off() {
+    fn a1_a_failed_monitor_is_a_condition_and_is_reopened_with_back_off() {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let mut monitor = MonitorSlot::open("netlink", open).unwrap();
@@ -124,7 +123,7 @@ mod tests {
         let attempts: Vec<u64> = (0..200)
             .filter(|second| {
                 let before = OPENED.get();
-                // The reconciler wakes up 25 times per second.
+                // 25 wake-ups per second.
                 for wake in 0..25 {
                     assert_eq!(monitor.read(at(second * 1000 + wake * 40), read), Read::Failed);
                 }
@@ -139,7 +138,7 @@ mod tests {
         assert_eq!(monitor.read(at(242_999), read), Read::Failed);
         assert_eq!(monitor.read(at(243_000), read), Read::Reopened);
         assert_eq!((monitor.read(at(243_001), read), monitor.finding()), (Read::Events(7), None));
-        // One that works for a long time begins with the first pause.
+        // After a long time without failures, the first pause applies again.
         BROKEN.set(true);
         assert_eq!(monitor.read(at(400_000), read), Read::Failed);
         assert_eq!(monitor.retry_at(), Some(at(401_000)));

@@ -1,5 +1,5 @@
-//! The contents of sets, for many pods at once: each set is listed as a whole, which is far quicker than to ask for every
-//! element by itself. Not for the path of a pod.
+//! The elements of many pods. Each set is listed as a whole, which is much faster than a request for each element. Not for the
+//! path of a pod.
 
 use std::collections::HashMap;
 
@@ -16,16 +16,16 @@ use crate::request;
 use crate::socket::NftRequest;
 use crate::surplus;
 
-const COUNT: &str = "count the pods in the firewall";
+const LIST: &str = "list the elements of pods in the firewall";
 
-/// The keys of a set, and what a map has for them.
+/// The keys of a set or map, with their values.
 pub(crate) type SetContents = HashMap<Vec<u8>, Option<Vec<u8>>>;
 
-/// The contents of all sets that have elements of pods, in both tables. Without elements that are about to expire.
+/// The contents of all sets with elements of pods, in both tables. Elements that expire are left out.
 #[derive(Debug)]
 pub struct ListedElements {
     pub(crate) sets: Vec<(TableFamily, ObservedSet, SetContents)>,
-    /// The generation of the tables, read before the sets. None without nf_tables.
+    /// The generation of the tables, read before the sets. None if the kernel lacks nf_tables.
     pub(crate) generation: Option<u32>,
 }
 
@@ -45,7 +45,7 @@ impl ListedElements {
 impl Firewall {
     /// Lists the elements of all pods.
     pub fn list_elements(&mut self) -> Result<ListedElements, Error> {
-        // Read first: a change after it is then noticed.
+        // Read first, so that later changes are detected.
         let generation = self.generation()?;
         let mut sets = Vec::new();
         for family in BOTH {
@@ -58,7 +58,7 @@ impl Firewall {
         Ok(ListedElements { sets, generation })
     }
 
-    /// The places of the pods that lack an element. The structure is for [`Firewall::drift`].
+    /// The indexes of the pods that lack an element. [`Firewall::drift`] compares the structure.
     pub fn missing_of(&mut self, pods: &[FirewallPod<'_>]) -> Result<Vec<usize>, Error> {
         let listing = self.list_elements()?;
         self.missing_in(&listing, pods)
@@ -72,11 +72,11 @@ impl Firewall {
     ) -> Result<Vec<usize>, Error> {
         let elements = pods.iter().map(element::of).collect::<Result<Vec<_>, _>>()?;
         let mut lacking = Vec::new();
-        for (place, elements) in elements.iter().enumerate() {
-            let doubtful: Vec<&Element<'_>> = elements.iter().filter(|e| !listing.has(e)).collect();
-            // A listing that another process changes may have gaps: elements that seem to be missing are asked for by key.
-            if !doubtful.is_empty() && self.lacks_any(&doubtful)? {
-                lacking.push(place);
+        for (index, elements) in elements.iter().enumerate() {
+            let unlisted: Vec<&Element<'_>> = elements.iter().filter(|e| !listing.has(e)).collect();
+            // If another process changes a set, its listing may be incomplete: missing elements are requested by key.
+            if !unlisted.is_empty() && self.lacks_any(&unlisted)? {
+                lacking.push(index);
             }
         }
         Ok(lacking)
@@ -88,18 +88,18 @@ impl Firewall {
             match answer {
                 Ok(found) if request::holds(element, &found) && !request::expires(&found) => {}
                 Ok(_) | Err(Refusal { errno: Errno::NOENT, .. }) => return Ok(true),
-                Err(refusal) => return Err(Error::refused(COUNT, element.to_string(), refusal)),
+                Err(refusal) => return Err(Error::refused(LIST, element.to_string(), refusal)),
             }
         }
         Ok(false)
     }
 
-    /// Without those that are about to expire.
+    /// Elements that expire are left out.
     pub(crate) fn contents(&mut self, table: TableId<'_>, set: &str) -> Result<SetContents, Error> {
         let mut contents = SetContents::new();
         self.dump_if_there(&request::get_elements(table, set), |answer| {
             let lasting = request::elements(answer).filter(|e| !e.expires);
-            contents.extend(lasting.map(|e| (e.key.to_vec(), e.value.map(<[u8]>::to_vec))));
+            contents.extend(lasting.map(|e| (e.key.to_vec(), e.value)));
         })?;
         Ok(contents)
     }
