@@ -244,8 +244,9 @@ fn a_node_that_does_not_answer_leaves_checksums_to_the_card() {
     let rule = "table inet quiet { chain input { type filter hook input priority 0; udp dport 9 drop; }; }";
     cluster.node("n2").unwrap().sh(&["nft", rule]).unwrap();
     // It may have been silent at first, when it was not there yet.
-    let told =
-        |cluster: &Cluster| cluster.agent("n1").unwrap().log().unwrap().matches("n2 did not answer").count();
+    let told = |cluster: &Cluster| {
+        cluster.agent("n1").unwrap().log().unwrap().matches("no reply to the test of checksums").count()
+    };
     let before = told(&cluster);
     cluster.agent_mut("n1").unwrap().restart().unwrap();
     await_that("n1 to give up", TRIAL, || told(&cluster) > before);
