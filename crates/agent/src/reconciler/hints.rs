@@ -59,7 +59,11 @@ pub(super) fn may_overlap(events: &[LinkEvent], subnets: &[IpNet]) -> bool {
     })
 }
 
-fn of_event(event: &LinkEvent, known: &HintContext<'_>, is_up: &dyn Fn(EventNamespace, u32) -> bool) -> Checks {
+fn of_event(
+    event: &LinkEvent,
+    known: &HintContext<'_>,
+    is_up: &dyn Fn(EventNamespace, u32) -> bool,
+) -> Checks {
     let stays = |link: u32| !(known.deleted_here)(link);
     let (namespace, is_lost) = match event {
         LinkEvent::Lost => return Checks::NODE.and(Checks::PODS),
@@ -72,7 +76,9 @@ fn of_event(event: &LinkEvent, known: &HintContext<'_>, is_up: &dyn Fn(EventName
             let is_down = !up && !is_up(*namespace, *index);
             // A link that was removed inside a pod was removed on the host, too.
             let is_lost = match namespace {
-                EventNamespace::Own => (*removed || is_down) && name.as_ref().is_none_or(is_managed) && stays(*index),
+                EventNamespace::Own => {
+                    (*removed || is_down) && name.as_ref().is_none_or(is_managed) && stays(*index)
+                }
                 EventNamespace::Pod => is_down && !removed,
             };
             (*namespace, is_lost)
@@ -148,8 +154,12 @@ mod tests {
             namespace: EventNamespace::Own,
         };
         let dst = "fd00:88::2/128".parse().unwrap();
-        let route =
-            LinkEvent::RouteRemoved { dst, link: Some(DELETED), protocol: ROUTE_PROTOCOL, namespace: EventNamespace::Own };
+        let route = LinkEvent::RouteRemoved {
+            dst,
+            link: Some(DELETED),
+            protocol: ROUTE_PROTOCOL,
+            namespace: EventNamespace::Own,
+        };
         assert_eq!(all(&[removed, route]), NONE);
     }
 
@@ -194,7 +204,10 @@ mod tests {
     #[test]
     fn removals_inside_a_pod_cause_an_inspection() {
         let addr = "10.88.0.2/32".parse().unwrap();
-        assert_eq!(of(LinkEvent::AddressRemoved { link: 2, addr, namespace: EventNamespace::Pod }), Checks::PODS);
+        assert_eq!(
+            of(LinkEvent::AddressRemoved { link: 2, addr, namespace: EventNamespace::Pod }),
+            Checks::PODS
+        );
         assert_eq!(of(route(ROUTE_PROTOCOL, EventNamespace::Pod)), Checks::PODS);
         assert_eq!(of(route(2, EventNamespace::Pod)), NONE);
     }
