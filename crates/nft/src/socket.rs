@@ -89,7 +89,7 @@ impl NftSocket {
             return Ok(Ok(()));
         }
         let enlarge = |e| Error::netlink("enlarge a netfilter socket", e);
-        self.inner.make_room(requests.len()).map_err(enlarge)?;
+        self.inner.reserve_buffers(requests.len()).map_err(enlarge)?;
         let sequences = self.inner.take_sequences(requests.len() + 2);
         write_transaction(&mut self.batch, requests, sequences.clone(), generation)?;
         let mut refused = RefusedTransaction::default();

@@ -413,18 +413,18 @@ impl Routes {
                 let is_ours = super::kernel::is_of(&mesh.local_node().subnets, &route.dst);
                 is_ours && !mesh.wants_route(&super::kernel::read(route))
             }
-            PeerEvent::RouteGone(route) => mesh.wants_route(&super::kernel::read(route)),
-            PeerEvent::RouteTaken(dst) => mesh.wants_route_to(dst),
-            PeerEvent::NeighbourGone { link, addr } => mesh.wants_neighbour(*link, *addr),
+            PeerEvent::RouteRemoved(route) => mesh.wants_route(&super::kernel::read(route)),
+            PeerEvent::RouteReplaced(dst) => mesh.wants_route_to(dst),
+            PeerEvent::NeighbourRemoved { link, addr } => mesh.wants_neighbour(*link, *addr),
             PeerEvent::NeighbourSet { .. } | PeerEvent::FdbSet(_) => false,
-            PeerEvent::FdbGone(fdb) => mesh.wants_fdb(fdb.link, fdb.mac),
-            PeerEvent::DefaultRoute | PeerEvent::Missed => true,
+            PeerEvent::FdbRemoved(fdb) => mesh.wants_fdb(fdb.link, fdb.mac),
+            PeerEvent::DefaultRoute | PeerEvent::Lost => true,
             PeerEvent::Link(link) => self.concerns_link(link.index) || self.is_configured_name(&link.name),
-            PeerEvent::LinkGone { index, name } => {
+            PeerEvent::LinkRemoved { index, name } => {
                 self.concerns_link(*index) || self.is_configured_name(name)
             }
             // A pod's addresses are in its own namespace: what is heard here is the node's.
-            PeerEvent::AddressSet(_) | PeerEvent::AddressGone(_) => true,
+            PeerEvent::AddressSet(_) | PeerEvent::AddressRemoved(_) => true,
         }
     }
 

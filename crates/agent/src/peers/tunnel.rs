@@ -162,7 +162,7 @@ impl Tunnel {
         // Without a lower link: the device outlives one that is made anew, and follows the routes.
         let room = (*mtu).max(IPV6_LEAST);
         let add = AddVxlan { name, mac: *mac, mtu: room, vni: *vni, port: *port, local: *local, link: None };
-        let index = socket.make_vxlan(&add, Some(&self.alias()))?;
+        let index = socket.create_vxlan(&add, Some(&self.alias()))?;
         if room != *mtu {
             socket.run(&Op::SetLink(SetLink { mtu: Some(*mtu), ..SetLink::of(LinkRef::Index(index)) }))?;
         }

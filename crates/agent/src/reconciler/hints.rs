@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use engine::reconcile::Depth;
 use ipnet::IpNet;
-use netlink::{LinkEvent, Where};
+use netlink::{EventNamespace, LinkEvent};
 use types::{IfName, PEER_PROTOCOL, ROUTE_PROTOCOL};
 
 /// What is known when news come.
@@ -21,10 +21,10 @@ pub(super) fn depths(events: &[LinkEvent], known: &HintContext<'_>) -> BTreeSet<
     let mut up = HashSet::new();
     let mut depths = BTreeSet::new();
     for one in events.iter().rev() {
-        if let LinkEvent::Link { index, up: true, place, .. } = one {
-            up.insert((*place, *index));
+        if let LinkEvent::Link { index, up: true, namespace, .. } = one {
+            up.insert((*namespace, *index));
         }
-        let settled = |place: Where, index: u32| up.contains(&(place, index));
+        let settled = |namespace: EventNamespace, index: u32| up.contains(&(namespace, index));
         depths.extend(of_one(one, known, &settled));
     }
     depths
@@ -38,7 +38,7 @@ pub(super) fn may_overlap(events: &[LinkEvent], subnets: &[IpNet]) -> bool {
         LinkEvent::Lost => true,
         LinkEvent::AddressAdded { addr, protocol } => *protocol != Some(ROUTE_PROTOCOL) && is_within(addr),
         LinkEvent::RouteAdded { dst, protocol }
-        | LinkEvent::RouteGone { dst, protocol, place: Where::Here, .. } => {
+        | LinkEvent::RouteRemoved { dst, protocol, namespace: EventNamespace::Own, .. } => {
             is_other(*protocol) && dst.prefix_len() > 0 && is_within(dst)
         }
         _ => false,
@@ -48,40 +48,44 @@ pub(super) fn may_overlap(events: &[LinkEvent], subnets: &[IpNet]) -> bool {
 fn of_one(
     events: &LinkEvent,
     known: &HintContext<'_>,
-    settled: &dyn Fn(Where, u32) -> bool,
+    settled: &dyn Fn(EventNamespace, u32) -> bool,
 ) -> Option<Depth> {
     let stays = |link: u32| !(known.deleted_here)(link);
-    let (place, lost) = match events {
+    let (namespace, lost) = match events {
         LinkEvent::Lost => return Some(Depth::Pods),
         LinkEvent::AddressAdded { .. } | LinkEvent::RouteAdded { .. } => return None,
-        LinkEvent::Link { index, name, up, gone, place } => {
+        LinkEvent::Link { index, name, up, removed, namespace } => {
             let ours = |name: &String| {
                 let is_bridge = known.bridges.iter().any(|bridge| bridge.as_str() == name);
                 is_bridge || name.starts_with("pw") || name.starts_with("pi")
             };
-            let down = !up && !settled(*place, *index);
+            let down = !up && !settled(*namespace, *index);
             // Inside a pod, a link that is gone is gone here as well.
-            let lost = match place {
-                Where::Here => (*gone || down) && name.as_ref().is_none_or(ours) && stays(*index),
-                Where::Elsewhere => down && !gone,
+            let lost = match namespace {
+                EventNamespace::Own => (*removed || down) && name.as_ref().is_none_or(ours) && stays(*index),
+                EventNamespace::Pod => down && !removed,
             };
-            (*place, lost)
+            (*namespace, lost)
         }
-        LinkEvent::ForwardingOff { place } => (*place, *place == Where::Here),
-        LinkEvent::PortLeft { index, place } => (*place, *place == Where::Here && stays(*index)),
-        LinkEvent::AddressGone { link, place, .. } => (*place, *place == Where::Elsewhere || stays(*link)),
-        LinkEvent::RouteGone { link, protocol, place, .. } => {
-            let stays = *place == Where::Elsewhere || link.is_none_or(stays);
-            (*place, *protocol == ROUTE_PROTOCOL && stays)
+        LinkEvent::ForwardingOff { namespace } => (*namespace, *namespace == EventNamespace::Own),
+        LinkEvent::PortLeft { index, namespace } => {
+            (*namespace, *namespace == EventNamespace::Own && stays(*index))
         }
-        LinkEvent::NeighbourGone { link, protocol, place, .. } => {
-            let stays = *place == Where::Elsewhere || stays(*link);
-            (*place, *protocol == ROUTE_PROTOCOL && stays)
+        LinkEvent::AddressRemoved { link, namespace, .. } => {
+            (*namespace, *namespace == EventNamespace::Pod || stays(*link))
+        }
+        LinkEvent::RouteRemoved { link, protocol, namespace, .. } => {
+            let stays = *namespace == EventNamespace::Pod || link.is_none_or(stays);
+            (*namespace, *protocol == ROUTE_PROTOCOL && stays)
+        }
+        LinkEvent::NeighbourRemoved { link, protocol, namespace, .. } => {
+            let stays = *namespace == EventNamespace::Pod || stays(*link);
+            (*namespace, *protocol == ROUTE_PROTOCOL && stays)
         }
     };
-    lost.then_some(match place {
-        Where::Here => Depth::Node,
-        Where::Elsewhere => Depth::Pods,
+    lost.then_some(match namespace {
+        EventNamespace::Own => Depth::Node,
+        EventNamespace::Pod => Depth::Pods,
     })
 }
 
@@ -101,12 +105,12 @@ mod tests {
         depths(events, &HintContext { bridges: &bridges, deleted_here: &|index| index == OURS })
     }
 
-    fn link(name: &str, up: bool, gone: bool) -> LinkEvent {
-        LinkEvent::Link { index: 7, name: Some(name.to_owned()), up, gone, place: Where::Here }
+    fn link(name: &str, up: bool, removed: bool) -> LinkEvent {
+        LinkEvent::Link { index: 7, name: Some(name.to_owned()), up, removed, namespace: EventNamespace::Own }
     }
 
-    fn route(protocol: u8, place: Where) -> LinkEvent {
-        LinkEvent::RouteGone { dst: "fd00:88::2/128".parse().unwrap(), link: Some(7), protocol, place }
+    fn route(protocol: u8, namespace: EventNamespace) -> LinkEvent {
+        LinkEvent::RouteRemoved { dst: "fd00:88::2/128".parse().unwrap(), link: Some(7), protocol, namespace }
     }
 
     #[test]
@@ -115,8 +119,8 @@ mod tests {
         assert_eq!(look(link("podwire0", false, false)), Some(Depth::Node));
         assert_eq!(look(link("eth0", false, true)), None);
         assert_eq!(look(link("pwabc", true, false)), None);
-        assert_eq!(look(route(ROUTE_PROTOCOL, Where::Here)), Some(Depth::Node));
-        assert_eq!(look(route(2, Where::Here)), None);
+        assert_eq!(look(route(ROUTE_PROTOCOL, EventNamespace::Own)), Some(Depth::Node));
+        assert_eq!(look(route(2, EventNamespace::Own)), None);
         assert_eq!(look(LinkEvent::Lost), Some(Depth::Pods));
     }
 
@@ -124,22 +128,26 @@ mod tests {
     fn our_own_add_and_del_are_no_news() {
         assert_eq!(all(&[link("pwabc", false, false), link("pwabc", true, false)]), BTreeSet::new());
         assert_eq!(all(&[link("pwabc", true, false), link("pwabc", false, false)]), [Depth::Node].into());
-        let gone = LinkEvent::Link {
+        let removed = LinkEvent::Link {
             index: OURS,
             name: Some("pwabc".to_owned()),
             up: false,
-            gone: true,
-            place: Where::Here,
+            removed: true,
+            namespace: EventNamespace::Own,
         };
         let dst = "fd00:88::2/128".parse().unwrap();
-        let route =
-            LinkEvent::RouteGone { dst, link: Some(OURS), protocol: ROUTE_PROTOCOL, place: Where::Here };
-        assert_eq!(all(&[gone, route]), BTreeSet::new());
+        let route = LinkEvent::RouteRemoved {
+            dst,
+            link: Some(OURS),
+            protocol: ROUTE_PROTOCOL,
+            namespace: EventNamespace::Own,
+        };
+        assert_eq!(all(&[removed, route]), BTreeSet::new());
     }
 
     #[test]
     fn the_quick_look_does_not_wait_for_the_deep_one() {
-        let events = [link("pwabc", false, true), route(ROUTE_PROTOCOL, Where::Elsewhere)];
+        let events = [link("pwabc", false, true), route(ROUTE_PROTOCOL, EventNamespace::Pod)];
         assert_eq!(all(&events), [Depth::Node, Depth::Pods].into());
     }
 
@@ -149,11 +157,11 @@ mod tests {
         let address =
             |addr: &str, protocol| LinkEvent::AddressAdded { addr: addr.parse().unwrap(), protocol };
         let added = |dst: &str, protocol| LinkEvent::RouteAdded { dst: dst.parse().unwrap(), protocol };
-        let gone = |place| LinkEvent::RouteGone {
+        let removed = |namespace| LinkEvent::RouteRemoved {
             dst: "10.83.7.0/24".parse().unwrap(),
             link: Some(7),
             protocol: 3,
-            place,
+            namespace,
         };
         for (events, want) in [
             (address("10.83.0.9/16", None), true),
@@ -167,8 +175,8 @@ mod tests {
             (added("10.83.0.7/32", ROUTE_PROTOCOL), false),
             (added("10.83.9.0/24", PEER_PROTOCOL), false),
             (added("192.0.2.0/24", 3), false),
-            (gone(Where::Here), true),
-            (gone(Where::Elsewhere), false),
+            (removed(EventNamespace::Own), true),
+            (removed(EventNamespace::Pod), false),
             (LinkEvent::Lost, true),
         ] {
             assert_eq!(may_overlap(std::slice::from_ref(&events), &subnets), want, "{events:?}");
@@ -179,10 +187,10 @@ mod tests {
     fn what_goes_in_a_pod_asks_for_a_look_into_pods() {
         let addr = "10.88.0.2/32".parse().unwrap();
         assert_eq!(
-            look(LinkEvent::AddressGone { link: 2, addr, place: Where::Elsewhere }),
+            look(LinkEvent::AddressRemoved { link: 2, addr, namespace: EventNamespace::Pod }),
             Some(Depth::Pods)
         );
-        assert_eq!(look(route(ROUTE_PROTOCOL, Where::Elsewhere)), Some(Depth::Pods));
-        assert_eq!(look(route(2, Where::Elsewhere)), None);
+        assert_eq!(look(route(ROUTE_PROTOCOL, EventNamespace::Pod)), Some(Depth::Pods));
+        assert_eq!(look(route(2, EventNamespace::Pod)), None);
     }
 }

@@ -189,7 +189,7 @@ impl Reconciler {
                 if due.timer {
                     // A directory that could not be watched tells nothing.
                     self.keep_locks()?;
-                    self.parts.socket.look();
+                    self.parts.socket.check();
                 }
                 self.round(due);
             }
@@ -250,7 +250,8 @@ impl Reconciler {
         match self.netlink.read(now, netlink::Monitor::read) {
             Read::Events(events) => {
                 let bridges = self.bridges();
-                let known = HintContext { bridges: &bridges, deleted_here: &netlink::was_deleted_here };
+                let known =
+                    HintContext { bridges: &bridges, deleted_here: &netlink::was_deleted_by_this_process };
                 for depth in hints::depths(&events, &known) {
                     self.parts.work.kernel_cache().forget_bridges();
                     self.soon(depth, false);
@@ -334,7 +335,7 @@ impl Reconciler {
     fn look_at_run_directory(&mut self) -> Result<(), LockError> {
         self.keep_locks()?;
         // It is made anew by the server, which says so.
-        self.parts.socket.look();
+        self.parts.socket.check();
         if !self.parts.config.run_dir.join("networks").exists() {
             self.soon(Depth::Node, false);
         }

@@ -86,7 +86,7 @@ impl Reconciler {
                 self.again();
             }
         }
-        memory::give_back();
+        memory::release_free_memory();
         self.run.renew();
         self.parts.agent_status.round_ends(self.parts.config.reconcile);
         self.not_before = Instant::now() + (took * SHARE).min(LONGEST_PAUSE);

@@ -71,10 +71,10 @@ impl Eye {
         for events in self.monitor.read()? {
             match events {
                 PeerEvent::RouteSet(route) => self.note(&route),
-                PeerEvent::RouteGone(route) if self.gateways.get(&route.dst) == Some(&route.gateway) => {
+                PeerEvent::RouteRemoved(route) if self.gateways.get(&route.dst) == Some(&route.gateway) => {
                     self.gateways.remove(&route.dst);
                 }
-                PeerEvent::Missed => self.look()?,
+                PeerEvent::Lost => self.look()?,
                 _ => {}
             }
         }
@@ -156,8 +156,8 @@ fn keep(mut monitor: PeerMonitor, over: &AtomicBool) -> Result<Vec<(RouteTransit
         for events in monitor.read()? {
             match events {
                 PeerEvent::RouteSet(route) => turns.push((RouteTransition::Came(route.dst), now)),
-                PeerEvent::RouteGone(route) => turns.push((RouteTransition::Went(route.dst), now)),
-                PeerEvent::Missed => bail!("the kernel had more news than we could read: times are unknown"),
+                PeerEvent::RouteRemoved(route) => turns.push((RouteTransition::Went(route.dst), now)),
+                PeerEvent::Lost => bail!("the kernel had more news than we could read: times are unknown"),
                 _ => {}
             }
         }

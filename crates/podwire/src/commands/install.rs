@@ -142,7 +142,7 @@ fn with_subnets(args: impl Iterator<Item = String>, subnets: &[IpNet]) -> Fix {
 }
 
 fn put(installer: &Installer, directories: &Directories) -> Result<()> {
-    let done = installer.put().map_err(|error| match error.fix() {
+    let done = installer.install().map_err(|error| match error.fix() {
         Some(command) => anyhow!("{error}\n    {command}"),
         None => error.into(),
     })?;

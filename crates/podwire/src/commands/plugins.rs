@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use install::runtimes::{Runtime, Runtimes, gone_plugin};
+use install::runtimes::{Runtime, Runtimes, removed_plugin};
 use install::{PLUGIN, installed_plugin};
 use types::Finding;
 
@@ -30,7 +30,7 @@ impl PluginFiles {
         let gone = self.installed.as_deref().filter(|path| !path.is_file());
         let has_plugin = |runtime: &Runtime| runtime.plugin_dirs.iter().any(|dir| dir.join(PLUGIN).is_file());
         let is_elsewhere = runtimes.found.iter().any(has_plugin);
-        let gone = gone.map(|path| gone_plugin(path, &self.beside_tool));
+        let gone = gone.map(|path| removed_plugin(path, &self.beside_tool));
         let gone = gone.map(|found| if is_elsewhere { found.degraded() } else { found });
         let is_new = |gone: &Finding| !found.iter().any(|one| one.object == gone.object);
         found.extend(gone.filter(is_new));

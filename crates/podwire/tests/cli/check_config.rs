@@ -119,7 +119,7 @@ fn a8_the_running_agent_and_its_port_are_no_refusal() {
     for address in ["127.0.0.1:9100", "[::1]:9100"] {
         let host = Host::new("edited");
         let agent = host.agent(&["--no-install", "--metrics", address]);
-        let note = format!("note: an agent (process {}) runs", agent.pid().unwrap());
+        let note = format!("note: an agent (process {}) is running", agent.pid().unwrap());
         let outcome = check(&host, &["--metrics", address]);
         assert_eq!(outcome.status.code(), Some(0), "{outcome:?}");
         has(&outcome.stdout, &[&note, "restart it", "the agent can start with it"]);

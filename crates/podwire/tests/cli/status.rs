@@ -234,7 +234,7 @@ fn a2_host_port_on_an_address_the_node_lacks_is_shown() {
         let page = host.ask(&["status"]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(!page.contains(":8081"), "{page}");
         let is_shown = page.contains("host port 198.51.100.7:8080 to 80/tcp");
-        assert_eq!(is_shown, page.contains("is no address of this node"), "{page}");
+        assert_eq!(is_shown, page.contains("is not an address of this node"), "{page}");
         is_shown
     };
     for standalone in [true, false] {

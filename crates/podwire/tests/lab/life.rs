@@ -98,7 +98,7 @@ fn faults_and_the_ways_back() {
     assert!(paths.len() == 2 && paths.iter().all(is_reached), "those that are left: {report}");
     lab.ok(&["start", "node", "n3"]);
     wait_until("n3 to be reached", SOON, || Ok(all_reach(&lab))).unwrap();
-    has(&lab.ok(&["logs", "n3"]), &["the agent starts"]);
+    has(&lab.ok(&["logs", "n3"]), &["agent starting"]);
     assert_eq!(lab.ok(&["logs", "etcd1", "-n", "1"]).lines().count(), 1);
     lab.ok(&["down"]);
     assert_eq!(lab.traces(), [] as [String; 0]);

@@ -78,7 +78,7 @@ impl Files {
         let conditions: Vec<Condition> = found.into_iter().map(|one| Condition::new(one, None)).collect();
         let status = StatusWithoutAgent {
             mode,
-            ready: !conditions.iter().any(Condition::keeps_from_ready),
+            ready: !conditions.iter().any(Condition::prevents_ready),
             run_dir: run_dir.clone(),
             attachments,
             tombstones: Tombstones::new(run_dir).list().ok().map(|all| all.len() as u64),

@@ -145,7 +145,7 @@ fn repairs(status: &ReconcileStatus, now: u64) -> Option<String> {
 
 /// Those that keep the node from being ready come first.
 pub(super) fn conditions(all: &[Condition], now: u64) -> String {
-    let (blocking, others): (Vec<_>, Vec<_>) = all.iter().partition(|one| one.keeps_from_ready());
+    let (blocking, others): (Vec<_>, Vec<_>) = all.iter().partition(|one| one.prevents_ready());
     let titled = [(print::bad("NOT READY"), blocking), (print::degraded("DEGRADED"), others)];
     let parts: Vec<String> = titled
         .into_iter()

@@ -1,52 +1,52 @@
-//! What has to be waited for: pings, tokens, quiet. All at the same time, in the one test that begins first.
+//! Tests that have to wait for pings, token expiry and idle time. They run in parallel, in a single test that starts first.
 
 use std::time::Duration;
 
 use store::Error;
 
-use crate::common::{Etcd, Options, answers, in_time, put, told};
-use crate::etcd::access::{want_passwords, with_certs, with_user};
+use crate::common::{Etcd, Options, in_time, next_events, put, wait_until_ready};
+use crate::etcd::access::{enable_auth, with_certs, with_user};
 use crate::etcd::{config, open};
 
 #[tokio::test]
-async fn silence_is_noticed_tokens_are_renewed_and_an_idle_store_asks_nothing() {
+async fn a_stopped_server_an_expired_token_and_an_idle_store() {
     tokio::join!(
-        a_watch_of_a_silent_server_breaks_off(),
-        a_token_that_ran_out_is_asked_for_anew(),
-        an_idle_store_asks_nothing()
+        a_watch_of_a_stopped_server_fails(),
+        an_expired_token_is_renewed(),
+        an_idle_store_sends_no_requests()
     );
 }
 
-/// The kernel still accepts what we send; nobody reads it.
-async fn a_watch_of_a_silent_server_breaks_off() {
+/// The kernel still accepts requests, but the server does not read them.
+async fn a_watch_of_a_stopped_server_fails() {
     let server = Etcd::start(&Options::default());
     let store = open(&config(&[&server]));
     let mut watch = store.watch("/f/", 1).await.unwrap();
     store.commit(&[], &[put("/f/a", "1")]).await.unwrap();
-    told(&mut watch, 1).await;
+    next_events(&mut watch, 1).await;
     server.freeze();
     let error = in_time(watch.next()).await.unwrap_err();
-    assert!(matches!(error, Error::WatchBroke { .. }), "{error}");
+    assert!(matches!(error, Error::WatchFailed { .. }), "{error}");
     let error = store.with_deadline(Duration::from_secs(1)).get("/a").await.unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
 }
 
-/// Tokens are forgotten while the connection stays.
-async fn a_token_that_ran_out_is_asked_for_anew() {
+/// The token expires while the connection stays open.
+async fn an_expired_token_is_renewed() {
     let (server, certs) = Etcd::start_tls();
     let good = with_certs(&server, &certs);
-    answers(&open(&good)).await;
-    want_passwords(&server, &certs).await;
+    wait_until_ready(&open(&good)).await;
+    enable_auth(&server, &certs).await;
     let pod = open(&with_user(&good, "pod", "podpw"));
     pod.commit(&[], &[put("/pod/a", "1")]).await.unwrap();
-    // Longer than a token lives (see the server's options).
+    // Longer than the lifetime of a token (see the server's options).
     tokio::time::sleep(Duration::from_secs(3)).await;
     pod.commit(&[], &[put("/pod/a", "2")]).await.unwrap();
     pod.watch("/pod/", 1).await.unwrap();
 }
 
-/// Nothing is asked while nothing happens: whatever a node costs etcd, it is not requests.
-async fn an_idle_store_asks_nothing() {
+/// An idle node must not cost etcd any requests.
+async fn an_idle_store_sends_no_requests() {
     let server = Etcd::start(&Options::default());
     let store = open(&config(&[&server]));
     let _watch = store.watch("/f/", 1).await.unwrap();

@@ -1,4 +1,4 @@
-//! An IPAM plugin that waits: an ADD that uses it is in flight until the test lets it go on.
+//! An IPAM plugin that blocks ADDs: an ADD that uses it stays in flight until the test lets it continue.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,18 +9,18 @@ use testkit::{Call, DEADLINE, Outcome, Pod, Verb, wait_until};
 
 use crate::common::{DELEGATES, Host, with};
 
-/// Its ADDs wait for a file. What they give are addresses of a network of its own, by turns.
-pub(crate) struct Gate {
+/// An IPAM plugin with ADDs that wait for a file. It allocates addresses of its own network in order.
+pub(crate) struct BlockingIpam {
     dir: PathBuf,
-    /// The network whose addresses come through it.
+    /// The config of the network that uses it.
     pub(crate) config: Value,
 }
 
-/// A call under way.
-pub(crate) struct Calling(JoinHandle<Outcome>);
+/// A call in flight.
+pub(crate) struct RunningCall(JoinHandle<Outcome>);
 
-impl Calling {
-    /// On a thread of its own.
+impl RunningCall {
+    /// Starts the call on its own thread.
     pub(crate) fn start(host: &Host, call: Call) -> Self {
         let (plugin, node) = (host.plugin.clone(), (*host.node).clone());
         Self(std::thread::spawn(move || plugin.call(&node, &call).unwrap()))
@@ -30,18 +30,18 @@ impl Calling {
         self.0.join().unwrap()
     }
 
-    pub(crate) fn is_over(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         self.0.is_finished()
     }
 }
 
-const NAME: &str = "gate-ipam";
+const NAME: &str = "blocking-ipam";
 
-impl Gate {
+impl BlockingIpam {
     pub(crate) fn new(host: &Host) -> Self {
         let dir = host.lab.dir().join(DELEGATES);
         fs::create_dir(&dir).unwrap();
-        // Every ADD leaves a file of its own, whose number becomes the address.
+        // Each ADD creates a directory. Its number becomes part of the address.
         let script = format!(
             r#"#!/bin/sh
 cat >/dev/null
@@ -57,33 +57,33 @@ esac
             dir.display()
         );
         let path = dir.join(NAME);
-        // Not by this process: another test's child could inherit the descriptor, and then it cannot be executed.
+        // Not written by this process: a child process of another test could inherit the descriptor, which blocks execution.
         let write = format!("cat >{0} && chmod 755 {0}", path.display());
         let outcome = host.node.run(&["sh", "-c", &write], script.as_bytes()).unwrap();
         assert!(outcome.success(), "{}", outcome.stderr);
         let config = with(
-            &host.config(&json!({"name": "gated", "bridge": "gated0"})),
+            &host.config(&json!({"name": "delegated", "bridge": "delegated0"})),
             &json!({"ipam": {"type": NAME}, "isGateway": true}),
         );
         Self { dir, config }
     }
 
-    /// A call about the gated network, under way.
-    pub(crate) fn spawn(&self, host: &Host, verb: Verb, pod: &Pod) -> Calling {
-        Calling::start(host, self.of(verb, pod))
+    /// Starts a call for the network of this plugin.
+    pub(crate) fn spawn(&self, host: &Host, verb: Verb, pod: &Pod) -> RunningCall {
+        RunningCall::start(host, self.request(verb, pod))
     }
 
     pub(crate) fn call(&self, host: &Host, verb: Verb, pod: &Pod) -> Outcome {
-        host.plugin.call(&host.node, &self.of(verb, pod)).unwrap()
+        host.plugin.call(&host.node, &self.request(verb, pod)).unwrap()
     }
 
-    pub(crate) fn of(&self, verb: Verb, pod: &Pod) -> Call {
+    pub(crate) fn request(&self, verb: Verb, pod: &Pod) -> Call {
         Call::pod(verb, pod, &self.config)
     }
 
-    /// Until so many ADDs stand at the gate.
+    /// Waits until this many ADDs are blocked.
     pub(crate) fn wait_for(&self, count: usize) {
-        wait_until("ADDs at the gate", DEADLINE, || Ok(self.arrived() >= count)).unwrap();
+        wait_until("blocked ADDs", DEADLINE, || Ok(self.arrived() >= count)).unwrap();
     }
 
     fn arrived(&self) -> usize {
@@ -96,7 +96,7 @@ esac
         fs::read_to_string(self.dir.join(format!("env-{}", verb.as_str()))).unwrap()
     }
 
-    /// How often addresses were given back.
+    /// The number of DELs.
     pub(crate) fn dels(&self) -> usize {
         fs::read_to_string(self.dir.join("dels")).unwrap_or_default().lines().count()
     }

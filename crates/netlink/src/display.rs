@@ -1,4 +1,4 @@
-//! Operations in words, as they stand after "cannot …" in an error.
+//! Describes operations, to follow "cannot …" in an error.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ impl fmt::Display for Op<'_> {
             Self::AddTbf(add) => write!(f, "limit link {} to {} bytes/s", add.link, add.tbf.rate_bytes),
             Self::AddIngress { link } => write!(f, "add an ingress qdisc to link {link}"),
             Self::RedirectIngress { from, to } => {
-                write!(f, "redirect what link {from} receives to link {to}")
+                write!(f, "redirect ingress traffic of link {from} to link {to}")
             }
             Self::DelQdisc { link, at } => write!(f, "delete the {at} qdisc of link {link}"),
         }
@@ -106,7 +106,7 @@ mod tests {
     use crate::op::Mode;
 
     #[test]
-    fn operations_read_as_sentences() {
+    fn operations_are_described() {
         let name = IfName::try_from("pwabc").unwrap();
         let set = SetLink { alias: Some("x"), hairpin: Some(true), ..SetLink::of(LinkRef::Name(&name)) };
         assert_eq!(Op::SetLink(set).to_string(), "change link pwabc: alias, hairpin");

@@ -1,4 +1,4 @@
-//! Faults that requests, the kernel or polled files show are reported by the next rounds and not by the timer.
+//! Faults that requests, kernel events or polled files reveal are reported by the next rounds, before the timer.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,9 +10,9 @@ use testkit::{Agent, DEADLINE, Lab, Node, wait_until};
 use crate::common::Host;
 use crate::scene::BY_EVENTS;
 
-/// Rounds that may pass until a fault is reported. Rounds that other events cause are among them.
+/// The number of rounds until a fault must be reported. It includes rounds that other events cause.
 const ROUNDS: u64 = 6;
-/// Longer than all pauses before rounds, and than the retry of a failed one.
+/// Longer than all delays before a round, and than the retry after a failed round.
 const QUIET: Duration = Duration::from_millis(1500);
 
 fn rounds(agent: &Agent) -> u64 {
@@ -22,19 +22,19 @@ fn rounds(agent: &Agent) -> u64 {
 fn has(agent: &Agent, code: &str) -> bool {
     let answer = agent.client().get("/v1/status", DEADLINE).unwrap();
     let status: Value = serde_json::from_slice(&answer.body).unwrap();
-    status["conditions"].as_array().unwrap().iter().any(|one| one["code"] == code)
+    status["conditions"].as_array().unwrap().iter().any(|condition| condition["code"] == code)
 }
 
-/// The condition is there, or not there, within some rounds.
+/// Expects the condition to begin or to end within some rounds.
 #[track_caller]
-fn expect_soon(agent: &Agent, (code, is_there): (&str, bool), before: u64) {
-    wait_until(code, DEADLINE, || Ok(has(agent, code) == is_there)).unwrap();
+fn expect_soon(agent: &Agent, (code, expected): (&str, bool), before: u64) {
+    wait_until(code, DEADLINE, || Ok(has(agent, code) == expected)).unwrap();
     let passed = rounds(agent) - before;
     assert!(passed <= ROUNDS, "{code} took {passed} rounds");
 }
 
 #[test]
-fn an_overlap_that_appears_and_goes_is_reported_by_events() {
+fn events_report_the_start_and_end_of_an_overlap() {
     let host = Host::with_flags("overlapevent", &BY_EVENTS);
     let sh = |line: &str| host.node.sh(&["sh", "-c", line]).unwrap();
     sh("ip link add other type bridge; ip link set other up");
@@ -45,15 +45,15 @@ fn an_overlap_that_appears_and_goes_is_reported_by_events() {
         ["ip route add 10.83.7.0/24 dev other", "ip route del 10.83.7.0/24 dev other"],
         ["ip route add fd00:88:0:0:7::/80 dev other", "ip route del fd00:88:0:0:7::/80 dev other"],
     ] {
-        for (line, is_there) in [(add, true), (remove, false)] {
+        for (line, is_overlap) in [(add, true), (remove, false)] {
             let before = rounds(&host.agent);
             sh(line);
-            expect_soon(&host.agent, ("SubnetOverlap", is_there), before);
+            expect_soon(&host.agent, ("SubnetOverlap", is_overlap), before);
         }
     }
 }
 
-/// Waits until no event of the start asks for a round any more.
+/// Waits until no event of the start requests another round.
 fn settle(agent: &Agent) -> u64 {
     let mut last = (rounds(agent), Instant::now());
     wait_until("no more rounds", DEADLINE, || {
@@ -68,7 +68,7 @@ fn settle(agent: &Agent) -> u64 {
 }
 
 #[test]
-fn a_failed_request_has_the_node_checked() {
+fn a_failed_request_causes_a_round() {
     let host = Host::with_flags("failedstatus", &BY_EVENTS);
     host.node.sh(&["ip", "link", "add", "taken", "type", "veth", "peer", "name", "peer"]).unwrap();
     let before = settle(&host.agent);
@@ -78,13 +78,13 @@ fn a_failed_request_has_the_node_checked() {
 }
 
 /// An agent in its own mount namespace, where a test can hide files from it.
-struct Enclosed {
+struct IsolatedAgent {
     agent: Agent,
     node: Node,
     _lab: Lab,
 }
 
-impl Enclosed {
+impl IsolatedAgent {
     fn new(label: &str, flags: impl Fn(&Node) -> Vec<String>) -> Self {
         let lab = Lab::new(label).unwrap();
         let node = lab.node("n1").unwrap();
@@ -102,7 +102,7 @@ impl Enclosed {
         Self { agent, node, _lab: lab }
     }
 
-    /// Runs a command among the agent's mounts, which must not be the machine's.
+    /// Runs a command in the agent's mount namespace, which must not be the host's.
     fn sh(&self, line: &str) {
         let pid = self.agent.pid().unwrap().to_string();
         let mounts = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).unwrap();
@@ -110,42 +110,42 @@ impl Enclosed {
         self.node.sh(&["nsenter", "--mount", "--target", &pid, "sh", "-c", line]).unwrap();
     }
 
-    /// Each line, and whether the condition is there afterwards.
+    /// Runs each line, and expects the condition to exist or not to exist afterwards.
     #[track_caller]
     fn expect(&self, code: &str, lines: [(&str, bool); 2]) {
-        for (line, is_there) in lines {
+        for (line, expected) in lines {
             let before = rounds(&self.agent);
             self.sh(line);
-            expect_soon(&self.agent, (code, is_there), before);
-            assert_eq!(self.agent.is_ready(), !is_there, "{line}");
+            expect_soon(&self.agent, (code, expected), before);
+            assert_eq!(self.agent.is_ready(), !expected, "{line}");
         }
     }
 }
 
 #[test]
-fn nft_that_is_removed_and_installed_again_is_noticed_without_an_event() {
-    let enclosed = Enclosed::new("nftgone", |_| vec!["--no-install".to_owned()]);
+fn removal_and_installation_of_nft_are_detected_by_polling() {
+    let isolated = IsolatedAgent::new("nftgone", |_| vec!["--no-install".to_owned()]);
     let nft = fs::canonicalize("/usr/sbin/nft").unwrap();
     let (hide, show) =
         (format!("mount --bind /dev/null {}", nft.display()), format!("umount {}", nft.display()));
-    enclosed.expect("NftMissing", [(&hide, true), (&show, false)]);
+    isolated.expect("NftMissing", [(&hide, true), (&show, false)]);
 }
 
 #[test]
-fn a_runtime_that_gets_another_plugin_directory_is_noticed_without_an_event() {
+fn a_changed_plugin_directory_of_a_runtime_is_detected_by_polling() {
     let directory = |node: &Node, name: &str| node.dir().join(name).display().to_string();
-    let enclosed = Enclosed::new("bindir", |node| {
+    let isolated = IsolatedAgent::new("bindir", |node| {
         let (plugins, configs) = (directory(node, "bin"), directory(node, "net.d"));
         ["--install", "--install-plugin-dir", &plugins, "--install-config-dir", &configs]
             .map(str::to_owned)
             .to_vec()
     });
-    let configs = directory(&enclosed.node, "net.d");
+    let configs = directory(&isolated.node, "net.d");
     let change = format!(
         "mount -t tmpfs pwt /etc && mkdir /etc/containerd && cat >/etc/containerd/config.toml <<END\n\
          version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/nowhere\"\n\
          conf_dir = \"{configs}\"\nEND\n"
     );
     let restore = "rm /etc/containerd/config.toml";
-    enclosed.expect("InstallIncomplete", [(&change, true), (restore, false)]);
+    isolated.expect("InstallIncomplete", [(&change, true), (restore, false)]);
 }

@@ -1,4 +1,4 @@
-//! A round that finds all right does nothing that anybody could notice; one that repairs says so everywhere.
+//! A round without drift has no visible effect. A round with repairs reports them in log, status and metrics.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use testkit::{Ns, wait_until};
 use crate::common::Host;
 use crate::scene::{BRIDGE, BY_EVENTS, SOON, Scene, in_both_modes, run};
 
-/// What changes in the kernel within this time, by the kernel's own word.
+/// The kernel events within this time.
 fn changes(node: &Ns, seconds: &str) -> String {
     let all = "(timeout $0 ip -o monitor link address route & timeout $0 nft monitor & wait) 2>/dev/null";
     node.run(&["sh", "-c", all, seconds], b"").unwrap().stdout
 }
 
-/// User and system time of a process and of the children that it waited for, in ticks of 10 ms.
+/// User and system time of a process and its waited-for children, in ticks of 10 ms.
 fn ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let after_name = stat.rsplit(')').next().unwrap();
@@ -22,26 +22,26 @@ fn ticks(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_round_with_nothing_to_do_changes_nothing() {
+fn a_round_without_drift_changes_nothing() {
     in_both_modes(|mode| {
         let scene = Scene::with_flags("quiet", mode, &["--reconcile-seconds", "1"]);
         let status =
             |key: &str| scene.host.agent.get("/v1/status").unwrap()["reconcile"][key].as_u64().unwrap();
         let generation = || scene.node().sh(&["nft", "-j", "list", "ruleset"]).unwrap();
-        // What the ADDs asked for.
+        // Wait for the rounds that the ADDs requested.
         wait_until("a first round", SOON, || Ok(status("rounds") > 2)).unwrap();
         let (rounds, repairs, rules) = (status("rounds"), status("repairs"), generation());
         let records: Vec<_> = files(&scene.host.agent.run_dir().join("networks"));
-        let mut seen = String::new();
+        let mut events = String::new();
         wait_until("two rounds", SOON, || {
-            seen += &changes(scene.node(), "2.4");
+            events += &changes(scene.node(), "2.4");
             Ok(status("rounds") >= rounds + 2)
         })
         .unwrap();
         assert_eq!(status("repairs"), repairs, "{mode}: {}", scene.host.agent.log().unwrap());
         assert_eq!(generation(), rules, "{mode}");
         assert_eq!(files(&scene.host.agent.run_dir().join("networks")), records, "{mode}: state was written");
-        assert_eq!(seen, "", "{mode}");
+        assert_eq!(events, "", "{mode}");
     });
 }
 
@@ -60,7 +60,7 @@ fn files(dir: &std::path::Path) -> Vec<(std::path::PathBuf, std::time::SystemTim
 }
 
 #[test]
-fn what_an_agent_makes_on_a_fresh_machine_is_no_repair() {
+fn objects_created_on_a_new_node_are_not_repairs() {
     in_both_modes(|mode| {
         let host = Host::with_flags("fresh", &["--network-mode", mode, BY_EVENTS[0], BY_EVENTS[1]]);
         let status = || host.agent.get("/v1/status").unwrap()["reconcile"].clone();
@@ -69,7 +69,7 @@ fn what_an_agent_makes_on_a_fresh_machine_is_no_repair() {
         let log = host.agent.log().unwrap();
         assert!(log.contains(&format!("created bridge {BRIDGE}")), "{mode}: {log}");
         assert!(!log.contains("repaired: "), "{mode}: {log}");
-        // The same, once it was there, is one.
+        // Creating it again after a removal is a repair.
         run(&host.node, "nft delete table inet podwire");
         wait_until("the repair", SOON, || Ok(status()["repairs"] == 1)).unwrap();
         let what = &status()["recentRepairs"][0]["message"];
@@ -78,11 +78,11 @@ fn what_an_agent_makes_on_a_fresh_machine_is_no_repair() {
 }
 
 #[test]
-fn an_idle_agent_uses_next_to_no_time() {
+fn an_idle_agent_uses_almost_no_cpu_time() {
     let scene = Scene::new("idle", "routed");
     let pid = scene.host.agent.pid().unwrap();
     let rounds = || scene.host.agent.get("/v1/status").unwrap()["reconcile"]["rounds"].as_u64().unwrap();
-    // What the ADDs asked for.
+    // Wait for the rounds that the ADDs requested.
     wait_until("the rounds of the start", SOON, || {
         let before = rounds();
         std::thread::sleep(Duration::from_millis(700));
@@ -98,7 +98,7 @@ fn an_idle_agent_uses_next_to_no_time() {
 
 #[test]
 fn a_repair_is_counted_shown_and_logged_once() {
-    let scene = Scene::new("told", "routed");
+    let scene = Scene::new("reported", "routed");
     let end = scene.host_end().to_owned();
     let counted = |kind: &str| {
         let line = format!("podwire_reconcile_repairs_total{{kind=\"{kind}\"}} ");

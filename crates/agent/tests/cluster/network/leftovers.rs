@@ -1,4 +1,4 @@
-//! What is left from before, and what another network of the same machine has.
+//! Leftovers of earlier agents, and objects of another network on the same node.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -6,32 +6,32 @@ use std::time::Duration;
 use ipnet::IpNet;
 use testkit::{Agent, Extra, Ns, Plan, inspect};
 
-use super::{TUNNEL, Wiring, await_wiring, ip, mtu_of, peer_routes, problems, routes_to};
+use super::{PeerObjects, TUNNEL, await_peer_objects, ip, mtu_of, peer_routes, problems, routes_to};
 use crate::common::{SOON, TIMEOUT, await_that, expect_reach, up};
 
-/// Longer than the pause between two attempts to add a route that the kernel refused.
-const TRIES: Duration = Duration::from_secs(2);
+/// Longer than the delay between two attempts to add a route that the kernel refused.
+const RETRIES: Duration = Duration::from_secs(2);
 
-/// n2 is behind a router: both ways are in use.
+/// n2 is behind a router, so both transports are in use.
 fn plan() -> Plan {
     Plan { subnets: 2, ..Plan::default() }
 }
 
-/// The blocks that n1's kernel leads to a pod's node by.
+/// The blocks of a pod's node, from the routes of a node.
 fn blocks_of(ns: &Ns, cluster: &testkit::Cluster, pod: &str) -> Vec<IpNet> {
     let routes = routes_to(ns, cluster, pod);
     routes.iter().map(|line| line.split(' ').next().unwrap().parse().unwrap()).collect()
 }
 
 #[test]
-fn two_agents_of_one_machine_leave_each_others_routes_alone() {
-    // Pods whose links carry more than the tunnel: the firewall has to know it.
+fn two_agents_on_one_node_keep_each_others_routes() {
+    // Pods with a larger MTU than the tunnel, so that the firewall has to clamp connections.
     let large = "--network-mtu=1500";
     let all = Extra { flags: vec![large.to_owned()], ..Extra::default() };
     let cluster = up("twice", &Plan { all, ..plan() });
     let n1 = cluster.node("n1").unwrap();
     let before = peer_routes(n1);
-    // Somebody else's, of a network that neither of them knows.
+    // Unmanaged routes to networks that neither agent knows.
     ip(n1, "route add 203.0.113.0/24 via 10.199.1.254 proto 113 metric 77");
     ip(n1, "-6 route add 2001:db8:7::/64 via fd99:1::fe dev eth0 proto 113 metric 77");
     let all = peer_routes(n1);
@@ -58,93 +58,95 @@ fn two_agents_of_one_machine_leave_each_others_routes_alone() {
     await_that("both tunnels to be known", TIMEOUT, || {
         clamped().contains("pwvx4") && clamped().contains("red4")
     });
-    // Both look at everything: each removes what is left of its own network.
-    for (route, place) in [("10.42.250.0/24", "10.42.250"), ("10.77.250.0/24", "10.77.250")] {
+    // Each agent removes a stale route of its own network.
+    for (route, part) in [("10.42.250.0/24", "10.42.250"), ("10.77.250.0/24", "10.77.250")] {
         ip(n1, &format!("route add {route} via 10.199.1.254 proto 113 metric 77"));
-        await_that("a stale route to go", SOON, || !peer_routes(n1).iter().any(|line| line.contains(place)));
+        await_that("the removal of a stale route", SOON, || {
+            !peer_routes(n1).iter().any(|line| line.contains(part))
+        });
     }
     assert_eq!(peer_routes(n1), all);
     assert!(clamped().contains("pwvx4") && clamped().contains("red4"), "{}", clamped());
     expect_reach(&cluster, SOON);
 }
 
-/// As an agent leaves it that is killed after it made the device.
+/// An agent may be killed after it created the device and before it set the alias.
 #[test]
-fn a_tunnel_that_lost_its_mark_is_ours_all_the_same() {
+fn a_tunnel_without_alias_is_still_managed() {
     let mut cluster = up("unmarked", &plan());
     let n1 = (**cluster.node("n1").unwrap()).clone();
-    let (before, index) = (Wiring::of(&n1).unwrap(), inspect::link(&n1, TUNNEL).unwrap().index);
+    let (before, index) = (PeerObjects::of(&n1).unwrap(), inspect::link(&n1, TUNNEL).unwrap().index);
     cluster.kill_agent("n1").unwrap();
     n1.sh(&["ip", "link", "set", "dev", TUNNEL, "alias", ""]).unwrap();
     ip(&n1, "link set dev pwvx4 down");
     cluster.start_agent("n1").unwrap();
-    await_wiring(&n1, &before, "a mark that was lost", SOON);
+    await_peer_objects(&n1, &before, "the loss of the alias", SOON);
     assert_eq!(inspect::link(&n1, TUNNEL).unwrap().index, index);
     expect_reach(&cluster, SOON);
     assert_eq!(problems(cluster.agent("n1").unwrap()), [""; 0]);
 }
 
-/// As it is on a node whose block went to another.
+/// For example on a node whose former block belongs to another node.
 #[test]
-fn an_address_of_another_nodes_block_on_the_tunnel_goes() {
-    let cluster = up("foreignblock", &plan());
+fn an_address_of_another_nodes_block_is_removed_from_the_tunnel() {
+    let cluster = up("otherblock", &plan());
     let n1 = cluster.node("n1").unwrap();
-    let before = Wiring::of(n1).unwrap();
+    let before = PeerObjects::of(n1).unwrap();
     for block in blocks_of(n1, &cluster, "p2").iter().filter(|block| block.addr().is_ipv4()) {
         ip(n1, &format!("addr add {}/32 dev {TUNNEL}", block.network()));
     }
-    await_wiring(n1, &before, "another's address on the tunnel", SOON);
+    await_peer_objects(n1, &before, "an address of another node's block", SOON);
     expect_reach(&cluster, SOON);
 }
 
 #[test]
-fn what_the_kernel_refuses_is_told_once_and_no_longer_when_it_is_done() {
+fn a_refused_route_is_logged_once_and_reported_until_it_is_added() {
     let cluster = up("refused", &plan());
     let n1 = cluster.node("n1").unwrap();
     let before = peer_routes(n1);
     let blocks = blocks_of(n1, &cluster, "p2");
-    let taken: IpAddr = blocks.iter().map(IpNet::network).find(IpAddr::is_ipv4).unwrap();
-    // No gateway can be an address of one's own.
-    ip(n1, &format!("addr add {taken}/32 dev lo"));
+    let local: IpAddr = blocks.iter().map(IpNet::network).find(IpAddr::is_ipv4).unwrap();
+    // The kernel refuses a local address as gateway.
+    ip(n1, &format!("addr add {local}/32 dev lo"));
     ip(n1, "route flush proto 113");
     let agent = cluster.agent("n1").unwrap();
-    let told = || problems(agent).iter().any(|what| what.contains(&taken.to_string()));
-    await_that("the refusal to be told", SOON, told);
+    let is_reported = || problems(agent).iter().any(|message| message.contains(&local.to_string()));
+    await_that("the condition", SOON, is_reported);
     let of_it = |log: String| log.lines().filter(|line| line.contains("invalid gateway")).count();
-    // The agent tries again several times meanwhile.
-    std::thread::sleep(TRIES);
+    // The agent retries several times meanwhile.
+    std::thread::sleep(RETRIES);
     assert_eq!(of_it(agent.log().unwrap()), 1, "{}", agent.log().unwrap());
-    ip(n1, &format!("addr del {taken}/32 dev lo"));
-    await_that("the route to be back", SOON, || peer_routes(n1) == before);
-    await_that("nothing to be told", SOON, || problems(agent).is_empty());
+    ip(n1, &format!("addr del {local}/32 dev lo"));
+    await_that("the route to be restored", SOON, || peer_routes(n1) == before);
+    await_that("no condition", SOON, || problems(agent).is_empty());
     expect_reach(&cluster, SOON);
 }
 
 #[test]
-fn pods_of_a_node_that_boots_before_its_link_has_an_address_fit_into_the_tunnel() {
+fn pods_fit_into_the_tunnel_if_the_node_boots_without_an_address() {
     let mut cluster = up("early", &Plan { mtu: 1400, ..plan() });
     let n1 = (**cluster.node("n1").unwrap()).clone();
-    let fits = mtu_of(&crate::common::pod(&cluster, "p1").pod, "eth0");
-    assert_eq!(fits, 1350);
+    let expected = mtu_of(&crate::common::pod(&cluster, "p1").pod, "eth0");
+    assert_eq!(expected, 1350);
     cluster.remove_pod("p1").unwrap();
     let file = cluster.node("n1").unwrap().dir().join("lib/podwire/mtu");
-    for (name, known, mtu) in [("p8", true, fits), ("p9", false, 1430)] {
+    for (name, is_saved, mtu) in [("p8", true, expected), ("p9", false, 1430)] {
         cluster.kill_agent("n1").unwrap();
-        // As after a boot: nothing has a size yet.
+        // Like after a boot: neither underlay nor bridge determine an MTU.
         ip(&n1, "addr flush dev eth0");
         ip(&n1, "link del dev podwire0");
-        if !known {
+        if !is_saved {
             std::fs::remove_file(&file).unwrap();
         }
         cluster.start_agent("n1").unwrap();
-        assert_eq!(mtu_of(&cluster.pod("n1", name).unwrap().pod, "eth0"), mtu, "known: {known}");
+        assert_eq!(mtu_of(&cluster.pod("n1", name).unwrap().pod, "eth0"), mtu, "saved: {is_saved}");
         cluster.remove_pod(name).unwrap();
     }
 }
 
-/// A link that flaps says nothing about its size.
+/// A flapping link does not change the MTU of pods.
 #[test]
-fn pods_of_a_node_whose_link_lost_its_address_fit_into_the_tunnel() {
+fn pods_fit_into_the_tunnel_after_the_link_lost_its_address() {
     let cluster = up("flapped", &Plan { mtu: 1400, ..plan() });
     let n1 = cluster.node("n1").unwrap();
     let before = std::fs::read_to_string(n1.dir().join("lib/podwire/mtu")).unwrap();
@@ -152,8 +154,8 @@ fn pods_of_a_node_whose_link_lost_its_address_fit_into_the_tunnel() {
     cluster.remove_pod("p1").unwrap();
     let routes = peer_routes(n1);
     ip(n1, "addr flush dev eth0");
-    await_that("the agent to look", SOON, || peer_routes(n1) != routes);
-    await_that("the problem to be told", SOON, || {
+    await_that("the routes to change", SOON, || peer_routes(n1) != routes);
+    await_that("the condition", SOON, || {
         problems(cluster.agent("n1").unwrap())
             .iter()
             .any(|what| what.contains("was removed, and it has no other IPv4 address"))

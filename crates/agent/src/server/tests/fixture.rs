@@ -1,4 +1,4 @@
-//! A server with a stand-in for the engine, and clients of few words.
+//! A server with a replacement for the engine, and simple clients.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -20,14 +20,14 @@ use crate::waker::Waker;
 use crate::work::{RequestSettings, Serve, WorkParts};
 
 pub(super) const SOON: Duration = Duration::from_secs(60);
-pub(super) const SHORT: Bounds = Bounds {
+pub(super) const SHORT: ClientTimeouts = ClientTimeouts {
     head: Duration::from_millis(150),
     body: Duration::from_millis(150),
     answer: Duration::from_millis(150),
 };
 
-/// An agent's server with a stand-in for the engine, on a thread of its own.
-pub(super) struct Site {
+/// An agent's server with a replacement for the engine, on its own thread.
+pub(super) struct Fixture {
     pub(super) dir: TempDir,
     pub(super) socket: PathBuf,
     pub(super) tcp: SocketAddr,
@@ -35,15 +35,15 @@ pub(super) struct Site {
     pub(super) watch: Arc<SocketWatch>,
     pub(super) queue: Arc<Queue>,
     pub(super) stop: Option<oneshot::Sender<Duration>>,
-    pub(super) thread: Option<JoinHandle<Leftover>>,
+    pub(super) thread: Option<JoinHandle<UnfinishedRequests>>,
 }
 
 pub(super) struct Options {
     pub(super) users: AllowedUsers,
-    pub(super) bounds: Bounds,
+    pub(super) timeouts: ClientTimeouts,
     pub(super) queue: Queue,
     pub(super) serve: Box<Serve>,
-    /// Where metrics are served, if that is not any free port.
+    /// The address for metrics. None: any free port.
     pub(super) tcp: Option<SocketAddr>,
 }
 
@@ -52,7 +52,7 @@ impl Default for Options {
         let serve = Box::new(|request: &Request, _: &Caller<'_>| done(request));
         Self {
             users: AllowedUsers::root_and_self(),
-            bounds: Bounds::default(),
+            timeouts: ClientTimeouts::default(),
             queue: Queue::start(8).unwrap(),
             serve,
             tcp: None,
@@ -60,8 +60,8 @@ impl Default for Options {
     }
 }
 
-/// Whether the client is gone, as soon as that is known.
-pub(super) fn hung_up_in_time(caller: &Caller<'_>) -> bool {
+/// Waits until the engine's caller is cancelled, and returns whether it was.
+pub(super) fn wait_for_cancel(caller: &Caller<'_>) -> bool {
     let end = Instant::now() + SOON;
     while !(caller.cancelled)() && Instant::now() < end {
         thread::sleep(Duration::from_millis(1));
@@ -69,8 +69,8 @@ pub(super) fn hung_up_in_time(caller: &Caller<'_>) -> bool {
     (caller.cancelled)()
 }
 
-/// What the agent says of a request for which [`done`] finds no address.
-pub(super) const EXHAUSTED: &str = "254 in use; no other block: this node has all of the network already";
+/// The details of a request for which [`done`] finds no address.
+pub(super) const EXHAUSTED: &str = "254 in use; no other block: this node already has the whole network";
 
 pub(super) fn done(request: &Request) -> Result<Done, Error> {
     match request {
@@ -85,10 +85,10 @@ pub(super) fn done(request: &Request) -> Result<Done, Error> {
     }
 }
 
-impl Site {
+impl Fixture {
     pub(super) fn lose_bridge(&self) {
-        let found = Finding::new(Code::BridgeMissing, "bridge podwire0", "the bridge is missing");
-        self.agent_status.set(Source::Reconcile, vec![found.fix("make it")]);
+        let finding = Finding::new(Code::BridgeMissing, "bridge podwire0", "the bridge is missing");
+        self.agent_status.set(Source::Reconcile, vec![finding.fix("ip link add")]);
     }
 
     pub(super) fn new(options: Options) -> Self {
@@ -111,7 +111,7 @@ impl Site {
             subnets: vec!["10.9.0.0/24".parse().unwrap(), "fd00:9::/64".parse().unwrap()],
             blocks: Vec::new(),
         };
-        let own = NetworkSettings {
+        let network_settings = NetworkSettings {
             name: "podwire".try_into().unwrap(),
             mode: AttachMode::Routed,
             bridge: "pw0".try_into().unwrap(),
@@ -123,7 +123,7 @@ impl Site {
         let allocations = Arc::new(NodeAllocations::none("", Vec::new()));
         let work =
             Work::new(WorkParts::alone(settings, &agent_status, &allocations)).with_engine(options.serve);
-        allocations.set(NodeAllocation::of_default(Arc::new(Network::whole(&own).unwrap())));
+        allocations.set(NodeAllocation::of_default(Arc::new(Network::whole(&network_settings).unwrap())));
         let queue = Arc::new(options.queue);
         let service = ApiService {
             agent_status: Arc::clone(&agent_status),
@@ -143,19 +143,20 @@ impl Site {
             cluster: None,
             cni_config: Box::new(|| Ok(" ".repeat(16 << 20))),
         };
-        let (stop, stopped) = oneshot::channel();
+        let (stop, stop_receiver) = oneshot::channel();
         let (ready, bound) = mpsc::channel();
-        let (path, users, bounds, at) = (socket.clone(), options.users, options.bounds, options.tcp);
+        let (path, users, timeouts, tcp_address) =
+            (socket.clone(), options.users, options.timeouts, options.tcp);
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let mut socket = bind(&path).unwrap();
-                socket.bounds = bounds;
-                let tcp = bind_tcp(at.unwrap_or(([127, 0, 0, 1], 0).into())).await;
-                let address = tcp.as_ref().ok().map(|tcp| tcp.local_addr().unwrap()).or(at).unwrap();
+                socket.timeouts = timeouts;
+                let tcp = bind_tcp(tcp_address.unwrap_or(([127, 0, 0, 1], 0).into())).await;
+                let address = tcp.as_ref().ok().map(|tcp| tcp.local_addr().unwrap()).or(tcp_address).unwrap();
                 ready.send((socket.watch(), address)).unwrap();
                 let endpoints = Endpoints { socket, tcp: Some((address, tcp)), users };
-                run(endpoints, Arc::new(service), async { stopped.await.unwrap_or_default() }).await
+                run(endpoints, Arc::new(service), async { stop_receiver.await.unwrap_or_default() }).await
             })
         });
         let (watch, tcp) = bound.recv_timeout(SOON).unwrap();
@@ -168,22 +169,22 @@ impl Site {
         client
     }
 
-    pub(super) fn ask(&self, request: &str) -> (u16, Value) {
+    pub(super) fn request(&self, request: &str) -> (u16, Value) {
         let mut client = self.connect();
         client.write_all(request.as_bytes()).unwrap();
         answer(&mut client)
     }
 
     pub(super) fn get(&self, path: &str) -> (u16, Value) {
-        self.ask(&format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n"))
+        self.request(&format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n"))
     }
 
     pub(super) fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        self.ask(&post(path, body))
+        self.request(&post(path, body))
     }
 
-    pub(super) fn stop(&mut self, time: Duration) -> Leftover {
-        self.stop.take().unwrap().send(time).unwrap();
+    pub(super) fn stop(&mut self, limit: Duration) -> UnfinishedRequests {
+        self.stop.take().unwrap().send(limit).unwrap();
         self.thread.take().unwrap().join().unwrap()
     }
 }
@@ -196,7 +197,7 @@ pub(super) fn post(path: &str, body: &Value) -> String {
     )
 }
 
-/// Status and body; the body as text where it is no JSON.
+/// Status and body. A body that is not JSON is returned as text.
 pub(super) fn answer(client: &mut impl Read) -> (u16, Value) {
     let mut bytes = Vec::new();
     client.read_to_end(&mut bytes).unwrap();
@@ -218,9 +219,9 @@ pub(super) fn call(verb: &str, container: &str) -> Value {
     serde_json::to_value(CniCall { request_id: RequestId::from_random([3; 16]), env, config }).unwrap()
 }
 
-pub(super) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(super) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + SOON;
-    while !is_so() {
+    while !condition() {
         assert!(Instant::now() < end, "{what} did not happen");
         thread::sleep(Duration::from_millis(2));
     }

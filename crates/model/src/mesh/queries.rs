@@ -1,4 +1,4 @@
-//! What is wanted, asked one by one: whoever hears that something changed can tell whether it matters.
+//! Queries of the desired state, which tell whether a kernel event matters.
 
 use std::net::IpAddr;
 
@@ -11,12 +11,12 @@ use crate::admission::{MAX_BLOCKS, StoredNode, check_address, check_block};
 use crate::object::NodeRecord;
 
 impl Mesh {
-    /// Exactly this one?
+    /// Whether exactly this route is wanted.
     pub fn wants_route(&self, route: &PeerRoute) -> bool {
         self.routes.wanted(&route.dst) == Some(route)
     }
 
-    /// Any to this place?
+    /// Whether any route to this destination is wanted.
     pub fn wants_route_to(&self, dst: &IpNet) -> bool {
         self.routes.wanted(dst).is_some()
     }
@@ -29,22 +29,22 @@ impl Mesh {
         self.fdb.wanted(&(link, mac)).is_some()
     }
 
-    /// The other nodes, by name.
+    /// The records of the other nodes, by name.
     pub fn peers(&self) -> impl Iterator<Item = &NodeRecord> {
         self.stored().map(|node| &node.record)
     }
 
-    /// The same with the revisions at which their records were created.
+    /// Like `peers`, with the revisions at which the records were created.
     pub fn stored(&self) -> impl Iterator<Item = &StoredNode> {
         self.peers.values().map(|peer| &peer.node)
     }
 
-    /// The node that a block's claim names.
+    /// The owner of a block according to its claim.
     pub fn owner(&self, block: &IpNet) -> Option<&NodeName> {
         self.owners.get(block)
     }
 
-    /// All claims of blocks: the block, and the node that it names.
+    /// All claims: the block, and its owner.
     pub fn claims(&self) -> impl Iterator<Item = (&IpNet, &NodeName)> {
         self.owners.iter()
     }
@@ -54,7 +54,7 @@ impl Mesh {
         self.peers.get(name).map(|peer| &peer.node.record)
     }
 
-    /// The other nodes with the parts of their records that are used, in the order in which the records were created.
+    /// The records of the other nodes, reduced to the parts that are used, in the order of creation.
     pub fn admitted(&self) -> Vec<NodeRecord> {
         let mut nodes: Vec<&StoredNode> = self.stored().collect();
         nodes.sort_by_key(|node| (node.created, &node.record.name));
@@ -62,13 +62,13 @@ impl Mesh {
     }
 
     fn admitted_part(&self, record: &NodeRecord) -> NodeRecord {
-        let is_its = |block: &&IpNet| {
+        let is_owned = |block: &&IpNet| {
             let block = block.trunc();
             check_block(&self.block_layouts, self.owner(&block), &record.name, &block).is_ok()
         };
         let is_usable = |address: &IpAddr| check_address(&self.local_node.subnets, *address).is_ok();
         NodeRecord {
-            blocks: record.blocks.iter().take(MAX_BLOCKS).filter(is_its).copied().collect(),
+            blocks: record.blocks.iter().take(MAX_BLOCKS).filter(is_owned).copied().collect(),
             addresses: record.named_addresses().filter(is_usable).collect(),
             ..record.clone()
         }

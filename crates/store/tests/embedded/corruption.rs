@@ -1,4 +1,4 @@
-//! Files that were cut off, changed or lost.
+//! Truncated, changed and lost files.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -9,10 +9,10 @@ use store::{Error, Store, StoreConfig, Watched};
 use tempfile::TempDir;
 
 use super::open;
-use crate::common::{in_time, put, told};
+use crate::common::{in_time, next_events, put};
 
-/// A store with three commits.
-async fn written() -> (TempDir, PathBuf) {
+/// Creates a store with three commits.
+async fn create() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     for n in 1..=3 {
@@ -27,32 +27,32 @@ async fn value(dir: &Path) -> String {
 }
 
 #[tokio::test]
-async fn a_torn_last_line_never_happened() {
-    let (dir, log) = written().await;
-    let whole = fs::read(&log).unwrap();
-    let last = whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
-    for length in [last + 1, last + 20, whole.len() - 1] {
-        fs::write(&log, &whole[..length]).unwrap();
+async fn a_torn_last_line_is_ignored() {
+    let (dir, log) = create().await;
+    let complete = fs::read(&log).unwrap();
+    let last = complete[..complete.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
+    for length in [last + 1, last + 20, complete.len() - 1] {
+        fs::write(&log, &complete[..length]).unwrap();
         assert_eq!(value(dir.path()).await, "2");
         // Reading changes nothing.
-        assert_eq!(fs::read(&log).unwrap(), &whole[..length]);
-        open(dir.path()).commit(&[], &[put("/a", "again")]).await.unwrap();
-        assert_eq!(value(dir.path()).await, "again");
+        assert_eq!(fs::read(&log).unwrap(), &complete[..length]);
+        open(dir.path()).commit(&[], &[put("/a", "new")]).await.unwrap();
+        assert_eq!(value(dir.path()).await, "new");
         let now = fs::read(&log).unwrap();
-        assert_eq!(&now[..last], &whole[..last]);
+        assert_eq!(&now[..last], &complete[..last]);
         assert_eq!(
             now.iter().filter(|byte| **byte == b'\n').count(),
-            whole.iter().filter(|byte| **byte == b'\n').count()
+            complete.iter().filter(|byte| **byte == b'\n').count()
         );
     }
 }
 
 #[tokio::test]
-async fn holes_of_a_power_cut_never_happened() {
-    let (dir, log) = written().await;
-    let whole = fs::read(&log).unwrap();
+async fn a_tail_of_zeros_after_a_power_failure_is_ignored() {
+    let (dir, log) = create().await;
+    let complete = fs::read(&log).unwrap();
     for tail in [&[0; 300][..], b"0123456789abcdef {\"com\0\0\0\0\n"] {
-        fs::write(&log, [&whole, tail].concat()).unwrap();
+        fs::write(&log, [&complete, tail].concat()).unwrap();
         assert_eq!(value(dir.path()).await, "3");
         open(dir.path()).commit(&[], &[put("/a", "4")]).await.unwrap();
         assert_eq!(value(dir.path()).await, "4");
@@ -60,34 +60,34 @@ async fn holes_of_a_power_cut_never_happened() {
 }
 
 #[tokio::test]
-async fn damage_is_told_and_nothing_is_overwritten() {
-    let (dir, log) = written().await;
-    let whole = fs::read(&log).unwrap();
-    let lines: Vec<&[u8]> = whole.split_inclusive(|byte| *byte == b'\n').collect();
-    let mut flipped = whole.clone();
+async fn corruption_is_reported_and_the_log_is_not_overwritten() {
+    let (dir, log) = create().await;
+    let complete = fs::read(&log).unwrap();
+    let lines: Vec<&[u8]> = complete.split_inclusive(|byte| *byte == b'\n').collect();
+    let mut flipped = complete.clone();
     flipped[lines[0].len() + 60] ^= 0x20;
-    let mut last = whole.clone();
-    *last.get_mut(whole.len() - 3).unwrap() ^= 1;
+    let mut last = complete.clone();
+    *last.get_mut(complete.len() - 3).unwrap() ^= 1;
     let without_second = [lines[0], lines[2], lines[3]].concat();
-    let headless = lines[1..].concat();
-    for damaged in [flipped, last, without_second, headless, Vec::new(), b"hello\nworld\n".to_vec()] {
-        fs::write(&log, &damaged).unwrap();
+    let without_header = lines[1..].concat();
+    for corrupt in [flipped, last, without_second, without_header, Vec::new(), b"hello\nworld\n".to_vec()] {
+        fs::write(&log, &corrupt).unwrap();
         let store = open(dir.path());
         for error in
             [store.get("/a").await.unwrap_err(), store.commit(&[], &[put("/a", "9")]).await.unwrap_err()]
         {
-            assert!(matches!(&error, Error::Damaged { path, .. } if *path == log), "{error}");
+            assert!(matches!(&error, Error::Corrupt { path, .. } if *path == log), "{error}");
             assert!(error.to_string().contains("move the file away") && !error.is_transient(), "{error}");
         }
-        assert_eq!(fs::read(&log).unwrap(), damaged);
+        assert_eq!(fs::read(&log).unwrap(), corrupt);
     }
-    fs::write(&log, &whole).unwrap();
+    fs::write(&log, &complete).unwrap();
     assert_eq!(value(dir.path()).await, "3");
 }
 
-/// The owner's memory is complete: the next commit rewrites the log.
+/// The owner has the complete state in memory, and rewrites the log with the next commit.
 #[tokio::test]
-async fn a_log_that_another_program_changes_is_written_again_by_its_owner() {
+async fn a_log_changed_by_another_program_is_rewritten() {
     type Change = fn(&Path);
     let changes: [Change; 4] = [
         |log| fs::rename(log, log.with_extension("old")).unwrap(),
@@ -96,13 +96,13 @@ async fn a_log_that_another_program_changes_is_written_again_by_its_owner() {
         |log| File::options().append(true).open(log).unwrap().write_all(b"hello\n").unwrap(),
     ];
     for change in changes {
-        let (dir, log) = written().await;
+        let (dir, log) = create().await;
         let store = open(dir.path());
         let mut watch = store.watch("/", store.list("/").await.unwrap().revision + 1).await.unwrap();
         change(&log);
         assert_eq!(store.get("/a").await.unwrap().unwrap().value, b"3");
         store.commit(&[], &[put("/a", "4")]).await.unwrap();
-        assert_eq!(told(&mut watch, 1).await, ["+/a=4@4"]);
+        assert_eq!(next_events(&mut watch, 1).await, ["+/a=4@4"]);
         drop((store, watch));
         let store = open(dir.path());
         assert_eq!(store.get("/a").await.unwrap().unwrap().value, b"4");
@@ -110,9 +110,9 @@ async fn a_log_that_another_program_changes_is_written_again_by_its_owner() {
     }
 }
 
-/// The lock went with it.
+/// The lock was removed with the directory.
 #[tokio::test]
-async fn a_store_whose_directory_was_removed_begins_anew_with_a_lock() {
+async fn a_store_with_a_removed_directory_starts_empty_and_locked() {
     let dir = tempfile::tempdir().unwrap();
     let store_dir = dir.path().join("store");
     let store = open(&store_dir);
@@ -128,9 +128,9 @@ async fn a_store_whose_directory_was_removed_begins_anew_with_a_lock() {
     assert!(matches!(error, Error::Held { .. }), "{error}");
 }
 
-/// The log there is another process's, and is not rewritten.
+/// The new log belongs to another process and must not be rewritten.
 #[tokio::test]
-async fn a_store_whose_directory_another_process_made_again_is_left_to_it() {
+async fn a_directory_recreated_by_another_process_is_not_used() {
     let dir = tempfile::tempdir().unwrap();
     let store_dir = dir.path().join("store");
     let store = open(&store_dir);
@@ -153,17 +153,17 @@ async fn a_store_whose_directory_another_process_made_again_is_left_to_it() {
     assert_eq!(log(), before);
     other.commit(&[], &[put("/b", "5")]).await.unwrap();
     drop(other);
-    // The first call takes the lock over, and says that the store is another one.
+    // The first call takes over the lock, and reports that the store was replaced.
     assert!(store.get("/b").await.unwrap_err().is_transient());
     assert_eq!(store.get("/b").await.unwrap().unwrap().value, b"5");
     assert_eq!(store.get("/a").await.unwrap(), None);
-    assert_eq!(in_time(watch.next()).await.unwrap(), Watched::Compacted, "its revision is higher by now");
+    assert_eq!(in_time(watch.next()).await.unwrap(), Watched::Compacted, "although the revision is higher");
 }
 
 #[tokio::test]
-async fn a_newer_format_is_left_alone() {
-    let (dir, log) = written().await;
-    // The checksum of the first line has nothing before it.
+async fn a_newer_format_is_not_changed() {
+    let (dir, log) = create().await;
+    // The checksum of the first line has no predecessor.
     let json = r#"{"head":{"format":2,"revision":1,"compacted":0}}"#;
     let sum: String =
         <sha2::Sha256 as sha2::Digest>::digest(json)[..8].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -176,7 +176,7 @@ async fn a_newer_format_is_left_alone() {
 }
 
 #[tokio::test]
-async fn only_its_owner_can_read_it() {
+async fn only_the_owner_can_read_the_files() {
     let dir = tempfile::tempdir().unwrap();
     let directory = dir.path().join("new/store");
     open(&directory).commit(&[], &[put("/a", "1")]).await.unwrap();
@@ -187,9 +187,9 @@ async fn only_its_owner_can_read_it() {
     );
 }
 
-/// A user who can write there could replace the log, or hold the lock.
+/// Other users could replace the log, or hold the lock.
 #[test]
-fn a_directory_that_other_users_can_write_is_refused() {
+fn a_directory_writable_by_other_users_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let config = StoreConfig::Embedded { dir: dir.path().to_owned() };
     let opened = |mode: u32, owner: u32| {
@@ -197,11 +197,11 @@ fn a_directory_that_other_users_can_write_is_refused() {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
         Store::open(&config).map(drop).map_err(|e| e.to_string())
     };
-    for (mode, owner, help) in
+    for (mode, owner, command) in
         [(0o770, 0, "chmod go-w"), (0o1777, 0, "chmod go-w"), (0o700, 65534, "chown 0")]
     {
         let error = opened(mode, owner).unwrap_err();
-        assert!(error.contains(help) && error.contains(dir.path().to_str().unwrap()), "{error}");
+        assert!(error.contains(command) && error.contains(dir.path().to_str().unwrap()), "{error}");
     }
     assert_eq!(opened(0o755, 0), Ok(()));
 }

@@ -1,4 +1,4 @@
-//! What fits through, and what happens to what does not.
+//! MTU of pods and tunnels, and packets that are too big.
 
 use ipnet::IpNet;
 use serde_json::json;
@@ -7,7 +7,7 @@ use testkit::{AttachedPod, Cluster, Extra, Plan};
 use super::{TUNNEL, mtu_of, transfer};
 use crate::common::{SOON, Streams, await_that, expect_reach, pod, up};
 
-const DEAF: &[u8] = b"table inet deaf {
+const DROP_PMTU: &[u8] = b"table inet pmtu_blackhole {
     chain in {
         type filter hook input priority 0
         icmp type destination-unreachable drop
@@ -16,8 +16,8 @@ const DEAF: &[u8] = b"table inet deaf {
 }
 ";
 
-/// What `ping` says to a packet of this size that must not be cut into pieces; once or twice: the first one may find out.
-fn ping_whole(from: &AttachedPod, to: &std::net::IpAddr, size: u32) -> (bool, String) {
+/// Sends two pings of this size with DF set. The first one may discover the path MTU. Returns success and output.
+fn ping_unfragmented(from: &AttachedPod, to: &std::net::IpAddr, size: u32) -> (bool, String) {
     // The headers of IP and ICMP.
     let payload = (size - if to.is_ipv4() { 28 } else { 48 }).to_string();
     let argv =
@@ -31,27 +31,27 @@ fn with_mtu(mtu: &str) -> Extra {
 }
 
 #[test]
-fn f8_what_is_too_big_for_the_tunnel_is_told_and_connections_fit() {
+fn f8_too_big_packets_are_reported_and_connections_clamped() {
     let plan = Plan { nodes: 2, subnets: 2, all: with_mtu("1500"), ..Plan::default() };
     let cluster = up("toobig", &plan);
     let (p1, p2) = (pod(&cluster, "p1"), pod(&cluster, "p2"));
     assert_eq!((mtu_of(&p1.pod, "eth0"), mtu_of(cluster.node("n1").unwrap(), TUNNEL)), (1500, 1450));
     for address in &p2.addresses {
-        let (went, said) = ping_whole(&p1, address, 1500);
-        let told = if address.is_ipv4() {
-            said.contains("Frag needed and DF set (mtu = 1450)")
+        let (succeeded, output) = ping_unfragmented(&p1, address, 1500);
+        let is_reported = if address.is_ipv4() {
+            output.contains("Frag needed and DF set (mtu = 1450)")
         } else {
-            said.contains("Packet too big: mtu=1450")
+            output.contains("Packet too big: mtu=1450")
         };
-        assert!(!went && told, "{address}: {said}");
-        let (went, said) = ping_whole(&p1, address, 1450);
-        assert!(went, "{address}: {said}");
+        assert!(!succeeded && is_reported, "{address}: {output}");
+        let (succeeded, output) = ping_unfragmented(&p1, address, 1450);
+        assert!(succeeded, "{address}: {output}");
     }
     await_that("connections are clamped", SOON, || clamps(&cluster, "n1") && clamps(&cluster, "n2"));
-    // Also where nobody hears that something is too big, in both directions.
-    for wired in [&p1, &p2] {
-        flush_learnt(wired);
-        assert!(wired.pod.run(&["nft", "-f", "-"], DEAF).unwrap().success());
+    // Also if ICMP errors are dropped, in both directions.
+    for attached in [&p1, &p2] {
+        flush_path_mtus(attached);
+        assert!(attached.pod.run(&["nft", "-f", "-"], DROP_PMTU).unwrap().success());
     }
     let streams = Streams::between(&cluster, &[("p1", "p2")]);
     for (from, to) in [(&p1, &p2), (&p2, &p1)] {
@@ -59,41 +59,41 @@ fn f8_what_is_too_big_for_the_tunnel_is_told_and_connections_fit() {
             transfer(from, (to, *address));
         }
     }
-    streams.expect_whole();
+    streams.expect_no_loss();
 }
 
-/// Does every packet that this node forwards pay for the clamp?
+/// Whether this node clamps forwarded connections.
 fn clamps(cluster: &Cluster, node: &str) -> bool {
     cluster.node(node).unwrap().sh(&["nft", "list", "chains"]).unwrap().contains("chain clamp ")
 }
 
-/// Forgets path MTUs.
-fn flush_learnt(wired: &AttachedPod) {
+/// Removes learnt path MTUs.
+fn flush_path_mtus(attached: &AttachedPod) {
     for family in ["-4", "-6"] {
-        wired.pod.sh(&["ip", family, "route", "flush", "cache"]).unwrap();
+        attached.pod.sh(&["ip", family, "route", "flush", "cache"]).unwrap();
     }
 }
 
-/// What pods get by themselves goes through whole, and one byte more does not leave them.
+/// Packets of the pods' default MTU pass, and larger ones do not leave the pod.
 #[track_caller]
-fn expect_room(cluster: &Cluster, mtu: u32) {
+fn expect_mtu(cluster: &Cluster, mtu: u32) {
     let (p1, p2) = (pod(cluster, "p1"), pod(cluster, "p2"));
     assert_eq!((mtu_of(&p1.pod, "eth0"), mtu_of(&p2.pod, "eth0")), (mtu, mtu));
     for (from, to) in [(&p1, &p2), (&p2, &p1)] {
         for address in &to.addresses {
-            let (went, said) = ping_whole(from, address, mtu);
-            assert!(went, "{address}: {said}");
-            assert!(!ping_whole(from, address, mtu + 1).0);
+            let (succeeded, output) = ping_unfragmented(from, address, mtu);
+            assert!(succeeded, "{address}: {output}");
+            assert!(!ping_unfragmented(from, address, mtu + 1).0);
             transfer(from, (to, *address));
         }
     }
     expect_reach(cluster, SOON);
-    assert!(!clamps(cluster, "n1") && !clamps(cluster, "n2"), "all that pods send fits");
+    assert!(!clamps(cluster, "n1") && !clamps(cluster, "n2"), "clamping is not necessary");
 }
 
-/// The share's size is for who has none of its own.
+/// The MTU of the node's allocation applies only to pods without an explicit MTU.
 #[test]
-fn a_pod_that_got_a_larger_link_by_its_config_is_clamped_at_once() {
+fn a_pod_with_a_larger_configured_mtu_is_clamped() {
     let cluster = up("larger", &Plan { nodes: 2, subnets: 2, ..Plan::default() });
     let (node, agent) = (cluster.node("n1").unwrap(), cluster.agent("n1").unwrap());
     let pod = node.pod("large").unwrap();
@@ -108,12 +108,12 @@ fn a_pod_that_got_a_larger_link_by_its_config_is_clamped_at_once() {
 fn pods_fit_into_small_underlays() {
     let v4: Vec<IpNet> = vec!["10.42.0.0/16".parse().unwrap()];
     for (label, plan) in [
-        ("room1500", Plan::default()),
-        ("room1400", Plan { mtu: 1400, ..Plan::default() }),
-        ("room1300", Plan { mtu: 1300, pods: v4, ..Plan::default() }),
+        ("mtu1500", Plan::default()),
+        ("mtu1400", Plan { mtu: 1400, ..Plan::default() }),
+        ("mtu1300", Plan { mtu: 1300, pods: v4, ..Plan::default() }),
     ] {
-        let room = plan.mtu - 50;
+        let mtu = plan.mtu - 50;
         let cluster = up(label, &Plan { nodes: 2, subnets: 2, ..plan });
-        expect_room(&cluster, room);
+        expect_mtu(&cluster, mtu);
     }
 }
