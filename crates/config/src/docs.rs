@@ -22,7 +22,10 @@ pub fn reference() -> String {
         }
         let Key { name, kind, flag, description, .. } = key;
         let kind = kind.name();
-        line(&mut text, &format!("| `{name}` | {kind} | {default} | {variables} | `--{flag}` | {description} |"));
+        line(
+            &mut text,
+            &format!("| `{name}` | {kind} | {default} | {variables} | `--{flag}` | {description} |"),
+        );
     }
     text
 }
