@@ -45,7 +45,7 @@ pub fn pages() -> Result<Vec<Page>> {
     let mut paths = Vec::new();
     collect(&root(), Path::new(""), &mut paths)?;
     paths.sort();
-    paths.iter().map(|path| Page::read(path)).collect()
+    paths.iter().map(Page::read).collect()
 }
 
 /// README.md, deploy/README.md and docs/ without the internals: the pages for users.
