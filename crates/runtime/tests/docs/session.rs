@@ -53,6 +53,14 @@ pub(crate) struct Session {
     _lab: Lab,
 }
 
+/// A command of a page with the output that the page shows.
+struct Shown<'a> {
+    place: String,
+    node: Option<&'a str>,
+    command: &'a str,
+    output: &'a [String],
+}
+
 /// A part of a page that runs.
 enum Step {
     Setup(String),
@@ -135,13 +143,14 @@ impl Session {
             rest = next;
             lines.push(first.clone());
             let place = format!("{}:{}: {command}", page.path.display(), fence.start);
-            lines.extend(self.command(&place, node, command, shown));
+            lines.extend(self.command(&Shown { place, node, command, output: shown }));
         }
         lines
     }
 
     /// The output of the command as the page should show it.
-    fn command(&self, place: &str, node: Option<&str>, command: &str, shown: &[String]) -> Vec<String> {
+    fn command(&self, shown: &Shown<'_>) -> Vec<String> {
+        let Shown { ref place, node, command, output: shown } = *shown;
         let may_wait = OBSERVING.iter().any(|words| {
             command.starts_with(&format!("podwire {words}"))
                 || command.contains(&format!("-- podwire {words}"))
