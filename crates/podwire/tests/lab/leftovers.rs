@@ -39,7 +39,7 @@ fn an_up_that_fails_removes_what_it_made() {
     let output = lab.command(&["up", "--nodes", "2"]).env("PODWIRE_CNI", "/bin/false").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    has(&said, &["could not be made, and nothing of it is left", "gets no network"]);
+    has(&said, &["could not be made, and nothing of it is left", "cannot attach pod"]);
     assert_eq!(lab.traces(), [] as [String; 0]);
 }
 
@@ -50,7 +50,7 @@ fn an_up_that_was_killed_is_replaced_by_the_next() {
     wait_until("the first nodes", DEADLINE, || Ok(lab.namespaces().count() > 4)).unwrap();
     up.kill().unwrap();
     up.wait().unwrap();
-    has(&lab.fails(&["status"]), &["was not made to the end", &lab.hint("down")]);
+    has(&lab.fails(&["status"]), &["is incomplete", &lab.hint("down")]);
     let said = lab.ok(&["up", "--nodes", "1"]);
     has(&said, &["what an earlier one left is removed first", "Up in"]);
     assert_eq!(lab.json(&["status"])["nodes"].as_array().unwrap().len(), 1);

@@ -61,7 +61,7 @@ fn faults_and_the_ways_back() {
 
     lab.ok(&["kill", "agent", "n1"]);
     assert!(all_reach(&lab), "pods need no agent");
-    has(&lab.fails(&["kill", "agent", "n1"]), &["does not run"]);
+    has(&lab.fails(&["kill", "agent", "n1"]), &["is not running"]);
     let status = lab.json(&["status"]);
     assert_eq!(status["nodes"][0]["agent"], "notRunning");
     assert_eq!(lab.run(&["status"]).status.code(), Some(1));

@@ -251,7 +251,7 @@ mod tests {
   4 only IPv4                    1
 
 1 of 2 ways from pod to pod are open, in IPv4 and IPv6 (7 ms)
-  p2 → p1: IPv6 not answered";
+  p2 → p1: IPv6 timed out";
         assert_eq!(draw(&matrix, Paint::Plain), expected);
         assert!(draw(&matrix, Paint::Colours).contains("\x1b[31m4\x1b[0m"));
     }
