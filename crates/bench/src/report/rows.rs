@@ -1,4 +1,4 @@
-//! From what was measured to rows: which figure is compared with which, and what is promised about it.
+//! Report rows: the compared figures and their targets.
 
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ const ADD: RatioTarget = RatioTarget::AtMostAiming { limit: 0.25, aim: 1.0 / 6.0
 const AGENT_ADD: RatioTarget = RatioTarget::AtMostAiming { limit: 0.2, aim: 1.0 / 7.0 };
 const AGENT_DEL: RatioTarget = RatioTarget::AtMost(0.2);
 
-/// A figure of podwire's beside another.
+/// A figure of Podwire compared with another.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) case: String,
@@ -35,7 +35,7 @@ pub(super) enum Unit {
     PerSecond,
 }
 
-/// What the other figure is.
+/// The kind of the compared figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ReferenceKind {
@@ -128,7 +128,7 @@ fn burst_rows(stack: &str, bursts: &Bursts, scale: &Scale) -> [Row; 2] {
     ]
 }
 
-/// Through the agent: one at a time and in parallel, in the mode that is its default and, for information, the other.
+/// Calls through the agent, sequential and in parallel, in the default mode and, for information, in the other mode.
 fn agent_rows(stack: &str, contest: &Contest, bursts: &Bursts) -> Vec<Row> {
     let Some(beside) = &contest.beside else { return vec![] };
     let times = |agent: &Sample, reference: &Sample, case: &str, target| {
@@ -151,7 +151,7 @@ fn agent_rows(stack: &str, contest: &Contest, bursts: &Bursts) -> Vec<Row> {
     ]
 }
 
-/// The kernel's part of a DEL through the agent ends when the link is gone: the rest of it is nobody's waiting time.
+/// The kernel's part of a DEL through the agent ends when the link is removed; no caller waits for later work.
 fn agent_floor_rows(stack: &str, contest: &Contest, bursts: &Bursts) -> Vec<Row> {
     let Some(beside) = &contest.beside else { return vec![] };
     let times = |agent: &Sample, floor: &Sample, case: &str| {
@@ -195,7 +195,7 @@ fn floor_rows(stack: &str, contest: &Contest) -> Vec<Row> {
     ]
 }
 
-/// Every sample under a name.
+/// All samples with their names.
 fn samples<'a>(measured: &'a PodMeasurements, scale: &Scale) -> Vec<(String, &'a Sample)> {
     let starts = &measured.starts;
     let mut named = vec![
@@ -208,7 +208,7 @@ fn samples<'a>(measured: &'a PodMeasurements, scale: &Scale) -> Vec<(String, &'a
     let mut put = |case: &str, who: &str, times: &'a cases::Times| {
         named.push((format!("ADD, {case}, {who}"), &times.add));
         named.push((format!("DEL, {case}, {who}"), &times.del));
-        // Empty where it is not known.
+        // Empty if it is not measured.
         named.push((format!("link gone, {case}, {who}"), &times.gone));
     };
     let contests = [("v4", Some(&measured.v4)), ("dual stack", Some(&measured.dual))];
@@ -246,7 +246,7 @@ pub(super) fn rates(measured: &PodMeasurements) -> Vec<RateSeries> {
     rates
 }
 
-/// Every call that failed, and in which case.
+/// All failed calls with their cases.
 pub(super) fn failures(measured: &PodMeasurements, scale: &Scale) -> Vec<String> {
     let mut all = Vec::new();
     for (case, sample) in samples(measured, scale) {
