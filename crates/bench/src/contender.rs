@@ -69,8 +69,8 @@ impl Plugins {
 /// Copies the plugin into a fixed directory next to it, so that killed runs do not accumulate copies. Renames the copy, because
 /// another run may execute the existing one.
 fn install(built: &Path) -> Result<PathBuf> {
-    let beside = built.parent().context("the plugin's path has no directory")?;
-    install_into(built, &beside.join("bench"))
+    let directory = built.parent().context("the plugin's path has no directory")?;
+    install_into(built, &directory.join("bench"))
 }
 
 /// Copies the plugin into a directory, which is created if it is missing.

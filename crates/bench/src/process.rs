@@ -50,14 +50,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_of_a_process_with_an_odd_name() {
+    fn cpu_times_are_parsed_with_parentheses_in_the_name() {
         let stat = "42 (a) b) S 1 42 42 0 -1 4194560 100 0 0 0 7 5 0 0 20 0 9 0 1 1 1";
         assert_eq!(ticks(stat), Some(12));
         assert_eq!(ticks("42 (a"), None);
     }
 
     #[test]
-    fn a_process_has_memory_and_time() {
+    fn memory_and_cpu_time_of_this_process_are_read() {
         let own = std::process::id();
         assert!(rss_mib(own).unwrap() > 0.5);
         cpu_time(own).unwrap();

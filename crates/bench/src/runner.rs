@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn input_output_status_and_time() {
+    fn a_run_returns_output_status_and_time() {
         let finished =
             run(Command::new("/bin/sh").args(["-c", "cat; sleep 0.05; exit 3"]), b"hello").unwrap();
         assert_eq!((finished.stdout.as_slice(), finished.status.code()), (&b"hello"[..], Some(3)));

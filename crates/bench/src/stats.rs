@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_of_the_nearest_rank_and_failures_do_not_count() {
+    fn percentiles_use_the_nearest_rank_and_ignore_failures() {
         let mut sample = Sample::default();
         assert_eq!(sample.percentiles(), None);
         for ms in (1..=200).rev() {
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn one_time_is_every_percentile() {
+    fn all_percentiles_of_one_time_are_equal() {
         let mut sample = Sample::default();
         sample.note(Ok(Duration::from_millis(7)));
         let p = sample.percentiles().unwrap();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn medians() {
+    fn medians_of_even_and_odd_numbers_of_values() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0]), Some(3.0));
         assert_eq!(median(&[9.0, 1.0, 4.0]), Some(4.0));

@@ -44,11 +44,11 @@ mod tests {
         let own = directory.path().join("release/deps/t-123");
         assert_eq!(near(&own, "podwire"), None);
         std::fs::create_dir_all(own.parent().unwrap()).unwrap();
-        let above = directory.path().join("release/podwire");
-        std::fs::write(&above, "").unwrap();
-        assert_eq!(near(&own, "podwire"), Some(above));
-        let beside = own.with_file_name("podwire");
-        std::fs::write(&beside, "").unwrap();
-        assert_eq!(near(&own, "podwire"), Some(beside));
+        let parent = directory.path().join("release/podwire");
+        std::fs::write(&parent, "").unwrap();
+        assert_eq!(near(&own, "podwire"), Some(parent));
+        let sibling = own.with_file_name("podwire");
+        std::fs::write(&sibling, "").unwrap();
+        assert_eq!(near(&own, "podwire"), Some(sibling));
     }
 }

@@ -285,7 +285,7 @@ fn b18_twenty_parallel_podman_containers_have_unique_addresses() {
 /// podman's default network is 10.88.0.0/16.
 #[test]
 fn b10_the_default_networks_of_podman_and_podwire_coexist() {
-    let world = World::new("beside", AGENT);
+    let world = World::new("coexist", AGENT);
     world.podman.run("other", &[]).unwrap();
     world.run("a", &[]);
     world.run("b", &[]);

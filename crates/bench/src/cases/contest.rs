@@ -12,11 +12,11 @@ use crate::networks::BenchNetwork;
 pub(crate) struct Contest {
     pub(crate) podwire: Times,
     pub(crate) reference: Times,
-    pub(crate) beside: Option<ContestOthers>,
+    pub(crate) other_times: Option<OtherContenders>,
 }
 
 /// Times of the other contenders.
-pub(crate) struct ContestOthers {
+pub(crate) struct OtherContenders {
     pub(crate) routed: Times,
     pub(crate) floor: Times,
     pub(crate) spawned_floor: Times,
@@ -72,7 +72,7 @@ pub(crate) fn run(
     Ok(Contest {
         podwire: next(),
         reference: next(),
-        beside: (sides == Sides::All).then(|| ContestOthers {
+        other_times: (sides == Sides::All).then(|| OtherContenders {
             routed: next(),
             floor: next(),
             spawned_floor: next(),

@@ -53,7 +53,7 @@ pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<PodMeasurement
     if !site.memory.in_memory {
         remarks.push("neither /run nor /dev/shm is a tmpfs: all state was on disk".to_owned());
     }
-    let starts = with_progress("what a process costs", || starts::run(plugins, &site, scale.pods))?;
+    let starts = with_progress("cost of a process", || starts::run(plugins, &site, scale.pods))?;
     let stage = Stage { plugins, site: &site, scale };
     let v4 = with_progress("v4, one pod after the other", || {
         contest::run(&stage, BenchNetwork::V4, Sides::All, &mut left)
@@ -71,8 +71,8 @@ pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<PodMeasurement
     let bursts_v4 = with_progress("v4, in parallel", || burst::run(&stage, BenchNetwork::V4, &mut left))?;
     let bursts_dual =
         with_progress("dual stack, in parallel", || burst::run(&stage, BenchNetwork::DUAL, &mut left))?;
-    let pods_that_stay = format!("{} pods that stay", scale.resident);
-    let resident = with_progress(&pods_that_stay, || resident::run(&stage, &mut agents.routed, &mut left))?;
+    let running_pods = format!("{} running pods", scale.resident);
+    let resident = with_progress(&running_pods, || resident::run(&stage, &mut agents.routed, &mut left))?;
     Ok(PodMeasurements {
         starts,
         v4,

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_has_a_turn_at_each_pod_in_changing_order() {
+    fn the_order_of_contenders_alternates() {
         assert_eq!(alternating(0, 3).collect::<Vec<_>>(), [0, 1, 2]);
         assert_eq!(alternating(1, 3).collect::<Vec<_>>(), [2, 1, 0]);
         assert_eq!(alternating(1, 0).count(), 0);

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_beyond_the_spread_is_worse_in_the_bad_direction_only() {
+    fn only_a_slowdown_beyond_the_spread_is_worse() {
         let slower = series(Better::Less, 1.1).judge();
         assert_eq!(slower.verdict, SeriesVerdict::Worse, "{slower:?}");
         assert!(slower.ratio.is_some_and(|ratio| (1.08..1.12).contains(&ratio)), "{slower:?}");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_of_one_build_that_differ_widen_the_spread() {
+    fn different_halves_of_one_build_widen_the_spread() {
         let mut series = Series::new("x".to_owned(), ("ms", Better::Less), median);
         for site in 0..9 {
             let (one, other) = if site % 2 == 0 { (1.0, 2.0) } else { (2.0, 1.0) };
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_failed_leave_no_verdict() {
+    fn failed_calls_have_no_verdict() {
         let mut series = Series::new("x".to_owned(), ("ms", Better::Less), median);
         for _ in 0..9 {
             series.add(&[1.0], &[]);

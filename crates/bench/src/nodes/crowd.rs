@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_has_names_addresses_and_blocks_of_his_own() {
+    fn names_addresses_and_blocks_are_unique() {
         let all = records(0..6000, NodeLocation::OnLink).unwrap();
         let names: BTreeSet<_> = all.iter().map(|record| record.name.to_string()).collect();
         let addresses: BTreeSet<_> = all.iter().flat_map(|record| record.addresses.clone()).collect();

@@ -28,7 +28,7 @@ pub(crate) fn run(scale: &Scale) -> Result<Recovery> {
     for mode in ["routed", "bridge"] {
         with_progress(&format!("recovery of one node, {mode}"), || node::run(mode, scale, &mut recovery))?;
     }
-    let times = with_progress("recovery beside other nodes", || outage::run(scale))?;
+    let times = with_progress("recovery with other nodes", || outage::run(scale))?;
     recovery.times.extend(times.into_iter().map(|(what, times)| (format!("recovery: {what}"), times)));
     Ok(recovery)
 }

@@ -60,7 +60,7 @@ pub(super) fn resident(measured: &PodMeasurements, scale: &Scale) -> Vec<Figure>
 pub(super) fn shares(measured: &PodMeasurements) -> Vec<CallBreakdown> {
     let process = measured.starts.podwire.p50();
     let of = |stack: &str, contest: &Contest, split: &Split| {
-        let agent = contest.beside.as_ref().map(|beside| &beside.agent);
+        let agent = contest.other_times.as_ref().map(|other_times| &other_times.agent);
         [
             share(format!("ADD, {stack}"), agent.and_then(|a| a.add.p50()), split.add),
             share(format!("DEL, {stack}"), agent.and_then(|a| a.del.p50()), split.del),
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rest_is_what_no_part_explains() {
+    fn the_remainder_is_the_unexplained_time() {
         let share = CallBreakdown {
             process: Some(1.0),
             trip: Some(0.5),

@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ratio_says_how_many_times_better() {
+    fn a_ratio_is_the_factor_of_improvement() {
         let line = |better, target| {
             NodesLine::alone("x", (Some(2.0), "ms"), RatioTarget::None).beside(
                 ("y", Some(8.0)),
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_alone_is_judged_by_itself() {
+    fn a_figure_without_comparison_has_an_absolute_target() {
         let line = NodesLine::alone("x", (Some(25.5), "MiB"), RatioTarget::AtMost(25.0));
         assert_eq!(
             (line.verdict, line.podwire_text(), line.target_text()),

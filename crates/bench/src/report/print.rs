@@ -44,11 +44,11 @@ impl BenchReport {
             "\nCompared with the reference plugins (bridge + host-local), alternating, {} pods each",
             self.scale.pods
         )?;
-        let with_reference = |row: &&Row| row.beside == ReferenceKind::Reference;
+        let with_reference = |row: &&Row| row.compared_with == ReferenceKind::Reference;
         writeln!(f, "{}", rows_table("reference p50", self.rows.iter().filter(with_reference)))?;
         writeln!(f, "\nCompared with the kernel alone, an empty process, and Podwire itself")?;
-        let without = |row: &&Row| row.beside != ReferenceKind::Reference;
-        writeln!(f, "{}", rows_table("beside", self.rows.iter().filter(without)))?;
+        let without = |row: &&Row| row.compared_with != ReferenceKind::Reference;
+        writeln!(f, "{}", rows_table("compared with", self.rows.iter().filter(without)))?;
         writeln!(f, "\nAn agent with {} running pods", self.scale.resident)?;
         writeln!(f, "{}", self.resident_table())?;
         writeln!(f, "\nBreakdown of calls through the agent, medians in ms")?;
@@ -56,7 +56,7 @@ impl BenchReport {
     }
 
     fn nodes_table(&self) -> Table {
-        let mut table = plain_table(&["case", "podwire", "beside", "ratio", "target", "verdict"]);
+        let mut table = plain_table(&["case", "podwire", "compared with", "ratio", "target", "verdict"]);
         for line in &self.nodes {
             table.add_row([
                 line.case.clone(),
@@ -132,7 +132,7 @@ fn write_some(f: &mut fmt::Formatter<'_>, texts: &[String]) -> fmt::Result {
 fn rows_table<'a>(other: &str, rows: impl Iterator<Item = &'a Row>) -> Table {
     let mut table = plain_table(&["case", "podwire p50", other, "ratio", "target", "verdict"]);
     for row in rows {
-        let beside = match row.beside {
+        let compared_with = match row.compared_with {
             ReferenceKind::Reference => "",
             ReferenceKind::Floor => " (raw netlink)",
             ReferenceKind::SpawnedFloor => " (spawned)",
@@ -143,7 +143,7 @@ fn rows_table<'a>(other: &str, rows: impl Iterator<Item = &'a Row>) -> Table {
         table.add_row([
             row.case.clone(),
             figure(row.podwire, row.unit),
-            figure(row.other, row.unit) + beside,
+            figure(row.other, row.unit) + compared_with,
             row.ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
             row.target.to_string(),
             row.verdict.to_string(),

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_hold_or_are_missed() {
+    fn limits_are_met_or_missed() {
         assert_eq!(RatioTarget::AtMost(1.1).judge(Some(1.1)), TargetVerdict::Ok);
         assert_eq!(RatioTarget::AtMost(1.1).judge(Some(1.11)), TargetVerdict::Missed);
         assert_eq!(RatioTarget::AtMostAiming { limit: 0.25, aim: 0.1 }.judge(Some(0.2)), TargetVerdict::Ok);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn no_figure_is_a_target_missed() {
+    fn a_missing_figure_misses_the_target() {
         assert_eq!(RatioTarget::AtMost(1.1).judge(None), TargetVerdict::Missed);
         assert_eq!(RatioTarget::AtLeast(1.0).judge(None), TargetVerdict::Missed);
         assert_eq!(RatioTarget::Aim(2.5).judge(None), TargetVerdict::AimMissed);

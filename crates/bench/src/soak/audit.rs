@@ -63,9 +63,9 @@ pub(crate) fn run(soak: &Soak, site: &SoakSite, watched: &AgentSizes) -> Result<
     for (node, before) in &site.before {
         let same = wait_until(&format!("{} to match its snapshot", node.name()), within, || {
             let after = picture(node)?;
-            let gone = before.difference(&after).map(|line| format!("- {line}"));
+            let removed = before.difference(&after).map(|line| format!("- {line}"));
             let lines: Vec<String> =
-                gone.chain(after.difference(before).map(|line| format!("+ {line}"))).collect();
+                removed.chain(after.difference(before).map(|line| format!("+ {line}"))).collect();
             ensure!(lines.is_empty(), "{}", lines.join("\n"));
             Ok(true)
         });

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_of_two_pods_is_a_finding_and_one_given_again_is_not() {
+    fn a_duplicate_address_is_a_finding_and_a_reused_one_is_not() {
         let ledger = Ledger::default();
         let address: IpAddr = "10.0.0.1".parse().unwrap();
         ledger.enter("a", "one", &[address]);

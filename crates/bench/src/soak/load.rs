@@ -229,12 +229,12 @@ impl Worker<'_> {
     /// A DEL without an agent is completed when the agent starts. The sandbox is reused afterwards.
     fn wait_for_removal(&mut self, index: usize) -> Result<()> {
         let sandbox = &self.sandboxes[index];
-        let is_gone = || Ok(!inspect::links(sandbox)?.iter().any(|link| link.name == "eth0"));
+        let is_removed = || Ok(!inspect::links(sandbox)?.iter().any(|link| link.name == "eth0"));
         if is_gone()? {
             return Ok(());
         }
         self.soak.ledger.count("DELs completed later");
-        if wait_until("removal of the link", LONG, is_gone).is_err() {
+        if wait_until("removal of the link", LONG, is_removed).is_err() {
             let name = self.site.networks[index].name;
             self.soak.ledger.find("link remains after DEL", format!("{name}: {}", sandbox.id()));
             self.renew(index)?;

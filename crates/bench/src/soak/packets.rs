@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_solicitation_goes_to_the_group_of_its_target() {
+    fn a_solicitation_is_sent_to_the_group_of_its_target() {
         let target: Ipv6Addr = "fd00::12:3456".parse().unwrap();
         let (_, packet) = solicitation(([2; 6], "fd00::1".parse().unwrap()), target).unwrap();
         let group = Ipv6Addr::from(<[u8; 16]>::try_from(&packet[24..40]).unwrap());
