@@ -230,7 +230,7 @@ impl Worker<'_> {
     fn wait_for_removal(&mut self, index: usize) -> Result<()> {
         let sandbox = &self.sandboxes[index];
         let is_removed = || Ok(!inspect::links(sandbox)?.iter().any(|link| link.name == "eth0"));
-        if is_gone()? {
+        if is_removed()? {
             return Ok(());
         }
         self.soak.ledger.count("DELs completed later");
