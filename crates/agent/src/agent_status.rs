@@ -1,4 +1,4 @@
-//! What the agent knows about itself, written by those who do the work and read by those who are asked.
+//! State of the agent and its conditions. The components write it; the API and the metrics read it.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use crate::clock::Now;
 use crate::conditions::{ConditionChanges, Conditions, Source};
 use crate::peers::routes::LONGEST_CHANGE;
 
-/// How many repairs are remembered for people; metrics count all of them.
+/// How many recent repairs the status shows. The metrics count all of them.
 const RECENT: usize = 20;
-/// A round takes milliseconds; with thousands of pods a second or two.
+/// Upper bound for a round. A round takes milliseconds, or a second or two with thousands of pods.
 const LONG_ROUND: Duration = Duration::from_secs(30);
-/// A check of the installed files reads some megabytes.
+/// Upper bound for a check of the installed files. It reads some megabytes.
 const LONG_INSTALLATION: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -26,18 +26,18 @@ pub(crate) struct AgentStatus {
 
 #[derive(Debug, Default)]
 struct AgentStatusInner {
-    keeping: ReconcilerState,
-    /// Since when a thread works without a pause.
-    busy: [Option<Instant>; 2],
+    reconciler: ReconcilerState,
+    /// When a watched thread started to work. None while it waits.
+    busy: [Option<Instant>; 3],
     reconcile: Reconciled,
     installed: Vec<InstalledFile>,
     inactive_ports: Vec<InactivePort>,
     conditions: Conditions,
-    /// Final, whatever rounds that are still under way find.
+    /// Set once. Rounds that end later do not change the lifecycle condition.
     is_stopping: bool,
 }
 
-/// Rounds and repairs so far.
+/// Counters and recent repairs of the reconciler.
 #[derive(Debug, Default)]
 struct Reconciled {
     last_round: Option<Instant>,
@@ -48,21 +48,23 @@ struct Reconciled {
     recent: Vec<(Instant, String)>,
 }
 
-/// A thread that reports when it begins to work and when it waits again.
+/// A thread that reports when it starts to work and when it waits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum WatchedThread {
     Peers,
     Installation,
+    Inspector,
 }
 
 impl WatchedThread {
-    const ALL: [Self; 2] = [Self::Peers, Self::Installation];
+    const ALL: [Self; 3] = [Self::Peers, Self::Installation, Self::Inspector];
 
-    /// How long it may work without a pause.
+    /// How long it may work without waiting.
     fn limit(self) -> Duration {
         match self {
             Self::Peers => LONGEST_CHANGE,
             Self::Installation => LONG_INSTALLATION,
+            Self::Inspector => LONG_ROUND,
         }
     }
 
@@ -85,24 +87,30 @@ impl WatchedThread {
                     "a check of plugin and config has been running for more than {limit} s: the disk may hang"
                 ),
             ),
+            Self::Inspector => (
+                Code::ReconcileStuck,
+                "pods",
+                format!(
+                    "an inspection of all pods has been running for more than {limit} s: drift inside pods is not repaired"
+                ),
+            ),
         };
-        // Pods are served as long as the runtime has its files.
+        // Pods are served as long as the runtime has plugin and config.
         Some(Finding::new(code, object, message).degraded().fix("systemctl restart podwire"))
     }
 }
 
-/// What the reconciler does.
 #[derive(Debug, Default)]
 enum ReconcilerState {
     #[default]
-    Nothing,
+    NotStarted,
     Round {
         since: Instant,
     },
-    Pause {
+    Idle {
         since: Instant,
-        /// How long it may take, at the longest.
-        at_most: Duration,
+        /// The longest time until the next round starts.
+        limit: Duration,
     },
 }
 
@@ -119,20 +127,20 @@ impl AgentStatus {
         self.set(Source::Lifecycle, vec![lifecycle(Code::AgentStarting, "the agent is starting")]);
     }
 
-    /// The first reconcile has ended, and the first attempt to install files.
+    /// The first reconcile round and the first attempt to install files are over.
     pub(crate) fn set_started(&self) {
         self.set(Source::Lifecycle, Vec::new());
     }
 
     pub(crate) fn set_stopping(&self) {
-        let found = vec![lifecycle(Code::AgentStopping, "the agent is stopping")];
-        // With one lock: the end of a first round in between would make the agent ready for good.
+        let findings = vec![lifecycle(Code::AgentStopping, "the agent is stopping")];
+        // Under one lock: a first round that ends in between would otherwise report a stopping agent as ready.
         let mut inner = self.lock();
         inner.is_stopping = true;
-        inner.conditions.set(Source::Lifecycle, found, Instant::now());
+        inner.conditions.set(Source::Lifecycle, findings, Instant::now());
     }
 
-    /// Replaces the findings of a source. What began and what ended is logged.
+    /// Replaces the findings of a source and logs the conditions that began or ended.
     pub(crate) fn set(&self, source: Source, findings: Vec<Finding>) {
         let change = {
             let mut inner = self.lock();
@@ -141,7 +149,7 @@ impl AgentStatus {
             }
             inner.conditions.set(source, findings, Instant::now())
         };
-        // The agent logs its start and its end.
+        // The agent logs its own start and stop.
         if source != Source::Lifecycle {
             log(&change);
         }
@@ -151,8 +159,8 @@ impl AgentStatus {
         self.lock().conditions.all(&Now::read())
     }
 
-    /// The conditions with what these sources would report now, and whether that differs from what they reported. Changes
-    /// nothing: a client that asks is no reason for a condition to begin or to end.
+    /// The conditions with fresh findings of these sources, and whether the fresh findings differ from the reported ones.
+    /// Stores and logs nothing: a query must not begin or end a condition.
     pub(crate) fn conditions_with(&self, fresh: Vec<(Source, Vec<Finding>)>) -> (Vec<Condition>, bool) {
         let mut conditions = self.lock().conditions.clone();
         let now = Now::read();
@@ -167,7 +175,7 @@ impl AgentStatus {
         self.lock().conditions.has(code)
     }
 
-    /// When the agent started, by the clock of now.
+    /// Start time of the agent, by the current wall clock.
     pub(crate) fn started(&self) -> Timestamp {
         Now::read().wall_time(self.started)
     }
@@ -178,23 +186,23 @@ impl AgentStatus {
 
     pub(crate) fn readiness(&self) -> Readiness {
         let mut conditions = self.conditions();
-        conditions.retain(Condition::keeps_from_ready);
+        conditions.retain(Condition::prevents_ready);
         Readiness { ready: conditions.is_empty(), conditions }
     }
 
     pub(crate) fn round_begins(&self) {
-        self.lock().keeping = ReconcilerState::Round { since: Instant::now() };
+        self.lock().reconciler = ReconcilerState::Round { since: Instant::now() };
     }
 
-    /// Another one follows within this time if all is well.
+    /// The next round is expected within `timer`.
     pub(crate) fn round_ends(&self, timer: Duration) {
-        let at_most = timer.saturating_mul(3).saturating_add(LONG_ROUND);
-        self.lock().keeping = ReconcilerState::Pause { since: Instant::now(), at_most };
-        // Ends the condition of a round that took long.
+        let limit = timer.saturating_mul(3).saturating_add(LONG_ROUND);
+        self.lock().reconciler = ReconcilerState::Idle { since: Instant::now(), limit };
+        // Ends the condition of a round that took too long.
         self.check_hangs(Instant::now());
     }
 
-    /// The thread has something to do.
+    /// The thread works since then.
     pub(crate) fn busy_since(&self, thread: WatchedThread, since: Instant) {
         self.lock().busy[thread as usize] = Some(since);
     }
@@ -209,22 +217,22 @@ impl AgentStatus {
         }
     }
 
-    /// A thread that hangs cannot report it itself.
+    /// Called from another thread: a thread that hangs cannot report it.
     pub(crate) fn check_hangs(&self, now: Instant) {
-        let found = {
+        let findings = {
             let inner = self.lock();
             let threads = WatchedThread::ALL.into_iter();
             let stuck = threads.filter_map(|thread| thread.stuck(inner.busy[thread as usize], now));
-            inner.keeping.stuck(now).into_iter().chain(stuck).collect()
+            inner.reconciler.stuck(now).into_iter().chain(stuck).collect()
         };
-        self.set(Source::Watchdog, found);
+        self.set(Source::Watchdog, findings);
     }
 
     pub(crate) fn reconcile(&self) -> ReconcileStatus {
-        self.lock().reconcile.shown(&Now::read())
+        self.lock().reconcile.to_status(&Now::read())
     }
 
-    /// Another round ended, with these repairs.
+    /// A round ended, with these repairs.
     pub(crate) fn reconciled(&self, duration_ms: u64, repairs: &[String]) {
         {
             let status = &mut self.lock().reconcile;
@@ -235,12 +243,12 @@ impl AgentStatus {
         self.repaired(repairs.len() as u64, repairs);
     }
 
-    /// So many objects were repaired. One sentence may be about several of them.
+    /// `count` objects were repaired. One message may describe several of them.
     pub(crate) fn repaired(&self, count: u64, repairs: &[String]) {
         let now = Instant::now();
         let status = &mut self.lock().reconcile;
         status.repairs += count;
-        status.recent.extend(repairs.iter().map(|what| (now, what.clone())));
+        status.recent.extend(repairs.iter().map(|message| (now, message.clone())));
         let surplus = status.recent.len().saturating_sub(RECENT);
         status.recent.drain(..surplus);
     }
@@ -267,9 +275,9 @@ impl AgentStatus {
 }
 
 impl Reconciled {
-    fn shown(&self, now: &Now) -> ReconcileStatus {
+    fn to_status(&self, now: &Now) -> ReconcileStatus {
         let repair =
-            |(at, what): &(Instant, String)| Repair { at: now.wall_time(*at), message: what.clone() };
+            |(at, message): &(Instant, String)| Repair { at: now.wall_time(*at), message: message.clone() };
         ReconcileStatus {
             last_round_at: self.last_round.map(|last| now.wall_time(last)),
             duration_ms: self.duration_ms,
@@ -282,17 +290,17 @@ impl Reconciled {
 
 impl ReconcilerState {
     fn stuck(&self, now: Instant) -> Option<Finding> {
-        let (what, since, at_most) = match self {
-            Self::Nothing => return None,
+        let (problem, since, limit) = match self {
+            Self::NotStarted => return None,
             Self::Round { since } => ("a reconcile round has been running", since, &LONG_ROUND),
-            Self::Pause { since, at_most } => ("no reconcile round has run", since, at_most),
+            Self::Idle { since, limit } => ("no reconcile round has run", since, limit),
         };
         let message = || {
-            let limit = at_most.as_secs();
-            format!("{what} for more than {limit} s: pods are served, but drift is not repaired")
+            let seconds = limit.as_secs();
+            format!("{problem} for more than {seconds} s: pods are served, but drift is not repaired")
         };
-        let found = || Finding::new(Code::ReconcileStuck, "reconcile", message());
-        (now.saturating_duration_since(*since) > *at_most).then(|| found().fix("systemctl restart podwire"))
+        let finding = || Finding::new(Code::ReconcileStuck, "reconcile", message());
+        (now.saturating_duration_since(*since) > *limit).then(|| finding().fix("systemctl restart podwire"))
     }
 }
 
@@ -300,7 +308,7 @@ fn lifecycle(code: Code, message: &str) -> Finding {
     Finding::new(code, "agent", message)
 }
 
-/// Conditions of each kind that one change logs. All of them are in the status.
+/// How many conditions of each kind one change logs. The status shows all of them.
 const LOGGED: usize = 20;
 
 fn log(change: &ConditionChanges) {
@@ -316,18 +324,18 @@ fn log(change: &ConditionChanges) {
     }
 }
 
-/// The most severe ones come first.
-fn log_findings(findings: &[Finding], what: &'static str) {
+/// The most severe ones are first in the list.
+fn log_findings(findings: &[Finding], event: &'static str) {
     for Finding { code, severity, object, message, fix } in findings.iter().take(LOGGED) {
-        // As they are, without quotes: a fix is to be pasted.
+        // Display format, without quotes: operators paste the fix into a shell.
         let (object, fix) = (object.as_str(), fix.as_deref().map(tracing::field::display));
         match severity {
-            Severity::NotReady => error!(%code, object, reason = %message, fix, "{what}"),
-            Severity::Degraded => warn!(%code, object, reason = %message, fix, "{what}"),
+            Severity::NotReady => error!(%code, object, reason = %message, fix, "{event}"),
+            Severity::Degraded => warn!(%code, object, reason = %message, fix, "{event}"),
         }
     }
     if let Some(number) = unlogged(findings.len()) {
-        warn!(number, "more conditions: {what}");
+        warn!(number, "more conditions: {event}");
     }
 }
 
@@ -354,12 +362,12 @@ mod tests {
         agent_status.set_stopping();
         agent_status.set_started();
         assert!(first(&agent_status).unwrap() == Code::AgentStopping);
-        agent_status.set(Source::Reconcile, vec![Finding::new(Code::BridgeMissing, "bridge b", "gone")]);
+        agent_status.set(Source::Reconcile, vec![Finding::new(Code::BridgeMissing, "bridge b", "missing")]);
         assert!(first(&agent_status).unwrap() == Code::AgentStopping);
     }
 
     #[test]
-    fn a4_a_first_round_that_ends_meanwhile_does_not_make_a_stopping_agent_ready() {
+    fn a4_a_first_round_that_ends_during_stop_does_not_set_ready() {
         for _ in 0..2000 {
             let agent_status = AgentStatus::new();
             let both = std::sync::Barrier::new(2);
@@ -376,15 +384,16 @@ mod tests {
     }
 
     #[test]
-    fn a1_a_change_of_severity_is_logged_and_thousands_of_conditions_are_counted() {
+    fn a1_severity_changes_are_logged_and_surplus_conditions_counted() {
         let agent_status = AgentStatus::new();
-        let of = |number: usize| Finding::new(Code::RepairFailed, format_args!("link pw{number}"), "EIO");
-        let taken = Finding::new(Code::BridgeNameTaken, "link podwire0", "it is a veth");
+        let finding =
+            |number: usize| Finding::new(Code::RepairFailed, format_args!("link pw{number}"), "EIO");
+        let name_taken = Finding::new(Code::BridgeNameTaken, "link podwire0", "the link is a veth");
         let text = logged(Format::Text, || {
-            agent_status.set(Source::Round, vec![taken.clone().degraded()]);
-            agent_status.set(Source::Round, vec![taken.clone()]);
-            agent_status.set(Source::Round, vec![taken.degraded()]);
-            agent_status.set(Source::Reconcile, (0..5000).map(of).collect());
+            agent_status.set(Source::Round, vec![name_taken.clone().degraded()]);
+            agent_status.set(Source::Round, vec![name_taken.clone()]);
+            agent_status.set(Source::Round, vec![name_taken.degraded()]);
+            agent_status.set(Source::Reconcile, (0..5000).map(finding).collect());
             agent_status.set(Source::Reconcile, Vec::new());
         });
         let changes: Vec<&str> = text.lines().take(3).collect();
@@ -398,37 +407,38 @@ mod tests {
     }
 
     #[test]
-    fn a_reconcile_that_hangs_is_reported() {
+    fn a_hanging_reconcile_round_is_reported() {
         let agent_status = AgentStatus::new();
-        let is_stuck = |seconds| {
-            let stuck = agent_status.lock().keeping.stuck(Instant::now() + Duration::from_secs(seconds));
-            stuck.map(|found| found.message)
+        let message_after = |seconds| {
+            let stuck = agent_status.lock().reconciler.stuck(Instant::now() + Duration::from_secs(seconds));
+            stuck.map(|finding| finding.message)
         };
-        assert_eq!(is_stuck(1000), None);
+        assert_eq!(message_after(1000), None);
         agent_status.round_begins();
-        assert_eq!(is_stuck(29), None);
-        assert!(is_stuck(31).unwrap().contains("running for more than 30 s"));
+        assert_eq!(message_after(29), None);
+        assert!(message_after(31).unwrap().contains("running for more than 30 s"));
         agent_status.round_ends(Duration::from_secs(10));
-        assert_eq!(is_stuck(59), None);
-        assert!(is_stuck(61).unwrap().contains("has run for more than 60 s"));
+        assert_eq!(message_after(59), None);
+        assert!(message_after(61).unwrap().contains("has run for more than 60 s"));
         agent_status.check_hangs(Instant::now() + Duration::from_secs(61));
-        assert!(agent_status.conditions().iter().any(|one| one.code == Code::ReconcileStuck));
-        let is_reported = || agent_status.conditions().iter().any(|one| one.code == Code::ReconcileStuck);
-        assert!(is_reported(), "nothing but a check and the end of a round changes it");
+        assert!(agent_status.conditions().iter().any(|condition| condition.code == Code::ReconcileStuck));
+        let is_reported =
+            || agent_status.conditions().iter().any(|condition| condition.code == Code::ReconcileStuck);
+        assert!(is_reported(), "the condition must last until a check or the end of a round");
         agent_status.round_begins();
         agent_status.round_ends(Duration::from_secs(10));
-        assert!(!is_reported(), "it goes on");
+        assert!(!is_reported(), "the next round ended");
     }
 
     #[test]
-    fn a_thread_that_hangs_is_reported_until_it_goes_on() {
+    fn a_hanging_thread_is_reported_until_it_is_idle() {
         for (thread, code, object) in [
             (WatchedThread::Peers, Code::ReconcileStuck, "routes to peers"),
             (WatchedThread::Installation, Code::InstallIncomplete, "installation"),
         ] {
             let (agent_status, now, limit) = (AgentStatus::new(), Instant::now(), thread.limit());
             agent_status.set_started();
-            let is_reported = || agent_status.conditions().iter().any(|one| one.object == object);
+            let is_reported = || agent_status.conditions().iter().any(|condition| condition.object == object);
             agent_status.busy_since(thread, now);
             agent_status.check_hangs(now + limit);
             assert!(!is_reported());
@@ -441,19 +451,19 @@ mod tests {
     }
 
     #[test]
-    fn a1_repairs_and_rounds_keep_their_age_when_the_clock_is_set() {
+    fn a1_setting_the_clock_keeps_the_age_of_repairs_and_rounds() {
         let (agent_status, started) = (AgentStatus::new(), Instant::now());
         agent_status.reconciled(3, &["route restored".to_owned()]);
         let wall = std::time::UNIX_EPOCH + Duration::from_secs(1_800_000_060);
         let now = Now { instant: started + Duration::from_secs(60), wall };
-        let shown = agent_status.lock().reconcile.shown(&now);
-        for time in [shown.last_round_at.unwrap(), shown.recent_repairs[0].at] {
+        let status = agent_status.lock().reconcile.to_status(&now);
+        for time in [status.last_round_at.unwrap(), status.recent_repairs[0].at] {
             assert!((1_800_000_000..1_800_000_050).contains(&time.0), "{time}");
         }
     }
 
     #[test]
-    fn a4_what_a_client_asks_for_changes_no_condition() {
+    fn a4_a_status_query_changes_no_condition() {
         let agent_status = AgentStatus::new();
         agent_status.set_started();
         let full = Finding::new(Code::RunDirFull, "directory /run/podwire", "no space");

@@ -1,5 +1,5 @@
-//! The blocks that this node owns, and how many of their addresses are in use. The membership component sets the allocation,
-//! the reconciler and requests use it. It may be missing (no block yet) and it may change (another block was claimed).
+//! The blocks that this node owns, and how many of their addresses are in use. Membership sets the allocation. The reconciler
+//! and requests use it. It can be absent (no block yet) and can change (another block was claimed).
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::agent_status::AgentStatus;
 use crate::conditions::Source;
 use crate::waker::Waker;
 
-/// The blocks of a network as the pods of this node use them.
+/// The blocks of a network and the records of the pods that use them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BlockUsage<'a> {
     pub(crate) network: &'a Network,
@@ -25,7 +25,7 @@ pub(crate) struct BlockUsage<'a> {
 }
 
 impl BlockUsage<'_> {
-    /// A block of the family that has the fewest addresses left.
+    /// The first block of the family with the fewest free addresses.
     pub(crate) fn fullest(self) -> Option<IpNet> {
         let state = NodeState::open_existing(self.run_dir).ok().flatten()?;
         let records = state.existing_network(self.name)?;
@@ -33,7 +33,7 @@ impl BlockUsage<'_> {
         Some(self.network.ranges().iter().min_by_key(free)?.ranges().first()?.subnet())
     }
 
-    /// The condition of a node that has no address left in a family.
+    /// The condition of a node without a free address in a family.
     fn exhausted(self) -> Result<Option<Finding>, StateError> {
         let name = self.name;
         let state = NodeState::open_existing(self.run_dir)?;
@@ -50,7 +50,7 @@ impl BlockUsage<'_> {
         }))
     }
 
-    /// Whether a pod has an address of the blocks. Records that cannot be read may have one.
+    /// Whether a pod uses an address of the blocks. True if the records cannot be read.
     pub(crate) fn is_used(self) -> bool {
         let Ok(state) = NodeState::open_existing(self.run_dir) else { return true };
         let Some(records) = state.and_then(|state| state.existing_network(self.name)) else { return false };
@@ -79,7 +79,7 @@ impl FamilyBlocks {
     }
 }
 
-/// The condition of records that cannot be read for an answer.
+/// The condition of records that cannot be read.
 pub(crate) fn records_unreadable(run_dir: &Path, error: &StateError) -> Finding {
     let object = format!("directory {}", run_dir.display());
     Finding::new(Code::RunDirUnusable, object, format_args!("records cannot be read: {}", error.with_cause()))
@@ -97,27 +97,29 @@ impl NoBlock {
     }
 }
 
-/// The slot in which membership puts this node's allocation. Everything else reads it.
+/// Holds this node's allocation. Membership sets it; the other components read it.
 #[derive(Debug)]
 pub(crate) struct NodeAllocations {
     current: RwLock<Current>,
-    /// Threads that are woken when it changes.
+    /// Threads that are woken when the allocation changes.
     readers: Vec<Waker>,
-    /// What pods may send without the firewall having to know.
-    room: AtomicU32,
-    /// Held while addresses are counted and reported, so that no earlier count replaces a later one.
+    /// The largest pod MTU that needs no clamping by the firewall.
+    largest_mtu: AtomicU32,
+    /// Held while addresses are counted and reported, so that an earlier count cannot replace a later one.
     reporting: Mutex<()>,
 }
 
 #[derive(Debug)]
 struct Current {
+    /// The blocks that this node owns. An allocation needs one of each subnet.
+    blocks: Vec<IpNet>,
     /// The allocation in force, or why there is none.
     allocation: Result<Arc<NodeAllocation>, NoBlock>,
-    /// Counts the changes.
+    /// Incremented by each change.
     version: u64,
 }
 
-/// A tunnel device that leads to other nodes, and how much fits through it.
+/// A tunnel device to peers, and its MTU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TunnelSize {
     pub(crate) name: IfName,
@@ -126,9 +128,9 @@ pub(crate) struct TunnelSize {
 
 impl NodeAllocations {
     pub(crate) fn none(reason: impl Into<String>, readers: Vec<Waker>) -> Self {
-        let current = Current { allocation: Err(NoBlock(reason.into())), version: 0 };
+        let current = Current { blocks: Vec::new(), allocation: Err(NoBlock(reason.into())), version: 0 };
         let current = RwLock::new(current);
-        Self { current, readers, room: AtomicU32::new(u32::MAX), reporting: Mutex::default() }
+        Self { current, readers, largest_mtu: AtomicU32::new(u32::MAX), reporting: Mutex::default() }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Current> {
@@ -144,12 +146,25 @@ impl NodeAllocations {
         network.ok_or_else(|| NoBlock("this node has no block of the default network".to_owned()))
     }
 
-    /// Another number means that the allocation changed, or the reason why there is none.
+    /// The blocks that this node owns, also if it has no allocation because it lacks a block of a subnet.
+    pub(crate) fn blocks(&self) -> Vec<IpNet> {
+        self.read().blocks.clone()
+    }
+
+    pub(crate) fn set_blocks(&self, blocks: Vec<IpNet>) {
+        self.change(|current| {
+            let is_other = current.blocks != blocks;
+            current.blocks = blocks;
+            is_other
+        });
+    }
+
+    /// Another number means that the blocks, the allocation or the reason for its absence changed.
     pub(crate) fn version(&self) -> u64 {
         self.read().version
     }
 
-    /// Changes it if there is a change, and wakes all readers.
+    /// Applies `change`, and wakes all readers if it returns true.
     fn change(&self, change: impl FnOnce(&mut Current) -> bool) -> bool {
         let is_changed = {
             let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
@@ -163,14 +178,14 @@ impl NodeAllocations {
         is_changed
     }
 
-    /// Reports whether the node has a block. The lock is held meanwhile: a block that is withdrawn now is reported later.
+    /// Reports whether the node has a block. Holds the lock meanwhile, so that a concurrent withdrawal is reported afterwards.
     pub(crate) fn report_block(&self, agent_status: &AgentStatus, network: &NetworkName) {
         let current = self.read();
         let missing = current.allocation.as_ref().err().map(|none| none.finding(network));
         agent_status.set(Source::Block, missing.into_iter().collect());
     }
 
-    /// Whether the node has addresses left, and records that cannot be read for that.
+    /// Findings about exhausted addresses and unreadable records.
     pub(crate) fn address_findings(&self, run_dir: &Path, name: &NetworkName) -> Vec<(Source, Vec<Finding>)> {
         let usage = |network: &Network| BlockUsage { network, name, run_dir }.exhausted();
         let exhausted = self.default_network().map_or(Ok(None), |network| usage(&network));
@@ -196,37 +211,37 @@ impl NodeAllocations {
         });
     }
 
-    /// The node owns no block any more. Returns whether it had one.
+    /// The node no longer owns a block. Returns whether it had one.
     pub(crate) fn withdraw(&self, reason: impl Into<String>) -> bool {
         self.change(|current| {
-            let was_there = current.allocation.is_ok();
-            if was_there {
+            let had_block = current.allocation.is_ok();
+            if had_block {
                 current.allocation = Err(NoBlock(reason.into()));
             }
-            was_there
+            had_block
         })
     }
 
-    /// Sets the reason why the node owns no block yet. An allocation in force stays.
+    /// Sets the reason why the node has no block yet. Does not replace an allocation.
     pub(crate) fn explain(&self, reason: impl Into<String>) {
         let reason = NoBlock(reason.into());
         self.change(|current| {
-            let is_other = current.allocation.as_ref().is_err_and(|before| *before != reason);
-            if is_other {
+            let differs = current.allocation.as_ref().is_err_and(|before| *before != reason);
+            if differs {
                 current.allocation = Err(reason);
             }
-            is_other
+            differs
         });
     }
 
-    /// Is a pod's link of this size a reason for the reconciler to look?
+    /// Whether a pod link of this MTU needs clamping, so that the reconciler has to update the firewall.
     pub(crate) fn is_too_large(&self, mtu: u32) -> bool {
-        mtu > self.room.load(Ordering::SeqCst)
+        mtu > self.largest_mtu.load(Ordering::SeqCst)
     }
 
-    /// Is it less than before? Somebody may have got more in the meantime.
+    /// Returns whether the value decreased. A pod may have got a larger MTU in the meantime.
     pub(crate) fn set_largest_mtu(&self, mtu: u32) -> bool {
-        mtu < self.room.swap(mtu, Ordering::SeqCst)
+        mtu < self.largest_mtu.swap(mtu, Ordering::SeqCst)
     }
 }
 
@@ -253,25 +268,25 @@ mod tests {
     }
 
     #[test]
-    fn each_change_of_the_allocation_has_another_version() {
+    fn each_change_of_the_allocation_increments_the_version() {
         let allocations = NodeAllocations::none("not yet", Vec::new());
         let mut versions = vec![allocations.version()];
         allocations.explain("not yet");
         assert_eq!(allocations.version(), versions[0], "nothing changed");
-        allocations.explain("etcd is asked");
+        allocations.explain("waiting for etcd");
         versions.push(allocations.version());
         allocations.set(whole());
         versions.push(allocations.version());
-        allocations.explain("an allocation in force stays");
+        allocations.explain("must not replace an allocation");
         assert_eq!(allocations.default_network().unwrap().blocks(), settings().subnets);
-        assert!(allocations.withdraw("another node has it") && !allocations.withdraw("again"));
+        assert!(allocations.withdraw("another node owns it") && !allocations.withdraw("second withdrawal"));
         versions.push(allocations.version());
         assert_eq!(versions, [0, 1, 2, 3]);
-        assert!(allocations.get().is_err_and(|why| why.0 == "another node has it"));
+        assert!(allocations.get().is_err_and(|none| none.0 == "another node owns it"));
     }
 
     #[test]
-    fn a1_a_round_that_ends_meanwhile_does_not_hide_that_the_block_was_withdrawn() {
+    fn a1_a_concurrent_report_does_not_hide_a_withdrawn_block() {
         let network = settings().name;
         for _ in 0..1000 {
             let (agent_status, allocations) =
@@ -284,7 +299,7 @@ mod tests {
                     allocations.report_block(&agent_status, &network);
                 });
                 both.wait();
-                allocations.withdraw("another node has it");
+                allocations.withdraw("another node owns it");
                 allocations.report_block(&agent_status, &network);
             });
             assert!(agent_status.has(Code::BlockMissing));

@@ -1,4 +1,4 @@
-//! The agent from start to end, in order.
+//! Starts, runs and stops the components of the agent.
 
 use std::convert::Infallible;
 use std::io;
@@ -25,7 +25,8 @@ use crate::metrics::Metrics;
 use crate::notify;
 use crate::peers::{self, PeerQueue};
 use crate::privileges;
-use crate::queue::Queue;
+use crate::queue::{Queue, UnfinishedRequests};
+use crate::reconciler::inspector::Inspector;
 use crate::reconciler::{self, ReconcileRequests, Reconciler, ReconcilerError};
 use crate::server::{self, AllowedUsers, ApiService, Endpoints, NodeDescription, ServerError};
 use crate::thread::AgentThread;
@@ -35,13 +36,13 @@ use config::{Config, LogFormat, LogLevel, StoreChoice};
 use install::runtimes::Runtimes;
 use install::{InstallError, Installer};
 
-/// How long what is under way may take after SIGTERM; less than systemd and Kubernetes wait before they kill.
+/// How long in-flight requests may take after SIGTERM. Shorter than the grace periods of systemd and Kubernetes.
 const STOP_TIME: Duration = Duration::from_secs(20);
-/// How long deletions that were answered may keep the process: the kernel needs some 20 ms for each.
+/// How long the agent waits at its end for link deletions that were already answered. The kernel needs about 20 ms for each.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often it is checked whether a thread hangs.
+/// How often the agent checks for threads that hang.
 const HANG_CHECK: Duration = Duration::from_secs(2);
-/// How long the end of a thread may take that may hang.
+/// How long the agent waits for a thread to end. The thread may hang.
 const THREAD_END: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +51,7 @@ pub enum AppError {
     Lock(#[from] LockError),
     #[error(transparent)]
     Install(#[from] InstallError),
-    #[error("the agent's own network: {0}")]
+    #[error("network of the agent: {0}")]
     Network(cni::Error),
     #[error(transparent)]
     Cluster(#[from] ClusterError),
@@ -62,9 +63,7 @@ pub enum AppError {
     Log(#[from] log::LogError),
     #[error("cannot {operation}: {source}")]
     Start { operation: &'static str, source: io::Error },
-    #[error(
-        "the reconciler, which repairs, ended by a mistake of its own: restart the agent and report this with its log"
-    )]
+    #[error("the reconciler thread panicked: restart the agent, and report the bug with the agent's log")]
     ReconcilerEnded,
 }
 
@@ -72,32 +71,33 @@ fn cannot(operation: &'static str) -> impl Fn(io::Error) -> AppError {
     move |source| AppError::Start { operation, source }
 }
 
-/// Runs until SIGTERM or SIGINT; or until another agent has its run directory, which is an error.
+/// Runs until SIGTERM or SIGINT. Fails if another agent takes over the run directory.
 pub fn run(config: Config) -> Result<(), AppError> {
-    let begun = Instant::now();
-    memory::share_heaps();
-    // Threads for what reads files, such as a status: a few with small stacks. None is started yet.
+    let started = Instant::now();
+    memory::limit_arenas();
+    // Blocking tasks read files, for example for a status. They start on demand and need small stacks.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(4)
         .thread_stack_size(512 << 10)
         .build()
         .map_err(cannot("start the server"))?;
-    // Before anything that takes time: until then these signals end the process.
-    let ignored = {
+    // Installed first: until then the default action of these signals ends the process.
+    let ignored_signals = {
         let _entered = runtime.enter();
-        Ignored::new().map_err(cannot("handle SIGHUP, SIGUSR1 and SIGUSR2"))?
+        IgnoredSignals::new().map_err(cannot("handle SIGHUP, SIGUSR1 and SIGUSR2"))?
     };
     log::start(format_of(config.log_format), level_of(config.log_level))?;
-    privileges::drop_others();
+    privileges::drop_unneeded();
     let (network_lock, lock) = lock::take_both(&config.network.name, &config.run_dir)?;
     let config = Arc::new(config);
 
-    // One waker for each thread that sleeps in poll(2), and the slots through which the threads pass values on.
-    let waker = || Waker::new().map_err(|errno| cannot("make an eventfd")(errno.into()));
+    // One waker for each thread that sleeps in poll(2). Slots pass values between these threads.
+    let waker = || Waker::new().map_err(|errno| cannot("create an eventfd")(errno.into()));
     let (peers_waker, install_waker, requests) = (waker()?, waker()?, ReconcileRequests::new(waker()?));
+    let inspector_waker = waker()?;
     let readers = vec![requests.waker().clone(), peers_waker.clone(), install_waker.clone()];
-    let allocations = Arc::new(first_allocation(&config, readers).map_err(AppError::Network)?);
+    let allocations = Arc::new(initial_allocation(&config, readers).map_err(AppError::Network)?);
     let tunnels = Arc::new(Slot::new(Vec::new(), vec![requests.waker().clone()]));
     let (peers, peer_queue) = peers::inputs::inputs(peers_waker);
     let commands = membership::commands();
@@ -131,7 +131,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
         config: Arc::clone(&config),
         allocations: Arc::clone(&allocations),
         agent_status: Arc::clone(&agent_status),
-        peers: peers.clone(),
+        peers,
         commands,
     };
     let kernel_side = KernelSide { metrics: Arc::clone(&metrics), tunnels: Arc::clone(&tunnels), peer_queue };
@@ -145,7 +145,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
             agent_status: Arc::clone(&agent_status),
             reconciler: requests.clone(),
             waker: install_waker,
-            begun,
+            started,
         })
     });
     let installing = installing.transpose()?;
@@ -158,10 +158,10 @@ pub fn run(config: Config) -> Result<(), AppError> {
         allocations: Arc::clone(&allocations),
         reconciler: requests.clone(),
         cluster,
-        cni_config: rendering(installer.clone(), Arc::clone(&allocations)),
+        cni_config: cni_config_renderer(installer.clone(), Arc::clone(&allocations)),
     });
     runtime.block_on(async move {
-        tokio::spawn(ignored.log());
+        tokio::spawn(ignored_signals.log());
         let socket = server::bind(&config.socket)?;
         let tcp = match config.metrics {
             Some(address) => Some((address, server::bind_tcp(address).await)),
@@ -171,31 +171,43 @@ pub fn run(config: Config) -> Result<(), AppError> {
             version = env!("CARGO_PKG_VERSION"),
             node = config.node,
             socket = %config.socket.display(),
-            "the agent starts"
+            "agent starting"
         );
+        let inspector = Inspector {
+            config: Arc::clone(&config),
+            allocations: Arc::clone(&allocations),
+            agent_status: Arc::clone(&agent_status),
+            metrics: Arc::clone(&metrics),
+            work: Arc::clone(&work),
+            waker: inspector_waker.clone(),
+        };
         let reconciler = Reconciler::new(reconciler::ReconcilerParts {
             config,
             allocations,
             tunnels,
             blocks,
-            peers,
             agent_status: Arc::clone(&agent_status),
             metrics,
             work,
             install: installing.as_ref().map(|_| install_state),
             requests: requests.clone(),
+            inspector: inspector_waker.clone(),
             lock,
             network_lock,
             socket: socket.watch(),
-            begun,
+            begun: started,
         })?;
-        let (keeping, kept) = keep(reconciler, requests)?;
+        let (reconciler_thread, reconciler_exit) = start_reconciler(reconciler, requests)?;
+        let inspecting =
+            AgentThread::start("podwire-inspect", inspector_waker, move |stop| inspector.run(stop));
+        let inspecting = inspecting.map_err(cannot("start the inspector"))?;
         let endpoints = Endpoints { socket, tcp, users: AllowedUsers::root_and_self() };
-        let stop = stopped(Arc::clone(&agent_status), kept)?;
+        let stop = stop_requested(Arc::clone(&agent_status), reconciler_exit)?;
         tokio::spawn(report_hangs(agent_status));
-        let left = server::run(endpoints, Arc::clone(&service), stop).await;
-        if left.waiting + left.running > 0 {
-            warn!("{} requests were still running and {} waiting", left.running, left.waiting);
+        let unfinished = server::run(endpoints, Arc::clone(&service), stop).await;
+        if unfinished.waiting + unfinished.running > 0 {
+            let UnfinishedRequests { waiting, running } = unfinished;
+            warn!(running, waiting, "stopped before all requests were served");
         }
         if let Some(cluster) = &service.cluster {
             cluster.end();
@@ -203,24 +215,25 @@ pub fn run(config: Config) -> Result<(), AppError> {
         if let Some(installing) = &installing {
             installing.end(THREAD_END);
         }
-        keeping.end()
+        inspecting.end(THREAD_END);
+        reconciler_thread.end()
     })
 }
 
-/// The reconciler's thread, and how to end it.
+/// The reconciler's thread and the requests that stop it.
 struct ReconcilerThread {
     thread: std::thread::JoinHandle<Result<(), LockError>>,
     requests: ReconcileRequests,
 }
 
-/// Nothing is ever sent: it closes when the reconciler's thread ends, however it does.
+/// Never carries a value. It closes when the reconciler's thread ends, also by a panic.
 type ReconcilerExit = oneshot::Receiver<Infallible>;
 
-fn keep(
+fn start_reconciler(
     reconciler: Reconciler,
     requests: ReconcileRequests,
 ) -> Result<(ReconcilerThread, ReconcilerExit), AppError> {
-    let (alive, kept) = oneshot::channel();
+    let (alive, exit) = oneshot::channel();
     let thread = std::thread::Builder::new()
         .name("podwire-repair".to_owned())
         .stack_size(512 << 10)
@@ -229,52 +242,52 @@ fn keep(
             reconciler.run()
         })
         .map_err(cannot("start the reconciler"))?;
-    Ok((ReconcilerThread { thread, requests }, kept))
+    Ok((ReconcilerThread { thread, requests }, exit))
 }
 
 impl ReconcilerThread {
-    /// A round that is under way comes to its end.
+    /// Waits for the end of the current round.
     fn end(self) -> Result<(), AppError> {
         self.requests.stop();
         let ended = self.thread.join();
         let end = Instant::now() + GRACE;
-        while netlink::deletions_under_way() > 0 && Instant::now() < end {
+        while netlink::pending_deletions() > 0 && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
-        info!("the agent ends");
+        info!("agent stopped");
         Ok(ended.map_err(|_| AppError::ReconcilerEnded)??)
     }
 }
 
-/// Comes true with SIGTERM or SIGINT, or when the reconciler has ended.
-fn stopped(
+/// Completes on SIGTERM, on SIGINT, or when the reconciler has ended.
+fn stop_requested(
     agent_status: Arc<AgentStatus>,
-    kept: ReconcilerExit,
+    reconciler_exit: ReconcilerExit,
 ) -> Result<impl Future<Output = Duration>, AppError> {
     let mut term = signal(SignalKind::terminate()).map_err(cannot("listen to SIGTERM"))?;
     let mut int = signal(SignalKind::interrupt()).map_err(cannot("listen to SIGINT"))?;
     Ok(async move {
-        let why = tokio::select! {
-            _ = term.recv() => "asked to stop",
-            _ = int.recv() => "asked to stop",
-            _ = kept => "the agent gives up",
+        let cause = tokio::select! {
+            _ = term.recv() => "SIGTERM",
+            _ = int.recv() => "SIGINT",
+            _ = reconciler_exit => "the reconciler ended",
         };
-        info!("{why}: what is under way comes to its end");
+        info!(cause, "stopping; finishing in-flight requests");
         notify::notify("STOPPING=1");
         agent_status.set_stopping();
         STOP_TIME
     })
 }
 
-/// Signals that by default would end the process, and that operators send to daemons to reload a configuration, to reopen a
-/// log or to dump state. There is nothing to reload or reopen: they are logged.
-struct Ignored {
+/// Operators send these signals to daemons to reload a configuration, to reopen a log or to dump state. By default they would
+/// end the process. The agent supports none of these actions and only logs the signal.
+struct IgnoredSignals {
     hangup: Signal,
     user1: Signal,
     user2: Signal,
 }
 
-impl Ignored {
+impl IgnoredSignals {
     fn new() -> io::Result<Self> {
         let [hangup, user1, user2] =
             [SignalKind::hangup(), SignalKind::user_defined1(), SignalKind::user_defined2()].map(signal);
@@ -293,7 +306,6 @@ impl Ignored {
     }
 }
 
-/// Reports threads that hang.
 async fn report_hangs(agent_status: Arc<AgentStatus>) {
     loop {
         tokio::time::sleep(HANG_CHECK).await;
@@ -301,10 +313,10 @@ async fn report_hangs(agent_status: Arc<AgentStatus>) {
     }
 }
 
-/// A node that is alone owns the whole network from the start. Other nodes claim blocks.
-fn first_allocation(config: &Config, readers: Vec<Waker>) -> Result<NodeAllocations, cni::Error> {
+/// A single node owns the whole network from the start. Nodes of a cluster claim blocks.
+fn initial_allocation(config: &Config, readers: Vec<Waker>) -> Result<NodeAllocations, cni::Error> {
     let allocations = NodeAllocations::none("this node has no block yet", readers);
-    // For every node: an invalid network is reported at the start.
+    // Also in a cluster: an invalid network is reported at the start.
     let whole = Network::whole(&config.network)?;
     if membership::is_alone(config) {
         allocations.set(NodeAllocation::of_default(Arc::new(whole)));
@@ -312,14 +324,14 @@ fn first_allocation(config: &Config, readers: Vec<Waker>) -> Result<NodeAllocati
     Ok(allocations)
 }
 
-/// What the peers thread needs beside membership's parts.
+/// Parts of the peers thread that membership does not need.
 struct KernelSide {
     metrics: Arc<Metrics>,
     tunnels: Arc<Slot<Vec<TunnelSize>>>,
     peer_queue: PeerQueue,
 }
 
-/// A node that is alone works without its store, and says that something is wrong with it.
+/// A single node works without its store and reports the failure as a condition.
 fn join(
     parts: membership::MembershipParts,
     kernel_side: KernelSide,
@@ -328,7 +340,7 @@ fn join(
     match start_cluster(parts, kernel_side) {
         Ok(cluster) => Ok(Some(cluster)),
         Err(error) if is_alone => {
-            // Nothing opens the store again in this process.
+            // The agent opens the store only once.
             let message = format!("{error}; restart the agent when the cause is removed");
             agent_status.set(Source::Cluster, vec![Finding::new(Code::StoreFailed, "store", message)]);
             Ok(None)
@@ -337,7 +349,7 @@ fn join(
     }
 }
 
-/// Starts the peers thread with what this node remembers, then the thread that follows the store.
+/// Starts the peers thread with the stored state of this node, then the membership thread.
 fn start_cluster(
     parts: membership::MembershipParts,
     kernel_side: KernelSide,
@@ -408,7 +420,7 @@ fn description(config: &Config) -> NodeDescription {
     }
 }
 
-fn rendering(
+fn cni_config_renderer(
     installer: Option<Arc<Installer>>,
     allocations: Arc<NodeAllocations>,
 ) -> Box<dyn Fn() -> Result<String, String> + Send + Sync> {

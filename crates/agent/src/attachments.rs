@@ -1,4 +1,4 @@
-//! Records as the API shows them.
+//! Converts attachment records to their API types.
 
 use api::{
     AddressView, AttachmentPhase, AttachmentRecord, AttachmentView, BandwidthView, DnsView, IpamView,
@@ -6,7 +6,7 @@ use api::{
 };
 use engine::state::{Addressing, Attachment, ListedRecord, RecordPhase};
 
-/// An attachment of a network; one that cannot be read is shown by its name. With a tombstone it is being deleted.
+/// An attachment of a network. An unreadable record is shown by its name. A record with a tombstone is being deleted.
 pub fn attachment_view(
     network: &str,
     listed: &ListedRecord,
@@ -45,7 +45,7 @@ fn record(record: &Attachment) -> AttachmentRecord {
         addresses: record
             .addresses
             .iter()
-            .map(|one| AddressView { address: one.address, gateway: one.gateway })
+            .map(|ip| AddressView { address: ip.address, gateway: ip.gateway })
             .collect(),
         ipam: ipam(record),
         masquerade: MasqueradeView {
@@ -83,7 +83,7 @@ fn ipam(record: &Attachment) -> IpamView {
     }
 }
 
-/// A published port as the API shows it.
+/// An inactive published port as the API shows it.
 pub fn inactive_port(inactive: &engine::InactivePortMapping) -> api::InactivePort {
     api::InactivePort {
         network: inactive.key.network.to_string(),

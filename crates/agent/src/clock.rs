@@ -1,5 +1,5 @@
-//! One moment by both clocks. The agent stores [`Instant`]s and converts them when it shows them: a wall clock that is set
-//! later, as at a boot before NTP answers, then changes no age.
+//! One moment by both clocks. The agent stores [`Instant`]s and converts them to wall-clock time for output. So setting the wall
+//! clock later, for example by NTP after boot, changes no age.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ impl Now {
         Self { instant: Instant::now(), wall: SystemTime::now() }
     }
 
-    /// The time of an earlier moment by the wall clock of this one.
+    /// Converts an earlier moment to wall-clock time.
     pub(crate) fn wall_time(&self, earlier: Instant) -> Timestamp {
         let age = self.instant.saturating_duration_since(earlier);
         let time = self.wall.checked_sub(age).and_then(|time| time.duration_since(UNIX_EPOCH).ok());
@@ -24,7 +24,7 @@ impl Now {
     }
 }
 
-/// Seconds since 1970, for what other machines or other runs of the agent read.
+/// Unix time, for values that other hosts or later runs of the agent read.
 pub(crate) fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }

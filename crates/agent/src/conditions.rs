@@ -1,4 +1,4 @@
-//! The conditions of the node: what each source reports, and since when.
+//! The node's conditions: the findings of each source, and when each condition began.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -8,7 +8,7 @@ use types::{Code, Finding, Severity};
 
 use crate::clock::Now;
 
-/// Which part of the agent reports findings. Each one replaces only its own.
+/// The component that reports findings. It replaces only its own findings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Source {
     /// The agent is starting or stopping.
@@ -19,16 +19,16 @@ pub(crate) enum Source {
     Reconcile,
     /// A reconcile round that failed as a whole.
     Round,
-    /// A thread that hangs: the reconciler, or that of the peers.
+    /// A thread that hangs: the reconciler, the peers thread or the installation thread.
     Watchdog,
     Install,
     /// Runtimes that do not find the installed files.
     Runtimes,
     /// Firewall chains that Podwire does not manage.
     Firewall,
-    /// Elements that no pod should have.
+    /// Set or map elements that belong to no pod.
     Elements,
-    /// Interfaces of pods.
+    /// Pod interfaces.
     Pods,
     /// Whether the run directory has space and can be written.
     RunDir,
@@ -41,36 +41,36 @@ pub(crate) enum Source {
     Addresses,
     Cluster,
     Routes,
-    /// Rules of the firewall that could not be made, and what could not be checked.
+    /// Firewall rules that could not be created or checked.
     Rules,
-    /// Events of the kernel that the agent does not receive.
+    /// Kernel events that the agent does not receive.
     Monitors,
-    /// Lock files that were removed and cannot be made again.
+    /// Lock files that were removed and could not be created again.
     Locks,
     /// IPAM plugins of networks.
     Ipam,
 }
 
-/// Code and object: a condition lasts as long as a source reports them.
+/// A condition lasts as long as a source reports this code for this object.
 type Identity = (Code, String);
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Conditions {
-    found: BTreeMap<Source, Vec<Finding>>,
-    lasting: BTreeMap<Identity, Lasting>,
+    findings: BTreeMap<Source, Vec<Finding>>,
+    active: BTreeMap<Identity, ActiveCondition>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Lasting {
+struct ActiveCondition {
     since: Instant,
     severity: Severity,
 }
 
-/// Conditions that began, ended or have another severity than before.
+/// Conditions that began, ended or changed their severity.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConditionChanges {
     pub(crate) began: Vec<Finding>,
-    /// They keep the node from being ready now.
+    /// Conditions that now make the node not ready.
     pub(crate) worsened: Vec<Finding>,
     pub(crate) eased: Vec<Finding>,
     pub(crate) ended: Vec<Identity>,
@@ -80,12 +80,12 @@ impl Conditions {
     /// Replaces the findings of a source.
     pub(crate) fn set(&mut self, source: Source, findings: Vec<Finding>, now: Instant) -> ConditionChanges {
         let findings = combined(findings);
-        if self.found.get(&source).map_or(&[][..], Vec::as_slice) == findings {
+        if self.findings.get(&source).map_or(&[][..], Vec::as_slice) == findings {
             return ConditionChanges::default();
         }
-        self.found.insert(source, findings);
-        let before = std::mem::take(&mut self.lasting);
-        let (mut change, mut lasting) = (ConditionChanges::default(), BTreeMap::new());
+        self.findings.insert(source, findings);
+        let before = std::mem::take(&mut self.active);
+        let (mut change, mut active) = (ConditionChanges::default(), BTreeMap::new());
         for finding in self.merged() {
             let (identity, severity) = (identity(finding), finding.severity);
             let known = before.get(&identity);
@@ -96,29 +96,28 @@ impl Conditions {
                 (Some(_), _) => {}
             }
             let since = known.map_or(now, |known| known.since);
-            lasting.insert(identity, Lasting { since, severity });
+            active.insert(identity, ActiveCondition { since, severity });
         }
-        change.ended = before.into_keys().filter(|identity| !lasting.contains_key(identity)).collect();
-        self.lasting = lasting;
+        change.ended = before.into_keys().filter(|identity| !active.contains_key(identity)).collect();
+        self.active = active;
         change
     }
 
-    /// Those that keep the node from being ready come first, each by importance.
+    /// All conditions, those that make the node not ready first.
     pub(crate) fn all(&self, now: &Now) -> Vec<Condition> {
-        let since = |finding: &Finding| {
-            self.lasting.get(&identity(finding)).map(|lasting| now.wall_time(lasting.since))
-        };
+        let since =
+            |finding: &Finding| self.active.get(&identity(finding)).map(|active| now.wall_time(active.since));
         self.merged().into_iter().map(|finding| Condition::new(finding.clone(), since(finding))).collect()
     }
 
     pub(crate) fn has(&self, code: Code) -> bool {
-        self.lasting.range((code, String::new())..).next().is_some_and(|((first, _), _)| *first == code)
+        self.active.range((code, String::new())..).next().is_some_and(|((first, _), _)| *first == code)
     }
 
-    /// Of several sources that report the same condition, the most severe one counts, then the first.
+    /// If several sources report the same condition, the most severe finding wins, then that of the first source.
     fn merged(&self) -> Vec<&Finding> {
         let mut merged: BTreeMap<(Severity, Code, &str), &Finding> = BTreeMap::new();
-        for finding in self.found.values().flatten() {
+        for finding in self.findings.values().flatten() {
             let key = |severity| (severity, finding.code, finding.object.as_str());
             match finding.severity {
                 Severity::NotReady => {
@@ -133,15 +132,15 @@ impl Conditions {
     }
 }
 
-/// What one source reports several times of one object is one condition with all messages.
+/// Merges repeated findings of one object into one finding that has all messages.
 fn combined(findings: Vec<Finding>) -> Vec<Finding> {
     let mut combined: Vec<Finding> = Vec::new();
-    let mut places: BTreeMap<Identity, usize> = BTreeMap::new();
+    let mut positions: BTreeMap<Identity, usize> = BTreeMap::new();
     let mut messages: BTreeSet<(usize, String)> = BTreeSet::new();
     for finding in findings {
-        let place = *places.entry(identity(&finding)).or_insert(combined.len());
-        let is_new = messages.insert((place, finding.message.clone()));
-        let Some(same) = combined.get_mut(place) else {
+        let position = *positions.entry(identity(&finding)).or_insert(combined.len());
+        let is_new = messages.insert((position, finding.message.clone()));
+        let Some(same) = combined.get_mut(position) else {
             combined.push(finding);
             continue;
         };
@@ -166,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    /// A clock on which the agent has run for some seconds, and was started in the second 1000.
+    /// A clock of an agent that started at Unix time 1000 and has run for 100 seconds.
     struct Clock(Instant);
 
     impl Clock {
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a1_since_stays_while_a_condition_lasts_and_its_message_may_change() {
+    fn a1_since_is_constant_while_the_message_of_a_condition_changes() {
         let (mut all, clock) = (Conditions::default(), clock());
         let change = all.set(Source::Reconcile, vec![stuck("EBUSY")], clock.at(10));
         assert_eq!(change, ConditionChanges { began: vec![stuck("EBUSY")], ..ConditionChanges::default() });
@@ -204,7 +203,7 @@ mod tests {
         assert_eq!(all.all(&clock.now()), [Condition::new(stuck("EIO; EBUSY"), Timestamp(1035))]);
         all.set(Source::Reconcile, vec![], clock.at(36));
         all.set(Source::Reconcile, vec![stuck("EIO")], clock.at(40));
-        assert_eq!(all.all(&clock.now())[0].since, Some(Timestamp(1040)), "it began anew");
+        assert_eq!(all.all(&clock.now())[0].since, Some(Timestamp(1040)), "a new condition began");
     }
 
     #[test]
@@ -216,17 +215,21 @@ mod tests {
         assert_eq!(
             all.all(&clock.now()),
             [Condition::new(missing(), Timestamp(1001))],
-            "the most severe one counts"
+            "the most severe finding must win"
         );
         let eased = vec![missing().degraded()];
         let change = all.set(Source::Reconcile, vec![], clock.at(3));
-        assert_eq!(change, ConditionChanges { eased, ..ConditionChanges::default() }, "it lasts");
+        assert_eq!(
+            change,
+            ConditionChanges { eased, ..ConditionChanges::default() },
+            "the condition must last"
+        );
         assert_eq!(all.all(&clock.now()).len(), 1);
         assert_eq!(all.set(Source::Elements, vec![], clock.at(4)).ended.len(), 1);
     }
 
     #[test]
-    fn a1_what_keeps_a_node_from_being_ready_comes_first() {
+    fn a1_not_ready_conditions_come_first() {
         let (mut all, clock) = (Conditions::default(), clock());
         let starting = Finding::new(Code::AgentStarting, "agent", "starting");
         all.set(Source::Lifecycle, vec![starting], clock.at(1));
@@ -238,16 +241,16 @@ mod tests {
     }
 
     #[test]
-    fn a1_a_message_that_is_part_of_another_is_kept() {
+    fn a1_a_message_contained_in_another_one_is_not_dropped() {
         let (mut all, clock) = (Conditions::default(), clock());
         all.set(Source::Reconcile, vec![stuck("pod a-1: EIO"), stuck("EIO"), stuck("EIO")], clock.at(1));
         assert_eq!(all.all(&clock.now()), [Condition::new(stuck("pod a-1: EIO; EIO"), Timestamp(1001))]);
     }
 
     #[test]
-    fn a1_a_clock_that_is_set_after_the_boot_does_not_change_how_long_a_condition_lasts() {
+    fn a1_setting_the_clock_does_not_change_the_age_of_a_condition() {
         let (mut all, started) = (Conditions::default(), Instant::now());
-        // The clock showed 1970 then.
+        // The wall clock showed 1970 at this time.
         all.set(Source::Reconcile, vec![stuck("EIO")], started);
         let wall = UNIX_EPOCH + Duration::from_secs(1_800_000_060);
         let now = Now { instant: started + Duration::from_secs(60), wall };
@@ -257,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_is_found_whatever_its_object() {
+    fn has_finds_a_code_of_any_object() {
         let (mut all, clock) = (Conditions::default(), clock());
         all.set(Source::Reconcile, vec![stuck("EIO")], clock.at(1));
         assert!(all.has(Code::RepairFailed) && !all.has(Code::ReconcileStuck) && !all.has(Code::BridgeDown));

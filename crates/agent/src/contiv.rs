@@ -1,5 +1,5 @@
-//! The two calls of Contiv's netplugin, as its CNI plugin makes them: they become an ordinary ADD and DEL of our own
-//! network, and the answer is put into Contiv's words.
+//! The two calls of Contiv's netplugin, in the format of its CNI plugin. They become an ADD and a DEL of the agent's network,
+//! and the answer is converted to Contiv's format.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use types::{NetworkName, RequestId};
 pub(crate) const ADD_POD: &str = "/ContivCNI.AddPod";
 pub(crate) const DEL_POD: &str = "/ContivCNI.DelPod";
 
-/// Who a pod is; Contiv's `CNIPodAttr`.
+/// Identity of a pod; Contiv's `CNIPodAttr`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ContivPod {
@@ -35,7 +35,7 @@ pub(crate) struct PodAnswer {
     result: u32,
     #[serde(skip_serializing_if = "String::is_empty")]
     endpointid: String,
-    /// With its prefix length: the client reads it with ParseCIDR.
+    /// With prefix length, because the client parses it with ParseCIDR.
     #[serde(skip_serializing_if = "String::is_empty")]
     ipaddress: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -49,18 +49,21 @@ pub(crate) struct PodAnswer {
 impl ContivPod {
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Box<PodAnswer>> {
         let pod: Self = serde_json::from_slice(body).map_err(|e| {
-            Box::new(PodAnswer::failed("the request is not what Contiv's plugin sends", &e.to_string()))
+            Box::new(PodAnswer::failed("cannot parse the request of Contiv's plugin", &e.to_string()))
         })?;
         for (field, value) in [("K8S_POD_NAME", &pod.name), ("K8S_POD_NAMESPACE", &pod.namespace)] {
-            // They become CNI_ARGS, where a name with a separator would say more than a name.
+            // Both become part of CNI_ARGS, where ';' and '=' are separators.
             if value.contains([';', '=']) {
-                return Err(Box::new(PodAnswer::failed(&format!("{field} must not hold ';' or '='"), value)));
+                return Err(Box::new(PodAnswer::failed(
+                    &format!("{field} must not contain ';' or '='"),
+                    value,
+                )));
             }
         }
         Ok(pod)
     }
 
-    /// The same request as a runtime would make it.
+    /// The same request as a CNI call of a runtime.
     pub(crate) fn call(&self, command: Command, network: &NetworkName, request_id: RequestId) -> CniCall {
         let mut args = vec!["IgnoreUnknown=1".to_owned()];
         let named = [
@@ -83,12 +86,12 @@ impl ContivPod {
         CniCall { request_id, env, config: config.to_string() }
     }
 
-    /// What the attachment is called in the answer.
+    /// The endpoint ID in the answer.
     fn endpoint(&self, network: &NetworkName) -> String {
         format!("{network}/{}/{}", self.container, self.ifname)
     }
 
-    /// The answer to a call that succeeded; `result` is there for ADD.
+    /// The answer to a successful call. Only an ADD has a `result`.
     pub(crate) fn done(&self, network: &NetworkName, result: Option<&Value>) -> PodAnswer {
         let Some(result) = result else { return PodAnswer::default() };
         match CniResult::from_json(Version::LATEST, result) {
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn b3_add_pod_is_an_add_of_our_network() {
+    fn b3_add_pod_becomes_an_add_of_the_agents_network() {
         let Request::Add(call) = parsed(&pod().call(Command::Add, &network(), id())) else { panic!() };
         assert_eq!(call.container.as_str(), "c0ffee");
         assert_eq!(call.ifname.as_str(), "eth0");
@@ -187,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn b3_a_failure_is_result_1_with_message_and_details() {
+    fn b3_a_failure_has_result_1_message_and_details() {
         let error =
             cni::Error::new(ErrorCode::AddressesExhausted, "no address left").with_details("254 in use");
         let answer = PodAnswer::from(&error);
@@ -199,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn b3_a_name_cannot_smuggle_arguments() {
+    fn b3_a_pod_name_cannot_inject_cni_args() {
         let body = json!({ "K8S_POD_NAME": "x;IP=10.0.0.1", "K8S_POD_INFRA_CONTAINER_ID": "c" });
         assert!(!ContivPod::parse(body.to_string().as_bytes()).unwrap_err().is_success());
         assert!(!ContivPod::parse(b"7").unwrap_err().is_success());

@@ -1,4 +1,5 @@
-//! Plugin and CNI config in the runtime's directories, on a thread of its own: a slow disk delays no repair of routes or tables.
+//! Installs plugin and CNI config in the runtime's directories. Runs on its own thread, so that a slow disk delays no repair of
+//! routes or tables.
 //!
 //! ```text
 //! reconciler: pods can be served ─┐
@@ -29,15 +30,15 @@ use config::Config;
 
 /// How often the configuration of runtimes is polled. It takes some stat calls.
 const POLL: Duration = Duration::from_secs(1);
-/// After files were checked, they are left alone for so long: a program may change them all the time.
-const REST: Duration = Duration::from_millis(40);
-/// How soon a wait that failed is tried again.
+/// Pause after each check, because a program may change the files continuously.
+const PAUSE: Duration = Duration::from_millis(40);
+/// Delay after a failed poll(2).
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Whether files may be installed: a runtime that finds a config sends pods, so pods must be served first.
+/// Whether files may be installed. A runtime that finds a config sends pods, so the agent must be able to serve pods first.
 #[derive(Debug)]
 pub(crate) struct InstallState {
-    /// The number of attachments when pods could be served for the first time.
+    /// The number of attachments when pods could first be served.
     served: Slot<Option<usize>>,
     was_tried: AtomicBool,
 }
@@ -48,18 +49,17 @@ impl InstallState {
         Self { served: Slot::new(None, vec![waker.clone()]), was_tried: AtomicBool::new(false) }
     }
 
-    /// Pods are served from now on.
+    /// The agent serves pods from now on.
     pub(crate) fn allow(&self, attachments: usize) {
         self.served.set(Some(attachments));
     }
 
-    /// Whether the files were installed, or could not be.
+    /// Whether the first attempt to install the files is over.
     pub(crate) fn was_tried(&self) -> bool {
         self.was_tried.load(Ordering::Acquire)
     }
 }
 
-/// What the installation thread works with.
 pub(crate) struct InstallationParts {
     pub(crate) config: Arc<Config>,
     pub(crate) installer: Arc<Installer>,
@@ -69,16 +69,16 @@ pub(crate) struct InstallationParts {
     pub(crate) reconciler: ReconcileRequests,
     pub(crate) waker: Waker,
     /// When the agent started.
-    pub(crate) begun: Instant,
+    pub(crate) started: Instant,
 }
 
 pub(crate) struct Installation {
     parts: InstallationParts,
     watch: install::FileWatch,
-    /// When the files are checked without an event.
+    /// When the files are checked next without an event.
     timer: Instant,
     poll_at: Instant,
-    /// The configuration of runtimes, as it was polled last.
+    /// Modification times of the runtimes' configuration at the last poll.
     runtimes: Option<Vec<(PathBuf, SystemTime)>>,
     was_installed: bool,
     /// No runtime that uses the installed config finds its plugins.
@@ -100,7 +100,7 @@ impl Installation {
     }
 
     pub(crate) fn run(mut self, stop: &StopFlag) {
-        // Of this thread alone: pods that wait come first. Where it is not allowed, the priority stays.
+        // Only for this thread: waiting pods have priority. Without permission the priority is unchanged.
         let _ = rustix::process::setpriority_process(None, 5);
         loop {
             self.parts.waker.clear();
@@ -112,7 +112,7 @@ impl Installation {
                 self.parts.agent_status.busy_since(WatchedThread::Installation, Instant::now());
                 self.check(attachments);
                 self.parts.agent_status.idle(WatchedThread::Installation);
-                self.wait(&[PollFd::new(&self.parts.waker, PollFlags::IN)], REST);
+                self.wait(&[PollFd::new(&self.parts.waker, PollFlags::IN)], PAUSE);
             }
             let mut fds = vec![PollFd::new(&self.parts.waker, PollFlags::IN)];
             let mut timeout = self.parts.config.reconcile;
@@ -130,35 +130,35 @@ impl Installation {
         match waited.and_then(|timeout| poll(&mut fds, Some(&timeout))) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => {
-                error!(error = %errno, "the installation thread cannot wait for events");
+                error!(error = %errno, "poll failed in the installation thread; retrying");
                 std::thread::sleep(RETRY);
             }
         }
     }
 
-    /// Installs what is missing or differs, if there is a reason to check.
+    /// Installs missing or changed files, if there is a reason to check.
     fn check(&mut self, attachments: usize) {
         let now = Instant::now();
-        let is_time = self.timer <= now;
-        if is_time {
+        let is_due = self.timer <= now;
+        if is_due {
             self.timer = now + self.parts.config.reconcile;
         }
         let is_polled = self.poll_at <= now;
-        let has_other_runtimes = is_polled && self.poll_runtimes(now);
-        let is_touched = self.watch.changed().unwrap_or(true);
+        let runtimes_changed = is_polled && self.poll_runtimes(now);
+        let files_changed = self.watch.changed().unwrap_or(true);
         if let Ok(network) = self.parts.allocations.default_network() {
             self.parts.installer.set_network(network);
         }
-        let is_stale = self.parts.installer.has_events();
-        if is_time || has_other_runtimes || is_touched || is_stale || !self.parts.state.was_tried() {
+        let is_stale = self.parts.installer.has_changes();
+        if is_due || runtimes_changed || files_changed || is_stale || !self.parts.state.was_tried() {
             self.install(attachments);
         } else if is_polled && self.lacks_plugins {
-            // The operator waits for the next check.
+            // Checked on each poll, so that a fix of the operator takes effect soon.
             self.check_plugins();
         }
     }
 
-    /// Whether the configuration of a runtime changed.
+    /// Returns whether the configuration of a runtime changed since the last poll.
     fn poll_runtimes(&mut self, now: Instant) -> bool {
         self.poll_at = now + POLL;
         let times = config_times(Path::new("/"));
@@ -168,12 +168,12 @@ impl Installation {
 
     fn install(&mut self, attachments: usize) {
         let InstallationParts { installer, agent_status, .. } = &self.parts;
-        match installer.keep() {
-            Ok(kept) => {
-                kept.done.iter().for_each(|what| info!("{what}"));
-                agent_status.set_installed(kept.files);
+        match installer.reconcile() {
+            Ok(installed) => {
+                installed.done.iter().for_each(|change| info!("{change}"));
+                agent_status.set_installed(installed.files);
                 if !std::mem::replace(&mut self.was_installed, true) {
-                    announce(self.parts.begun, attachments);
+                    announce(self.parts.started, attachments);
                 }
                 agent_status.set(Source::Install, Vec::new());
                 self.check_plugins();
@@ -184,24 +184,24 @@ impl Installation {
             }
         }
         if !self.parts.state.was_tried.swap(true, Ordering::AcqRel) {
-            // Ready means that the files are in place. The reconciler notifies the service manager.
+            // Ready means that the files are installed. The reconciler notifies the service manager.
             self.parts.agent_status.set_started();
             self.parts.reconciler.request_round();
         }
     }
 
-    /// Whether the runtimes that use the installed config find the plugin. Their configuration may change at any time.
+    /// Checks that the runtimes that use the installed config find the plugin. Their configuration may change at any time.
     fn check_plugins(&mut self) {
         let config = &self.parts.config;
         let Some(install) = &config.install else { return };
         let plugin = install.plugin_dir.join(&config.plugin.name);
-        let lost = Runtimes::detect(Path::new("/")).findings(&install.config_dir, &plugin);
-        self.lacks_plugins = lost.iter().any(|found| found.severity == Severity::NotReady);
-        self.parts.agent_status.set(Source::Runtimes, lost);
+        let findings = Runtimes::detect(Path::new("/")).findings(&install.config_dir, &plugin);
+        self.lacks_plugins = findings.iter().any(|finding| finding.severity == Severity::NotReady);
+        self.parts.agent_status.set(Source::Runtimes, findings);
     }
 }
 
-/// Logged before it is ready: a client that finds it ready finds it in the log.
-pub(crate) fn announce(begun: Instant, attachments: usize) {
-    info!("ready after {} ms with {attachments} attachments", begun.elapsed().as_millis());
+/// Called before the agent is reported as ready, so that a client that finds it ready finds this line in the log.
+pub(crate) fn announce(started: Instant, attachments: usize) {
+    info!("ready after {} ms with {attachments} attachments", started.elapsed().as_millis());
 }

@@ -1,17 +1,18 @@
-//! The node agent: one daemon per node. It makes pods' networks fast and keeps them right, and nothing that runs depends
-//! on it staying up.
+//! The node agent, a daemon that runs once per node. It serves CNI requests, repairs drift and connects the node to its peers.
+//! Running pods do not depend on it. `podwire agent` calls [`run`]. It may change the kernel's network state and files in its
+//! run, state and install directories.
 //!
 //! ```text
 //! podwire-cni ─► server ─► queue ─► work ─► engine ─► kernel, RUN/networks
-//!                  │                  └── tombstones: what was deleted while nobody was here
+//!                  │                  └── tombstones: DELs that arrived while no agent ran
 //!                  └► status ◄── reconciler: netlink, nftables and file events, timer ─► engine::reconcile
 //!                           ◄── installation: plugin and config in the runtime's directories
 //! store (etcd, file) ◄─► membership: this node's record and blocks ─► allocation
-//!                            └─ records ─► peers: routes to the other nodes ─► kernel
+//!                            └─ records ─► peers: routes to peers ─► kernel
 //! ```
 //!
-//! `app` wires it all, top to bottom: capabilities, locks, slots and wakers, workers, peers, membership, installation, socket,
-//! reconciler (first reconcile), server, end.
+//! `app` wires the components from top to bottom: capabilities, locks, slots and wakers, workers, peers, membership,
+//! installation, socket, reconciler (first round), server, stop.
 
 mod agent_status;
 mod allocation;
@@ -26,6 +27,7 @@ mod log;
 mod membership;
 mod memory;
 mod metrics;
+mod monitor;
 mod notify;
 mod peers;
 mod preflight;

@@ -1,8 +1,9 @@
-//! One agent per run directory: the file `agent.lock`, locked as long as the agent lives. And one per network in a network
-//! namespace: two agents of one network would remove each other's pods as orphans.
+//! Locks that ensure one agent per run directory, and one agent per network in a network namespace. Two agents of one network
+//! would remove each other's pods as orphans.
 //!
-//! The network's lock is a file that only root can open, named by network namespace and network. Its directory does not
-//! depend on the run directory, so agents with different ones meet there; agents in containers mount it.
+//! The run directory's lock is the file `agent.lock`. The network's lock is a file named by network namespace and network that
+//! only root can open. Its directory does not depend on the run directory, so that agents with different run directories use
+//! the same file. Agents in containers mount this directory.
 
 use std::fs;
 use std::io;
@@ -13,9 +14,9 @@ use files::{Attempt, LockFailed, LockFile};
 use types::{Digest, NetworkName};
 
 const FILE: &str = "agent.lock";
-/// The locks of networks.
+/// Directory of the network locks.
 const NETWORKS: &str = engine::state::LOCKS;
-/// The longest name that a file can have.
+/// NAME_MAX of Linux file systems.
 const LONGEST_NAME: usize = 255;
 
 #[derive(Debug, thiserror::Error)]
@@ -23,20 +24,20 @@ pub enum LockError {
     #[error(transparent)]
     File(#[from] LockFailed),
     #[error(
-        "another agent (process {holder}) works in {}: stop it, or give this one a run directory of its own (--run-dir)",
+        "another agent (process {holder}) uses the run directory {}: stop it, or set another one (--run-dir)",
         dir.display()
     )]
     Taken { dir: PathBuf, holder: String },
     #[error(
-        "another agent ({holder}) has the network {network} in this network namespace: stop it, or give this one a network \
-         of its own (--network-name, --network-bridge, --network-subnet)"
+        "another agent ({holder}) uses the network {network} in this network namespace: stop it, or configure another network \
+         (--network-name, --network-bridge, --network-subnet)"
     )]
     NetworkTaken { network: NetworkName, holder: String },
     #[error("cannot identify the network namespace: {0}")]
     Namespace(#[from] netlink::Error),
 }
 
-/// The network first: an agent that is refused must leave no lock behind for the other one to find, not even for a moment.
+/// Takes the network's lock first: an agent that is refused must not hold a run directory's lock, not even briefly.
 pub(crate) fn take_both(network: &NetworkName, run_dir: &Path) -> Result<(NetworkLock, Lock), LockError> {
     let lock = NetworkLock::renew(network, run_dir).map_err(|error| match Lock::holder(run_dir) {
         Some(holder) => LockError::Taken { dir: run_dir.to_owned(), holder },
@@ -45,8 +46,11 @@ pub(crate) fn take_both(network: &NetworkName, run_dir: &Path) -> Result<(Networ
     Ok((lock, Lock::take(run_dir)?))
 }
 
-/// The lock that another agent holds, if one does. Makes nothing.
-pub(crate) fn held(network: &NetworkName, run_dir: &Path) -> Result<Option<LockError>, LockError> {
+/// The lock that another agent holds, if any. Creates no file.
+pub(crate) fn conflicting_lock(
+    network: &NetworkName,
+    run_dir: &Path,
+) -> Result<Option<LockError>, LockError> {
     if let Some(holder) = Lock::holder(run_dir) {
         return Ok(Some(LockError::Taken { dir: run_dir.to_owned(), holder }));
     }
@@ -55,7 +59,7 @@ pub(crate) fn held(network: &NetworkName, run_dir: &Path) -> Result<Option<LockE
     Ok(holder.map(|holder| LockError::NetworkTaken { network: network.clone(), holder }))
 }
 
-/// Exists once for a network in a network namespace. The kernel releases it when the process ends.
+/// Lock of a network in a network namespace. The kernel releases it when the process ends.
 #[derive(Debug)]
 pub(crate) struct NetworkLock {
     file: LockFile,
@@ -70,7 +74,7 @@ impl NetworkLock {
         self.file.path()
     }
 
-    /// The file was removed: another agent could take the network.
+    /// Whether the file was removed, so that another agent could take the network.
     pub(crate) fn is_lost(&self) -> bool {
         self.file.is_lost()
     }
@@ -85,26 +89,26 @@ impl NetworkLock {
             }
         };
         lock.file.remove_abandoned();
-        let listed = RunDirs::new(namespace, run_dir).register();
-        let operation = "list this run directory in";
-        listed.map_err(|source| LockFailed { operation, path: dir.to_owned(), source })?;
+        let registered = RunDirs::new(namespace, run_dir).register();
+        let operation = "register this run directory in";
+        registered.map_err(|source| LockFailed { operation, path: dir.to_owned(), source })?;
         Ok(lock)
     }
 }
 
 impl Drop for NetworkLock {
-    /// While it is locked: a process that opened the file meanwhile finds that it is gone, and makes another one.
+    /// Removes the file while it is locked: a process that opened it meanwhile notices the removal and creates a new one.
     fn drop(&mut self) {
         if self.is_lost() {
             return;
         }
-        // A leftover file is no lock; the next agent removes it. The directory stays: where containers have it mounted, its
-        // removal would end their mounts.
+        // A leftover file is not locked, and the next agent removes it. The directory is not removed, because containers may
+        // have it mounted.
         let _ = fs::remove_file(self.file.path());
     }
 }
 
-/// The agents that run in this network namespace, whatever their run directories are: what each wrote about itself, such as
+/// The agents that run in this network namespace, with any run directory. Each describes itself, for example as
 /// `process 4711 in /run/podwire`.
 pub fn agents_here() -> Result<Vec<String>, LockError> {
     holders(Path::new(NETWORKS), netlink::RtSocket::open()?.netns_cookie()?)
@@ -129,18 +133,18 @@ fn file_name(namespace: u64, network: &NetworkName) -> String {
     if name.len() <= LONGEST_NAME {
         return name;
     }
-    // A network's name has no '@'.
+    // '@' cannot occur in a network name.
     format!("{namespace}@{}", Digest::of(&[network.as_str()]).base32(51))
 }
 
-/// The run directory's lock. The kernel releases it when the process ends.
+/// Lock of a run directory. The kernel releases it when the process ends.
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: LockFile,
 }
 
 impl Lock {
-    /// Makes the directory if it does not exist.
+    /// Creates the directory if it does not exist.
     pub(crate) fn take(run_dir: &Path) -> Result<Self, LockError> {
         match LockFile::take(run_dir, FILE, &std::process::id().to_string())? {
             Attempt::Locked(file) => Ok(Self { file }),
@@ -148,7 +152,7 @@ impl Lock {
         }
     }
 
-    /// The agent that works in this directory, if there is one. Makes nothing; only for messages.
+    /// The agent that uses this run directory, if any, for messages. Creates no file.
     fn holder(run_dir: &Path) -> Option<String> {
         LockFile::holder(&run_dir.join(FILE))
     }
@@ -157,7 +161,7 @@ impl Lock {
         self.file.path()
     }
 
-    /// The file or its directory was removed: another agent could start beside this one.
+    /// Whether the file or its directory was removed, so that another agent could start in this run directory.
     pub(crate) fn is_lost(&self) -> bool {
         self.file.is_lost()
     }
@@ -172,31 +176,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_agent_is_told_who_is_there() {
+    fn a_second_agent_gets_the_process_of_the_first() {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path().join("run");
         let lock = Lock::take(&run).unwrap();
         let error = Lock::take(&run).unwrap_err().to_string();
         assert!(error.contains(&std::process::id().to_string()) && error.contains("--run-dir"), "{error}");
         drop(lock);
-        // A child that another test starts at this moment holds a copy of the descriptor until it executes its program.
+        // A child process that another test starts at this moment holds a copy of the descriptor until it calls exec.
         wait_until("the lock to be free", DEADLINE, || Ok(Lock::take(&run).is_ok())).unwrap();
     }
 
     #[test]
-    fn a_removed_directory_is_noticed() {
+    fn a_removed_run_directory_loses_the_lock() {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path().join("run");
         let lock = Lock::take(&run).unwrap();
         assert!(!lock.is_lost());
         fs::remove_dir_all(&run).unwrap();
         assert!(lock.is_lost());
-        let again = Lock::take(&run).unwrap();
-        assert!(lock.is_lost() && !again.is_lost());
+        let second = Lock::take(&run).unwrap();
+        assert!(lock.is_lost() && !second.is_lost());
     }
 
     #[test]
-    fn a_directory_that_another_took_is_not_ours_any_more() {
+    fn a_run_directory_taken_by_another_agent_loses_the_lock() {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path().join("run");
         let first = Lock::take(&run).unwrap();
@@ -210,8 +214,8 @@ mod tests {
         name.try_into().unwrap()
     }
 
-    /// Inside a network namespace of its own, with a directory for the locks and one for the agents.
-    fn apart(label: &str, test: impl FnOnce(&Path, &Path) + Send) {
+    /// Runs `test` in a new network namespace with a directory for locks and a run directory.
+    fn in_namespace(label: &str, test: impl FnOnce(&Path, &Path) + Send) {
         let dir = tempfile::tempdir().unwrap();
         let lab = testkit::Lab::new(label).unwrap();
         let (locks, run) = (dir.path().join("locks"), dir.path().join("run"));
@@ -220,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_network_has_one_agent_in_a_namespace() {
-        apart("lock", |locks, run| {
+        in_namespace("lock", |locks, run| {
             let held = NetworkLock::take(locks, &network("one"), run).unwrap();
             let error = NetworkLock::take(locks, &network("one"), run).unwrap_err().to_string();
             let process = format!("process {} in {}", std::process::id(), run.display());
@@ -234,10 +238,10 @@ mod tests {
         });
     }
 
-    /// A name in the abstract socket namespace was the lock before: every process can take one.
+    /// The lock used to be a name in the abstract socket namespace, which every process can take.
     #[test]
     fn a7_an_abstract_socket_of_another_process_blocks_no_agent() {
-        apart("abstract", |_, run| {
+        in_namespace("abstract", |_, run| {
             let address = rustix::net::SocketAddrUnix::new_abstract_name(b"podwire/network/one").unwrap();
             let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
             let socket = rustix::net::socket(family, kind, None).unwrap();
@@ -246,10 +250,10 @@ mod tests {
         });
     }
 
-    /// It can neither enter the directory nor prepare one for the agent.
+    /// It can neither open the directory nor prepare one for the agent.
     #[test]
     fn a7_an_unprivileged_process_cannot_take_the_lock() {
-        apart("unprivileged", |locks, run| {
+        in_namespace("unprivileged", |locks, run| {
             let _held = NetworkLock::take(locks, &network("one"), run).unwrap();
             let file = fs::read_dir(locks).unwrap().next().unwrap().unwrap().path();
             let unprivileged = |program: &str| {
@@ -259,21 +263,27 @@ mod tests {
             };
             fs::set_permissions(locks.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
             assert!(unprivileged("true"));
-            assert!(!unprivileged(&format!("exec 3<{}", file.display())), "it could lock the file");
-            assert!(!unprivileged(&format!(": >{}/1-two", locks.display())), "it could make a lock");
-            let own = locks.with_file_name("own");
-            fs::create_dir(&own).unwrap();
-            std::os::unix::fs::chown(&own, Some(65534), Some(65534)).unwrap();
-            let error = NetworkLock::take(&own, &network("one"), run).unwrap_err().to_string();
+            assert!(
+                !unprivileged(&format!("exec 3<{}", file.display())),
+                "an unprivileged process opened the lock file"
+            );
+            assert!(
+                !unprivileged(&format!(": >{}/1-two", locks.display())),
+                "an unprivileged process created a lock file"
+            );
+            let unprivileged_dir = locks.with_file_name("unprivileged");
+            fs::create_dir(&unprivileged_dir).unwrap();
+            std::os::unix::fs::chown(&unprivileged_dir, Some(65534), Some(65534)).unwrap();
+            let error = NetworkLock::take(&unprivileged_dir, &network("one"), run).unwrap_err().to_string();
             assert!(error.contains("chown"), "{error}");
         });
     }
 
     #[test]
-    fn the_lock_of_a_killed_agent_is_free_and_its_file_goes() {
-        apart("killed", |locks, run| {
+    fn the_lock_file_of_a_killed_agent_is_removed() {
+        in_namespace("killed", |locks, run| {
             let held = NetworkLock::take(locks, &network("live"), run).unwrap();
-            let stale = locks.join(file_name(1, &network("gone")));
+            let stale = locks.join(file_name(1, &network("killed")));
             fs::write(&stale, "process 1 in /x").unwrap();
             NetworkLock::take(locks, &network("other"), run).unwrap();
             assert!(!stale.exists());
@@ -283,28 +293,28 @@ mod tests {
     }
 
     #[test]
-    fn a_network_of_another_namespace_is_free() {
+    fn namespaces_have_separate_network_locks() {
         let lab = testkit::Lab::new("claim").unwrap();
         let dir = tempfile::tempdir().unwrap();
         let locks = dir.path().join("locks");
-        let take = || NetworkLock::take(&locks, &network("apart"), dir.path()).unwrap();
+        let take = || NetworkLock::take(&locks, &network("net"), dir.path()).unwrap();
         let [one, other] = ["n1", "n2"].map(|name| lab.node(name).unwrap());
         let _held = one.enter(take).unwrap();
         other.enter(take).unwrap();
     }
 
     #[test]
-    fn long_names_have_locks_of_their_own() {
+    fn long_network_names_have_distinct_locks() {
         let long = |last: char| network(&format!("{}{last}", "n".repeat(300)));
         assert!(file_name(u64::MAX, &long('a')).len() <= LONGEST_NAME);
         assert_ne!(file_name(1, &long('a')), file_name(1, &long('b')));
         assert_eq!(file_name(7, &network("podwire")), "7-podwire");
-        apart("long", |locks, run| drop(NetworkLock::take(locks, &long('a'), run).unwrap()));
+        in_namespace("long", |locks, run| drop(NetworkLock::take(locks, &long('a'), run).unwrap()));
     }
 
     #[test]
-    fn an_agent_that_is_refused_for_its_network_makes_no_directory() {
-        apart("nearer", |_, run| {
+    fn an_agent_refused_for_its_network_creates_no_run_directory() {
+        in_namespace("refused", |_, run| {
             let elsewhere = run.with_file_name("elsewhere");
             let _held = take_both(&network("both"), run).unwrap();
             assert!(matches!(take_both(&network("both"), run), Err(LockError::Taken { .. })));

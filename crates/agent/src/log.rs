@@ -1,4 +1,4 @@
-//! The agent's log on stderr, and its one line per request that a person can follow:
+//! The agent's log on stderr. Each request has one line in the text format:
 //!
 //! ```text
 //! 2026-07-31T09:12:44.120311Z  INFO ADD ok 1.3ms pod=default/web-1 net=podwire id=3f2ab41c9d1e7 if=eth0 ip=10.83.0.5 req=7f3a12c0
@@ -18,13 +18,13 @@ use types::RequestId;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// For people.
+    /// For operators.
     Text,
-    /// One object a line, for machines.
+    /// One JSON object per line.
     Json,
 }
 
-/// How the log of this process is written; without it (in tests), as text.
+/// The log format of this process. Unset in tests, which use text.
 static FORMAT: OnceLock<Format> = OnceLock::new();
 
 #[derive(Debug, thiserror::Error)]
@@ -38,14 +38,14 @@ pub(crate) fn engine_warning(message: &str) {
     warn!(problem = message, "completed with a problem");
 }
 
-/// Starts the log of this process; once.
+/// Starts the log of this process. Call it once.
 pub(crate) fn start(format: Format, level: LevelFilter) -> Result<(), LogError> {
     set_global_default(subscriber(format, level, io::stderr))?;
     FORMAT.get_or_init(|| format);
     Ok(())
 }
 
-/// Times are UTC; no colours, since the journal keeps what it gets.
+/// Times are UTC. No colours, because the journal stores escape sequences.
 fn subscriber<W>(format: Format, level: LevelFilter, writer: W) -> Box<dyn Subscriber + Send + Sync>
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
@@ -61,8 +61,8 @@ where
     }
 }
 
-/// The one place through which all of the log goes. Messages and fields come from requests, records, answers and other
-/// programs: none of them can break a line or send a terminal commands.
+/// Sanitizes all log output. Messages and fields contain text from requests, records, answers and other programs. None of it may
+/// break a line or send control sequences to a terminal.
 struct Lines<M> {
     writer: M,
     format: Format,
@@ -76,7 +76,7 @@ impl<'w, M: MakeWriter<'w>> MakeWriter<'w> for Lines<M> {
     }
 }
 
-/// Gets an event as a whole, in one write.
+/// Receives each event in one write.
 struct LineWriter<W> {
     out: W,
     format: Format,
@@ -101,7 +101,7 @@ impl<W: Write> Write for LineWriter<W> {
     }
 }
 
-/// Whom a request is about.
+/// The pod, attachment and request that a log line is about.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RequestSubject {
     verb: &'static str,
@@ -110,40 +110,40 @@ pub(crate) struct RequestSubject {
     container: Option<String>,
     ifname: Option<String>,
     request: Option<RequestId>,
-    /// Where it came from, if not from a client.
+    /// The origin of a request that does not come from a client.
     via: Option<&'static str>,
 }
 
 impl RequestSubject {
-    /// A request that could not be understood.
+    /// A request that could not be parsed.
     pub(crate) fn unknown(request: &RequestId) -> Self {
         Self { verb: "unknown", request: Some(request.clone()), ..Self::default() }
     }
 
     pub(crate) fn of(request: &Request, id: &RequestId) -> Self {
-        let about = |verb, network: Option<&str>| Self {
+        let base = |verb, network: Option<&str>| Self {
             verb,
             network: network.map(str::to_owned),
             request: Some(id.clone()),
             ..Self::default()
         };
-        let call = |verb, call: &AttachmentRequest| Self {
+        let attachment = |verb, call: &AttachmentRequest| Self {
             pod: pod_name(call),
             container: Some(call.container.to_string()),
-            ifname: Some(plain(call.ifname.as_str())),
-            ..about(verb, Some(call.config.name.as_str()))
+            ifname: Some(escaped(call.ifname.as_str())),
+            ..base(verb, Some(call.config.name.as_str()))
         };
         match request {
-            Request::Add(add) => call("ADD", add),
-            Request::Del(del) => call("DEL", del),
-            Request::Check(check) => call("CHECK", check),
-            Request::Gc(gc) => about("GC", Some(gc.config.name.as_str())),
-            Request::Status(config) => about("STATUS", Some(config.name.as_str())),
-            Request::Version(_) => about("VERSION", None),
+            Request::Add(add) => attachment("ADD", add),
+            Request::Del(del) => attachment("DEL", del),
+            Request::Check(check) => attachment("CHECK", check),
+            Request::Gc(gc) => base("GC", Some(gc.config.name.as_str())),
+            Request::Status(config) => base("STATUS", Some(config.name.as_str())),
+            Request::Version(_) => base("VERSION", None),
         }
     }
 
-    /// A DEL that was left while nobody was here.
+    /// A DEL that was stored as a tombstone while no agent ran.
     pub(crate) fn via_tombstone(self) -> Self {
         Self { via: Some("tombstone"), ..self }
     }
@@ -155,14 +155,14 @@ impl RequestSubject {
 
 fn pod_name(call: &AttachmentRequest) -> Option<String> {
     let name = call.args.pod_name.as_ref()?;
-    Some(plain(&match &call.args.pod_namespace {
+    Some(escaped(&match &call.args.pod_namespace {
         Some(namespace) => format!("{namespace}/{name}"),
         None => name.clone(),
     }))
 }
 
-/// Names that nobody checked cannot break a line or forge another.
-fn plain(text: &str) -> String {
+/// Escapes unvalidated names, so that they cannot break a log line or forge another one.
+fn escaped(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_whitespace() { '_'.escape_debug() } else { c.escape_debug() }).collect()
 }
 
@@ -174,9 +174,9 @@ pub(crate) enum RequestOutcome<'a> {
         collected: Option<usize>,
     },
     Failed(&'a cni::Error),
-    /// Nobody wanted it any more.
+    /// The client hung up, or a DEL of the same attachment arrived.
     Cancelled(&'a cni::Error),
-    /// It was not begun.
+    /// The agent did not start to serve it.
     Refused(&'a cni::Error),
 }
 
@@ -191,19 +191,24 @@ impl RequestOutcome<'_> {
     }
 }
 
-/// Writes the line of a request.
-pub(crate) fn request(subject: &RequestSubject, ending: &RequestOutcome<'_>, took: Duration) {
-    request_as(*FORMAT.get().unwrap_or(&Format::Text), subject, ending, took);
+/// Logs a served request.
+pub(crate) fn request(subject: &RequestSubject, outcome: &RequestOutcome<'_>, took: Duration) {
+    request_as(*FORMAT.get().unwrap_or(&Format::Text), subject, outcome, took);
 }
 
-fn request_as(format: Format, subject: &RequestSubject, ending: &RequestOutcome<'_>, took: Duration) {
-    let (ip, collected, error) = match ending {
+fn request_as(
+    format: Format,
+    subject: &RequestSubject,
+    request_outcome: &RequestOutcome<'_>,
+    took: Duration,
+) {
+    let (ip, collected, error) = match request_outcome {
         RequestOutcome::Ok { addresses, collected } => (joined(addresses), *collected, None),
         RequestOutcome::Failed(error) | RequestOutcome::Cancelled(error) | RequestOutcome::Refused(error) => {
             (None, None, Some(*error))
         }
     };
-    let (verb, outcome, ms) = (subject.verb, ending.word(), took.as_secs_f64() * 1000.0);
+    let (verb, outcome, ms) = (subject.verb, request_outcome.word(), took.as_secs_f64() * 1000.0);
     let (pod, net, ifname) = (show(&subject.pod), show(&subject.network), show(&subject.ifname));
     let (code, text) = (error.map(|e| e.code.number()), error.map(ToString::to_string));
     let (id, req) = (subject.container.as_deref(), subject.request.as_ref().map(RequestId::as_str));
@@ -256,7 +261,7 @@ fn show(text: &Option<String>) -> Option<field::DisplayValue<&String>> {
     text.as_ref().map(field::display)
 }
 
-/// Enough of an id to find it with.
+/// A prefix of an ID that is long enough to search for.
 fn short(id: Option<&str>, length: usize) -> Option<field::DisplayValue<String>> {
     id.map(|id| field::display(id.chars().take(length).collect()))
 }
@@ -288,10 +293,10 @@ pub(crate) mod tests {
         }
     }
 
-    /// What a log of this format has after `act`.
+    /// The log output of `act` in this format.
     pub(crate) fn logged(format: Format, act: impl FnOnce()) -> String {
-        // tracing decides once per call site, for all threads, whether a subscriber wants its events. Without a global one, a
-        // test on another thread that has none could decide that nothing does.
+        // For each call site, tracing caches for all threads whether a subscriber wants its events. Without a global
+        // subscriber, a test on another thread could cache that none does.
         static GLOBAL: Once = Once::new();
         GLOBAL.call_once(|| set_global_default(subscriber(format, LevelFilter::INFO, io::sink)).unwrap());
         let sink = Sink::default();
@@ -302,14 +307,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_problem_of_the_engine_is_one_line() {
+    fn an_engine_warning_is_logged_in_one_line() {
         let text = logged(Format::Text, || engine_warning("not restored:\nbusy"));
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(text.contains("WARN completed with a problem problem="), "{text}");
         assert!(text.contains("not restored:") && text.contains("busy"), "{text}");
     }
 
-    fn written(format: Format, ending: &RequestOutcome<'_>, pod: &str) -> String {
+    fn log_line(format: Format, outcome: &RequestOutcome<'_>, pod: &str) -> String {
         let env = [
             ("CNI_COMMAND", "ADD"),
             ("CNI_CONTAINERID", "3f2ab41c9d1e77aa00"),
@@ -321,16 +326,16 @@ pub(crate) mod tests {
         let config = json!({ "cniVersion": "1.1.0", "name": "podwire", "type": "podwire-cni" });
         let request = Request::parse(&env, config.to_string().as_bytes()).unwrap();
         let subject = RequestSubject::of(&request, &RequestId::from_random([0x7f; 16]));
-        logged(format, || request_as(format, &subject, ending, Duration::from_micros(1320)))
+        logged(format, || request_as(format, &subject, outcome, Duration::from_micros(1320)))
     }
 
     #[test]
-    fn log_lines_hold_no_control_characters_from_outside() {
+    fn log_lines_contain_no_control_characters() {
         let hostile = "a\nINFO forged\r\u{1b}]0 x\u{7}\u{9b}2J\u{202e}b\u{7f}";
         let error = Error::new(ErrorCode::AddressTaken, hostile).with_details(hostile);
         for format in [Format::Text, Format::Json] {
             let events = [
-                written(format, &RequestOutcome::Failed(&error), hostile),
+                log_line(format, &RequestOutcome::Failed(&error), hostile),
                 logged(format, || warn!("{hostile}")),
                 logged(format, || warn!(field = hostile, shown = %hostile, debug = ?hostile, "message")),
             ];
@@ -345,10 +350,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_line_that_a_person_can_follow() {
+    fn the_text_format_has_pod_network_id_and_addresses() {
         let addresses = ["10.83.0.5".parse().unwrap(), "fd00:88::5".parse().unwrap()];
         let line =
-            written(Format::Text, &RequestOutcome::Ok { addresses: &addresses, collected: None }, "web-1");
+            log_line(Format::Text, &RequestOutcome::Ok { addresses: &addresses, collected: None }, "web-1");
         let (time, rest) = line.split_once("  INFO ").unwrap();
         assert!(time.ends_with('Z'), "{time}");
         assert_eq!(
@@ -358,18 +363,18 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_failure_says_code_and_cause_in_one_line() {
+    fn a_failure_is_logged_with_code_and_cause_in_one_line() {
         let error = Error::new(ErrorCode::AddressTaken, "10.83.0.5 is taken\nby default/db");
-        let line = written(Format::Text, &RequestOutcome::Failed(&error), "a\nb c");
+        let line = log_line(Format::Text, &RequestOutcome::Failed(&error), "a\nb c");
         assert_eq!(line.lines().count(), 1, "{line}");
         assert!(line.contains("WARN ADD failed 1.3ms code=101 pod=default/a_b_c net=podwire"), "{line}");
         assert!(line.contains(r#"error="10.83.0.5 is taken\nby default/db""#), "{line}");
     }
 
     #[test]
-    fn the_same_as_json() {
+    fn the_json_format_has_the_fields_of_a_request() {
         let error = Error::new(ErrorCode::TryAgainLater, "the client hung up");
-        let line = written(Format::Json, &RequestOutcome::Cancelled(&error), "web-1");
+        let line = log_line(Format::Json, &RequestOutcome::Cancelled(&error), "web-1");
         let line: Value = serde_json::from_str(&line).unwrap();
         for (key, value) in [
             ("verb", json!("ADD")),

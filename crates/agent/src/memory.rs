@@ -1,29 +1,28 @@
-//! Memory that a crowd of clients left behind goes back to the machine. The allocator keeps what it had once, in many small
-//! pieces; it gives whole free pages back when it is asked to.
+//! Returns free heap memory to the kernel after a burst of requests. The allocator keeps free pages until it is asked to release
+//! them.
 
 use crate::metrics::resident_bytes;
 
-/// One heap for each thread is what the allocator makes by itself, each with free pages of its own. They are not in each
-/// other's way so often.
-const HEAPS: i32 = 2;
+/// By default the allocator creates one arena per thread, each with its own free pages. Two arenas cause little lock contention.
+const ARENAS: i32 = 2;
 
-/// More than the agent of a full node needs: below it nothing is worth the walk through all free pieces.
-const PLENTY: u64 = 14 << 20;
+/// More than the agent of a full node needs. Below this size a trim is not worth its cost.
+const TRIM_ABOVE: u64 = 14 << 20;
 
-/// Before the first thread is started.
-pub(crate) fn share_heaps() {
-    // SAFETY: mallopt takes numbers only; one that it does not know changes nothing.
-    #[expect(unsafe_code, reason = "the allocator can be told through its C function only")]
+/// Call it before the first thread is started.
+pub(crate) fn limit_arenas() {
+    // SAFETY: mallopt takes two integers and ignores unknown values.
+    #[expect(unsafe_code, reason = "mallopt has no safe wrapper")]
     unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, HEAPS);
+        libc::mallopt(libc::M_ARENA_MAX, ARENAS);
     }
 }
 
-/// Costs a look at our own size, and some milliseconds where that is large.
-pub(crate) fn give_back() {
-    if resident_bytes() > PLENTY {
+/// Reads the process's memory size. Takes some milliseconds if it is large.
+pub(crate) fn release_free_memory() {
+    if resident_bytes() > TRIM_ABOVE {
         // SAFETY: malloc_trim has no preconditions, and may be called from any thread.
-        #[expect(unsafe_code, reason = "the allocator can be asked through its C function only")]
+        #[expect(unsafe_code, reason = "malloc_trim has no safe wrapper")]
         unsafe {
             libc::malloc_trim(0);
         }

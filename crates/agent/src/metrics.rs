@@ -1,4 +1,4 @@
-//! What Prometheus reads. Counters are kept as things happen; what can be looked up is looked up when somebody asks.
+//! Prometheus metrics. Counters are incremented as events happen; gauges are read for each scrape.
 
 use std::fmt;
 use std::fs;
@@ -19,7 +19,7 @@ use types::{Code, Severity};
 
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// In seconds. An ADD takes about one millisecond; what takes ten seconds is as good as stuck.
+/// In seconds. An ADD takes about one millisecond. A request that takes ten seconds is probably stuck.
 const BUCKETS: [f64; 14] =
     [0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0];
 
@@ -40,7 +40,7 @@ struct KindLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Block {
+struct BlockLabels {
     block: String,
     state: &'static str,
 }
@@ -51,13 +51,13 @@ struct PhaseLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Coded {
+struct ConditionLabels {
     code: &'static str,
     severity: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Build {
+struct BuildLabels {
     version: &'static str,
 }
 
@@ -66,7 +66,7 @@ struct TransportLabel {
     transport: &'static str,
 }
 
-/// The other nodes, the routes to their blocks by transport, and this node's tunnel devices.
+/// The number of peers, of routes to their blocks by transport, and of this node's tunnel devices.
 #[derive(Debug, Default)]
 pub(crate) struct PeerCounts {
     pub(crate) peers: usize,
@@ -77,7 +77,7 @@ pub(crate) struct PeerCounts {
     pub(crate) tunnels: usize,
 }
 
-/// What is looked up for a scrape.
+/// Values that are read for a scrape.
 #[derive(Debug, Default)]
 pub(crate) struct MetricsSnapshot {
     pub(crate) conditions: Vec<Condition>,
@@ -96,17 +96,17 @@ pub(crate) struct Metrics {
     requests: Family<RequestLabels, Counter>,
     seconds: Family<VerbLabel, Histogram>,
     waiting: Gauge,
-    addresses: Family<Block, Gauge>,
+    addresses: Family<BlockLabels, Gauge>,
     attachments: Family<PhaseLabel, Gauge>,
     rounds: Counter,
     repairs: Family<KindLabel, Counter>,
     round_seconds: Histogram,
     drained: Counter,
     ready: Gauge,
-    conditions: Family<Coded, Gauge>,
+    conditions: Family<ConditionLabels, Gauge>,
     cluster: ClusterMetrics,
-    process: Process,
-    /// Held while a page is made: families are cleared and filled for each.
+    process: ProcessMetrics,
+    /// Held while a page is rendered, because each page clears and fills the families.
     rendering: Mutex<()>,
 }
 
@@ -118,14 +118,14 @@ struct ClusterMetrics {
     watch_age: Gauge<f64, AtomicU64>,
 }
 
-struct Process {
-    kernel_cache: Gauge,
+struct ProcessMetrics {
+    resident_memory: Gauge,
     open_files: Gauge,
     started: Gauge,
     cpu: Counter<f64, AtomicU64>,
 }
 
-/// Registers and hands back, so that each metric stands in one line.
+/// Registers a metric and returns it.
 struct Register(Registry);
 
 impl Register {
@@ -138,7 +138,7 @@ impl Register {
 impl Metrics {
     pub(crate) fn new() -> Self {
         let mut all = Register(Registry::default());
-        let version = Build { version: env!("CARGO_PKG_VERSION") };
+        let version = BuildLabels { version: env!("CARGO_PKG_VERSION") };
         all.0.register("podwire_build", "The agent's version", Info::new(version));
         let histogram: fn() -> Histogram = || Histogram::new(BUCKETS);
         let metrics = Self {
@@ -149,10 +149,10 @@ impl Metrics {
             ),
             seconds: all.add(
                 "podwire_request_duration_seconds",
-                "Time from a request's arrival to its answer",
+                "Time from the arrival of a request to its answer",
                 Family::new_with_constructor(histogram),
             ),
-            waiting: all.add("podwire_queue_waiting", "Requests that wait for a worker", Gauge::default()),
+            waiting: all.add("podwire_queue_waiting", "Requests waiting for a worker", Gauge::default()),
             addresses: all.add(
                 "podwire_addresses",
                 "Addresses of the network's blocks, used and free",
@@ -160,33 +160,33 @@ impl Metrics {
             ),
             attachments: all.add(
                 "podwire_attachments",
-                "Attachments on record, by phase; an unreadable one keeps its addresses",
+                "Attachment records by phase; an unreadable record keeps its addresses",
                 Family::default(),
             ),
-            rounds: all.add(
-                "podwire_reconcile_rounds",
-                "Comparisons of records and kernel",
-                Counter::default(),
+            rounds: all.add("podwire_reconcile_rounds", "Reconcile rounds", Counter::default()),
+            repairs: all.add(
+                "podwire_reconcile_repairs",
+                "Objects repaired by reconcile rounds",
+                Family::default(),
             ),
-            repairs: all.add("podwire_reconcile_repairs", "What reconcile put right", Family::default()),
             round_seconds: all.add(
                 "podwire_reconcile_duration_seconds",
-                "Time of a comparison with its repairs",
+                "Duration of a reconcile round with its repairs",
                 histogram(),
             ),
             drained: all.add(
                 "podwire_tombstones_drained",
-                "DELs that came while the agent was away, and were served since",
+                "DELs that were stored while no agent ran and have been served",
                 Counter::default(),
             ),
-            ready: all.add("podwire_ready", "1 when ADDs are served", Gauge::default()),
+            ready: all.add("podwire_ready", "1 if the node is ready", Gauge::default()),
             conditions: all.add(
                 "podwire_conditions",
                 "Objects with a condition, by code and severity; 0 if there is none",
                 Family::default(),
             ),
             cluster: ClusterMetrics::new(&mut all),
-            process: Process::new(&mut all),
+            process: ProcessMetrics::new(&mut all),
             rendering: Mutex::default(),
             registry: Registry::default(),
         };
@@ -198,7 +198,7 @@ impl Metrics {
         self.seconds.get_or_create(&VerbLabel { verb }).observe(took.as_secs_f64());
     }
 
-    /// A comparison of records and kernel ended.
+    /// A reconcile round ended.
     pub(crate) fn reconciled(&self, took: Duration) {
         self.rounds.inc();
         self.round_seconds.observe(took.as_secs_f64());
@@ -223,12 +223,13 @@ impl Metrics {
 
     pub(crate) fn render(&self, observed: &MetricsSnapshot) -> Result<String, fmt::Error> {
         let _rendering = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
-        self.ready.set(i64::from(!observed.conditions.iter().any(Condition::keeps_from_ready)));
+        self.ready.set(i64::from(!observed.conditions.iter().any(Condition::prevents_ready)));
         for &code in Code::ALL.iter().filter(|code| code.is_observed_by_agent()) {
             for severity in [Severity::NotReady, Severity::Degraded] {
-                let is_it = |found: &&Condition| found.code == code && found.severity == severity;
-                let objects = observed.conditions.iter().filter(is_it).count();
-                let labels = Coded { code: code.as_str(), severity: severity.as_str() };
+                let matches =
+                    |condition: &&Condition| condition.code == code && condition.severity == severity;
+                let objects = observed.conditions.iter().filter(matches).count();
+                let labels = ConditionLabels { code: code.as_str(), severity: severity.as_str() };
                 self.conditions.get_or_create(&labels).set(count(objects as u64));
             }
         }
@@ -237,7 +238,7 @@ impl Metrics {
         self.cluster.watch_age.set(observed.watch_age.as_secs_f64());
         self.set_attachments(observed.attachments);
         self.set_addresses(&observed.blocks);
-        self.process.look(observed.started);
+        self.process.update(observed.started);
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
@@ -245,7 +246,7 @@ impl Metrics {
 }
 
 impl Metrics {
-    /// Numbers that are not known are not exported.
+    /// Unknown numbers are not exported.
     fn set_attachments(&self, counts: Option<Counts>) {
         self.attachments.clear();
         let Some(attachments) = counts else { return };
@@ -258,13 +259,13 @@ impl Metrics {
         }
     }
 
-    /// The same for addresses. Blocks that the node no longer has are not exported either.
+    /// Neither unknown numbers nor blocks that the node no longer owns are exported.
     fn set_addresses(&self, blocks: &[BlockUse]) {
         self.addresses.clear();
         for block in blocks {
             for (state, number) in [("used", block.used), ("free", block.free)] {
                 let Some(number) = number else { continue };
-                let labels = Block { block: block.block.to_string(), state };
+                let labels = BlockLabels { block: block.block.to_string(), state };
                 self.addresses.get_or_create(&labels).set(count(number));
             }
         }
@@ -274,35 +275,39 @@ impl Metrics {
 impl ClusterMetrics {
     fn new(all: &mut Register) -> Self {
         Self {
-            peers: all.add("podwire_peers", "Other nodes of the cluster that are known", Gauge::default()),
+            peers: all.add("podwire_peers", "Known peers", Gauge::default()),
             routes: all.add(
                 "podwire_peer_routes",
-                "Blocks of other nodes, by the transport of the route to them; none: not reachable",
+                "Blocks of peers by the transport of their route; none: not reachable",
                 Family::default(),
             ),
             tunnels: all.add("podwire_tunnels", "Tunnel devices of this node", Gauge::default()),
-            reachable: all.add("podwire_store_reachable", "1 when the store answers", Gauge::default()),
+            reachable: all.add("podwire_store_reachable", "1 if the store is reachable", Gauge::default()),
             watch_age: all.add(
                 "podwire_store_watch_age_seconds",
-                "Time since the watch of the store was last confirmed, or since the start if it never was",
+                "Time since the store watch was last confirmed, or since the start if it never was",
                 Gauge::default(),
             ),
         }
     }
 }
 
-impl Process {
+impl ProcessMetrics {
     fn new(all: &mut Register) -> Self {
         Self {
-            kernel_cache: all.add("process_resident_memory_bytes", "Resident memory size", Gauge::default()),
+            resident_memory: all.add(
+                "process_resident_memory_bytes",
+                "Resident memory size",
+                Gauge::default(),
+            ),
             open_files: all.add("process_open_fds", "Open file descriptors", Gauge::default()),
             started: all.add("process_start_time_seconds", "Start in seconds since 1970", Gauge::default()),
             cpu: all.add("process_cpu_seconds", "User and system time", Counter::default()),
         }
     }
 
-    fn look(&self, started: u64) {
-        self.kernel_cache.set(count(resident_bytes()));
+    fn update(&self, started: u64) {
+        self.resident_memory.set(count(resident_bytes()));
         self.open_files.set(count(fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64));
         self.started.set(count(started));
         let used = clock_gettime(ClockId::ProcessCPUTime);
@@ -316,7 +321,7 @@ fn count(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// What the agent holds of the machine's memory; 0 where /proc does not tell.
+/// Resident memory of the agent; 0 if /proc cannot be read.
 pub(crate) fn resident_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib =
@@ -325,11 +330,14 @@ pub(crate) fn resident_bytes() -> u64 {
 }
 
 #[cfg(test)]
+mod reference;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_page_has_all_that_was_promised() {
+    fn the_page_has_all_documented_metrics() {
         let metrics = Metrics::new();
         metrics.request("ADD", "ok", Duration::from_micros(1200));
         metrics.request("DEL", "failed", Duration::from_secs(20));
@@ -338,13 +346,13 @@ mod tests {
         metrics.drained_tombstone();
         let blocks = vec![BlockUse { block: "10.9.0.0/24".parse().unwrap(), used: Some(4), free: Some(249) }];
         let attachments = Counts { ready: 4, pending: 1, unreadable: 0 };
-        let found = ["n2", "n3"].map(|node| {
+        let conditions = ["n2", "n3"].map(|node| {
             let finding = types::Finding::new(Code::PeerConflict, format_args!("node {node}"), "");
             Condition::new(finding, api::Timestamp(1))
         });
         metrics.set_peers(&PeerCounts { peers: 3, direct: 2, vxlan: 4, unreachable: 1, tunnels: 2 });
         let observed = MetricsSnapshot {
-            conditions: found.to_vec(),
+            conditions: conditions.to_vec(),
             waiting: 3,
             blocks,
             attachments: Some(attachments),
@@ -383,7 +391,7 @@ mod tests {
         ] {
             assert!(page.lines().any(|l| l == line), "{line} is missing in\n{page}");
         }
-        // A 0 would say that the agent checks it.
+        // A 0 would mean that the agent checks for this condition.
         for code in ["GatewayMissing", "AgentUnreachable", "ForwardingDisabled"] {
             assert!(!page.contains(code), "{code} in\n{page}");
         }
@@ -394,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a3_usage_that_is_unknown_and_blocks_that_are_lost_are_not_exported() {
+    fn a3_unknown_usage_and_lost_blocks_are_not_exported() {
         let metrics = Metrics::new();
         let page = |cidrs: &[&str], number: Option<u64>| {
             let block = |cidr: &&str| BlockUse { block: cidr.parse().unwrap(), used: number, free: number };

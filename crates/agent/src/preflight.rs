@@ -1,4 +1,4 @@
-//! `podwire agent --check-config`: everything that a start would refuse, at once. Nothing is started or changed.
+//! `podwire agent --check-config`: reports all reasons that would prevent a start. It starts and changes nothing.
 
 mod port;
 
@@ -19,7 +19,7 @@ use crate::server::{self, ServerError};
 use config::Config;
 use install::{InstallError, Installer};
 
-/// Why the agent would not start, or would start and not be ready.
+/// Why the agent would not start, or would not become ready.
 #[derive(Debug, thiserror::Error)]
 pub enum StartRefusal {
     #[error(transparent)]
@@ -45,7 +45,7 @@ pub enum StartRefusal {
 }
 
 impl StartRefusal {
-    /// The command that helps, ready to paste.
+    /// A command that fixes the problem, ready to paste.
     pub fn fix(&self) -> Option<&str> {
         match self {
             Self::Condition(finding) => finding.fix.as_deref(),
@@ -62,10 +62,10 @@ impl StartRefusal {
     }
 }
 
-/// What an operator should know about a configuration with which the agent can start.
+/// A note for the operator about a configuration that does not prevent a start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Note {
-    /// An agent works in the run directory, as on every node whose configuration was edited.
+    /// An agent already uses the run directory. Normal on a node with an edited configuration.
     AgentRuns {
         process: String,
     },
@@ -76,7 +76,10 @@ impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AgentRuns { process } => {
-                write!(f, "note: an agent (process {process}) runs; restart it to use this configuration")
+                write!(
+                    f,
+                    "note: an agent (process {process}) is running; restart it to use this configuration"
+                )
             }
             Self::MetricsTaken(address) => {
                 write!(
@@ -88,22 +91,22 @@ impl fmt::Display for Note {
     }
 }
 
-/// What [`check`] found.
+/// The result of [`check`].
 #[derive(Debug, Default)]
 pub struct Preflight {
     pub refusals: Vec<StartRefusal>,
     pub notes: Vec<Note>,
 }
 
-/// Every reason against a start with this configuration.
+/// Checks everything that could prevent a start with this configuration.
 pub fn check(config: &Config) -> Preflight {
-    let mut found: Vec<StartRefusal> = Vec::new();
+    let mut refusals: Vec<StartRefusal> = Vec::new();
     for dir in directories(config) {
-        found.extend(files::check_dir(dir).err().map(StartRefusal::from).or_else(|| unwritable(dir)));
+        refusals.extend(files::check_dir(dir).err().map(StartRefusal::from).or_else(|| unwritable(dir)));
     }
     let mut notes = Vec::new();
-    // The socket of an agent that runs is its own.
-    let (is_free, agent) = match lock::held(&config.network.name, &config.run_dir) {
+    // The socket of a running agent is in use by that agent.
+    let (is_free, agent) = match lock::conflicting_lock(&config.network.name, &config.run_dir) {
         Ok(None) => (true, None),
         Ok(Some(LockError::Taken { holder, .. })) => {
             let process = holder.trim().to_owned();
@@ -111,33 +114,33 @@ pub fn check(config: &Config) -> Preflight {
             (false, Some(process))
         }
         Ok(Some(error)) | Err(error) => {
-            found.push(error.into());
+            refusals.push(error.into());
             (false, None)
         }
     };
     match Network::whole(&config.network) {
-        Ok(network) => found.extend(node(config, &network).into_iter().map(StartRefusal::Condition)),
-        Err(error) => found.push(StartRefusal::Network(error)),
+        Ok(network) => refusals.extend(node(config, &network).into_iter().map(StartRefusal::Condition)),
+        Err(error) => refusals.push(StartRefusal::Network(error)),
     }
     match overlaps(config) {
-        Ok(overlaps) => found.extend(overlaps.into_iter().map(StartRefusal::Condition)),
-        Err(error) => found.push(error.into()),
+        Ok(overlaps) => refusals.extend(overlaps.into_iter().map(StartRefusal::Condition)),
+        Err(error) => refusals.push(error.into()),
     }
-    found.extend(Installer::new(config).err().map(StartRefusal::from));
+    refusals.extend(Installer::new(config).err().map(StartRefusal::from));
     if is_free {
-        found.extend(server::check(&config.socket).err().map(StartRefusal::from));
+        refusals.extend(server::check(&config.socket).err().map(StartRefusal::from));
     }
     match config.metrics.map_or(Ok(None), |address| port::check(address, agent.as_deref())) {
         Ok(note) => notes.extend(note),
-        Err(refusal) => found.push(refusal),
+        Err(refusal) => refusals.push(refusal),
     }
-    found.extend(config.exposed_key().map(StartRefusal::Condition));
+    refusals.extend(config.exposed_key().map(StartRefusal::Condition));
     match preflight::addresses(config) {
-        Ok(problems) => found.extend(problems.into_iter().map(StartRefusal::Condition)),
-        Err(error) => found.push(error.into()),
+        Ok(problems) => refusals.extend(problems.into_iter().map(StartRefusal::Condition)),
+        Err(error) => refusals.push(error.into()),
     }
-    found.extend(preflight::store(config).err().map(StartRefusal::from));
-    Preflight { refusals: found, notes }
+    refusals.extend(preflight::store(config).err().map(StartRefusal::from));
+    Preflight { refusals, notes }
 }
 
 fn directories(config: &Config) -> Vec<&Path> {
@@ -152,27 +155,27 @@ fn directories(config: &Config) -> Vec<&Path> {
     all
 }
 
-/// A directory that is missing would be made in the nearest one that exists.
+/// A missing directory would be created in its nearest existing ancestor.
 fn unwritable(dir: &Path) -> Option<StartRefusal> {
     let path = dir.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(dir).to_owned();
     engine::write_error(dir).map(|source| StartRefusal::Directory { path, source })
 }
 
-/// Capabilities, nft, space, and the name of the bridge.
+/// Checks capabilities, nft, disk space and the name of the bridge.
 fn node(config: &Config, network: &Network) -> Vec<Finding> {
-    let found = engine::startup_findings(&config.run_dir, &config.network.name, network.conf());
-    let with_fix = |found: Finding| match found.code {
-        Code::BridgeNameTaken => reconciler::with_other_bridge(config, found),
-        _ => found,
+    let findings = engine::startup_findings(&config.run_dir, &config.network.name, network.conf());
+    let with_fix = |finding: Finding| match finding.code {
+        Code::BridgeNameTaken => reconciler::with_other_bridge(config, finding),
+        _ => finding,
     };
-    found.into_iter().map(with_fix).collect()
+    findings.into_iter().map(with_fix).collect()
 }
 
 fn overlaps(config: &Config) -> Result<Vec<Finding>, engine::Error> {
-    let mut found = reconciler::overlaps_at_start(
+    let mut findings = reconciler::overlaps_at_start(
         config,
         &ObservedNetworks::of(&mut RtSocket::open()?, &config.network.subnets)?,
     );
-    found.retain(|one| one.severity == Severity::NotReady);
-    Ok(found)
+    findings.retain(|finding| finding.severity == Severity::NotReady);
+    Ok(findings)
 }

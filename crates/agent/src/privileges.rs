@@ -1,19 +1,19 @@
-//! The agent keeps the capabilities that it needs and gives the others up, also for the programs that it runs.
+//! Drops all capabilities that the agent does not need, also for the programs that it runs.
 
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities, remove_capability_from_bounding_set, set_capabilities};
 use tracing::warn;
 
-/// Why each of them: links, routes and rules; entering namespaces; hearing of changes inside them; opening
-/// `/proc/PID/ns/net` of another user's process; files in directories of other users, such as a /opt/cni/bin that was
-/// unpacked with its packer's owner, or a plugin below somebody's home. deploy/podwire.service has the same list.
+/// NET_ADMIN for links, routes and rules; SYS_ADMIN to enter namespaces; NET_BROADCAST to receive events from them; SYS_PTRACE
+/// to open `/proc/PID/ns/net` of other users' processes; DAC_OVERRIDE for directories of other users, such as an unpacked
+/// /opt/cni/bin or a plugin below /home. deploy/podwire.service has the same list.
 const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::SYS_ADMIN)
     .union(CapabilitySet::NET_BROADCAST)
     .union(CapabilitySet::SYS_PTRACE)
     .union(CapabilitySet::DAC_OVERRIDE);
 
-/// A capability without which a command cannot do its work.
+/// A capability that a command requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capability {
     NetAdmin,
@@ -36,29 +36,29 @@ impl Capability {
     }
 }
 
-/// Those that this thread lacks. If the kernel does not answer, all are missing.
+/// The capabilities that this thread lacks. All of them if the kernel cannot be queried.
 pub fn missing_capabilities(needed: &[Capability]) -> Vec<Capability> {
     let effective = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-    needed.iter().copied().filter(|one| !effective.contains(one.set())).collect()
+    needed.iter().copied().filter(|capability| !effective.contains(capability.set())).collect()
 }
 
-/// For the calling thread and those that it starts afterwards. Not being allowed to give up is no reason not to work.
-pub(crate) fn drop_others() {
+/// Applies to the calling thread and threads that it starts later. A failure is only logged.
+pub(crate) fn drop_unneeded() {
     if let Err(errno) = restrict() {
-        warn!("capabilities could not be given up: {errno}");
+        warn!(error = %errno, "cannot drop unneeded capabilities");
     }
 }
 
 fn restrict() -> Result<(), Errno> {
     let given = capabilities(None)?;
     let mut sets = given;
-    // From the bounding set first: that needs CAP_SETPCAP, which is not kept. Who has not even that was started with
-    // little, and a service manager has done this already.
+    // The bounding set is first, because that needs CAP_SETPCAP, which is dropped as well. A process without it was started
+    // by a service manager that restricted the bounding set.
     let bounding =
         if sets.effective.contains(CapabilitySet::SETPCAP) { CapabilitySet::all() } else { NEEDED };
     for capability in bounding.difference(NEEDED).iter() {
         match remove_capability_from_bounding_set(capability) {
-            // Newer capabilities than this kernel knows.
+            // The kernel does not know this newer capability.
             Ok(()) | Err(Errno::INVAL) => {}
             Err(errno) => return Err(errno),
         }
@@ -66,6 +66,6 @@ fn restrict() -> Result<(), Errno> {
     sets.effective &= NEEDED;
     sets.permitted &= NEEDED;
     sets.inheritable &= NEEDED;
-    // A service manager may have done this, and not allow it again.
+    // A service manager may have restricted the sets already and may not allow another call.
     if sets == given { Ok(()) } else { set_capabilities(None, sets) }
 }

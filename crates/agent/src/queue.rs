@@ -1,16 +1,15 @@
-//! Who works on what next: a bounded queue with classes, so that a burst of one kind never starves the others.
+//! A bounded queue of jobs with request classes, so that a burst of one class never starves the other classes.
 //!
-//! Workers take the classes in turn, first come first served inside each. Every class has some workers (an eighth of all, at
-//! least one) that the others leave alone even while it has nothing to do: whoever comes next need not wait for the end
-//! of a job that somebody else's burst began. That costs a quarter of the workers in a burst of one kind, which is little:
-//! the kernel makes links under one lock, and a few threads keep it busy. It is also what makes it safe for a job to
-//! wait for an earlier job of another class: that one always finds a worker. Callers put jobs in in the order in which the jobs
-//! wait for each other.
+//! Workers serve the classes round-robin, and each class in order of arrival. Each class has reserved workers (an eighth of all,
+//! at least one) that stay free for it even while it has no job. So its next request need not wait for a job of another
+//! class. In a burst of one class this costs a quarter of the workers. The cost is small: the kernel creates links under one
+//! lock, and a few threads saturate it. Reserved workers also allow a job to wait for an earlier job of another class, because
+//! that job always gets a worker. Callers submit jobs in the order in which jobs wait for each other.
 //!
-//! ADDs that call another IPAM plugin have a class of their own, because the plugin may take a minute: at most half of the
-//! workers serve them, and none is kept free for them.
+//! ADDs that call another IPAM plugin have their own class, because the plugin may take a minute. They get at most half of the
+//! workers and have no reserved worker.
 //!
-//! A thread that has a job in its hands need not put it in: it may take a [`WorkerSlot`] and do it itself.
+//! A thread can take a [`WorkerSlot`] and run a job directly instead of submitting it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,11 +18,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-/// How many may wait; more than all clients that can be connected.
+/// How many jobs may wait. More than the number of clients that can be connected.
 pub(crate) const BOUND: usize = 4096;
-/// One worker for each class that has some of its own.
+/// One worker for each class that has reserved workers.
 pub(crate) const FEWEST_WORKERS: usize = 3;
-/// The engine's deepest call takes a small part of it; a default stack is 2 MiB.
+/// The engine's deepest call uses a small part of it. The default stack is 2 MiB.
 pub(crate) const STACK: usize = 256 << 10;
 const CLASSES: usize = 4;
 
@@ -39,43 +38,43 @@ impl RequestClass {
     const ALL: [RequestClass; CLASSES] =
         [RequestClass::Add, RequestClass::Del, RequestClass::Other, RequestClass::DelegatedAdd];
 
-    /// The workers that the other classes leave alone.
-    fn share(self, workers: usize) -> usize {
+    /// The workers that other classes must leave free for this one.
+    fn reserved(self, workers: usize) -> usize {
         match self {
             RequestClass::Add | RequestClass::Del | RequestClass::Other => (workers / 8).max(1),
             RequestClass::DelegatedAdd => 0,
         }
     }
 
-    fn uses_share_of(self, other: RequestClass) -> bool {
+    fn may_use_reserved_of(self, other: RequestClass) -> bool {
         self == other || (self, other) == (RequestClass::DelegatedAdd, RequestClass::Add)
     }
 
-    /// The workers that serve it at most.
-    fn most(self, workers: usize) -> usize {
+    /// The largest number of workers that serve this class.
+    fn max_workers(self, workers: usize) -> usize {
         match self {
             RequestClass::Add | RequestClass::Del | RequestClass::Other => workers,
             RequestClass::DelegatedAdd => {
-                let allocations: usize =
-                    RequestClass::ALL.into_iter().map(|class| class.share(workers)).sum();
-                (workers / 2).min(workers.saturating_sub(allocations)).max(1)
+                let reserved: usize =
+                    RequestClass::ALL.into_iter().map(|class| class.reserved(workers)).sum();
+                (workers / 2).min(workers.saturating_sub(reserved)).max(1)
             }
         }
     }
 }
 
-/// Why a job was not taken.
+/// Why the queue refused a job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum QueueRefusal {
-    #[error("the agent is busy: {0} requests are waiting already")]
+    #[error("the agent is busy: {0} requests are waiting")]
     Full(usize),
     #[error("the agent is stopping")]
     Closed,
 }
 
-/// What was still there when the time for draining was over.
+/// Jobs that were not finished at the deadline of a drain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Leftover {
+pub(crate) struct UnfinishedRequests {
     pub(crate) waiting: usize,
     pub(crate) running: usize,
 }
@@ -88,18 +87,18 @@ pub(crate) struct Queue {
 
 struct QueueShared {
     state: Mutex<QueueState>,
-    /// Something was put in, or no more will be.
-    filled: Condvar,
-    /// The last job ended.
+    /// A job was submitted, or the queue was closed.
+    job_available: Condvar,
+    /// No job is waiting or running.
     idle: Condvar,
 }
 
 struct QueueState {
-    /// With the number of each, in the order of their arrival.
+    /// Each job with its sequence number.
     waiting: [VecDeque<(u64, Job)>; CLASSES],
     submitted: u64,
     running: [usize; CLASSES],
-    /// Whose turn it is.
+    /// The class that is considered next.
     next: usize,
     workers: usize,
     bound: usize,
@@ -107,7 +106,7 @@ struct QueueState {
 }
 
 impl Queue {
-    /// Starts the workers, at least one a class.
+    /// Starts the workers, at least one per class.
     pub(crate) fn start(workers: usize) -> std::io::Result<Self> {
         Self::with_bound(workers, BOUND)
     }
@@ -123,9 +122,12 @@ impl Queue {
             bound,
             closed: false,
         };
-        let shared =
-            Arc::new(QueueShared { state: Mutex::new(state), filled: Condvar::new(), idle: Condvar::new() });
-        // Made first: if a thread cannot be started, dropping it sends the others home.
+        let shared = Arc::new(QueueShared {
+            state: Mutex::new(state),
+            job_available: Condvar::new(),
+            idle: Condvar::new(),
+        });
+        // Created before the threads: if one cannot be started, dropping the queue ends the other ones.
         let queue = Self { shared };
         for number in 0..workers {
             let shared = Arc::clone(&queue.shared);
@@ -135,8 +137,8 @@ impl Queue {
         Ok(queue)
     }
 
-    /// Puts a job in. Its result comes through the receiver; an error there means that the job was dropped. What the
-    /// job wants done afterwards is done when the result is on its way.
+    /// Submits a job. Its result arrives through the receiver. An error there means that the job was dropped. The job also
+    /// returns a function that runs after the result was sent.
     pub(crate) fn submit<T: Send + 'static, A: FnOnce()>(
         &self,
         class: RequestClass,
@@ -152,7 +154,7 @@ impl Queue {
         }
         let job = Box::new(move || {
             let (result, afterwards) = job();
-            // Nobody may be waiting for the result any more, and that is their choice.
+            // The receiver may have been dropped.
             let _ = sender.send(result);
             afterwards();
         });
@@ -160,16 +162,16 @@ impl Queue {
         let number = state.submitted;
         state.waiting[class as usize].push_back((number, job));
         drop(state);
-        self.shared.filled.notify_one();
+        self.shared.job_available.notify_one();
         Ok(receiver)
     }
 
-    /// A worker's slot for the calling thread, which then does a job itself. None if no slot is free, or if a job that
-    /// waits may begin now.
+    /// Reserves a worker's slot for the calling thread, which then runs a job directly. None if no slot is free or if a waiting
+    /// job may start now.
     pub(crate) fn slot(&self, class: RequestClass) -> Option<WorkerSlot> {
         let mut state = self.shared.lock();
-        let has_waiting = RequestClass::ALL.into_iter().any(|class| state.may_take(class));
-        if state.closed || has_waiting || !state.may_begin(class) {
+        let has_waiting = RequestClass::ALL.into_iter().any(|class| state.has_startable_job(class));
+        if state.closed || has_waiting || !state.may_start(class) {
             return None;
         }
         state.running[class as usize] += 1;
@@ -180,15 +182,16 @@ impl Queue {
         self.shared.lock().waiting()
     }
 
-    /// Takes nothing more, and waits until all that is in is done, or the time is over.
-    pub(crate) fn drain(&self, deadline: Instant) -> Leftover {
+    /// Refuses new jobs, and waits until all jobs are done or the deadline has passed.
+    pub(crate) fn drain(&self, deadline: Instant) -> UnfinishedRequests {
         self.shared.close();
         let mut state = self.shared.lock();
         loop {
-            let left = Leftover { waiting: state.waiting(), running: state.running.iter().sum() };
+            let unfinished =
+                UnfinishedRequests { waiting: state.waiting(), running: state.running.iter().sum() };
             let remaining = deadline.saturating_duration_since(Instant::now());
-            if left == Leftover::default() || remaining == Duration::ZERO {
-                return left;
+            if unfinished == UnfinishedRequests::default() || remaining == Duration::ZERO {
+                return unfinished;
             }
             let woken = self.shared.idle.wait_timeout(state, remaining);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
@@ -196,7 +199,7 @@ impl Queue {
     }
 }
 
-/// Counts as a worker at work until it is dropped.
+/// Counts as a busy worker until it is dropped.
 pub(crate) struct WorkerSlot {
     shared: Arc<QueueShared>,
     class: RequestClass,
@@ -206,10 +209,10 @@ impl Drop for WorkerSlot {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         self.shared.ended(&mut state, self.class);
-        let somebody_waits = state.waiting() > 0;
+        let has_waiting = state.waiting() > 0;
         drop(state);
-        if somebody_waits {
-            self.shared.filled.notify_one();
+        if has_waiting {
+            self.shared.job_available.notify_one();
         }
     }
 }
@@ -227,7 +230,7 @@ impl QueueShared {
 
     fn close(&self) {
         self.lock().closed = true;
-        self.filled.notify_all();
+        self.job_available.notify_all();
     }
 
     fn ended(&self, state: &mut QueueState, class: RequestClass) {
@@ -237,20 +240,20 @@ impl QueueShared {
         }
     }
 
-    /// A worker's life.
+    /// The loop of a worker thread.
     fn work(&self) {
         let mut state = self.lock();
         loop {
             if let Some((class, job)) = state.take() {
                 drop(state);
-                // A panic ends the agent (`panic = "abort"`), and systemd starts it again.
+                // A panic aborts the agent (`panic = "abort"`), and systemd restarts it.
                 job();
                 state = self.lock();
                 self.ended(&mut state, class);
             } else if state.closed && state.waiting() == 0 {
                 return;
             } else {
-                state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.job_available.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
@@ -261,11 +264,11 @@ impl QueueState {
         self.waiting.iter().map(VecDeque::len).sum()
     }
 
-    /// The next job that may begin now.
+    /// Removes the next job that may start now.
     fn take(&mut self) -> Option<(RequestClass, Job)> {
         for step in 0..CLASSES {
             let class = self.first_of_adds(RequestClass::ALL[(self.next + step) % CLASSES]);
-            if self.may_begin(class)
+            if self.may_start(class)
                 && let Some((_, job)) = self.waiting[class as usize].pop_front()
             {
                 self.next = (class as usize + 1) % CLASSES;
@@ -276,31 +279,32 @@ impl QueueState {
         None
     }
 
-    /// ADDs of both classes use the same workers. The younger one may wait for the older one if both are about one attachment,
-    /// so it must not take the last worker from it.
+    /// Both classes of ADDs use the same workers. If both ADDs are about one attachment, the younger one waits for the older
+    /// one. It must not take the last worker from it.
     fn first_of_adds(&self, class: RequestClass) -> RequestClass {
         if !matches!(class, RequestClass::Add | RequestClass::DelegatedAdd) {
             return class;
         }
         let adds =
-            [RequestClass::Add, RequestClass::DelegatedAdd].into_iter().filter(|add| self.may_begin(*add));
+            [RequestClass::Add, RequestClass::DelegatedAdd].into_iter().filter(|add| self.may_start(*add));
         let oldest =
             adds.filter_map(|add| Some((self.waiting[add as usize].front()?.0, add))).min_by_key(|(n, _)| *n);
         oldest.map_or(class, |(_, add)| add)
     }
 
-    /// Is there a job that may begin now?
-    fn may_take(&self, class: RequestClass) -> bool {
-        !self.waiting[class as usize].is_empty() && self.may_begin(class)
+    /// Whether this class has a job that may start now.
+    fn has_startable_job(&self, class: RequestClass) -> bool {
+        !self.waiting[class as usize].is_empty() && self.may_start(class)
     }
 
-    /// Is there a worker more than the other classes still have a right to?
-    fn may_begin(&self, class: RequestClass) -> bool {
+    /// Whether a worker is free that is not reserved for another class.
+    fn may_start(&self, class: RequestClass) -> bool {
         let free = self.workers - self.running.iter().sum::<usize>();
-        let others = RequestClass::ALL.into_iter().filter(|other| !class.uses_share_of(*other));
+        let other_classes = RequestClass::ALL.into_iter().filter(|other| !class.may_use_reserved_of(*other));
         let running = |class: RequestClass| self.running[class as usize];
-        let owed: usize = others.map(|other| other.share(self.workers).saturating_sub(running(other))).sum();
-        free > owed && running(class) < class.most(self.workers)
+        let reserved: usize =
+            other_classes.map(|other| other.reserved(self.workers).saturating_sub(running(other))).sum();
+        free > reserved && running(class) < class.max_workers(self.workers)
     }
 }
 

@@ -1,9 +1,9 @@
-//! The agent's socket: HTTP and JSON for root, over a unix socket; and, where asked for, metrics and health over TCP.
+//! The agent's API: HTTP and JSON over a unix socket for root and, if configured, metrics and health over TCP.
 //!
-//! Hyper serves all requests (`http`). Acceptor threads (`accept`) accept connections and serve a CNI request themselves if
-//! it has arrived completely. All other connections are served by the runtime's thread, which never blocks: CNI requests go
-//! to the queue, and requests that read files go to a thread of their own. Everything that a client can delay has a timeout,
-//! so that a stuck client holds its own connection and nothing else.
+//! Hyper serves all requests (`http`). Acceptor threads (`accept`) accept connections, and serve a CNI request directly if it
+//! has arrived completely. The runtime's thread serves all other connections and never blocks: CNI requests go to the queue,
+//! and requests that read files run on blocking threads. Every operation that a client can delay has a timeout, so that a stuck
+//! client blocks only its own connection.
 
 mod accept;
 mod client_socket;
@@ -37,63 +37,63 @@ use crate::allocation::NodeAllocations;
 use crate::conditions::Source;
 use crate::membership::MembershipHandle;
 use crate::metrics::Metrics;
-use crate::queue::{Leftover, Queue};
+use crate::queue::{Queue, UnfinishedRequests};
 use crate::reconciler::ReconcileRequests;
 use crate::work::Work;
 use accept::{Acceptors, CurrentListener};
 use client_socket::ClientSocket;
 use http::ConnectionRules;
-use listen::Bounds;
+use listen::ClientTimeouts;
 pub(crate) use listen::{ServerError, SocketListener, SocketWatch, bind, bind_tcp, check};
 use routes::{RequestContext, RequestOrigin};
 
-/// Connections at once; more wait in the kernel's backlog.
-const MOST_CONNECTIONS: usize = 1200;
-/// Files that the agent needs besides connections.
+/// Concurrent connections. Further ones wait in the kernel's backlog.
+const MAX_CONNECTIONS: usize = 1200;
+/// File descriptors that the agent needs besides connections.
 const OTHER_FILES: u64 = 512;
-/// Out of files or memory: others must end something first.
+/// Delay after a failed accept(2), for example without free file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How soon a socket that could not be made again is tried again. Not sooner, whatever happens in its directory: two that
-/// want the same name would otherwise fight for it.
+/// Delay before a failed bind is retried, regardless of events in the directory. Otherwise two processes that want the same
+/// path would replace each other's socket continuously.
 const REBIND_PAUSE: Duration = Duration::from_secs(3);
 
-/// What is asked for, and who knows.
+/// The components that answer API requests.
 pub(crate) struct ApiService {
     pub(crate) agent_status: Arc<AgentStatus>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) work: Arc<Work>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) description: NodeDescription,
-    /// This node's part of the network.
+    /// This node's blocks.
     pub(crate) allocations: Arc<NodeAllocations>,
     pub(crate) reconciler: ReconcileRequests,
-    /// None: its store cannot be used.
+    /// None if the store cannot be used.
     pub(crate) cluster: Option<MembershipHandle>,
     /// The CNI config for runtimes, or why there is none.
     pub(crate) cni_config: Box<dyn Fn() -> Result<String, String> + Send + Sync>,
 }
 
-/// What does not change while the agent runs.
+/// Constant properties of the node.
 pub(crate) struct NodeDescription {
     pub(crate) node: String,
     pub(crate) store: String,
     pub(crate) run_dir: PathBuf,
     pub(crate) socket: PathBuf,
-    /// Without blocks.
+    /// Its block list is empty.
     pub(crate) network: api::NetworkStatus,
-    /// How the network is cut into blocks.
+    /// How the network is divided into blocks.
     pub(crate) block_layouts: Vec<BlockLayout>,
 }
 
-/// Where the agent listens.
+/// The listeners of the agent.
 pub(crate) struct Endpoints {
     pub(crate) socket: SocketListener,
-    /// For metrics and health alone.
+    /// Only for metrics and health.
     pub(crate) tcp: Option<(SocketAddr, Result<TcpListener, ServerError>)>,
     pub(crate) users: AllowedUsers,
 }
 
-/// The users who may ask.
+/// The users who may use the API.
 pub(crate) struct AllowedUsers(Vec<u32>);
 
 impl AllowedUsers {
@@ -109,17 +109,18 @@ impl AllowedUsers {
     }
 }
 
-/// Serves until `stop` says how long requests in flight may still take; then waits for them, and returns what was left.
+/// Serves until `stop` returns the time limit for in-flight requests. Then waits for them, and returns the unfinished ones.
 pub(crate) async fn run(
     endpoints: Endpoints,
     service: Arc<ApiService>,
     stop: impl Future<Output = Duration>,
-) -> Leftover {
+) -> UnfinishedRequests {
     let (stopping, stopped) = watch::channel(false);
-    let most = connections();
-    let permits = Arc::new(Semaphore::new(most));
-    let bounds = endpoints.socket.bounds;
-    let server = HttpServer { service: Arc::clone(&service), bounds, stopped, permits: Arc::clone(&permits) };
+    let max_connections = connection_limit();
+    let permits = Arc::new(Semaphore::new(max_connections));
+    let timeouts = endpoints.socket.timeouts;
+    let server =
+        HttpServer { service: Arc::clone(&service), timeouts, stopped, permits: Arc::clone(&permits) };
     if let Some(tcp) = endpoints.tcp {
         tokio::spawn(tcp::serve(tcp, server.clone()));
     }
@@ -127,155 +128,157 @@ pub(crate) async fn run(
     let listener = Arc::new(CurrentListener::new(endpoints.socket.inner));
     let acceptors = Acceptors::new(Arc::clone(&listener), endpoints.users, server);
     if let Err(error) = acceptors.start() {
-        tracing::error!("cannot start an acceptor thread: {error}");
-        return Leftover::default();
+        tracing::error!(%error, "cannot start an acceptor thread");
+        return UnfinishedRequests::default();
     }
-    tokio::spawn(keep_name(watch, acceptors));
+    tokio::spawn(keep_socket(watch, acceptors));
     let deadline = Instant::now() + stop.await;
     stopping.send_replace(true);
     if let Err(error) = listener.close() {
-        tracing::warn!("cannot close the socket: {error}");
+        tracing::warn!(%error, "cannot close the socket");
     }
-    // All permits are free again when the last connection is closed. If not, the queue below says what was left.
-    let all = u32::try_from(most).unwrap_or(u32::MAX);
+    // All permits are free when the last connection is closed. After a timeout, the queue below reports the unfinished requests.
+    let all = u32::try_from(max_connections).unwrap_or(u32::MAX);
     let _ = timeout_at(deadline.into(), permits.acquire_many(all)).await;
     let queue = Arc::clone(&service.queue);
     let drained = tokio::task::spawn_blocking(move || queue.drain(deadline));
     drained.await.unwrap_or_default()
 }
 
-/// How many connections the limit of open files allows. A service starts with 1,024 and may have more if it asks.
-fn connections() -> usize {
-    let wanted = MOST_CONNECTIONS as u64 + OTHER_FILES;
+/// Raises the limit of open files if necessary, and returns how many connections it allows. A service starts with 1,024.
+fn connection_limit() -> usize {
+    let wanted = MAX_CONNECTIONS as u64 + OTHER_FILES;
     let limit = getrlimit(Resource::Nofile);
     let (mut current, maximum) = (limit.current.unwrap_or(u64::MAX), limit.maximum);
     if current < wanted {
         let raised = wanted.min(maximum.unwrap_or(wanted));
         match setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum }) {
             Ok(()) => current = raised,
-            Err(e) => tracing::warn!("cannot raise the limit of open files from {current} to {raised}: {e}"),
+            Err(error) => {
+                tracing::warn!(%error, current, wanted = raised, "cannot raise the limit of open files");
+            }
         }
     }
-    usize::try_from(current.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX).clamp(64, MOST_CONNECTIONS)
+    usize::try_from(current.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX).clamp(64, MAX_CONNECTIONS)
 }
 
-/// What every connection needs.
+/// Shared state of all connections.
 #[derive(Clone)]
 struct HttpServer {
     service: Arc<ApiService>,
-    bounds: Bounds,
+    timeouts: ClientTimeouts,
     stopped: watch::Receiver<bool>,
     permits: Arc<Semaphore>,
 }
 
-/// What one connection needs. Its permit is free again when the connection ends.
+/// State of one connection. Its permit is released when the connection ends.
 struct HttpConnection {
     service: Arc<ApiService>,
-    bounds: Bounds,
+    timeouts: ClientTimeouts,
     stopped: watch::Receiver<bool>,
-    /// None: it is counted elsewhere.
+    /// None for TCP connections, which have a separate limit.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl HttpServer {
     fn connection(&self, permit: impl Into<Option<OwnedSemaphorePermit>>) -> HttpConnection {
-        let (service, bounds, stopped) = (Arc::clone(&self.service), self.bounds, self.stopped.clone());
-        HttpConnection { service, bounds, stopped, _permit: permit.into() }
+        let (service, timeouts, stopped) = (Arc::clone(&self.service), self.timeouts, self.stopped.clone());
+        HttpConnection { service, timeouts, stopped, _permit: permit.into() }
     }
 
-    /// Runs the next step of accepting, unless it is over.
+    /// Runs `step` unless the agent stops first.
     async fn unless_stopped<T>(&mut self, step: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
-            () = over(&mut self.stopped) => None,
+            () = stop_requested(&mut self.stopped) => None,
             done = step => Some(done),
         }
     }
 }
 
-/// Returns when no more is to be taken. (An error means that nobody is left who could say so.)
-async fn over(stopped: &mut watch::Receiver<bool>) {
+/// Returns when the agent stops. An error means that the sender was dropped.
+async fn stop_requested(stopped: &mut watch::Receiver<bool>) {
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
-/// Makes the socket again where somebody took its name away.
-async fn keep_name(watch: Arc<SocketWatch>, acceptors: Arc<Acceptors>) {
+/// Creates the socket again after another process removed or replaced it.
+async fn keep_socket(watch: Arc<SocketWatch>, acceptors: Arc<Acceptors>) {
     let mut server = acceptors.server.clone();
-    let mut name = SocketName { watch, retry: None };
-    while server.unless_stopped(name.may_be_lost()).await.is_some() {
-        let Some(new) = name.regain(&server.service.agent_status) else { continue };
+    let mut path = SocketPath { watch, retry: None };
+    while server.unless_stopped(path.may_be_lost()).await.is_some() {
+        let Some(new) = path.rebind(&server.service.agent_status) else { continue };
         let done = acceptors.listener.replace(new.inner).and_then(|old| match old {
-            Some(old) => acceptors.finish(&old),
+            Some(old) => acceptors.accept_backlog(&old),
             None => Ok(()),
         });
         if let Err(error) = done {
-            tracing::warn!("clients of the socket that was removed are lost: {error}");
+            tracing::warn!(%error, "connections of the removed socket were lost");
         }
     }
 }
 
-/// The socket's name in the file system, which others can take away.
-struct SocketName {
+/// The socket's path, which another process may remove or replace.
+struct SocketPath {
     watch: Arc<SocketWatch>,
     retry: Option<Instant>,
 }
 
-impl SocketName {
+impl SocketPath {
     async fn may_be_lost(&self) {
         match self.retry {
-            None => self.watch.again.notified().await,
+            None => self.watch.lost.notified().await,
             Some(at) => sleep_until(at.into()).await,
         }
     }
 
-    /// The socket under its name again; None where it has it still, or cannot get it now.
-    fn regain(&mut self, agent_status: &AgentStatus) -> Option<SocketListener> {
+    /// Creates the socket again. None if the path still belongs to the current socket, or if the attempt failed.
+    fn rebind(&mut self, agent_status: &AgentStatus) -> Option<SocketListener> {
         let path = &self.watch.path;
-        let made = if self.watch.is_ours() { Ok(None) } else { bind(path).map(Some) };
-        match made {
+        let bound = if self.watch.is_current() { Ok(None) } else { bind(path).map(Some) };
+        match bound {
             Ok(new) => {
                 self.retry = None;
                 agent_status.set(Source::Socket, Vec::new());
                 if let Some(new) = &new {
-                    tracing::warn!("the socket {} was removed or replaced: made again", path.display());
-                    self.watch.renew(new);
+                    tracing::warn!(path = %path.display(), "socket was removed or replaced; created it again");
+                    self.watch.set_identity(new);
                 }
                 new
             }
             Err(error) => {
                 self.retry = Some(Instant::now() + REBIND_PAUSE);
-                agent_status.set(Source::Socket, vec![lost(path, &error)]);
+                agent_status.set(Source::Socket, vec![socket_lost(path, &error)]);
                 None
             }
         }
     }
 }
 
-fn lost(path: &Path, error: &ServerError) -> Finding {
-    let found = Finding::new(Code::SocketLost, format_args!("socket {}", path.display()), error);
+fn socket_lost(path: &Path, error: &ServerError) -> Finding {
+    let finding = Finding::new(Code::SocketLost, format_args!("socket {}", path.display()), error);
     match error {
-        // The agent retries: the path only has to be free.
+        // The agent retries, so the path only has to be free.
         ServerError::NotASocket(path) => {
             let path = path.to_string_lossy();
-            found.fix(Fix::words(["mv", &path, &format!("{path}.old")]))
+            finding.fix(Fix::words(["mv", &path, &format!("{path}.old")]))
         }
         ServerError::Socket { .. }
         | ServerError::TooLong(_)
         | ServerError::Taken(_)
-        | ServerError::Tcp { .. } => found,
+        | ServerError::Tcp { .. } => finding,
     }
 }
 
-/// One client. Dropping what waits for an answer drops its [`crate::work::ClientGuard`], which cancels the work.
+/// Serves one client. If the connection ends before the answer, the [`crate::work::ClientGuard`] cancels the request.
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send,
     (origin, client): (RequestOrigin, Option<Arc<ClientSocket>>),
     connection: HttpConnection,
 ) {
-    let HttpConnection { service, bounds, stopped, _permit } = connection;
-    let context = RequestContext { origin, body_time: bounds.body, client };
-    // Over TCP a connection is for one request: a client cannot hold its place by asking again and again.
-    let rules = ConnectionRules { bounds, keep_alive: origin != RequestOrigin::Tcp, stopped };
+    let HttpConnection { service, timeouts, stopped, _permit } = connection;
+    let context = RequestContext { origin, body_timeout: timeouts.body, client };
+    // A TCP connection serves one request, so that a client cannot occupy it with repeated requests.
+    let rules = ConnectionRules { timeouts, keep_alive: origin != RequestOrigin::Tcp, stopped };
     let answer = |request| {
         let (service, context) = (Arc::clone(&service), context.clone());
         async move { routes::answer(&service, &context, request).await }

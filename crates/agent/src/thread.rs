@@ -1,4 +1,4 @@
-//! A thread of the agent that sleeps in poll(2), and how it ends.
+//! A thread that sleeps in poll(2) and can be stopped.
 
 use std::convert::Infallible;
 use std::io;
@@ -14,23 +14,23 @@ const STACK: usize = 512 << 10;
 pub(crate) struct AgentThread {
     stop: StopFlag,
     waker: Waker,
-    /// Nothing is ever sent: it is closed when the thread ends, however it does.
+    /// Never carries a value. It closes when the thread ends, also by a panic.
     ended: Mutex<mpsc::Receiver<Infallible>>,
 }
 
-/// Whether the thread is to end.
+/// Whether the thread has been asked to end.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StopFlag(Arc<AtomicBool>);
 
 impl StopFlag {
-    /// To be called after the waker was cleared: a thread that clears it later sleeps although it is to end.
+    /// Call it after clearing the waker. A thread that clears the waker later would sleep although it has to end.
     pub(crate) fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
 impl AgentThread {
-    /// Starts the thread. `waker` is the one that it sleeps with.
+    /// Starts the thread. `waker` is the waker that it polls.
     pub(crate) fn start(
         name: &str,
         waker: Waker,
@@ -38,15 +38,15 @@ impl AgentThread {
     ) -> io::Result<Self> {
         let stop = StopFlag::default();
         let (alive, ended) = mpsc::channel::<Infallible>();
-        let its = stop.clone();
+        let thread_stop = stop.clone();
         thread::Builder::new().name(name.to_owned()).stack_size(STACK).spawn(move || {
             let _alive = alive;
-            run(&its);
+            run(&thread_stop);
         })?;
         Ok(Self { stop, waker, ended: Mutex::new(ended) })
     }
 
-    /// Ends the thread, and waits for its end at most so long: it may hang.
+    /// Stops the thread and waits at most `timeout` for its end, because it may hang.
     pub(crate) fn end(&self, timeout: Duration) {
         self.stop.0.store(true, Ordering::Release);
         self.waker.wake();

@@ -1,4 +1,4 @@
-//! How threads that sleep in poll(2) get their input: the latest value is in a slot, and one eventfd per thread wakes it.
+//! Inputs of threads that sleep in poll(2): the latest value is in a slot, and one eventfd per thread wakes the thread.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-/// Wakes one thread. Its clones wake the same one.
+/// Wakes one thread. Clones wake the same thread.
 #[derive(Debug, Clone)]
 pub(crate) struct Waker(Arc<OwnedFd>);
 
@@ -16,13 +16,13 @@ impl Waker {
     }
 
     pub(crate) fn wake(&self) {
-        // It fails only if the counter is at its maximum, and then the thread wakes up anyway.
+        // Fails only if the counter is at its maximum. The thread wakes up in that case, too.
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 
-    /// To be called by the thread before it reads its input.
+    /// Call it in the thread before it reads its input.
     pub(crate) fn clear(&self) {
-        // It fails if there was no call of `wake`.
+        // Fails if `wake` was not called.
         let _ = rustix::io::read(&*self.0, &mut [0; 8]);
     }
 
@@ -40,7 +40,7 @@ impl AsFd for Waker {
     }
 }
 
-/// The latest value of something. The threads that use it are woken when it changes.
+/// The latest value of an input. Threads that read it are woken when it changes.
 #[derive(Debug)]
 pub(crate) struct Slot<T> {
     value: RwLock<T>,
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_are_woken_once_for_each_value_that_differs() {
+    fn readers_are_woken_once_per_changed_value() {
         let (one, other) = (Waker::new().unwrap(), Waker::new().unwrap());
         let slot = Slot::new(1, vec![one.clone(), other.clone()]);
         slot.set(1);

@@ -1,14 +1,14 @@
-//! One CNI request in the agent: parsed, put in line with others about the same
-//! attachment, served by the engine, told in the log and in the metrics.
+//! Serves one CNI request: parses it, orders it behind earlier requests of the same attachment, runs the engine, and reports it
+//! in log and metrics.
 //!
 //! ```text
-//! accept ─► Task ─► a place in the queue ─► run: tombstones first ─► its turn ─► engine ─► Answer
-//!                          └ Cancel: set when the client hangs up, or a DEL of the same attachment comes
+//! accept ─► Task ─► attachment queue ─► worker queue ─► run: tombstones first ─► its slot ─► engine ─► Answer
+//!                          └ Cancel: set when the client hangs up, or a DEL of the same attachment arrives
 //! ```
 
+mod attachment_queues;
 mod blocks;
 mod drain;
-mod turns;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,51 +28,50 @@ use crate::metrics::Metrics;
 use crate::queue::RequestClass;
 use crate::reconciler::ReconcileRequests;
 use crate::tombstones::Drain;
+use attachment_queues::{AttachmentQueues, Cancel, CancelReason, QueueSlot, RequestPurpose, SlotError};
 use blocks::Grown;
-use drain::AT_ONCE;
-use turns::{Cancel, NoTurn, RequestPurpose, Turn, Turns, Unwanted};
+use drain::NO_WAIT;
 
-/// How long a request waits for earlier ones about the same attachment.
+/// How long a request waits for earlier requests of the same attachment.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the agent's configuration says about requests.
+/// Settings of requests from the agent's configuration.
 pub(crate) struct RequestSettings {
     pub(crate) run_dir: PathBuf,
-    /// The agent's own network.
+    /// The agent's network.
     pub(crate) network: NetworkName,
-    /// Of pods whose config states no mode.
+    /// Mode of pods whose config sets no mode.
     pub(crate) mode: AttachMode,
-    /// IPAM plugins that requests may have run.
+    /// IPAM plugins that requests may run.
     pub(crate) delegates: AllowedDelegates,
 }
 
-/// What requests are served with.
 pub(crate) struct WorkParts {
     pub(crate) settings: RequestSettings,
     pub(crate) agent_status: Arc<AgentStatus>,
     pub(crate) metrics: Arc<Metrics>,
-    /// This node's part of the network.
+    /// This node's blocks.
     pub(crate) allocations: Arc<NodeAllocations>,
-    /// For an ADD that finds no free address.
+    /// Used by an ADD that finds no free address.
     pub(crate) blocks: BlockRequests,
     pub(crate) reconciler: ReconcileRequests,
 }
 
-/// The engine, or what stands in for it in tests.
+/// The engine, or its replacement in tests.
 pub(crate) type Serve = dyn Fn(&Request, &Caller<'_>) -> Result<Done, Error> + Send + Sync;
 
 pub(crate) struct Work {
     run_dir: PathBuf,
     network: NetworkName,
-    /// Of new pods in the agent's network.
+    /// Mode of new pods in the agent's network.
     mode: AttachMode,
     agent_status: Arc<AgentStatus>,
     metrics: Arc<Metrics>,
     allocations: Arc<NodeAllocations>,
     blocks: BlockRequests,
     reconciler: ReconcileRequests,
-    turns: Arc<Turns>,
-    /// Held from the place in line until the place in the queue.
+    attachment_queues: Arc<AttachmentQueues>,
+    /// Held while a task joins its attachment's queue and then the worker queue.
     order: Mutex<()>,
     drain: Drain,
     kernel_cache: KernelCache,
@@ -80,12 +79,12 @@ pub(crate) struct Work {
     serve: Box<Serve>,
 }
 
-/// What the client gets.
+/// The answer to the client.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Done(CniAnswer),
     Failed(Failure),
-    /// The agent cannot work now; it says why.
+    /// The agent cannot serve requests now. The error says why.
     Unavailable(Failure),
 }
 
@@ -103,7 +102,7 @@ impl Work {
             allocations,
             blocks,
             reconciler,
-            turns: Arc::default(),
+            attachment_queues: Arc::default(),
             order: Mutex::default(),
             kernel_cache: KernelCache::default(),
             delegates,
@@ -116,7 +115,7 @@ impl Work {
         Self { serve, ..self }
     }
 
-    /// The agent's part of a request that is served with this allocation.
+    /// The agent's networks for a request that is served with this allocation.
     fn networks<'a>(&'a self, allocation: &'a Result<Arc<NodeAllocation>, NoBlock>) -> NodeNetworks<'a> {
         NodeNetworks {
             name: &self.network,
@@ -126,8 +125,8 @@ impl Work {
         }
     }
 
-    /// A request of the agent's own network ended. To count addresses takes a listing of all of them: it is done only if
-    /// the request's end contradicts the condition.
+    /// A request of the agent's network ended. Counting addresses means listing all of them, so it is done only if the outcome
+    /// contradicts the current condition.
     fn check_addresses(&self, outcome: &Result<Done, Error>) {
         let is_exhausted = matches!(outcome, Err(error) if error.code == ErrorCode::AddressesExhausted);
         if is_exhausted != self.agent_status.has(types::Code::AddressesExhausted) {
@@ -135,7 +134,7 @@ impl Work {
         }
     }
 
-    /// What requests remember of the kernel.
+    /// Kernel state that requests share.
     pub(crate) fn kernel_cache(&self) -> &KernelCache {
         &self.kernel_cache
     }
@@ -144,14 +143,14 @@ impl Work {
         &self.network
     }
 
-    /// Understands a call. An error is the answer already.
+    /// Parses a call. An error is the final answer.
     pub(crate) fn accept(self: &Arc<Self>, call: CniCall) -> Result<Task, Answer> {
         let arrived = Instant::now();
         let id = call.request_id.clone();
         let request = match Self::parse(call) {
             Ok(request) => request,
             Err(failure) => {
-                self.tell(
+                self.report(
                     &RequestSubject::unknown(&id),
                     &RequestOutcome::Failed(&failure.error),
                     arrived.elapsed(),
@@ -160,18 +159,18 @@ impl Work {
             }
         };
         let subject = RequestSubject::of(&request, &id);
-        if let Some(error) = self.obstacle(&request) {
-            self.tell(&subject, &RequestOutcome::Refused(&error), arrived.elapsed());
+        if let Some(error) = self.not_ready_error(&request) {
+            self.report(&subject, &RequestOutcome::Refused(&error), arrived.elapsed());
             return Err(Answer::Unavailable(Failure { error, version: request.version() }));
         }
-        Ok(Task { work: Arc::clone(self), request, id, subject, arrived, cancel: Arc::default(), turn: None })
+        Ok(Task { work: Arc::clone(self), request, id, subject, arrived, cancel: Arc::default(), slot: None })
     }
 
-    /// Gives a task its place among the requests about the same attachment, and puts it into the queue with `enqueue`. Requests
-    /// enter the queue in the order of their places. Otherwise requests with a worker could wait for others that get none.
+    /// Adds a task to the queue of its attachment, and to the worker queue with `enqueue`. Both queues must have the same order.
+    /// Otherwise requests that have a worker could wait for requests that get none.
     pub(crate) fn enter<T>(&self, mut task: Task, enqueue: impl FnOnce(Task) -> T) -> T {
         let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
-        task.join_line();
+        task.join_attachment_queue();
         enqueue(task)
     }
 
@@ -180,21 +179,21 @@ impl Work {
         Request::parse(&env, call.config.as_bytes())
     }
 
-    /// Why this request is not served now. A DEL always is: it needs nothing that could be missing. A GC is served by an
-    /// agent that has started: it frees the space and the addresses that may be missing.
-    fn obstacle(&self, request: &Request) -> Option<Error> {
+    /// Why this request is not served now. A DEL is always served, because it has no prerequisites. A GC is served by an agent
+    /// that has started, because it frees space and addresses.
+    fn not_ready_error(&self, request: &Request) -> Option<Error> {
         let (code, is_status) = match request {
             Request::Del(_) | Request::Version(_) => return None,
             Request::Status(_) => (ErrorCode::NotAvailable, true),
             Request::Add(_) | Request::Check(_) | Request::Gc(_) => (ErrorCode::TryAgainLater, false),
         };
         let is_gc = matches!(request, Request::Gc(_));
-        let concerns = |found: &Condition| match found.code {
+        let applies = |condition: &Condition| match condition.code {
             ConditionCode::Known(types::Code::AgentStarting | types::Code::AgentStopping) => true,
             _ if is_gc => false,
-            // The runtime has a plugin and a config if it sends a pod.
+            // A runtime that sends a pod has a plugin and a config.
             ConditionCode::Known(types::Code::InstallIncomplete) => is_status,
-            // The engine finds out whether they hold now, and whether they concern this request.
+            // The engine checks whether these apply to this request.
             ConditionCode::Known(
                 types::Code::NftMissing
                 | types::Code::RunDirFull
@@ -204,14 +203,14 @@ impl Work {
             ) => false,
             _ => true,
         };
-        let found = self.agent_status.readiness().conditions.into_iter().find(concerns)?;
-        let error = Error::new(code, format!("the agent is not ready: {}", found.message));
-        Some(error.with_details(found.summary()))
+        let condition = self.agent_status.readiness().conditions.into_iter().find(applies)?;
+        let error = Error::new(code, format!("the agent is not ready: {}", condition.message));
+        Some(error.with_details(condition.summary()))
     }
 
-    fn tell(&self, subject: &RequestSubject, ending: &RequestOutcome<'_>, took: Duration) {
-        self.metrics.request(subject.verb(), ending.word(), took);
-        log::request(subject, ending, took);
+    fn report(&self, subject: &RequestSubject, outcome: &RequestOutcome<'_>, took: Duration) {
+        self.metrics.request(subject.verb(), outcome.word(), took);
+        log::request(subject, outcome, took);
     }
 }
 
@@ -223,17 +222,17 @@ pub(crate) struct Task {
     subject: RequestSubject,
     arrived: Instant,
     cancel: Arc<Cancel>,
-    turn: Option<Turn>,
+    slot: Option<QueueSlot>,
 }
 
-/// Held by the client's connection. Dropped before the answer is there, it cancels the request. A DEL is not cancelled: the
-/// pod is to be removed, whether the client waits for it or not.
+/// Held by the client's connection. If it is dropped before the answer, it cancels the request. It does not cancel a DEL,
+/// because the pod has to be removed even if the client no longer waits.
 pub(crate) struct ClientGuard(Option<Arc<Cancel>>);
 
 impl Drop for ClientGuard {
     fn drop(&mut self) {
         if let Some(cancel) = &self.0 {
-            cancel.set(Unwanted::HungUp);
+            cancel.set(CancelReason::HungUp);
         }
     }
 }
@@ -252,7 +251,7 @@ impl Task {
         }
     }
 
-    pub(crate) fn line(&self) -> ClientGuard {
+    pub(crate) fn client_guard(&self) -> ClientGuard {
         ClientGuard((!self.is_del()).then(|| Arc::clone(&self.cancel)))
     }
 
@@ -260,12 +259,12 @@ impl Task {
         matches!(self.request, Request::Del(_))
     }
 
-    fn join_line(&mut self) {
-        self.turn = keyed(&self.request)
-            .map(|(key, purpose)| self.work.turns.join(key, purpose, Arc::clone(&self.cancel)));
+    fn join_attachment_queue(&mut self) {
+        self.slot = attachment_of(&self.request)
+            .map(|(key, purpose)| self.work.attachment_queues.join(key, purpose, Arc::clone(&self.cancel)));
     }
 
-    /// What to answer if the queue does not take it.
+    /// Prepares the answer for the case that the worker queue refuses the task.
     pub(crate) fn refusal(&self) -> RejectedTask {
         RejectedTask {
             work: Arc::clone(&self.work),
@@ -283,26 +282,27 @@ impl Task {
         }
     }
 
-    /// Serves the request, on the calling thread. What is told about it is told after the answer.
-    /// `hung_up` asks the client's connection where nobody else looks after it.
+    /// Serves the request on the calling thread. The returned function logs and reports it after the answer was sent.
+    /// `hung_up` checks the client's connection if no other code watches it.
     pub(crate) fn run(mut self, hung_up: &(dyn Fn() -> bool + Sync)) -> (Answer, impl FnOnce() + use<>) {
         let outcome = self.serve(hung_up);
-        if is_of_addresses(&self.request, &self.work.network) {
+        if uses_addresses_of(&self.request, &self.work.network) {
             self.work.check_addresses(&outcome);
         }
         let took = self.arrived.elapsed();
-        // Others about the same attachment need not wait for the log.
-        self.turn = None;
+        // Other requests of the attachment need not wait for the log.
+        self.slot = None;
         let answer = match &outcome {
             Ok(done) => Answer::Done(CniAnswer { result: done.answer.clone() }),
             Err(error) => Answer::Failed(Failure { error: error.clone(), version: self.request.version() }),
         };
-        // Asked now: when the answer is on its way, the client is free to go.
-        let unwanted = self.cancel.get().is_some();
+        // Read before the answer is sent, because the client may close the connection afterwards.
+        let is_cancelled = self.cancel.get().is_some();
         (answer, move || {
-            self.reported(&outcome, unwanted, took);
-            let finds_faults = matches!(self.request, Request::Add(_) | Request::Status(_)) && !unwanted;
-            let is_fault = outcome.is_err() && finds_faults;
+            self.report_outcome(&outcome, is_cancelled, took);
+            let detects_faults =
+                matches!(self.request, Request::Add(_) | Request::Status(_)) && !is_cancelled;
+            let is_fault = outcome.is_err() && detects_faults;
             if is_fault || self.may_end_condition(&outcome) {
                 self.work.reconciler.report_fault();
             }
@@ -314,8 +314,8 @@ impl Task {
         })
     }
 
-    /// A pod that leaves may be the last one in another mode than its network. In the agent's network only pods of another mode
-    /// than the configured one count. In other networks new pods have the mode of the newest, so that any pod counts.
+    /// A removed pod may have been the last one whose mode differs from its network's. In the agent's network only pods with
+    /// another mode than the configured one count. In other networks new pods use the mode of the newest pod, so any pod counts.
     fn may_end_condition(&self, outcome: &Result<Done, Error>) -> bool {
         let Ok(done) = outcome else { return false };
         let counts = match &self.request {
@@ -329,31 +329,31 @@ impl Task {
         counts && self.work.agent_status.has(types::Code::PodModeDiffers)
     }
 
-    fn reported(&self, outcome: &Result<Done, Error>, unwanted: bool, took: Duration) {
+    fn report_outcome(&self, outcome: &Result<Done, Error>, is_cancelled: bool, took: Duration) {
         let is_gc = matches!(self.request, Request::Gc(_));
-        let ending = match outcome {
+        let outcome = match outcome {
             Ok(done) => {
                 RequestOutcome::Ok { addresses: &done.addresses, collected: is_gc.then_some(done.collected) }
             }
-            Err(error) if unwanted && error.code == ErrorCode::TryAgainLater => {
+            Err(error) if is_cancelled && error.code == ErrorCode::TryAgainLater => {
                 RequestOutcome::Cancelled(error)
             }
             Err(error) => RequestOutcome::Failed(error),
         };
-        self.work.tell(&self.subject, &ending, took);
+        self.work.report(&self.subject, &outcome, took);
     }
 
-    /// A tombstone that came while this request was served did not wait for its end.
+    /// Serves a tombstone that was written while this request was served.
     fn drain_after(&self) {
-        if let Some((key, _)) = keyed(&self.request) {
-            self.work.drain_key(&key, AT_ONCE);
+        if let Some((key, _)) = attachment_of(&self.request) {
+            self.work.drain_key(&key, NO_WAIT);
         }
     }
 
     fn serve(&self, hung_up: &(dyn Fn() -> bool + Sync)) -> Result<Done, Error> {
-        // Whose client is gone is not begun.
-        if let Some(why) = self.cancel.get() {
-            return Err(unwanted(why));
+        // The client hung up before a worker was free.
+        if let Some(reason) = self.cancel.get() {
+            return Err(cancelled_error(reason));
         }
         let key = match &self.request {
             Request::Add(call) => Some(call.key()),
@@ -366,24 +366,26 @@ impl Task {
         if matches!(self.request, Request::Add(_) | Request::Gc(_)) {
             self.work.drain_before(key.as_ref())?;
         }
-        if let Some(turn) = &self.turn {
-            turn.begin(TIMEOUT).map_err(|e| match e {
-                NoTurn::Unwanted(why) => unwanted(why),
-                NoTurn::Busy => try_again(format!("another request about it takes longer than {TIMEOUT:?}")),
+        if let Some(slot) = &self.slot {
+            slot.wait(TIMEOUT).map_err(|e| match e {
+                SlotError::Cancelled(reason) => cancelled_error(reason),
+                SlotError::Busy => {
+                    try_again(format!("another request of the same attachment takes longer than {TIMEOUT:?}"))
+                }
             })?;
         }
-        // It may have waited long. A DEL is right, whoever waits for it.
+        // The client may have hung up while the request waited. A DEL is served nevertheless.
         if key.is_some() && hung_up() {
-            self.cancel.set(Unwanted::HungUp);
-            return Err(unwanted(Unwanted::HungUp));
+            self.cancel.set(CancelReason::HungUp);
+            return Err(cancelled_error(CancelReason::HungUp));
         }
         let cancelled = || {
             if !self.is_del() && hung_up() {
-                self.cancel.set(Unwanted::HungUp);
+                self.cancel.set(CancelReason::HungUp);
             }
             self.is_cancelled(key.as_ref())
         };
-        // The blocks that the node owns now, and not when the request arrived.
+        // The current blocks. They may have changed since the request arrived.
         let mut allocation = self.work.allocations.get();
         let serve = |allocation: &Result<Arc<NodeAllocation>, NoBlock>| {
             let caller = Caller {
@@ -398,21 +400,21 @@ impl Task {
             (self.work.serve)(&self.request, &caller)
         };
         let mut served = serve(&allocation);
-        // Each family may be short of addresses.
+        // Each family may need another block.
         for _ in 0..2 {
             let Err(error) = &served else { break };
             if error.code != ErrorCode::AddressesExhausted {
                 break;
             }
             match self.work.grow(&self.request, &self.work.networks(&allocation)) {
-                Ok(Grown::NotWanted) => break,
+                Ok(Grown::NotNeeded) => break,
                 Ok(Grown::Yes) => {
                     allocation = self.work.allocations.get();
                     served = serve(&allocation);
                 }
-                Err(why) => {
-                    let sofar = if error.details.is_empty() { "" } else { "; " };
-                    let details = format!("{}{sofar}no other block: {why}", error.details);
+                Err(cause) => {
+                    let separator = if error.details.is_empty() { "" } else { "; " };
+                    let details = format!("{}{separator}no other block: {cause}", error.details);
                     return Err(error.clone().with_details(details));
                 }
             }
@@ -420,22 +422,22 @@ impl Task {
         served
     }
 
-    /// Asked before an attachment is committed: is it still wanted?
+    /// Whether the request was cancelled. The engine calls it before it commits an attachment.
     fn is_cancelled(&self, key: Option<&AttachmentKey>) -> bool {
         let exists = |key| {
             self.work.drain.tombstone_files().exists(key).unwrap_or_else(|error| {
-                tracing::warn!("cannot look for a tombstone: {error}");
+                tracing::warn!(%error, "cannot check for a tombstone");
                 false
             })
         };
         if self.cancel.get().is_none() && key.is_some_and(exists) {
-            self.cancel.set(Unwanted::Deleted);
+            self.cancel.set(CancelReason::Deleted);
         }
         self.cancel.get().is_some()
     }
 }
 
-/// The answer to a task that was not taken; the task itself is gone by then.
+/// Builds the answer to a task that was refused. The task itself has been dropped.
 pub(crate) struct RejectedTask {
     work: Arc<Work>,
     subject: RequestSubject,
@@ -445,31 +447,31 @@ pub(crate) struct RejectedTask {
 }
 
 impl RejectedTask {
-    pub(crate) fn because(self, why: &dyn std::fmt::Display) -> Answer {
-        let error = Error::new(self.code, why.to_string());
-        self.work.tell(&self.subject, &RequestOutcome::Refused(&error), self.arrived.elapsed());
+    pub(crate) fn because(self, cause: &dyn std::fmt::Display) -> Answer {
+        let error = Error::new(self.code, cause.to_string());
+        self.work.report(&self.subject, &RequestOutcome::Refused(&error), self.arrived.elapsed());
         Answer::Unavailable(Failure { error, version: self.version })
     }
 
     pub(crate) fn panicked(self) -> Answer {
-        let error = Error::new(ErrorCode::Internal, "internal error: please report it, with the agent's log");
-        self.work.tell(&self.subject, &RequestOutcome::Failed(&error), self.arrived.elapsed());
+        let error = Error::new(ErrorCode::Internal, "internal error: please report it with the agent's log");
+        self.work.report(&self.subject, &RequestOutcome::Failed(&error), self.arrived.elapsed());
         Answer::Failed(Failure { error, version: self.version })
     }
 }
 
-/// Requests about one attachment, and what they do to it.
-fn keyed(request: &Request) -> Option<(AttachmentKey, RequestPurpose)> {
+/// The attachment of a request and the purpose of the request, if it is about one attachment.
+fn attachment_of(request: &Request) -> Option<(AttachmentKey, RequestPurpose)> {
     match request {
         Request::Add(call) => Some((call.key(), RequestPurpose::Add)),
         Request::Del(call) => Some((call.key(), RequestPurpose::Del)),
-        Request::Check(call) => Some((call.key(), RequestPurpose::Look)),
+        Request::Check(call) => Some((call.key(), RequestPurpose::Check)),
         Request::Gc(_) | Request::Status(_) | Request::Version(_) => None,
     }
 }
 
-/// Whether a request takes or frees addresses of this network.
-fn is_of_addresses(request: &Request, network: &NetworkName) -> bool {
+/// Whether a request allocates or frees addresses of this network.
+fn uses_addresses_of(request: &Request, network: &NetworkName) -> bool {
     match request {
         Request::Add(call) | Request::Del(call) => call.config.name == *network,
         Request::Gc(call) => call.config.name == *network,
@@ -481,10 +483,10 @@ fn try_again(msg: impl Into<String>) -> Error {
     Error::new(ErrorCode::TryAgainLater, msg)
 }
 
-fn unwanted(why: Unwanted) -> Error {
-    try_again(match why {
-        Unwanted::HungUp => "the client hung up before the work began",
-        Unwanted::Deleted => "a DEL of the same attachment came meanwhile",
+fn cancelled_error(reason: CancelReason) -> Error {
+    try_again(match reason {
+        CancelReason::HungUp => "the client hung up before the request was served",
+        CancelReason::Deleted => "a DEL of the same attachment arrived",
     })
 }
 

@@ -1,4 +1,4 @@
-//! What is in deploy/ is what a machine gets: checked with systemd's own eyes, where they are.
+//! Tests of the files in deploy/: with systemd's tools if they are installed, and against the agent's configuration.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
@@ -11,8 +11,8 @@ use std::process::{Command, Output};
 use config::{Config, Flags, StoreChoice};
 use install::VARIABLES;
 
-/// systemd's measure of exposure: 0 is none, 10 all. CAP_SYS_ADMIN and writable sysctls are what is left.
-const MOST_EXPOSURE: f64 = 3.2;
+/// systemd's exposure level, from 0 (best) to 10. CAP_SYS_ADMIN and writable sysctls account for most of it.
+const MAX_EXPOSURE: f64 = 3.2;
 
 fn deploy(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(name)
@@ -22,19 +22,19 @@ fn unit() -> String {
     fs::read_to_string(deploy("podwire.service")).unwrap()
 }
 
-/// None: there is no systemd here.
+/// None without systemd.
 fn analyze(arguments: &[&str]) -> Option<Output> {
     match Command::new("systemd-analyze").args(arguments).output() {
         Ok(output) => Some(output),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!("systemd-analyze is not installed: the unit is not checked by it");
+            eprintln!("systemd-analyze is not installed; skipping its checks of the unit");
             None
         }
         Err(error) => panic!("{error}"),
     }
 }
 
-/// The unit with programs that exist here.
+/// The unit with a program that exists on every host.
 fn patched(directory: &tempfile::TempDir) -> PathBuf {
     let path = directory.path().join("podwire.service");
     let text = unit();
@@ -43,20 +43,20 @@ fn patched(directory: &tempfile::TempDir) -> PathBuf {
     path
 }
 
-fn both(output: &Output) -> String {
+fn all_output(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
 #[test]
-fn the_unit_is_right() {
+fn the_unit_is_valid() {
     let directory = tempfile::tempdir().unwrap();
     let unit = patched(&directory);
     let Some(output) = analyze(&["verify", "--man=no", "--recursive-errors=one", unit.to_str().unwrap()])
     else {
         return;
     };
-    let text = both(&output);
-    // A mistake in a line is only a warning, and then the line does nothing.
+    let text = all_output(&output);
+    // systemd only warns about an invalid line and ignores it.
     assert!(output.status.success() && !text.contains("podwire.service"), "{text}");
 }
 
@@ -66,9 +66,9 @@ fn the_unit_is_hardened() {
     let unit = patched(&directory);
     let arguments = ["security", "--offline=yes", "--no-pager", unit.to_str().unwrap()];
     let Some(output) = analyze(&arguments) else { return };
-    let text = both(&output);
+    let text = all_output(&output);
     if !output.status.success() && text.contains("offline") {
-        eprintln!("this systemd knows no --offline: exposure is not measured");
+        eprintln!("this systemd does not support --offline; skipping the exposure level");
         return;
     }
     let words = text
@@ -78,12 +78,12 @@ fn the_unit_is_hardened() {
         .unwrap_or_else(|| panic!("{text}"));
     let level = words.split_whitespace().find_map(|word| word.parse::<f64>().ok()).unwrap();
     println!("{}", words.trim());
-    assert!(level <= MOST_EXPOSURE, "{text}");
+    assert!(level <= MAX_EXPOSURE, "{text}");
 }
 
-/// What a pod's life depends on; each of these lines was somebody's outage.
+/// Settings that running pods depend on. The lack of each of them has caused an outage.
 #[test]
-fn the_unit_keeps_what_running_pods_need() {
+fn the_unit_has_the_settings_that_running_pods_need() {
     let unit = unit();
     for line in [
         "RuntimeDirectoryPreserve=yes",
@@ -102,31 +102,31 @@ fn the_unit_keeps_what_running_pods_need() {
         "ReadWritePaths=/proc/sys/net",
         "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_NET_ADMIN CAP_NET_BROADCAST CAP_SYS_ADMIN CAP_SYS_PTRACE",
     ] {
-        assert!(unit.lines().any(|there| there == line), "{line}");
+        assert!(unit.lines().any(|present| present == line), "{line}");
     }
 }
 
 #[test]
-fn a7_the_readme_names_every_variable_of_the_template() {
+fn a7_the_readme_lists_every_template_variable() {
     let text = fs::read_to_string(deploy("README.md")).unwrap();
-    let named: Vec<&str> = text
+    let listed: Vec<&str> = text
         .lines()
         .filter_map(|line| {
-            line.strip_prefix("| `{{ ").and_then(|rest| rest.split_once(" }}`")).map(|(name, _)| name)
+            line.strip_prefix("| `{{ ").and_then(|line| line.split_once(" }}`")).map(|(name, _)| name)
         })
         .collect();
-    assert_eq!(named, VARIABLES);
+    assert_eq!(listed, VARIABLES);
 }
 
-/// A manifest in the plain style that ours has, as PATH → VALUE: `spec.containers.0.name` → `agent`.
+/// A manifest as PATH → VALUE, for example `spec.containers.0.name` → `agent`. Supports only the YAML subset that deploy/ uses.
 struct Manifest(BTreeMap<String, String>);
 
 impl Manifest {
     fn read(name: &str) -> Self {
         let text = fs::read_to_string(deploy(name)).unwrap();
         let mut values = BTreeMap::new();
-        // The way to the line before: how far each part is indented, and its name.
-        let mut way: Vec<(usize, String)> = Vec::new();
+        // The path to the previous line: indentation and name of each part.
+        let mut parents: Vec<(usize, String)> = Vec::new();
         for line in text.lines() {
             let line = line.split(" # ").next().unwrap().trim_end();
             let mut rest = line.trim_start();
@@ -135,12 +135,13 @@ impl Manifest {
             }
             assert!(!line.contains('\t'), "{line:?}");
             let mut indent = line.len() - rest.len();
-            let mut last = way.iter().rposition(|(at, _)| *at < indent).map_or(0, |at| at + 1);
-            let same = way.get(last).filter(|(at, _)| *at == indent).and_then(|(_, name)| name.parse().ok());
-            way.truncate(last);
+            let mut last = parents.iter().rposition(|(at, _)| *at < indent).map_or(0, |at| at + 1);
+            let same =
+                parents.get(last).filter(|(at, _)| *at == indent).and_then(|(_, name)| name.parse().ok());
+            parents.truncate(last);
             if let Some(item) = rest.strip_prefix("- ") {
                 let number: usize = same.map_or(0, |number: usize| number + 1);
-                way.push((indent, number.to_string()));
+                parents.push((indent, number.to_string()));
                 (rest, indent, last) = (item, indent + 2, last + 1);
             }
             let (name, value) = match rest.split_once(':') {
@@ -148,19 +149,19 @@ impl Manifest {
                 Some(_) | None => ("", rest),
             };
             if !name.is_empty() {
-                way.truncate(last);
-                way.push((indent, name.to_owned()));
+                parents.truncate(last);
+                parents.push((indent, name.to_owned()));
             }
-            let path = way.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(".");
+            let path = parents.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(".");
             if !value.is_empty() {
-                let earlier = values.insert(path, value.trim_matches('"').to_owned());
-                assert_eq!(earlier, None, "twice: {line}");
+                let previous = values.insert(path, value.trim_matches('"').to_owned());
+                assert_eq!(previous, None, "duplicate key: {line}");
             }
         }
         Self(values)
     }
 
-    /// In a pod's own part.
+    /// A value in the pod spec.
     fn pod(&self, path: &str) -> Option<&str> {
         self.0.get(&format!("spec.template.spec.{path}")).map(String::as_str)
     }
@@ -169,7 +170,7 @@ impl Manifest {
         self.pod(&format!("containers.0.{path}"))
     }
 
-    /// The items of a list, each by what it has at `path`; empty for what the item itself is.
+    /// A value of each item of a list. With an empty `path`, the items themselves.
     fn list(&self, list: &str, path: &str) -> Vec<&str> {
         let dot = if path.is_empty() { "" } else { "." };
         let item = |n: usize| self.pod(&format!("{list}.{n}{dot}{path}"));
@@ -178,7 +179,7 @@ impl Manifest {
 }
 
 #[test]
-fn a10_the_daemonset_is_on_every_node_and_in_its_network() {
+fn a10_the_daemonset_runs_on_every_node_in_the_host_network() {
     let manifest = Manifest::read("daemonset.yaml");
     assert_eq!(manifest.0["apiVersion"], "apps/v1");
     assert_eq!(manifest.0["kind"], "DaemonSet");
@@ -189,26 +190,26 @@ fn a10_the_daemonset_is_on_every_node_and_in_its_network() {
     );
     assert_eq!(manifest.pod("hostNetwork"), Some("true"));
     assert_eq!(manifest.pod("priorityClassName"), Some("system-node-critical"));
-    // All taints: no key and no effect.
+    // All taints: neither key nor effect.
     let tolerations: Vec<_> = manifest.0.keys().filter(|key| key.contains(".tolerations.")).collect();
     assert_eq!(tolerations, ["spec.template.spec.tolerations.0.operator"]);
     assert_eq!(manifest.pod("tolerations.0.operator"), Some("Exists"));
-    // Variables of services would be taken for mistyped ones of ours.
+    // The agent would reject service variables as unknown settings.
     assert_eq!(manifest.pod("enableServiceLinks"), Some("false"));
     assert_eq!(manifest.pod("automountServiceAccountToken"), Some("false"));
     for request in ["cpu", "memory"] {
         assert!(manifest.agent(&format!("resources.requests.{request}")).is_some(), "{request}");
     }
-    // The agent takes up to 20 s to end.
+    // The agent takes up to 20 s to stop.
     assert!(manifest.pod("terminationGracePeriodSeconds").unwrap().parse::<u32>().unwrap() > 20);
 }
 
 #[test]
-fn a10_the_daemonsets_mounts_are_the_agents_directories() {
+fn a10_the_daemonset_mounts_the_agents_directories() {
     let manifest = Manifest::read("daemonset.yaml");
     let names = manifest.list("containers.0.volumeMounts", "name");
     let mounts = manifest.list("containers.0.volumeMounts", "mountPath");
-    let wanted = [
+    let expected = [
         "/etc/cni/net.d",
         "/opt/cni/bin",
         "/run/netns",
@@ -216,20 +217,20 @@ fn a10_the_daemonsets_mounts_are_the_agents_directories() {
         "/run/podwire-locks",
         "/var/lib/podwire",
     ];
-    assert_eq!(mounts, wanted);
+    assert_eq!(mounts, expected);
     assert_eq!(manifest.list("volumes", "name"), names);
-    // Plugin and runtime, outside, know the same paths.
+    // Plugin and runtime on the host use the same paths.
     assert_eq!(manifest.list("volumes", "hostPath.path"), mounts);
     assert_eq!(manifest.agent("volumeMounts.2.mountPropagation"), Some("HostToContainer"));
-    let config = daemons_config(&manifest);
+    let config = daemonset_config(&manifest);
     let install = config.install.unwrap();
     for directory in [install.config_dir, install.plugin_dir, config.run_dir, config.state_dir] {
         assert!(mounts.contains(&directory.to_str().unwrap()), "{}", directory.display());
     }
 }
 
-/// What the agent makes of the manifest's variables.
-fn daemons_config(manifest: &Manifest) -> Config {
+/// The agent's configuration from the environment in the manifest.
+fn daemonset_config(manifest: &Manifest) -> Config {
     let names = manifest.list("containers.0.env", "name");
     let env = names.iter().enumerate().map(|(n, name)| {
         let value = manifest.agent(&format!("env.{n}.value"));
@@ -237,7 +238,7 @@ fn daemons_config(manifest: &Manifest) -> Config {
         let value = match (value, field) {
             (Some(value), None) => value,
             (None, Some("spec.nodeName")) => "node-7",
-            other => panic!("{name}: {other:?}"),
+            unexpected => panic!("{name}: {unexpected:?}"),
         };
         (OsString::from(name), OsString::from(value))
     });
@@ -245,9 +246,9 @@ fn daemons_config(manifest: &Manifest) -> Config {
 }
 
 #[test]
-fn a10_the_daemonset_configures_the_agent_and_asks_it() {
+fn a10_the_daemonset_configures_and_probes_the_agent() {
     let manifest = Manifest::read("daemonset.yaml");
-    let config = daemons_config(&manifest);
+    let config = daemonset_config(&manifest);
     assert_eq!(config.node, "node-7");
     assert!(matches!(config.store, StoreChoice::Etcd(_)));
     assert_eq!(config.cluster.margin, 8);
@@ -261,7 +262,7 @@ fn a10_the_daemonset_configures_the_agent_and_asks_it() {
 }
 
 #[test]
-fn a10_the_daemonset_may_do_no_more_than_the_unit() {
+fn a10_the_daemonset_has_no_more_privileges_than_the_unit() {
     let manifest = Manifest::read("daemonset.yaml");
     let list = |name: &str| manifest.list(&format!("containers.0.securityContext.capabilities.{name}"), "");
     assert_eq!(list("drop"), ["ALL"]);
@@ -270,7 +271,7 @@ fn a10_the_daemonset_may_do_no_more_than_the_unit() {
     let bounding = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
     for capability in list("add") {
         assert!(
-            bounding.split(' ').any(|there| there.strip_prefix("CAP_") == Some(capability)),
+            bounding.split(' ').any(|present| present.strip_prefix("CAP_") == Some(capability)),
             "{capability}"
         );
     }
@@ -278,12 +279,12 @@ fn a10_the_daemonset_may_do_no_more_than_the_unit() {
     assert_eq!(context("readOnlyRootFilesystem"), Some("true"));
     assert_eq!(context("seccompProfile.type"), Some("RuntimeDefault"));
     assert_eq!(context("privileged"), None);
-    // Kubernetes refuses `false` beside SYS_ADMIN.
+    // Kubernetes rejects `false` together with SYS_ADMIN.
     assert_eq!(context("allowPrivilegeEscalation"), None);
     for shared in ["hostPID", "hostIPC"] {
         assert_eq!(manifest.pod(shared), None, "{shared}");
     }
-    // Without this no sysctl can be written.
+    // Without this mount, sysctls are read-only.
     let command = manifest.list("containers.0.command", "");
     assert!(command[2].starts_with("mount -o remount,bind,rw /proc/sys && exec "), "{command:?}");
 }

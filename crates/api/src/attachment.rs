@@ -1,4 +1,4 @@
-//! Attachments as the API and `podwire pods -o json` show them. Records on disk have a form of their own.
+//! Attachments in the API and in `podwire pods -o json`. Records on disk have a different format.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Timestamp;
 
-/// What `podwire pods -o json` prints.
+/// The output of `podwire pods -o json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -23,7 +23,7 @@ pub struct AttachmentsView {
 pub struct AttachmentView {
     /// The CNI network.
     pub network: String,
-    /// The name of the record's file, without its ending.
+    /// The name of the record's file, without its extension.
     pub record_name: String,
     pub phase: AttachmentPhase,
     /// Null if the record is unreadable.
@@ -34,12 +34,12 @@ pub struct AttachmentView {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum AttachmentPhase {
-    /// An ADD or DEL is under way, or was interrupted.
+    /// An ADD or DEL is in progress, or was interrupted.
     Pending,
     Ready,
-    /// The runtime sent DEL while no agent ran; the agent serves it when it runs again.
+    /// The runtime sent DEL while no agent ran. The agent serves it after its start.
     Deleting,
-    /// DEL or GC removes it.
+    /// The record is unreadable. DEL or GC removes it.
     Unreadable,
 }
 
@@ -52,7 +52,7 @@ pub struct AttachmentRecord {
     pub interface: String,
     /// The path of the network namespace, as the runtime gave it.
     pub netns: String,
-    /// Null if it is not known: the record was recovered from the link.
+    /// Null if it is unknown, because the record was recovered from the link.
     pub netns_cookie: Option<u64>,
     /// `bridge` or `routed`.
     pub mode: String,
@@ -66,16 +66,16 @@ pub struct AttachmentRecord {
     pub masquerade: MasqueradeView,
     pub spoof_check: bool,
     pub ports: Vec<PortView>,
-    /// Null: no limits.
+    /// Null if there are no limits.
     pub bandwidth: Option<BandwidthView>,
-    /// Null if the runtime named none.
+    /// Null if the runtime passed no pod name.
     pub pod: Option<PodView>,
-    /// Null: the pod is unplaced.
+    /// Null if the pod has no placement.
     pub placement: Option<PlacementView>,
-    /// The request that made it; null if it was recovered from the link.
+    /// The request that created it. Null if it was recovered from the link.
     pub request_id: Option<String>,
     pub routes: Vec<PodRouteView>,
-    /// The bridge's addresses.
+    /// The addresses of the bridge.
     #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub gateways: Vec<IpNet>,
     pub hairpin: bool,
@@ -83,7 +83,7 @@ pub struct AttachmentRecord {
     pub created_at: Timestamp,
 }
 
-/// What assigned the addresses.
+/// The source of the addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -92,7 +92,7 @@ pub enum IpamView {
     Dhcp,
     /// Another IPAM plugin.
     Plugin,
-    /// A layer-2 attachment: Podwire knows no addresses.
+    /// A layer-2 attachment. Podwire does not know its addresses.
     None,
 }
 
@@ -110,7 +110,7 @@ pub struct AddressView {
 #[serde(rename_all = "camelCase")]
 pub struct MasqueradeView {
     pub enabled: bool,
-    /// Destinations that are reached without it.
+    /// Destinations without masquerading.
     #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub except: Vec<IpNet>,
 }
@@ -123,7 +123,7 @@ pub struct PortView {
     pub container_port: u16,
     /// `tcp`, `udp` or `sctp`.
     pub protocol: String,
-    /// Null: every address of the node.
+    /// Null for all addresses of the node.
     pub host_ip: Option<IpAddr>,
 }
 
@@ -138,7 +138,7 @@ impl fmt::Display for PortView {
     }
 }
 
-/// Bits per second, and bits. A rate of 0 is no limit.
+/// Rates in bits per second, bursts in bits. A rate of 0 means no limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -168,7 +168,7 @@ pub struct PlacementView {
     pub group: Option<String>,
 }
 
-/// A route in the pod; null where the kernel's default holds.
+/// A route in the pod. Null fields have the kernel's default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -193,7 +193,7 @@ pub struct DnsView {
     pub options: Vec<String>,
 }
 
-/// What `podwire attachment show -o json` prints: the record, and what the kernel has of it now.
+/// The output of `podwire attachment show -o json`: the record, and the state of its kernel objects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -218,6 +218,6 @@ pub struct KernelCheck {
 pub enum KernelState {
     Ok,
     Missing,
-    /// It could not be read.
+    /// The state could not be read.
     Unknown,
 }

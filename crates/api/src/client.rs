@@ -1,4 +1,4 @@
-//! A synchronous HTTP/1.1 client over a unix socket: one connection, one request, one answer, one end time for all of it.
+//! A synchronous HTTP/1.1 client over a Unix socket. Each request has its own connection and one deadline.
 
 use std::io::{Error as IoError, ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -10,15 +10,15 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::Serialize;
 
-/// The largest answer to GET: lists of all attachments of a node.
-const LARGEST_LIST: usize = 64 << 20;
-/// The largest answer to what changes something: a CNI result or error, or what was removed.
-const LARGEST_RESULT: usize = 4 << 20;
-/// The first read asks for so much: all of a usual answer.
+/// The maximum size of an answer to GET, which can list all attachments of a node.
+const MAX_LIST: usize = 64 << 20;
+/// The maximum size of other answers: a CNI result or error, or a removed node.
+const MAX_RESULT: usize = 4 << 20;
+/// The size of the first read, which is enough for most answers.
 const FIRST_READ: usize = 8 << 10;
-const MOST_HEADERS: usize = 64;
+const MAX_HEADERS: usize = 64;
 
-/// Asks the agent that listens on a socket.
+/// A client of the agent on a socket.
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
@@ -30,38 +30,38 @@ pub struct HttpAnswer {
     pub body: Vec<u8>,
 }
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error(
-        "no agent listens on {} ({source}): start it with `podwire agent`, or look at `journalctl -u podwire`",
+        "no agent listens on {} ({source}): start it with `podwire agent`, or see `journalctl -u podwire`",
         socket.display()
     )]
     NoListener { socket: PathBuf, source: IoError },
     #[error("cannot connect to the agent's socket {}: {source}{}", socket.display(), hint(source))]
     Connect { socket: PathBuf, source: IoError },
     #[error(
-        "the agent on {} broke off before its answer was complete ({source}): it was probably stopped; look at \
+        "the agent on {} closed the connection before the answer was complete ({source}): it was probably stopped; see \
          `journalctl -u podwire`",
         socket.display()
     )]
     Broken { socket: PathBuf, source: IoError },
     #[error(
-        "the agent on {} did not answer within {} s: it is busy or stuck; look at `journalctl -u podwire`",
+        "the agent on {} did not answer within {} s: it is busy or stuck; see `journalctl -u podwire`",
         socket.display(), waited.as_secs_f64()
     )]
     TimedOut { socket: PathBuf, waited: Duration },
-    #[error("the answer on {} cannot be read: {what}; is it the agent that listens there?", socket.display())]
+    #[error("the answer on {} is invalid: {what}; check that the agent listens on this socket", socket.display())]
     Malformed { socket: PathBuf, what: String },
-    #[error("the answer on {} is larger than {limit} bytes; is it the agent that listens there?", socket.display())]
+    #[error("the answer on {} is larger than {limit} bytes; check that the agent listens on this socket", socket.display())]
     TooLarge { socket: PathBuf, limit: usize },
-    #[error("the request cannot be written as JSON: {0}")]
+    #[error("cannot serialize the request as JSON: {0}")]
     Request(#[from] serde_json::Error),
 }
 
 fn hint(source: &IoError) -> &'static str {
     match source.kind() {
-        ErrorKind::PermissionDenied => "; the socket is for root only",
+        ErrorKind::PermissionDenied => "; only root can access the socket",
         ErrorKind::InvalidFilename => "; the path may have 107 bytes",
         _ => "",
     }
@@ -78,15 +78,15 @@ impl Client {
 
     pub fn get(&self, path: &str, deadline: Duration) -> Result<HttpAnswer, ClientError> {
         let request = head("GET", path, None).into_bytes();
-        Exchange::start(self, deadline, LARGEST_LIST)?.run(&request)
+        Exchange::start(self, deadline, MAX_LIST)?.run(&request)
     }
 
     pub fn delete(&self, path: &str, deadline: Duration) -> Result<HttpAnswer, ClientError> {
         let request = head("DELETE", path, None).into_bytes();
-        Exchange::start(self, deadline, LARGEST_RESULT)?.run(&request)
+        Exchange::start(self, deadline, MAX_RESULT)?.run(&request)
     }
 
-    /// `body` goes as JSON.
+    /// Sends `body` as JSON.
     pub fn post(
         &self,
         path: &str,
@@ -96,7 +96,7 @@ impl Client {
         let body = serde_json::to_vec(body)?;
         let mut request = head("POST", path, Some(body.len())).into_bytes();
         request.extend_from_slice(&body);
-        Exchange::start(self, deadline, LARGEST_RESULT)?.run(&request)
+        Exchange::start(self, deadline, MAX_RESULT)?.run(&request)
     }
 }
 
@@ -107,49 +107,49 @@ fn head(method: &str, path: &str, length: Option<usize>) -> String {
     format!("{method} {path} HTTP/1.1\r\nHost: podwire\r\nConnection: close\r\n{content}\r\n")
 }
 
-/// How the end of a body is known.
+/// How the end of a body is determined.
 #[derive(Debug, Clone, Copy)]
 enum Framing {
     Length(usize),
     Chunked,
-    ToEnd,
+    UntilClose,
 }
 
 struct ResponseHead {
     status: u16,
     framing: Framing,
-    /// Of the head itself.
+    /// The length of the head.
     length: usize,
 }
 
-/// Whether there is more to come.
+/// The result of a read.
 #[derive(PartialEq, Eq)]
-enum More {
-    Some,
+enum ReadResult {
+    Data,
     End,
 }
 
-/// One connection.
+/// One connection with one request.
 struct Exchange<'a> {
     client: &'a Client,
     stream: UnixStream,
     start: Instant,
     deadline: Duration,
     limit: usize,
-    /// What was read and not yet used.
+    /// Received bytes that are not consumed yet.
     buffer: Vec<u8>,
 }
 
 impl<'a> Exchange<'a> {
     fn start(client: &'a Client, deadline: Duration, limit: usize) -> Result<Self, ClientError> {
         let start = Instant::now();
-        let stream = connected(&client.socket, deadline).map_err(|errno| {
+        let stream = connect_with_timeout(&client.socket, deadline).map_err(|errno| {
             let (socket, source) = (client.socket.clone(), IoError::from(errno));
             match errno {
                 Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED => {
                     ClientError::NoListener { socket, source }
                 }
-                // The queue of connections stayed full.
+                // The listener's queue stayed full.
                 Errno::AGAIN => ClientError::TimedOut { socket, waited: deadline },
                 _ => ClientError::Connect { socket, source },
             }
@@ -159,17 +159,17 @@ impl<'a> Exchange<'a> {
 
     fn run(mut self, request: &[u8]) -> Result<HttpAnswer, ClientError> {
         match self.send(request) {
-            // Whoever refuses without reading all of it has answered first: the answer tells more.
+            // The agent may answer and close the connection before it has read the whole request. Then the answer matters.
             Ok(()) | Err(ClientError::Broken { .. }) => {}
             Err(other) => return Err(other),
         }
         let head = self.read_head()?;
         self.buffer.drain(..head.length);
         let body = match head.framing {
-            Framing::Length(length) => self.take(length)?,
+            Framing::Length(length) => self.read_exact(length)?,
             Framing::Chunked => self.read_chunks()?,
-            Framing::ToEnd => {
-                while self.read_more()? == More::Some {}
+            Framing::UntilClose => {
+                while self.read_more()? == ReadResult::Data {}
                 std::mem::take(&mut self.buffer)
             }
         };
@@ -178,8 +178,9 @@ impl<'a> Exchange<'a> {
 
     fn send(&mut self, mut request: &[u8]) -> Result<(), ClientError> {
         while !request.is_empty() {
-            let left = self.left()?;
-            let sent = self.stream.set_write_timeout(Some(left)).and_then(|()| self.stream.write(request));
+            let remaining = self.remaining()?;
+            let sent =
+                self.stream.set_write_timeout(Some(remaining)).and_then(|()| self.stream.write(request));
             match sent {
                 Ok(0) => return Err(self.failed(ErrorKind::WriteZero.into())),
                 Ok(n) => request = &request[n..],
@@ -194,35 +195,35 @@ impl<'a> Exchange<'a> {
         loop {
             match parse_head(&self.buffer) {
                 Ok(Some(head)) => return Ok(head),
-                Ok(None) => self.must_read()?,
+                Ok(None) => self.read_or_fail()?,
                 Err(what) => return Err(self.malformed(what)),
             }
         }
     }
 
-    /// The next `length` bytes, read as far as they are not there yet.
-    fn take(&mut self, length: usize) -> Result<Vec<u8>, ClientError> {
+    /// The next `length` bytes.
+    fn read_exact(&mut self, length: usize) -> Result<Vec<u8>, ClientError> {
         if length > self.limit {
             return Err(self.too_large());
         }
         while self.buffer.len() < length {
-            self.must_read()?;
+            self.read_or_fail()?;
         }
-        let rest = self.buffer.split_off(length);
-        Ok(std::mem::replace(&mut self.buffer, rest))
+        let remaining = self.buffer.split_off(length);
+        Ok(std::mem::replace(&mut self.buffer, remaining))
     }
 
-    /// Until the last chunk; trailers are of no interest, and the connection ends here.
+    /// Reads until the last chunk. Trailers are ignored, because the connection is closed.
     fn read_chunks(&mut self) -> Result<Vec<u8>, ClientError> {
         let mut body = Vec::new();
         loop {
             let (line, size) = match httparse::parse_chunk_size(&self.buffer) {
-                Ok(httparse::Status::Complete(found)) => found,
+                Ok(httparse::Status::Complete(parsed)) => parsed,
                 Ok(httparse::Status::Partial) => {
-                    self.must_read()?;
+                    self.read_or_fail()?;
                     continue;
                 }
-                Err(_) => return Err(self.malformed("the size of a chunk is no number".to_owned())),
+                Err(_) => return Err(self.malformed("the size of a chunk is not a number".to_owned())),
             };
             if size == 0 {
                 return Ok(body);
@@ -231,30 +232,30 @@ impl<'a> Exchange<'a> {
                 usize::try_from(size).ok().filter(|size| body.len().saturating_add(*size) <= self.limit);
             let size = size.ok_or_else(|| self.too_large())?;
             self.buffer.drain(..line);
-            body.append(&mut self.take(size)?);
-            if self.take(2)? != b"\r\n" {
-                return Err(self.malformed("a chunk is longer than it says".to_owned()));
+            body.append(&mut self.read_exact(size)?);
+            if self.read_exact(2)? != b"\r\n" {
+                return Err(self.malformed("a chunk is longer than its size".to_owned()));
             }
         }
     }
 
-    fn must_read(&mut self) -> Result<(), ClientError> {
+    fn read_or_fail(&mut self) -> Result<(), ClientError> {
         match self.read_more()? {
-            More::Some => Ok(()),
-            More::End => Err(self.failed(ErrorKind::UnexpectedEof.into())),
+            ReadResult::Data => Ok(()),
+            ReadResult::End => Err(self.failed(ErrorKind::UnexpectedEof.into())),
         }
     }
 
-    fn read_more(&mut self) -> Result<More, ClientError> {
+    fn read_more(&mut self) -> Result<ReadResult, ClientError> {
         let old = self.buffer.len();
         if old > self.limit {
             return Err(self.too_large());
         }
-        // Long answers are read in steps that grow with them.
+        // The size of reads grows with the answer.
         self.buffer.resize(old + FIRST_READ.max(old), 0);
         let read = loop {
-            let left = self.left()?;
-            let read = self.stream.set_read_timeout(Some(left));
+            let remaining = self.remaining()?;
+            let read = self.stream.set_read_timeout(Some(remaining));
             match read.and_then(|()| self.stream.read(&mut self.buffer[old..])) {
                 Ok(n) => break n,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -262,13 +263,13 @@ impl<'a> Exchange<'a> {
             }
         };
         self.buffer.truncate(old + read);
-        Ok(if read == 0 { More::End } else { More::Some })
+        Ok(if read == 0 { ReadResult::End } else { ReadResult::Data })
     }
 
-    fn left(&self) -> Result<Duration, ClientError> {
-        let left = self.deadline.saturating_sub(self.start.elapsed());
-        // The kernel takes zero for no limit, and anything below a microsecond is zero to it.
-        if left < Duration::from_micros(1) { Err(self.timed_out()) } else { Ok(left) }
+    fn remaining(&self) -> Result<Duration, ClientError> {
+        let remaining = self.deadline.saturating_sub(self.start.elapsed());
+        // For the kernel a timeout of less than a microsecond is zero, and zero means no timeout.
+        if remaining < Duration::from_micros(1) { Err(self.timed_out()) } else { Ok(remaining) }
     }
 
     fn failed(&self, source: IoError) -> ClientError {
@@ -291,8 +292,8 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// UnixStream::connect knows no time limit, and waits where the listener's queue is full.
-fn connected(socket: &Path, deadline: Duration) -> Result<UnixStream, Errno> {
+/// `UnixStream::connect` has no timeout, and blocks while the listener's queue is full.
+fn connect_with_timeout(socket: &Path, deadline: Duration) -> Result<UnixStream, Errno> {
     let address = SocketAddrUnix::new(socket)?;
     let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&fd, Timeout::Send, Some(deadline.max(Duration::from_micros(1))))?;
@@ -300,14 +301,14 @@ fn connected(socket: &Path, deadline: Duration) -> Result<UnixStream, Errno> {
     Ok(UnixStream::from(fd))
 }
 
-/// None: it is not complete yet.
+/// None if the head is not complete yet.
 fn parse_head(bytes: &[u8]) -> Result<Option<ResponseHead>, String> {
-    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
     let length = match response.parse(bytes) {
         Ok(httparse::Status::Complete(length)) => length,
         Ok(httparse::Status::Partial) => return Ok(None),
-        Err(e) => return Err(format!("it is no HTTP ({e})")),
+        Err(e) => return Err(format!("it is not HTTP ({e})")),
     };
     let status = response.code.ok_or("it has no status")?;
     let framing = framing(response.headers)?;
@@ -323,7 +324,7 @@ fn framing(headers: &[httparse::Header<'_>]) -> Result<Framing, String> {
             Err(format!("its transfer encoding is {:?}", String::from_utf8_lossy(coding.value)))
         };
     }
-    let Some(length) = find("content-length") else { return Ok(Framing::ToEnd) };
+    let Some(length) = find("content-length") else { return Ok(Framing::UntilClose) };
     let text = String::from_utf8_lossy(length.value);
     text.trim().parse().map(Framing::Length).map_err(|_| format!("its content length is {text:?}"))
 }

@@ -1,13 +1,13 @@
-//! The client against a listener that says what a test wants.
+//! The client with a listener that sends prepared answers.
 
 use std::os::unix::net::UnixListener;
 use std::thread::JoinHandle;
 
 use super::*;
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A listener that reads one request as far as its blank line and `body` bytes, then says `answer` and hangs up.
+/// A listener that reads one request up to its blank line and `body` more bytes, sends `answer`, and closes the connection.
 fn server(answer: Vec<u8>, body: usize) -> (tempfile::TempDir, Client, JoinHandle<Vec<u8>>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.sock");
@@ -15,16 +15,16 @@ fn server(answer: Vec<u8>, body: usize) -> (tempfile::TempDir, Client, JoinHandl
     let thread = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let mut request = Vec::new();
-        let is_whole = |request: &[u8]| {
+        let is_complete = |request: &[u8]| {
             request.windows(4).position(|w| w == b"\r\n\r\n").is_some_and(|at| request.len() >= at + 4 + body)
         };
-        while !is_whole(&request) {
-            let mut some = [0; 4096];
-            let read = stream.read(&mut some).unwrap();
-            assert!(read > 0, "the client hung up");
-            request.extend_from_slice(&some[..read]);
+        while !is_complete(&request) {
+            let mut chunk = [0; 4096];
+            let read = stream.read(&mut chunk).unwrap();
+            assert!(read > 0, "the client closed the connection");
+            request.extend_from_slice(&chunk[..read]);
         }
-        // A client that has heard enough hangs up.
+        // Fails if the client closed the connection early.
         let _ = stream.write_all(&answer);
         request
     });
@@ -33,15 +33,18 @@ fn server(answer: Vec<u8>, body: usize) -> (tempfile::TempDir, Client, JoinHandl
 
 fn answer_to_get(answer: &[u8]) -> Result<HttpAnswer, ClientError> {
     let (_dir, client, thread) = server(answer.to_vec(), 0);
-    let outcome = client.get("/x", SOON);
+    let outcome = client.get("/x", TIMEOUT);
     thread.join().unwrap();
     outcome
 }
 
 #[test]
-fn the_request_says_what_it_must() {
+fn a_post_request_has_the_required_headers() {
     let (_dir, client, thread) = server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_vec(), 7);
-    assert_eq!(client.post("/v1/cni", &[1, 2, 3], SOON).unwrap(), HttpAnswer { status: 200, body: vec![] });
+    assert_eq!(
+        client.post("/v1/cni", &[1, 2, 3], TIMEOUT).unwrap(),
+        HttpAnswer { status: 200, body: vec![] }
+    );
     let request = String::from_utf8(thread.join().unwrap()).unwrap();
     assert!(request.starts_with("POST /v1/cni HTTP/1.1\r\nHost: "), "{request}");
     assert!(request.contains("\r\nConnection: close\r\n"), "{request}");
@@ -49,11 +52,11 @@ fn the_request_says_what_it_must() {
 }
 
 #[test]
-fn what_has_no_body_says_nothing_of_one() {
+fn requests_without_a_body_have_no_body_headers() {
     for method in ["GET", "DELETE"] {
         let (_dir, client, thread) = server(b"HTTP/1.1 409 No\r\nContent-Length: 2\r\n\r\nno".to_vec(), 0);
         let path = "/v1/nodes/a?force=true";
-        let answer = if method == "GET" { client.get(path, SOON) } else { client.delete(path, SOON) };
+        let answer = if method == "GET" { client.get(path, TIMEOUT) } else { client.delete(path, TIMEOUT) };
         assert_eq!(answer.unwrap(), HttpAnswer { status: 409, body: b"no".to_vec() });
         let request = String::from_utf8(thread.join().unwrap()).unwrap();
         assert!(request.starts_with(&format!("{method} {path} HTTP/1.1\r\nHost: ")), "{request}");
@@ -62,7 +65,7 @@ fn what_has_no_body_says_nothing_of_one() {
 }
 
 #[test]
-fn bodies_end_by_length_by_chunks_or_with_the_connection() {
+fn bodies_end_by_length_by_chunks_or_by_close() {
     for raw in [
         "HTTP/1.1 503 Busy\r\ncontent-length: 5\r\n\r\nhello",
         "HTTP/1.1 503 Busy\r\nContent-Length: 5\r\n\r\nhello and more",
@@ -78,7 +81,7 @@ fn bodies_end_by_length_by_chunks_or_with_the_connection() {
 }
 
 #[test]
-fn answers_that_are_cut_off_are_broken() {
+fn truncated_answers_are_reported_as_broken() {
     for raw in [
         "",
         "HTTP/1.1 200 O",
@@ -93,7 +96,7 @@ fn answers_that_are_cut_off_are_broken() {
 }
 
 #[test]
-fn garbage_is_malformed_and_size_has_a_bound() {
+fn invalid_answers_are_malformed_and_large_ones_refused() {
     for raw in [
         "SSH-2.0-OpenSSH\r\n\r\n",
         "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
@@ -111,58 +114,58 @@ fn garbage_is_malformed_and_size_has_a_bound() {
         let error = answer_to_get(raw.as_bytes()).unwrap_err();
         assert!(matches!(error, ClientError::TooLarge { .. }), "{raw}: {error}");
     }
-    let endless = [b"HTTP/1.1 200 OK\r\n\r\n", vec![0; LARGEST_RESULT + FIRST_READ].as_slice()].concat();
-    let (_dir, client, thread) = server(endless, 2);
-    let error = client.post("/x", &[(); 0], SOON).unwrap_err();
+    let large = [b"HTTP/1.1 200 OK\r\n\r\n", vec![0; MAX_RESULT + FIRST_READ].as_slice()].concat();
+    let (_dir, client, thread) = server(large, 2);
+    let error = client.post("/x", &[(); 0], TIMEOUT).unwrap_err();
     assert!(matches!(error, ClientError::TooLarge { .. }), "{error}");
     drop(thread.join());
 }
 
 #[test]
-fn nobody_there_is_told_from_everything_else() {
+fn a_missing_listener_is_distinct_from_other_errors() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
     let closed = dir.path().join("closed");
     drop(UnixListener::bind(&closed).unwrap());
     for path in [dir.path().join("missing"), file.join("below"), file, closed] {
-        let error = Client::new(&path).get("/x", SOON).unwrap_err();
+        let error = Client::new(&path).get("/x", TIMEOUT).unwrap_err();
         assert!(matches!(error, ClientError::NoListener { .. }), "{error}");
-        let said = error.to_string();
-        assert!(said.contains(path.to_str().unwrap()) && said.contains("podwire agent"), "{said}");
+        let message = error.to_string();
+        assert!(message.contains(path.to_str().unwrap()) && message.contains("podwire agent"), "{message}");
     }
     let long = dir.path().join("x".repeat(200));
-    let error = Client::new(&long).get("/x", SOON).unwrap_err();
+    let error = Client::new(&long).get("/x", TIMEOUT).unwrap_err();
     assert!(matches!(error, ClientError::Connect { .. }), "{error}");
 }
 
-/// A listener that accepts nobody, with its queue free and with its queue full.
+/// A listener that does not accept, with a free queue and with a full one.
 #[test]
-fn every_wait_has_an_end() {
+fn requests_time_out() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.sock");
     let _listener = UnixListener::bind(&path).unwrap();
     let short = Duration::from_millis(60);
-    let ask = || Client::new(&path).post("/x", &"x".repeat(2 << 20), short).unwrap_err();
+    let request = || Client::new(&path).post("/x", &"x".repeat(2 << 20), short).unwrap_err();
     let start = Instant::now();
-    assert!(matches!(ask(), ClientError::TimedOut { .. }));
+    assert!(matches!(request(), ClientError::TimedOut { .. }));
     assert!(start.elapsed() >= short);
-    // Connections that nobody accepted yet fill the queue, of whatever length.
+    // Fill the queue with connections that are not accepted.
     let mut queued = Vec::new();
-    while let Ok(stream) = connected(&path, Duration::from_millis(5)) {
+    while let Ok(stream) = connect_with_timeout(&path, Duration::from_millis(5)) {
         queued.push(stream);
-        assert!(queued.len() < 100_000, "the queue has no end");
+        assert!(queued.len() < 100_000, "the queue is not limited");
     }
-    let error = ask();
+    let error = request();
     assert!(matches!(error, ClientError::TimedOut { .. }), "{error}");
 }
 
-/// The agent may refuse before it has read a long request.
+/// The agent may refuse a request before it has read all of it.
 #[test]
-fn an_answer_that_came_before_the_end_of_the_request_counts() {
+fn an_answer_before_the_end_of_the_request_is_returned() {
     let answer = b"HTTP/1.1 413 Large\r\nContent-Length: 3\r\n\r\nbig".to_vec();
     let (_dir, client, thread) = server(answer, 0);
-    let outcome = client.post("/x", &"x".repeat(3 << 20), SOON).unwrap();
+    let outcome = client.post("/x", &"x".repeat(3 << 20), TIMEOUT).unwrap();
     assert_eq!((outcome.status, outcome.body.as_slice()), (413, &b"big"[..]));
     thread.join().unwrap();
 }

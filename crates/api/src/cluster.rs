@@ -1,24 +1,24 @@
-//! What the agent says of the other nodes: what the store has, what the kernel has, and the difference.
+//! Views of the cluster: the state of the store, the state of the kernel, and differences.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::when::Timestamp;
+use crate::timestamp::Timestamp;
 
-/// Whether an answer is what the store has now.
+/// Whether an answer shows the current state of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Freshness {
-    /// When the store had this; null if that is not known, because a clock was wrong.
+    /// When the store had this state. Null if it is unknown, because a clock was wrong.
     pub as_of: Option<Timestamp>,
-    /// The same as an age, by the clock of the agent.
+    /// The age of this state, by the clock of the agent.
     pub age_seconds: Option<u64>,
-    /// The store could not be asked: this is the last state that the agent knows.
+    /// The store could not be read: this is the last state that the agent knows.
     pub stale: bool,
-    /// Why the store could not be asked; null if it could.
+    /// Why the store could not be read. Null if it could be read.
     pub reason: Option<String>,
 }
 
@@ -32,25 +32,25 @@ pub struct NodesView {
     pub nodes: Vec<NodeView>,
 }
 
-/// Whether a node's agent works.
+/// Whether the agent of a node is running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum AgentState {
     Alive,
     Away,
-    /// The store has not been asked since the agent that answers was started; or a state that only newer agents have.
+    /// Unknown: the agent has not read the store since its start. Also stands for states that only newer agents have.
     #[serde(other)]
     Unknown,
 }
 
-/// A node as the store has it.
+/// A node, as stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct NodeView {
     pub name: String,
-    /// Null if its record is unreadable, like the following.
+    /// Null if the record is unreadable, like the following fields.
     pub uid: Option<String>,
     pub addresses: Vec<IpAddr>,
     #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
@@ -58,17 +58,17 @@ pub struct NodeView {
     pub tunnel_mac: Option<String>,
     pub version: Option<String>,
     pub agent: AgentState,
-    /// Since when its agent works; null if that is not known.
+    /// The start time of its agent. Null if it is unknown.
     pub alive_since: Option<Timestamp>,
-    /// Why nothing but its name is known; null if its record is readable.
+    /// Why only the name is known. Null if the record is readable.
     pub message: Option<String>,
-    /// Parts of its record that other nodes do not use, and why: a sentence for each.
+    /// Parts of the record that other nodes do not use, with the reason. One sentence each.
     pub refused: Vec<String>,
-    /// The node that was asked.
+    /// Whether this is the node that answers.
     pub local: bool,
 }
 
-/// A block as the store has it.
+/// A block, as stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -76,11 +76,11 @@ pub struct BlockView {
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub block: IpNet,
     pub node: String,
-    /// What does not fit together; null if all does.
+    /// Inconsistencies of the records. Null if there are none.
     pub message: Option<String>,
-    /// Addresses in use; null for blocks of other nodes, and if the records of this node cannot be read.
+    /// Addresses in use. Null for blocks of other nodes, and if the records of this node cannot be read.
     pub used: Option<u64>,
-    /// Null where `used` is.
+    /// Free addresses. Null if `used` is null.
     pub free: Option<u64>,
     pub local: bool,
 }
@@ -102,7 +102,7 @@ pub struct BlocksView {
 pub struct SubnetView {
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub subnet: IpNet,
-    /// How many blocks it is cut into.
+    /// The number of blocks into which the subnet is divided.
     pub blocks: u64,
     pub claimed: u64,
 }
@@ -114,19 +114,19 @@ pub struct SubnetView {
 pub struct RouteView {
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub block: IpNet,
-    /// Null for a stale route: no node has the block.
+    /// Null for a stale route: no node owns the block.
     pub node: Option<String>,
     pub transport: RouteTransport,
     /// Null if there is no route.
     pub gateway: Option<IpAddr>,
-    /// The link's name; null if there is no route.
+    /// The name of the link. Null if there is no route.
     pub link: Option<String>,
     pub state: RouteState,
-    /// Why there is no route, or what the kernel has instead; null if all is well.
+    /// Why there is no route, or what differs in the kernel. Null if the state is ok.
     pub message: Option<String>,
 }
 
-/// All routes to other nodes' blocks. They follow the agent's copy of the store's contents, which has this age.
+/// All routes to blocks of other nodes. They are computed from the agent's copy of the store, which has this age.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -142,9 +142,9 @@ pub struct RoutesView {
 pub enum RouteTransport {
     Direct,
     Vxlan,
-    /// There is no way to it.
+    /// The node is not reachable.
     None,
-    /// One that only newer agents have.
+    /// A transport that only newer agents have.
     #[serde(other)]
     Unknown,
 }
@@ -153,26 +153,26 @@ pub enum RouteTransport {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum RouteState {
-    /// The kernel has it as it should be.
+    /// The kernel has the expected route.
     Ok,
-    /// It should be there.
+    /// The route is missing in the kernel.
     Missing,
-    /// It leads elsewhere.
+    /// The kernel has a different route.
     Different,
-    /// The kernel has it, and it should not.
+    /// The kernel has a route that should not exist.
     Stale,
-    /// One that only newer agents have.
+    /// A state that only newer agents have.
     #[serde(other)]
     Unknown,
 }
 
-/// A node that was removed for good.
+/// A node that was removed permanently.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Removed {
     pub name: String,
-    /// They are free for others now.
+    /// The released blocks.
     #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub blocks: Vec<IpNet>,
 }

@@ -8,7 +8,7 @@ use types::{Code, Finding, Severity};
 
 use crate::Timestamp;
 
-/// A [`Finding`] that lasts. Code and object identify it.
+/// A [`Finding`] with its start time. Code and object identify it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -19,10 +19,10 @@ pub struct Condition {
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub severity: Severity,
     pub object: String,
-    /// When it began; null where no agent observes the node.
+    /// When it started. Null if no agent observes the node.
     pub since: Option<Timestamp>,
     pub message: String,
-    /// The command that helps, ready to paste; null if there is none.
+    /// A command that fixes the cause. Null if there is none.
     pub fix: Option<String>,
 }
 
@@ -34,7 +34,7 @@ impl Condition {
         Self { code: ConditionCode::Known(code), severity, object, since, message, fix }
     }
 
-    pub fn keeps_from_ready(&self) -> bool {
+    pub fn prevents_ready(&self) -> bool {
         self.severity == Severity::NotReady
     }
 
@@ -44,7 +44,7 @@ impl Condition {
     }
 }
 
-/// A code, or the name of one that only a newer agent knows.
+/// A code, or the name of a code that only a newer agent knows.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ConditionCode {
@@ -53,7 +53,7 @@ pub enum ConditionCode {
 }
 
 impl ConditionCode {
-    /// What to do in general, for a condition without a fix.
+    /// General advice, for a condition without a fix.
     pub fn advice(&self) -> Option<&'static str> {
         match self {
             Self::Known(code) => Some(code.advice()),
@@ -83,7 +83,7 @@ impl PartialEq<Code> for ConditionCode {
 #[serde(rename_all = "camelCase")]
 pub struct Readiness {
     pub ready: bool,
-    /// Those that keep the node from being ready, the most important one first.
+    /// The conditions that prevent readiness, the most important one first.
     pub conditions: Vec<Condition>,
 }
 
@@ -93,21 +93,21 @@ mod tests {
 
     #[test]
     fn a1_a_condition_of_a_newer_agent_can_be_read() {
-        let text = r#"{"code":"MoonFull","severity":"severe","object":"node n1","since":"2026-11-15T21:13:04Z",
-            "message":"it is bright","phase":"full"}"#;
+        let text = r#"{"code":"NewCode","severity":"severe","object":"node n1","since":"2026-11-15T21:13:04Z",
+    "message":"a message","phase":"new field"}"#;
         let read: Condition = serde_json::from_str(text).unwrap();
-        assert_eq!(read.code, ConditionCode::Unknown("MoonFull".to_owned()));
+        assert_eq!(read.code, ConditionCode::Unknown("NewCode".to_owned()));
         assert_eq!((read.severity, read.fix), (Severity::Degraded, None));
         assert_ne!(read.code, Code::NftMissing);
     }
 
     #[test]
-    fn a1_a_condition_as_json() {
+    fn a1_a_condition_has_the_documented_json_form() {
         let finding = Finding::new(Code::NftMissing, "program nft", "it is not installed");
         let condition = Condition::new(finding.fix("apt install nftables"), Timestamp(1_763_241_184));
         let text = serde_json::to_string(&condition).unwrap();
-        let wanted = r#"{"code":"NftMissing","severity":"notReady","object":"program nft","since":"2025-11-15T21:13:04Z","message":"it is not installed","fix":"apt install nftables"}"#;
-        assert_eq!(text, wanted);
+        let expected = r#"{"code":"NftMissing","severity":"notReady","object":"program nft","since":"2025-11-15T21:13:04Z","message":"it is not installed","fix":"apt install nftables"}"#;
+        assert_eq!(text, expected);
         assert_eq!(serde_json::from_str::<Condition>(&text).unwrap(), condition);
         assert_eq!(condition.summary(), "NftMissing: apt install nftables");
     }

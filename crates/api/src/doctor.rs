@@ -1,4 +1,4 @@
-//! What `podwire doctor -o json` prints.
+//! The output of `podwire doctor -o json`.
 
 use serde::{Deserialize, Serialize};
 use types::Severity;
@@ -7,7 +7,7 @@ use types::Severity;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DoctorReport {
-    /// No check found a problem. Some may be unknown.
+    /// No check found a problem. Some checks may be unknown.
     pub ok: bool,
     pub checks: Vec<DoctorCheck>,
 }
@@ -19,15 +19,15 @@ pub struct DoctorReport {
 pub struct DoctorCheck {
     pub check: String,
     pub verdict: Verdict,
-    /// Of the condition; null if there is none.
+    /// The code of the condition. Null if there is none.
     pub code: Option<String>,
-    /// Of the condition: `notReady` or `degraded`; null if there is none.
+    /// The severity of the condition: `notReady` or `degraded`. Null if there is none.
     #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub severity: Option<Severity>,
-    /// What the condition is about; null if there is none.
+    /// The object of the condition. Null if there is none.
     pub object: Option<String>,
     pub message: String,
-    /// The command that helps, ready to paste; null if there is none.
+    /// A command that fixes the cause. Null if there is none.
     pub fix: Option<String>,
 }
 
@@ -37,6 +37,6 @@ pub struct DoctorCheck {
 pub enum Verdict {
     Ok,
     Problem,
-    /// It could not be checked from here; that says nothing about the node.
+    /// The check could not run here. This says nothing about the node.
     Unknown,
 }

@@ -1,9 +1,41 @@
-//! What `podwire lab status -o json` and `podwire lab test -o json` print.
+//! The output of `podwire lab ls -o json`, `podwire lab status -o json` and `podwire lab test -o json`.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct LabList {
+    pub labs: Vec<LabEntry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct LabEntry {
+    pub name: String,
+    /// Number of nodes; null if there is no readable state file.
+    pub nodes: Option<usize>,
+    pub state: LabEntryState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum LabEntryState {
+    Up,
+    /// `podwire lab up` is running or was killed.
+    Unfinished,
+    /// The host was booted since the lab was created.
+    Stale,
+    /// Namespaces of the lab exist, but its directory does not.
+    Orphaned,
+    /// The state file is missing or damaged.
+    Unreadable,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -21,12 +53,12 @@ pub struct LabStatus {
 #[serde(rename_all = "camelCase")]
 pub struct LabNode {
     pub name: String,
-    /// Counted from 1.
+    /// The number of the subnet, starting with 1.
     pub subnet: usize,
     pub addresses: Vec<IpAddr>,
     pub link: LabLink,
     pub agent: LabAgent,
-    /// Of the agent; null if it does not run.
+    /// The process of the agent. Null if it is not running.
     pub pid: Option<u32>,
     #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub blocks: Vec<IpNet>,
@@ -60,7 +92,7 @@ pub struct LabMember {
     pub name: String,
     pub endpoint: String,
     pub state: LabMemberState,
-    /// Null if it does not run.
+    /// Null if it is not running.
     pub pid: Option<u32>,
 }
 
@@ -84,15 +116,15 @@ pub struct LabPod {
     pub namespace: String,
 }
 
-/// Every pod to every other pod.
+/// The result of pings from every pod to every other pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct LabTest {
-    /// Every path is reached in every family, and no node is killed.
+    /// All paths are reachable in all families, and no node is killed.
     pub ok: bool,
     pub paths: Vec<LabPath>,
-    /// Their pods are gone, and have no path.
+    /// Killed nodes. Their pods do not exist any more and have no paths.
     pub killed_nodes: Vec<LabKilledNode>,
     pub duration_ms: u64,
 }
@@ -120,11 +152,11 @@ pub struct LabPath {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum LabTransport {
-    /// Both pods are on one node.
+    /// Both pods are on the same node.
     Local,
     Direct,
     Vxlan,
-    /// No route of Podwire leads there.
+    /// There is no route of Podwire.
     None,
 }
 
@@ -135,14 +167,14 @@ pub enum LabReach {
     Reached {
         duration_us: u64,
     },
-    /// The packet arrived from this address instead of the pod's own.
+    /// The packet arrived with this source address instead of the pod's address.
     Rewritten {
         source: IpAddr,
     },
     Unreached {
-        /// Null: no answer, and no error.
+        /// Null if there was neither an answer nor an error.
         reason: Option<String>,
     },
-    /// The pods do not both have an address of the family.
+    /// At least one of the pods has no address of the family.
     NotUsed,
 }

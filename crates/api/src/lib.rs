@@ -1,11 +1,11 @@
-//! The agent's API as its clients and the agent share it: paths, messages, tombstones, and a small synchronous client.
+//! The agent's API, shared by the agent and its clients: paths, messages, tombstones, and a small synchronous client.
 //!
 //! ```text
 //! podwire-cni ──POST /v1/cni──► agent        podwire status, pods, … ──GET──► agent
-//!      └─ nobody there: a tombstone in RUN/tombstones, which the agent drains
+//!      └─ no agent: a tombstone in RUN/tombstones, which the agent serves later
 //! ```
 //!
-//! HTTP/1.1 with JSON over a unix socket that only root may open. It knows no engine and no network.
+//! HTTP/1.1 with JSON over a Unix socket that only root can open. The crate does not depend on engine or network.
 
 mod attachment;
 mod client;
@@ -16,8 +16,8 @@ mod lab;
 mod message;
 mod paths;
 mod status;
+mod timestamp;
 mod tombstone;
-mod when;
 
 pub use attachment::{
     AddressView, AttachmentDetails, AttachmentPhase, AttachmentRecord, AttachmentView, AttachmentsView,
@@ -32,17 +32,17 @@ pub use cluster::{
 pub use condition::{Condition, ConditionCode, Readiness};
 pub use doctor::{DoctorCheck, DoctorReport, Verdict};
 pub use lab::{
-    LabAgent, LabKilledNode, LabLink, LabMember, LabMemberState, LabNode, LabPath, LabPod, LabReach,
-    LabStatus, LabTest, LabTransport,
+    LabAgent, LabEntry, LabEntryState, LabKilledNode, LabLink, LabList, LabMember, LabMemberState, LabNode,
+    LabPath, LabPod, LabReach, LabStatus, LabTest, LabTransport,
 };
 pub use message::{CniAnswer, CniCall, ErrorAnswer, VersionAnswer};
 pub use paths::{
-    ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, PAGE_NOT_FOUND, READY, ROUTES,
-    STATUS, VERSION,
+    API_VERSION, ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, PAGE_NOT_FOUND,
+    READY, ROUTES, STATUS, VERSION,
 };
 pub use status::{
     BlockUse, Counts, InactivePort, InstalledFile, NetworkStatus, NodeMode, ReconcileStatus, Repair, Status,
     StatusWithoutAgent,
 };
+pub use timestamp::{Timestamp, utc};
 pub use tombstone::{Tombstone, TombstoneError, Tombstones};
-pub use when::{Timestamp, utc};

@@ -1,4 +1,4 @@
-//! A run of the plugin, as it is passed to the agent.
+//! A call of the plugin, as it is passed to the agent.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use types::RequestId;
 
-/// What the runtime gave the plugin, unchanged: the agent parses it as the plugin would.
+/// The runtime's input to the plugin, unchanged. The agent parses it like the plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CniCall {
@@ -17,10 +17,10 @@ pub struct CniCall {
     pub config: String,
 }
 
-/// What the plugin prints.
+/// The output of the plugin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CniAnswer {
-    /// None for the verbs that print nothing.
+    /// None for commands without output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Value>,
 }
@@ -31,12 +31,12 @@ pub struct CniAnswer {
 #[serde(rename_all = "camelCase")]
 pub struct VersionAnswer {
     pub version: String,
-    /// Of the API.
+    /// The version of the API.
     pub api: u32,
     pub cni_versions: Vec<String>,
 }
 
-/// Why a question has no answer.
+/// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]

@@ -1,4 +1,4 @@
-//! What the agent says of itself.
+//! The status of the agent.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub struct Status {
     pub version: String,
     pub pid: u32,
     pub started_at: Timestamp,
-    /// No condition keeps the node from being ready.
+    /// No condition prevents readiness.
     pub ready: bool,
     /// `embedded` or `etcd`.
     pub store: String,
@@ -29,10 +29,10 @@ pub struct Status {
     /// Null if the records cannot be read.
     pub attachments: Option<Counts>,
     pub reconcile: ReconcileStatus,
-    /// What is installed for runtimes; empty when the agent does not install.
+    /// The files installed for runtimes. Empty if the agent does not install.
     pub installed: Vec<InstalledFile>,
     pub inactive_ports: Vec<InactivePort>,
-    /// Those that keep the node from being ready come first.
+    /// Conditions that prevent readiness come first.
     pub conditions: Vec<Condition>,
 }
 
@@ -43,10 +43,10 @@ pub struct NetworkStatus {
     pub name: String,
     pub mode: String,
     pub bridge: String,
-    /// Null: that of the bridge.
+    /// Null: the MTU of the bridge.
     pub mtu: Option<u32>,
     pub masquerade: bool,
-    /// All of it, of which `blocks` is this node's share.
+    /// The subnets of the whole network. `blocks` are the blocks of this node.
     #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub subnets: Vec<IpNet>,
     pub blocks: Vec<BlockUse>,
@@ -58,9 +58,9 @@ pub struct NetworkStatus {
 pub struct BlockUse {
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub block: IpNet,
-    /// Addresses in use; null if the records cannot be read.
+    /// Addresses in use. Null if the records cannot be read.
     pub used: Option<u64>,
-    /// Null where `used` is.
+    /// Free addresses. Null if `used` is null.
     pub free: Option<u64>,
 }
 
@@ -70,7 +70,7 @@ pub struct BlockUse {
 pub struct Counts {
     pub ready: u64,
     pub pending: u64,
-    /// Records that cannot be read; their addresses stay taken until they are removed.
+    /// Unreadable records. Their addresses stay reserved until they are removed.
     pub unreadable: u64,
 }
 
@@ -78,9 +78,9 @@ pub struct Counts {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReconcileStatus {
-    /// When the last round ended; null before the first one.
+    /// The end of the last round. Null before the first one.
     pub last_round_at: Option<Timestamp>,
-    /// Of the last round.
+    /// The duration of the last round.
     pub duration_ms: u64,
     pub rounds: u64,
     pub repairs: u64,
@@ -102,11 +102,11 @@ pub struct Repair {
 pub struct InstalledFile {
     pub path: PathBuf,
     pub ok: bool,
-    /// What is wrong with it; null if it is in place.
+    /// The problem with the file. Null if it is correct.
     pub message: Option<String>,
 }
 
-/// A published port whose hostIP is no address of this node now. No problem: the address may move between nodes.
+/// A published port with a hostIP that this node does not have now. Not a problem: the address may move between nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -122,23 +122,23 @@ impl fmt::Display for InactivePort {
         let Self { network, container_id, interface, port } = self;
         write!(
             f,
-            "host port {port} of {network}/{container_id}/{interface}: the hostIP is no address of this node"
+            "host port {port} of {network}/{container_id}/{interface}: the hostIP is not an address of this node"
         )
     }
 }
 
-/// What `podwire status -o json` prints where no agent answers: the state in files and kernel.
+/// The output of `podwire status -o json` without an agent: the state of files and kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct StatusWithoutAgent {
     pub mode: NodeMode,
-    /// No condition keeps the node from being ready.
+    /// No condition prevents readiness.
     pub ready: bool,
     pub run_dir: PathBuf,
-    /// None: the run directory cannot be read.
+    /// Null if the run directory cannot be read.
     pub attachments: Option<Counts>,
-    /// DELs that an agent will serve. None: the run directory cannot be read.
+    /// DEL requests that an agent will serve. Null if the run directory cannot be read.
     pub tombstones: Option<u64>,
     pub inactive_ports: Vec<InactivePort>,
     pub conditions: Vec<Condition>,
@@ -148,8 +148,8 @@ pub struct StatusWithoutAgent {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum NodeMode {
-    /// An agent serves pods.
+    /// An agent serves requests.
     Agent,
-    /// The plugin serves pods itself, and no agent is missing.
+    /// The plugin serves requests itself. No agent is expected.
     Standalone,
 }

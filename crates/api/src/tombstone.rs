@@ -1,7 +1,7 @@
-//! Tombstones: a DEL that nobody could be asked for, left in a directory for the agent.
+//! Tombstones: DEL requests that were received while no agent ran, stored in a directory for the agent.
 //!
-//! One file a key, replaced atomically. Plugins leave them, the agent alone takes them away.
-//! What begins with a dot is not a tombstone: one in the making, or one that was put aside.
+//! One file per attachment key, replaced atomically. Plugins write them, and only the agent removes them.
+//! Files with a leading dot are no tombstones: they are temporary or were put aside.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
@@ -18,17 +18,17 @@ use types::{AttachmentKey, Digest};
 
 use crate::{CniCall, MAX_BODY};
 
-/// A temporary file that is older than this was left by a plugin that was killed.
+/// An older temporary file was left by a killed plugin.
 const ABANDONED: Duration = Duration::from_secs(600);
-/// The largest that is read: a request that the agent would have taken, and the key, whose parts are in it already.
-const LARGEST: usize = 2 * MAX_BODY;
+/// The maximum size that is read: a request that the agent would accept, and the key, which repeats parts of it.
+const MAX_SIZE: usize = 2 * MAX_BODY;
 const PUT_ASIDE: &str = ".unreadable-";
 
 #[derive(Debug, thiserror::Error)]
 pub enum TombstoneError {
     #[error("cannot {op} {}: {source}", path.display())]
     Io { op: &'static str, path: PathBuf, source: IoError },
-    #[error("the tombstone {} cannot be understood: {source}", path.display())]
+    #[error("cannot parse tombstone {}: {source}", path.display())]
     Content { path: PathBuf, source: serde_json::Error },
     #[error("the directory of tombstones is not safe: {0}")]
     Unsafe(#[from] files::UnsafeDir),
@@ -40,18 +40,18 @@ pub struct Tombstones {
     dir: PathBuf,
 }
 
-/// A tombstone as it was when it was read.
+/// A tombstone, as read.
 #[derive(Debug)]
 pub struct Tombstone {
     pub path: PathBuf,
-    /// None where it cannot be read.
+    /// None if the tombstone is unreadable.
     pub key: Option<AttachmentKey>,
     /// The DEL to serve.
     pub call: Result<CniCall, TombstoneError>,
     identity: FileIdentity,
 }
 
-/// What tells a file from one that took its name since; a rename changes none of it.
+/// Distinguishes a file from a later file with the same name. A rename does not change it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FileIdentity {
     inode: u64,
@@ -65,7 +65,7 @@ impl FileIdentity {
     }
 }
 
-/// The call, and whose it is: the agent need not understand the one to know the other.
+/// The call and its key. The agent can read the key even if it cannot process the call.
 #[derive(Serialize, Deserialize)]
 struct TombstoneContent<C> {
     key: AttachmentKey,
@@ -82,20 +82,20 @@ impl Tombstones {
         &self.dir
     }
 
-    /// Leaves one for this DEL. An earlier one of the same key is replaced.
-    pub fn leave(&self, call: &CniCall, key: &AttachmentKey) -> Result<(), TombstoneError> {
+    /// Writes a tombstone for this DEL. It replaces an earlier one with the same key.
+    pub fn write(&self, call: &CniCall, key: &AttachmentKey) -> Result<(), TombstoneError> {
         let (dir, path) = (&self.dir, self.path_of(key));
         let content = TombstoneContent { key: key.clone(), call };
         let text = serde_json::to_vec(&content)
             .map_err(|source| TombstoneError::Content { path: path.clone(), source })?;
         dir.parent().map_or(Ok(()), files::check_dir)?;
-        files::create_dir(dir).map_err(io("make", dir))?;
+        files::create_dir(dir).map_err(io("create", dir))?;
         files::check_dir(dir)?;
         let how = Replacement { writers: Writers::Many, ..Replacement::STATE };
         files::replace(&path, &text, how).map_err(io("write", &path))
     }
 
-    /// All of them, also those that cannot be read. Temporary files of killed plugins are removed.
+    /// All tombstones, including unreadable ones. Removes temporary files of killed plugins.
     pub fn list(&self) -> Result<Vec<Tombstone>, TombstoneError> {
         files::remove_leftovers(&self.dir, None, ABANDONED)
             .map_err(io("remove temporary files in", &self.dir))?;
@@ -108,30 +108,32 @@ impl Tombstones {
 
     pub fn exists(&self, key: &AttachmentKey) -> Result<bool, TombstoneError> {
         let path = self.path_of(key);
-        optional(path.symlink_metadata()).map_err(io("look at", &path)).map(|found| found.is_some())
+        optional(path.symlink_metadata()).map_err(io("inspect", &path)).map(|metadata| metadata.is_some())
     }
 
-    /// One reading of the directory; a directory that is missing is empty.
+    /// Reads the directory once. A missing directory is empty.
     pub fn is_empty(&self) -> Result<bool, TombstoneError> {
         Ok(!self.names()?.iter().any(is_tombstone))
     }
 
-    /// Takes away a tombstone that was served. One that replaced it since stays.
+    /// Removes a tombstone that was served, unless a newer one has replaced it.
     ///
-    /// Nothing can look at a file and remove it in one step, so it first gets a name that nobody else uses. That name is
-    /// listed too: whoever is killed in between loses nothing.
+    /// A file cannot be checked and removed in one step, so it is first renamed to a private name. That name is listed as well,
+    /// so nothing is lost if the process is killed in between.
     pub fn remove(&self, tombstone: &Tombstone) -> Result<(), TombstoneError> {
-        let Some(private) = self.seize(tombstone, |name| format!("{name}-served"))? else { return Ok(()) };
-        remove_if_there(&private)
+        let Some(private) = self.rename_if_same(tombstone, |name| format!("{name}-served"))? else {
+            return Ok(());
+        };
+        remove_if_exists(&private)
     }
 
-    /// Keeps one that cannot be read out of the way, for a person to look at; says where. None: it is not there any more.
+    /// Renames an unreadable tombstone for inspection by an operator, and returns the path. None if it does not exist any more.
     pub fn put_aside(&self, tombstone: &Tombstone) -> Result<Option<PathBuf>, TombstoneError> {
-        self.seize(tombstone, |name| format!("{PUT_ASIDE}{name}"))
+        self.rename_if_same(tombstone, |name| format!("{PUT_ASIDE}{name}"))
     }
 
-    /// Gives the very file that was read another name. None: it is gone, or a newer one has its place.
-    fn seize(
+    /// Renames the file that was read. None if it was removed or replaced.
+    fn rename_if_same(
         &self,
         tombstone: &Tombstone,
         rename: impl Fn(&str) -> String,
@@ -142,14 +144,14 @@ impl Tombstones {
         if optional(fs::rename(path, &private)).map_err(io("rename", path))?.is_none() {
             return Ok(None);
         }
-        let meta = private.symlink_metadata().map_err(io("look at", &private))?;
+        let meta = private.symlink_metadata().map_err(io("inspect", &private))?;
         if FileIdentity::of(&meta) == tombstone.identity {
             return Ok(Some(private));
         }
         match renameat_with(CWD, &private, CWD, path, RenameFlags::NOREPLACE) {
             Ok(()) => Ok(None),
-            // A still newer one: this one is replaced as well.
-            Err(Errno::EXIST) => remove_if_there(&private).map(|()| None),
+            // An even newer file exists, which replaces this one as well.
+            Err(Errno::EXIST) => remove_if_exists(&private).map(|()| None),
             Err(errno) => Err(io("rename to", path)(errno.into())),
         }
     }
@@ -172,13 +174,13 @@ fn is_tombstone(name: &OsString) -> bool {
     !name.as_encoded_bytes().starts_with(b".")
 }
 
-/// None: it is gone since the directory was read.
+/// None if the file was removed after the directory was read.
 fn read(path: PathBuf) -> Result<Option<Tombstone>, TombstoneError> {
-    let Some(meta) = optional(path.symlink_metadata()).map_err(io("look at", &path))? else {
+    let Some(meta) = optional(path.symlink_metadata()).map_err(io("inspect", &path))? else {
         return Ok(None);
     };
     let mut identity = FileIdentity::of(&meta);
-    // Read and identified through one descriptor: it may be replaced at any moment.
+    // Content and identity are read through one descriptor, because the file may be replaced at any time.
     let content = match optional(files::open(&path, File::options().read(true))).map_err(io("open", &path)) {
         Ok(Some(file)) => content_of(&file, &path, &mut identity),
         Ok(None) => return Ok(None),
@@ -196,12 +198,12 @@ fn content_of(
     path: &Path,
     identity: &mut FileIdentity,
 ) -> Result<TombstoneContent<CniCall>, TombstoneError> {
-    *identity = FileIdentity::of(&file.metadata().map_err(io("look at", path))?);
-    let text = files::read_limited(file, LARGEST as u64).map_err(io("read", path))?;
+    *identity = FileIdentity::of(&file.metadata().map_err(io("inspect", path))?);
+    let text = files::read_limited(file, MAX_SIZE as u64).map_err(io("read", path))?;
     serde_json::from_slice(&text).map_err(|source| TombstoneError::Content { path: path.to_owned(), source })
 }
 
-fn remove_if_there(path: &Path) -> Result<(), TombstoneError> {
+fn remove_if_exists(path: &Path) -> Result<(), TombstoneError> {
     files::remove(path).map_err(io("remove", path)).map(drop)
 }
 

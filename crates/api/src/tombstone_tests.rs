@@ -32,16 +32,16 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn what_is_left_is_found_once_a_key() {
+fn there_is_one_tombstone_per_key() {
     let (_dir, tombstones) = directory();
     assert!(
         tombstones.is_empty().unwrap()
             && tombstones.list().unwrap().is_empty()
             && !tombstones.exists(&key("a")).unwrap()
     );
-    tombstones.leave(&call(1), &key("a")).unwrap();
-    tombstones.leave(&call(2), &key("b")).unwrap();
-    tombstones.leave(&call(3), &key("a")).unwrap();
+    tombstones.write(&call(1), &key("a")).unwrap();
+    tombstones.write(&call(2), &key("b")).unwrap();
+    tombstones.write(&call(3), &key("a")).unwrap();
     assert!(
         !tombstones.is_empty().unwrap()
             && tombstones.exists(&key("a")).unwrap()
@@ -49,11 +49,11 @@ fn what_is_left_is_found_once_a_key() {
     );
     let mut all = tombstones.list().unwrap();
     all.sort_by_key(|tombstone| tombstone.key.clone());
-    let found: Vec<_> =
+    let contents: Vec<_> =
         all.iter().map(|s| (s.key.clone().unwrap(), s.call.as_ref().unwrap().clone())).collect();
-    assert_eq!(found, [(key("a"), call(3)), (key("b"), call(2))]);
+    assert_eq!(contents, [(key("a"), call(3)), (key("b"), call(2))]);
     assert_eq!((mode(tombstones.dir()), mode(&all[0].path)), (0o700, 0o600));
-    // The file alone is a call: an agent of another version may know no key.
+    // The file is also a valid call without the key, for agents of other versions.
     let bare: CniCall = serde_json::from_slice(&fs::read(&all[0].path).unwrap()).unwrap();
     assert_eq!(bare, call(3));
     for tombstone in &all {
@@ -65,11 +65,11 @@ fn what_is_left_is_found_once_a_key() {
 }
 
 #[test]
-fn one_that_was_replaced_meanwhile_stays() {
+fn a_replaced_tombstone_is_not_removed() {
     let (_dir, tombstones) = directory();
-    tombstones.leave(&call(1), &key("a")).unwrap();
+    tombstones.write(&call(1), &key("a")).unwrap();
     let old = tombstones.list().unwrap().remove(0);
-    tombstones.leave(&call(2), &key("a")).unwrap();
+    tombstones.write(&call(2), &key("a")).unwrap();
     tombstones.remove(&old).unwrap();
     assert_eq!(tombstones.put_aside(&old).unwrap(), None);
     assert!(tombstones.exists(&key("a")).unwrap());
@@ -79,34 +79,34 @@ fn one_that_was_replaced_meanwhile_stays() {
     assert!(tombstones.is_empty().unwrap());
 }
 
-/// Killed between the two steps of `remove`: the file has its private name, and is served once more.
+/// If the agent is killed between the two steps of `remove`, the file has its private name and is served again.
 #[test]
-fn a_removal_that_was_cut_off_loses_nothing() {
+fn an_interrupted_removal_loses_no_tombstone() {
     let (_dir, tombstones) = directory();
-    tombstones.leave(&call(1), &key("a")).unwrap();
+    tombstones.write(&call(1), &key("a")).unwrap();
     let tombstone = tombstones.list().unwrap().remove(0);
-    tombstones.seize(&tombstone, |name| format!("{name}-served")).unwrap().unwrap();
+    tombstones.rename_if_same(&tombstone, |name| format!("{name}-served")).unwrap().unwrap();
     assert!(!tombstones.is_empty().unwrap());
-    let again = tombstones.list().unwrap().remove(0);
-    assert_eq!(again.key, Some(key("a")));
-    tombstones.remove(&again).unwrap();
+    let renamed = tombstones.list().unwrap().remove(0);
+    assert_eq!(renamed.key, Some(key("a")));
+    tombstones.remove(&renamed).unwrap();
     assert!(tombstones.is_empty().unwrap());
 }
 
 #[test]
-fn one_that_cannot_be_read_is_listed_and_put_aside() {
+fn an_unreadable_tombstone_is_listed_and_put_aside() {
     let (_dir, tombstones) = directory();
-    tombstones.leave(&call(1), &key("a")).unwrap();
+    tombstones.write(&call(1), &key("a")).unwrap();
     let path = tombstones.list().unwrap().remove(0).path;
     fs::create_dir(tombstones.dir().join("directory")).unwrap();
-    for (name, text) in [("x", &b""[..]), ("y", b"{\"key\":1}"), ("z", &vec![b' '; LARGEST + 1])] {
+    for (name, text) in [("x", &b""[..]), ("y", b"{\"key\":1}"), ("z", &vec![b' '; MAX_SIZE + 1])] {
         fs::write(path.with_file_name(name), text).unwrap();
     }
     let (good, bad): (Vec<_>, Vec<_>) = tombstones.list().unwrap().into_iter().partition(|s| s.call.is_ok());
     assert_eq!((good.len(), bad.len()), (1, 4));
     for tombstone in bad {
-        let said = tombstone.call.as_ref().unwrap_err().to_string();
-        assert!(tombstone.key.is_none() && said.contains(tombstone.path.to_str().unwrap()), "{said}");
+        let message = tombstone.call.as_ref().unwrap_err().to_string();
+        assert!(tombstone.key.is_none() && message.contains(tombstone.path.to_str().unwrap()), "{message}");
         assert!(tombstones.put_aside(&tombstone).unwrap().unwrap().exists());
     }
     tombstones.remove(&good[0]).unwrap();
@@ -114,7 +114,7 @@ fn one_that_cannot_be_read_is_listed_and_put_aside() {
 }
 
 #[test]
-fn what_killed_plugins_left_in_the_making_is_no_tombstone_and_goes() {
+fn temporary_files_of_killed_plugins_are_removed() {
     let (_dir, tombstones) = directory();
     fs::create_dir_all(tombstones.dir()).unwrap();
     let (old, new) = (tombstones.dir().join(".a.1.podwire-tmp"), tombstones.dir().join(".a.2.podwire-tmp"));
@@ -127,10 +127,10 @@ fn what_killed_plugins_left_in_the_making_is_no_tombstone_and_goes() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_is_named() {
+fn a_directory_that_cannot_be_created_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
-    let said = Tombstones::new(&file).leave(&call(1), &key("a")).unwrap_err().to_string();
-    assert!(said.contains("make") && said.contains(file.to_str().unwrap()), "{said}");
+    let message = Tombstones::new(&file).write(&call(1), &key("a")).unwrap_err().to_string();
+    assert!(message.contains("create") && message.contains(file.to_str().unwrap()), "{message}");
 }

@@ -85,7 +85,7 @@ impl Floor {
         let add = self.in_parallel(workers, |pod, host| pod.add(host, bridge).map(drop))?;
         let del = self.in_parallel(workers, |pod, _| Ok(netlink::delete_link_early(detached(pod)?)?))?;
         // Threads that wait for the kernel's grace periods would disturb the next contender.
-        wait_until("completion of all deletions", GRACE, || Ok(netlink::deletions_under_way() == 0))?;
+        wait_until("completion of all deletions", GRACE, || Ok(netlink::pending_deletions() == 0))?;
         Ok((add, del))
     }
 

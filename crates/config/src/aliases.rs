@@ -1,5 +1,5 @@
-//! Variables under other names than our own: those that the first agent of this kind was configured with. Most are read
-//! like the key they mean; three are read with more timeout.
+//! Environment variables under legacy names, which an earlier agent of this kind used. Most are parsed like the key that
+//! they set. Three accept more forms.
 
 use std::path::PathBuf;
 
@@ -9,10 +9,10 @@ use crate::{Key, etcd, values};
 
 pub(super) const PLUGIN_LOCATION: &str = "CNI_PLUGIN_LOCATION";
 const CONFIG_NAME: &str = "10-podwire.conflist";
-const CONFIG_ALLOWED: &str = "must be the absolute path of a file that ends in .conf or .conflist, or of a directory with '/' at its end";
-const PLUGIN_ALLOWED: &str = "must be the absolute path of a file, or of a directory with '/' at its end";
+const CONFIG_ALLOWED: &str = "must be the absolute path of a file that ends in .conf or .conflist, or of a directory with a trailing '/'";
+const PLUGIN_ALLOWED: &str = "must be the absolute path of a file, or of a directory with a trailing '/'";
 
-/// How this variable is read.
+/// Returns the parser of this variable.
 pub(super) fn reader(alias: &str, key: &Key) -> KeySetter {
     match alias {
         "ETCD_PREFIX" => prefix,
@@ -22,7 +22,7 @@ pub(super) fn reader(alias: &str, key: &Key) -> KeySetter {
     }
 }
 
-/// With or without slashes around it.
+/// Accepts the prefix with or without surrounding slashes.
 fn prefix(draft: &mut Draft, text: &str) -> Result<(), String> {
     let inner = text.strip_prefix('/').unwrap_or(text);
     let inner = inner.strip_suffix('/').unwrap_or(inner);
@@ -34,7 +34,7 @@ fn config_location(draft: &mut Draft, text: &str) -> Result<(), String> {
     let name = name.map_or(Ok(CONFIG_NAME.to_owned()), values::config_name).map_err(|_| CONFIG_ALLOWED)?;
     draft.config_dir = Some(directory);
     draft.config_name = Some(name);
-    draft.located = true;
+    draft.has_location = true;
     Ok(())
 }
 
@@ -43,30 +43,30 @@ fn plugin_location(draft: &mut Draft, text: &str) -> Result<(), String> {
     let name = name.map(values::plugin_name).transpose()?;
     draft.plugin_dir = Some(directory);
     draft.plugin_file = name.map(|name| (name, text.to_owned()));
-    draft.located = true;
+    draft.has_location = true;
     Ok(())
 }
 
-/// The directory, and the file's name unless the whole is a directory. Only the text tells which: a start must not depend on
-/// what is on the disk.
+/// Returns the directory, and the file name unless the whole path is a directory. Only the text decides which it is: the
+/// result of a start must not depend on the files on disk.
 fn location(text: &str) -> Option<(PathBuf, Option<&str>)> {
     let path = values::path(text).ok()?;
-    // `/` and what ends in `..` have none.
+    // `/` and paths that end in `..` have no file name.
     let name = path.file_name()?.len();
     if text.ends_with('/') {
         return Some((path, None));
     }
-    // Other endings that a path leaves out (`/.`) are no name.
+    // `Path` drops other suffixes such as `/.`, which are no file name either.
     let (directory, last) = text.rsplit_once('/')?;
     let directory = if directory.is_empty() { "/" } else { directory };
     (last.len() == name).then(|| (PathBuf::from(directory), Some(last)))
 }
 
-/// A file under another name than the type would never be found.
-pub(super) fn disagree(file: &str, kind: &str) -> Option<String> {
+/// Runtimes execute the file that has the name of the type, so both names must be equal.
+pub(super) fn name_mismatch(file: &str, kind: &str) -> Option<String> {
     (file != kind).then(|| {
         format!(
-            "names the plugin's file {file:?}, and install.type (CNI_TYPE) is {kind:?}: both must agree, runtimes look for a file that is called like the type; a directory has '/' at its end"
+            "names the plugin's file {file:?}, but install.type (CNI_TYPE) is {kind:?}: both must be equal, because runtimes execute the file with the name of the type; the path of a directory must end with '/'"
         )
     })
 }

@@ -1,13 +1,13 @@
-//! How an operator changes a value so that it holds after a restart.
+//! Commands with which an operator changes a configuration value permanently.
 
 use types::{Finding, Fix};
 
 use super::{Config, Key, Origin};
 
-/// The variables of deploy/podwire.service.
-const VARIABLES: &str = "/etc/podwire/agent.env";
+/// The environment file of deploy/podwire.service.
+const ENV_FILE: &str = "/etc/podwire/agent.env";
 
-/// The keys that flags set. It is no part of what the agent runs with: two configurations with the same values are equal.
+/// The keys that were set by flags. They do not take part in comparisons: two configurations with the same values are equal.
 #[derive(Debug, Clone, Default)]
 pub struct FlagKeys(Vec<&'static str>);
 
@@ -27,17 +27,18 @@ impl FlagKeys {
 }
 
 impl Config {
-    /// The finding with the command that sets the key. No variable wins over a flag: then the message names the flag.
-    pub fn propose(&self, found: Finding, key: &str, value: &str) -> Finding {
-        let Some(key) = Key::find(key) else { return found };
+    /// Adds the command that sets the key to a finding. Flags override variables, so for a key set by a flag the message names
+    /// the flag instead.
+    pub fn propose(&self, finding: Finding, key: &str, value: &str) -> Finding {
+        let Some(key) = Key::find(key) else { return finding };
         if self.flag_keys.0.contains(&key.name) {
-            let message = format!("{}; start the agent with --{} {value}", found.message, key.flag);
-            return Finding { message, ..found };
+            let message = format!("{}; start the agent with --{} {value}", finding.message, key.flag);
+            return Finding { message, ..finding };
         }
-        // The last line of the file may lack its newline.
+        // The last line of the file may lack a trailing newline.
         let set =
-            Fix::words(["printf", r"\n%s\n", &format!("{}={value}", key.variable())]).append_to(VARIABLES);
-        found.fix(set.and("systemctl restart podwire"))
+            Fix::words(["printf", r"\n%s\n", &format!("{}={value}", key.variable())]).append_to(ENV_FILE);
+        finding.fix(set.and("systemctl restart podwire"))
     }
 }
 
@@ -52,15 +53,15 @@ mod tests {
     use crate::Flags;
 
     #[test]
-    fn b10_the_proposed_command_wins_over_the_value_in_force() {
+    fn b10_the_proposed_command_overrides_the_effective_value() {
         let proposed = |env: &[(&str, &str)], argv: &[&str]| {
             let matches = Flags::augment_args(clap::Command::new("agent"))
                 .try_get_matches_from([&["agent", "--node", "n"], argv].concat())
                 .unwrap();
             let env: Vec<(OsString, OsString)> = env.iter().map(|(k, v)| (k.into(), v.into())).collect();
             let config = Config::load(&Flags::from_arg_matches(&matches).unwrap(), env).unwrap();
-            let found = Finding::new(Code::SubnetOverlap, "link other", "it overlaps");
-            config.propose(found, "network.subnets", "10.84.0.0/16")
+            let finding = Finding::new(Code::SubnetOverlap, "link other", "it overlaps");
+            config.propose(finding, "network.subnets", "10.84.0.0/16")
         };
         for env in [&[][..], &[("IP_SUBNET", "10.1.0.0/16")], &[("PODWIRE_NETWORK_SUBNETS", "10.1.0.0/16")]] {
             let command = r"printf '\n%s\n' PODWIRE_NETWORK_SUBNETS=10.84.0.0/16 >> /etc/podwire/agent.env && systemctl restart podwire";

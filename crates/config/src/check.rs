@@ -1,4 +1,4 @@
-//! What only shows when several keys are looked at together.
+//! Checks that need the values of several keys.
 
 mod store;
 
@@ -11,41 +11,47 @@ use types::MIN_MTU_V6;
 use crate::draft::{Draft, Origins};
 use crate::{Config, Origin, Problem, aliases};
 
-/// `sun_path` has 108 bytes, the last of which ends it.
+/// `sun_path` has 108 bytes including the terminating NUL.
 const MAX_SOCKET: usize = 107;
 
-/// Looks at several keys, and knows who said what.
+/// Checks several keys together and attributes each problem to the origin of a value.
 #[derive(Clone, Copy)]
-pub(super) struct Judge<'a> {
+pub(super) struct Checker<'a> {
     pub(super) origins: &'a Origins,
-    /// Keys with a value that could not be read.
-    pub(super) refused: &'a [&'static str],
+    /// Keys with a value that could not be parsed.
+    pub(super) invalid_keys: &'a [&'static str],
 }
 
 struct ConfigFinding {
     key: &'static str,
-    /// The other keys that take part in it.
-    also: &'static [&'static str],
+    /// The other keys that the check reads.
+    related: &'static [&'static str],
     allowed: String,
 }
 
-impl Judge<'_> {
-    /// Before it is complete: what the store needs, and who contradicts whom.
+impl Checker<'_> {
+    /// Checks the draft: the requirements of the store, and contradictions.
     pub(super) fn draft(self, draft: &Draft) -> Vec<Problem> {
-        let mut problems = self.problems(store::look(draft, self.origins));
-        if let Some((file, said)) = &draft.plugin_file
-            && !self.refused.contains(&"install.type")
-            && let Some(allowed) = draft.plugin_name.as_deref().and_then(|name| aliases::disagree(file, name))
+        let mut problems = self.problems(store::check(draft, self.origins));
+        if let Some((file, given)) = &draft.plugin_file
+            && !self.invalid_keys.contains(&"install.type")
+            && let Some(allowed) =
+                draft.plugin_name.as_deref().and_then(|name| aliases::name_mismatch(file, name))
         {
             let origin = Origin::Variable(aliases::PLUGIN_LOCATION.to_owned());
-            problems.push(Problem::Value { origin, key: "install.plugin_dir", value: said.clone(), allowed });
+            problems.push(Problem::Value {
+                origin,
+                key: "install.plugin_dir",
+                value: given.clone(),
+                allowed,
+            });
         }
         problems
     }
 
     pub(super) fn config(self, config: &Config) -> Vec<Problem> {
         let origins = self.origins;
-        let found = [
+        let findings = [
             socket(config, origins),
             directories(config),
             mtu(config),
@@ -55,15 +61,16 @@ impl Judge<'_> {
             counter(config),
             delegates(config),
         ];
-        self.problems(found.into_iter().flatten())
+        self.problems(findings.into_iter().flatten())
     }
 
-    /// A value that was refused is replaced by a lower layer's here, which nobody asked about.
-    fn problems(self, found: impl IntoIterator<Item = ConfigFinding>) -> Vec<Problem> {
-        let known = |key: &&str| !self.refused.contains(key);
-        let found =
-            found.into_iter().filter(|finding| known(&finding.key) && finding.also.iter().all(&known));
-        found
+    /// Skips findings about keys with an invalid value: the draft holds the value of a lower layer for them.
+    fn problems(self, findings: impl IntoIterator<Item = ConfigFinding>) -> Vec<Problem> {
+        let is_valid = |key: &&str| !self.invalid_keys.contains(key);
+        let findings = findings
+            .into_iter()
+            .filter(|finding| is_valid(&finding.key) && finding.related.iter().all(&is_valid));
+        findings
             .map(|ConfigFinding { key, allowed, .. }| {
                 let (origin, value) =
                     self.origins.get(key).cloned().unwrap_or((Origin::Default, String::new()));
@@ -78,20 +85,20 @@ fn socket(config: &Config, origins: &Origins) -> Option<ConfigFinding> {
     if length <= MAX_SOCKET {
         return None;
     }
-    // The default lies in the run directory; then that is what must change.
+    // The default socket is in the run directory, so the run directory has to change.
     let key = if origins.contains_key("socket") { "socket" } else { "run_dir" };
     let allowed = format!(
-        "makes the socket's path {} {length} bytes long; the kernel takes {MAX_SOCKET}: use a shorter path",
+        "makes the path of the socket {} {length} bytes long; the limit is {MAX_SOCKET} bytes: use a shorter path",
         config.socket.display()
     );
-    Some(ConfigFinding { key, also: &["socket"], allowed })
+    Some(ConfigFinding { key, related: &["socket"], allowed })
 }
 
 fn directories(config: &Config) -> Option<ConfigFinding> {
     (config.run_dir == config.state_dir).then(|| ConfigFinding {
         key: "state_dir",
-        also: &["run_dir"],
-        allowed: "must not be run_dir, which is emptied after a boot".to_owned(),
+        related: &["run_dir"],
+        allowed: "must not be run_dir, which is cleared at boot".to_owned(),
     })
 }
 
@@ -99,12 +106,12 @@ fn mtu(config: &Config) -> Option<ConfigFinding> {
     let mtu = config.network.mtu.filter(|mtu| *mtu < MIN_MTU_V6)?;
     config.network.subnets.iter().find(|net| net.addr().is_ipv6()).map(|net| ConfigFinding {
         key: "network.mtu",
-        also: &["network.subnets"],
+        related: &["network.subnets"],
         allowed: format!("must be {MIN_MTU_V6} or more with the IPv6 subnet {net}, not {mtu}"),
     })
 }
 
-/// The network as requests will get it: it finds every mistake that no check above reports.
+/// Builds the network as for a request, which finds all mistakes that the checks above do not report.
 fn network(config: &Config) -> Option<ConfigFinding> {
     if mtu(config).is_some() {
         return None;
@@ -112,66 +119,68 @@ fn network(config: &Config) -> Option<ConfigFinding> {
     let error = Network::whole(&config.network).err()?;
     Some(ConfigFinding {
         key: "network.subnets",
-        also: &[],
+        related: &[],
         allowed: format!("cannot be used: {}", error.msg),
     })
 }
 
-/// The most that every subnet can be cut by, or None where one is too small at all.
-fn most(network: &NetworkSettings) -> Option<u8> {
+/// The largest margin that all subnets allow, or None if a subnet is too small for any margin.
+fn max_margin(network: &NetworkSettings) -> Option<u8> {
     (0..=32).rev().find(|margin| network.subnets.iter().all(|net| BlockLayout::new(*net, *margin).is_ok()))
 }
 
 fn margin(config: &Config, origins: &Origins) -> Option<ConfigFinding> {
     let margin = config.cluster.margin;
     let error = config.network.subnets.iter().find_map(|net| BlockLayout::new(*net, margin).err())?;
-    let (key, also, allowed) = match most(&config.network) {
-        Some(most) if origins.contains_key("network.margin") => (
+    let (key, related, allowed) = match max_margin(&config.network) {
+        Some(max) if origins.contains_key("network.margin") => (
             "network.margin",
             &["network.subnets"],
-            format!("must be a number from 0 to {most} here: {error}"),
+            format!("must be a number from 0 to {max} here: {error}"),
         ),
-        Some(most) => {
+        Some(max) => {
             let allowed =
-                format!("must be larger, or network.margin at most {most} (it is {margin}): {error}");
+                format!("must be larger, or network.margin at most {max} (it is {margin}): {error}");
             ("network.subnets", &["network.margin"], allowed)
         }
         None => ("network.subnets", &["network.margin"], format!("must be larger: {error}")),
     };
-    Some(ConfigFinding { key, also, allowed })
+    Some(ConfigFinding { key, related, allowed })
 }
 
 fn tunnel(config: &Config) -> Option<ConfigFinding> {
     let stem = config.cluster.tunnel.as_str();
     let is_bridge =
-        config.network.bridge.as_str().strip_prefix(stem).is_some_and(|rest| matches!(rest, "4" | "6"));
+        config.network.bridge.as_str().strip_prefix(stem).is_some_and(|suffix| matches!(suffix, "4" | "6"));
     is_bridge.then(|| ConfigFinding {
         key: "network.tunnel",
-        also: &["network.bridge"],
-        allowed: format!("must be another one: {} is network.bridge", config.network.bridge),
+        related: &["network.bridge"],
+        allowed: format!("must be a different prefix: {} is network.bridge", config.network.bridge),
     })
 }
 
-/// A plugin that runs itself would run itself without end.
+/// A plugin that delegates to itself would recurse without end.
 fn delegates(config: &Config) -> Option<ConfigFinding> {
     let own = &config.plugin.name;
     config.delegates.plugins.contains(own).then(|| ConfigFinding {
         key: "delegate.plugins",
-        also: &["install.type"],
-        allowed: format!("must not name {own}, which is install.type: Podwire is no IPAM plugin of its own"),
+        related: &["install.type"],
+        allowed: format!(
+            "must not contain {own}, the plugin of install.type: Podwire cannot delegate to itself"
+        ),
     })
 }
 
-/// A counter among the objects would be taken for one of them.
+/// A counter key in the directory of an object would be read as an object.
 fn counter(config: &Config) -> Option<ConfigFinding> {
     let layout = &config.layout;
     let directories = [layout.nodes(), layout.blocks(), layout.alives()];
-    let inside = directories.iter().any(|directory| layout.counter().starts_with(directory.as_str()));
-    (inside || layout.counter() == layout.network()).then(|| ConfigFinding {
+    let is_inside = directories.iter().any(|directory| layout.counter().starts_with(directory.as_str()));
+    (is_inside || layout.counter() == layout.network()).then(|| ConfigFinding {
         key: "etcd.counter_key",
-        also: &["etcd.prefix"],
+        related: &["etcd.prefix"],
         allowed: format!(
-            "must be no key of an object: {}, and whatever is in {}",
+            "must not be the key of an object: {}, or a key under {}",
             layout.network(),
             directories.join(", ")
         ),

@@ -1,4 +1,4 @@
-//! How a network is spread over nodes, and how its packets cross between them.
+//! Configuration of the cluster: block size and transport between nodes.
 
 use std::fmt;
 
@@ -7,34 +7,34 @@ use types::{IfName, NameError};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterConfig {
-    /// How many bits a block's prefix is longer than its subnet's.
+    /// The difference in bits between the prefix lengths of a block and of its subnet.
     pub margin: u8,
     pub transport: Transport,
     pub vni: u32,
     pub vxlan_port: u16,
-    /// The stem of the tunnel devices' names; see [`ClusterConfig::tunnel4`].
+    /// Name prefix of the tunnel devices; see [`ClusterConfig::tunnel4`].
     pub tunnel: String,
     pub tunnel_checksum: TunnelChecksum,
-    /// May accept rules be put into others' forward chains?
+    /// Whether accept rules may be inserted into forward chains of other firewalls.
     pub accept_forward: bool,
 }
 
-/// Whether the kernel leaves checksums of what goes into the tunnel to the hardware.
+/// Transmit checksum offload of the tunnel devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TunnelChecksum {
-    /// As the kernel has it, unless a trial shows that other nodes get wrong ones.
+    /// The kernel's default, unless a probe shows that peers receive invalid checksums.
     Auto,
     On,
     Off,
 }
 
 impl ClusterConfig {
-    /// The device of tunnels between IPv4 addresses of nodes.
+    /// The device for tunnels between IPv4 addresses of nodes.
     pub fn tunnel4(&self) -> Result<IfName, NameError> {
         IfName::try_from(format!("{}4", self.tunnel))
     }
 
-    /// The device of tunnels between IPv6 addresses of nodes.
+    /// The device for tunnels between IPv6 addresses of nodes.
     pub fn tunnel6(&self) -> Result<IfName, NameError> {
         IfName::try_from(format!("{}6", self.tunnel))
     }
@@ -63,12 +63,12 @@ pub(super) fn tunnel_checksum(text: &str) -> Result<TunnelChecksum, String> {
     }
 }
 
-/// A digit follows it, and both together are a link's name.
+/// A digit is appended. The result must be a valid interface name.
 pub(super) fn tunnel(text: &str) -> Result<String, String> {
     match IfName::try_from(format!("{text}4")) {
         Ok(_) if !text.is_empty() => Ok(text.to_owned()),
         Ok(_) | Err(_) => {
-            Err("must be the beginning of a link's name: 1 to 14 bytes without '/', ':', '%' or white space"
+            Err("must be the prefix of an interface name: 1 to 14 bytes without '/', ':', '%' or white space"
                 .to_owned())
         }
     }

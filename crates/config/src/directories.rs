@@ -1,11 +1,11 @@
-//! Where a runtime searches for plugins and configs.
+//! Directories in which a runtime searches for plugins and configs.
 
 use std::path::PathBuf;
 
 pub const PLUGIN_DIR: &str = "/opt/cni/bin";
 pub const CONFIG_DIR: &str = "/etc/cni/net.d";
 
-/// A directory for plugins and one for configs.
+/// A runtime's plugin directory and config directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Directories {
     pub plugins: PathBuf,

@@ -1,59 +1,62 @@
-//! The table of keys as people read it: reference, sample, effective configuration.
+//! Renders the keys as text: reference, sample file and effective configuration.
 
 use std::fmt::Write;
 
-use crate::{Config, DEFAULT_FILE, Fallback, KEYS, Key, ValueKind};
+use crate::{Config, DEFAULT_FILE, DefaultValue, KEYS, Key, ValueKind};
 
-/// What the sample says aloud: who copies it wants a runtime to find the network.
-const LIVE: (&str, &str) = ("install.enabled", "true");
+/// The only key that is not commented out in the sample: an operator who copies the file wants the CNI config to be installed.
+const UNCOMMENTED: (&str, &str) = ("install.enabled", "true");
 
-/// All keys as a table in Markdown.
+/// All keys as a Markdown table.
 pub fn reference() -> String {
-    let mut text = String::from("| key | variable | flag | default | meaning |\n|---|---|---|---|---|\n");
+    let mut text =
+        String::from("| key | type | default | variable | flag | description |\n|---|---|---|---|---|---|\n");
     for key in KEYS {
-        let default = match key.fallback {
-            Fallback::Is(value) => format!("`{value}`"),
-            Fallback::Found(words) => words.to_owned(),
+        let default = match key.default {
+            DefaultValue::Value(value) => format!("`{value}`"),
+            DefaultValue::Described(text) => text.to_owned(),
         };
         let mut variables = format!("`{}`", key.variable());
         for alias in key.aliases {
             variables.push_str(&format!(", `{alias}`"));
         }
+        let Key { name, kind, flag, description, .. } = key;
+        let kind = kind.name();
         line(
             &mut text,
-            &format!("| `{}` | {variables} | `--{}` | {default} | {} |", key.name, key.flag, key.meaning),
+            &format!("| `{name}` | {kind} | {default} | {variables} | `--{flag}` | {description} |"),
         );
     }
     text
 }
 
-/// A file with every key and its default, commented out.
+/// A file with all keys and their defaults, commented out.
 pub fn sample() -> String {
     let mut text = format!(
-        "# Podwire's agent. Copy to {DEFAULT_FILE}; every key may be left out, and shows its default.\n\
-         # A flag wins over a variable, a variable over this file.\n"
+        "# Configuration of the Podwire agent. Copy it to {DEFAULT_FILE}. All keys are optional; defaults are shown.\n\
+         # Flags override environment variables, and variables override this file.\n"
     );
     write_keys(&mut text, |key| {
-        let (more, mark, value) = match key.fallback {
-            _ if key.name == LIVE.0 => (String::new(), "", toml_value(key.kind, LIVE.1)),
-            Fallback::Is(value) => (String::new(), "#", toml_value(key.kind, value)),
-            Fallback::Found("none") => (String::new(), "#", quoted("none")),
-            Fallback::Found(words) => (format!("; left out: {words}"), "#", quoted("…")),
+        let (suffix, comment, value) = match key.default {
+            _ if key.name == UNCOMMENTED.0 => (String::new(), "", toml_value(key.kind, UNCOMMENTED.1)),
+            DefaultValue::Value(value) => (String::new(), "#", toml_value(key.kind, value)),
+            DefaultValue::Described("none") => (String::new(), "#", quoted("none")),
+            DefaultValue::Described(text) => (format!("; default: {text}"), "#", quoted("…")),
         };
-        Some(format!("\n# {}{more}\n{mark}{} = {value}", key.meaning, key.place().1))
+        Some(format!("\n# {}{suffix}\n{comment}{} = {value}", key.description, key.split_name().1))
     });
     text
 }
 
-/// What is in effect; an unset key is left out.
+/// The effective configuration, without unset keys.
 pub(super) fn effective(config: &Config) -> String {
     let mut text = String::new();
     write_keys(&mut text, |key| {
         let value = (key.show)(config)?;
         if key.kind == ValueKind::Secret {
-            return Some(format!("# {} is given, and not shown", key.place().1));
+            return Some(format!("# {} is set (not shown)", key.split_name().1));
         }
-        Some(format!("{} = {}", key.place().1, toml_value(key.kind, &value)))
+        Some(format!("{} = {}", key.split_name().1, toml_value(key.kind, &value)))
     });
     text
 }
@@ -61,8 +64,8 @@ pub(super) fn effective(config: &Config) -> String {
 fn write_keys(text: &mut String, show: impl Fn(&'static Key) -> Option<String>) {
     let mut table = None;
     for key in KEYS {
-        if key.place().0 != table {
-            table = key.place().0;
+        if key.split_name().0 != table {
+            table = key.split_name().0;
             line(text, &format!("\n[{}]", table.unwrap_or_default()));
         }
         if let Some(shown) = show(key) {
@@ -86,7 +89,7 @@ fn toml_value(kind: ValueKind, text: &str) -> String {
     }
 }
 
-/// A basic string of TOML. Control characters have passed no parser of ours, but a wrong file would be worse.
+/// A TOML basic string. The parsers of this crate accept no control characters; escaping them keeps the file valid in any case.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {

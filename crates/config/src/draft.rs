@@ -1,4 +1,4 @@
-//! A configuration while it is put together.
+//! A configuration under construction.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -13,16 +13,16 @@ use types::{AttachMode, IfName, NetworkName, NodeName};
 
 use crate::Directories;
 use crate::etcd::{self, Endpoint, Scheme};
-use crate::layers::Given;
+use crate::layers::ConfigValue;
 use crate::{
-    ClusterConfig, Config, ConfigError, Etcd, Fallback, FlagKeys, InstallConfig, KEYS, LogFormat, LogLevel,
-    Origin, PluginConfig, Problem, Secret, StoreChoice, Transport, TunnelChecksum, check, values,
+    ClusterConfig, Config, ConfigError, DefaultValue, Etcd, FlagKeys, InstallConfig, KEYS, LogFormat,
+    LogLevel, Origin, PluginConfig, Problem, Secret, StoreChoice, Transport, TunnelChecksum, check, values,
 };
 
-/// By how much a subnet is cut for many nodes: a /16 into 256 blocks of 254 addresses.
-const MARGIN: u8 = 8;
-/// Where distributions install CNI plugins.
-const DISTRIBUTIONS: [&str; 2] = ["/usr/lib/cni", "/usr/libexec/cni"];
+/// The default margin with etcd: divides a /16 into 256 blocks of 254 addresses.
+const ETCD_MARGIN: u8 = 8;
+/// Directories in which distributions install CNI plugins.
+const DISTRIBUTION_DIRS: [&str; 2] = ["/usr/lib/cni", "/usr/libexec/cni"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StoreKind {
@@ -72,10 +72,10 @@ pub(super) struct Draft {
     pub(super) delegate_directories: Option<Vec<PathBuf>>,
     pub(super) delegate_plugins: Option<Vec<String>>,
     pub(super) install_enabled: Option<bool>,
-    /// Somebody named a place for the runtime's files, and so wants them there.
-    pub(super) located: bool,
+    /// A variable set the location of the plugin or the CNI config, which enables the installation by default.
+    pub(super) has_location: bool,
     pub(super) plugin_name: Option<String>,
-    /// The plugin's file in CNI_PLUGIN_LOCATION, and the whole of that.
+    /// The plugin's file name in CNI_PLUGIN_LOCATION, and the complete value of that variable.
     pub(super) plugin_file: Option<(String, String)>,
     pub(super) cni_version: Option<cni::Version>,
     pub(super) plugin: Option<PathBuf>,
@@ -85,20 +85,20 @@ pub(super) struct Draft {
     pub(super) template: Option<PathBuf>,
 }
 
-/// Who said what holds now, and in which words.
+/// The origin and the displayed text of each effective value.
 pub(super) type Origins = BTreeMap<&'static str, (Origin, String)>;
 
 pub(super) fn build(
-    given: Vec<Given>,
+    values: Vec<ConfigValue>,
     mut problems: Vec<Problem>,
     detect: impl FnOnce() -> Directories,
 ) -> Result<Config, ConfigError> {
-    let defaults = KEYS.iter().filter_map(|key| match key.fallback {
-        Fallback::Is(text) => Some(Given::new(key, text.to_owned(), Origin::Default)),
-        Fallback::Found(_) => None,
+    let defaults = KEYS.iter().filter_map(|key| match key.default {
+        DefaultValue::Value(text) => Some(ConfigValue::new(key, text.to_owned(), Origin::Default)),
+        DefaultValue::Described(_) => None,
     });
-    let (mut draft, mut origins, mut refused) = (Draft::default(), Origins::new(), Vec::new());
-    for Given { key, text, origin, set } in defaults.chain(given) {
+    let (mut draft, mut origins, mut invalid_keys) = (Draft::default(), Origins::new(), Vec::new());
+    for ConfigValue { key, text, origin, set } in defaults.chain(values) {
         let result = set(&mut draft, &text);
         let value = key.shown(&text);
         match result {
@@ -106,16 +106,16 @@ pub(super) fn build(
                 origins.insert(key.name, (origin, value));
             }
             Err(allowed) => {
-                refused.push(key.name);
+                invalid_keys.push(key.name);
                 problems.push(Problem::Value { origin, key: key.name, value, allowed });
             }
         }
     }
-    let judge = check::Judge { origins: &origins, refused: &refused };
-    problems.extend(judge.draft(&draft));
-    let config = draft.find_out(&mut problems).with_directories(detect).finish();
+    let checker = check::Checker { origins: &origins, invalid_keys: &invalid_keys };
+    problems.extend(checker.draft(&draft));
+    let config = draft.with_host_defaults(&mut problems).with_directories(detect).finish();
     if let Some(config) = &config {
-        problems.extend(judge.config(config));
+        problems.extend(checker.config(config));
     }
     match config {
         Some(config) if problems.is_empty() => {
@@ -127,14 +127,14 @@ pub(super) fn build(
 }
 
 impl Draft {
-    /// Fills in what is found out on this machine.
-    fn find_out(mut self, problems: &mut Vec<Problem>) -> Self {
+    /// Fills in the defaults that depend on this host.
+    fn with_host_defaults(mut self, problems: &mut Vec<Problem>) -> Self {
         if self.node.is_none() {
             let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
             match values::node(&host) {
                 Ok(node) => self.node = Some(node),
                 Err(allowed) => {
-                    let allowed = format!("(the host's name) {allowed}; set --node");
+                    let allowed = format!("(the host name) {allowed}; set --node");
                     problems.push(Problem::Value {
                         origin: Origin::Default,
                         key: "node",
@@ -146,8 +146,8 @@ impl Draft {
         }
         if self.plugin.is_none() && self.installs() {
             match std::env::current_exe() {
-                Ok(us) => self.plugin = Some(us.with_file_name(PluginConfig::NAME)),
-                Err(error) => problems.push(Problem::OwnProgram(error)),
+                Ok(exe) => self.plugin = Some(exe.with_file_name(PluginConfig::NAME)),
+                Err(error) => problems.push(Problem::OwnExecutable(error)),
             }
         }
         if self.socket.is_none() {
@@ -166,19 +166,19 @@ impl Draft {
     }
 
     pub(super) fn installs(&self) -> bool {
-        self.install_enabled.unwrap_or(self.located)
+        self.install_enabled.unwrap_or(self.has_location)
     }
 
     pub(super) fn store(&self) -> StoreKind {
-        let found = if self.endpoints.is_empty() { StoreKind::Embedded } else { StoreKind::Etcd };
-        self.store.unwrap_or(found)
+        let default = if self.endpoints.is_empty() { StoreKind::Embedded } else { StoreKind::Etcd };
+        self.store.unwrap_or(default)
     }
 
-    /// The scheme of all endpoints. Certificates mean https where no endpoint has a scheme.
+    /// The scheme of all endpoints. If no endpoint has a scheme, certificates imply https.
     pub(super) fn scheme(&self) -> Scheme {
         let with_certificates = self.ca.is_some() || self.cert.is_some();
-        let unsaid = if with_certificates { Scheme::Https } else { Scheme::Http };
-        self.endpoints.iter().find_map(|endpoint| endpoint.scheme).unwrap_or(unsaid)
+        let default = if with_certificates { Scheme::Https } else { Scheme::Http };
+        self.endpoints.iter().find_map(|endpoint| endpoint.scheme).unwrap_or(default)
     }
 
     fn etcd(&self, prefix: &str) -> Etcd {
@@ -198,7 +198,7 @@ impl Draft {
     fn cluster(&self) -> Option<ClusterConfig> {
         let margin = match self.store() {
             StoreKind::Embedded => 0,
-            StoreKind::Etcd => MARGIN,
+            StoreKind::Etcd => ETCD_MARGIN,
         };
         Some(ClusterConfig {
             margin: self.margin.unwrap_or(margin),
@@ -221,10 +221,10 @@ impl Draft {
         })
     }
 
-    /// None only where a value could not be found out.
+    /// None if a required value is missing. A problem was reported for it.
     fn finish(mut self) -> Option<Config> {
         let prefix = self.prefix.clone()?;
-        // The default, said aloud.
+        // An explicitly set default is equal to an unset key.
         self.counter.take_if(|counter| *counter == KeyLayout::new(&prefix, None).counter());
         Some(Config {
             flag_keys: FlagKeys::default(),
@@ -260,7 +260,9 @@ impl Draft {
             delegates: AllowedDelegates {
                 directories: match self.delegate_directories {
                     Some(directories) => directories,
-                    None => [self.plugin_dir?].into_iter().chain(DISTRIBUTIONS.map(PathBuf::from)).collect(),
+                    None => {
+                        [self.plugin_dir?].into_iter().chain(DISTRIBUTION_DIRS.map(PathBuf::from)).collect()
+                    }
                 },
                 plugins: self.delegate_plugins?,
             },

@@ -5,16 +5,12 @@ use types::closest;
 
 use crate::KEYS;
 
-/// Where a value came from.
+/// The source of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     Flag(&'static str),
     Variable(String),
-    File {
-        path: PathBuf,
-        line: usize,
-    },
-    /// Nobody said anything.
+    File { path: PathBuf, line: usize },
     Default,
 }
 
@@ -29,7 +25,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One mistake in the configuration.
+/// One problem of the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     #[error("{origin}: {key} {value:?} {allowed}")]
@@ -38,24 +34,26 @@ pub enum Problem {
     UnknownKey { origin: Origin, name: String },
     #[error("unknown variable {name}; {}", variable_hint(name))]
     UnknownVariable { name: String },
-    #[error("variable {name}: {value:?} must be UTF-8 text")]
+    #[error("variable {name}: {value:?} must be valid UTF-8")]
     NotText { name: String, value: String },
-    #[error("{origin}: this is not TOML: {message}")]
+    #[error("{origin}: invalid TOML: {message}")]
     Syntax { origin: Origin, message: String },
-    #[error("{from}cannot read the config file {}: {source}", path.display())]
+    #[error("{from}cannot read config file {}: {source}", path.display())]
     Unreadable { from: String, path: PathBuf, source: std::io::Error },
-    #[error("the config file {} holds {key} and {reason}", path.display())]
+    #[error("config file {} contains {key} and {reason}", path.display())]
     Exposed { path: PathBuf, key: &'static str, reason: String },
-    #[error("the config file {} {reason}", path.display())]
+    #[error("config file {} {reason}", path.display())]
     Tampering { path: PathBuf, reason: String },
-    #[error("cannot find my own program file, beside which the plugin lies: {0}; set --install-plugin")]
-    OwnProgram(std::io::Error),
+    #[error(
+        "cannot determine the path of the podwire executable, the default location of the plugin: {0}; set --install-plugin"
+    )]
+    OwnExecutable(std::io::Error),
 }
 
-/// A key may be misspelt, or stand in the wrong table.
+/// The key may be misspelt, or in the wrong table.
 fn key_hint(name: &str) -> String {
     let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
-    let tables = KEYS.iter().filter_map(|key| key.place().0);
+    let tables = KEYS.iter().filter_map(|key| key.split_name().0);
     let misplaced = KEYS.iter().find(|key| last(key.name) == last(name)).map(|key| key.name);
     match misplaced.or_else(|| closest(name, KEYS.iter().map(|key| key.name).chain(tables))) {
         Some(meant) => format!("did you mean {meant:?}?"),
@@ -72,14 +70,14 @@ fn variable_hint(name: &str) -> String {
     }
 }
 
-/// All mistakes of a configuration.
+/// All problems of a configuration.
 #[derive(Debug)]
 pub struct ConfigError {
     pub problems: Vec<Problem>,
 }
 
 impl ConfigError {
-    /// Whether only the rights of this process are missing.
+    /// Whether the process lacks permission to read a file.
     pub fn is_denied(&self) -> bool {
         let denied = |problem: &Problem| match problem {
             Problem::Unreadable { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
@@ -90,7 +88,7 @@ impl ConfigError {
             | Problem::Syntax { .. }
             | Problem::Exposed { .. }
             | Problem::Tampering { .. }
-            | Problem::OwnProgram(_) => false,
+            | Problem::OwnExecutable(_) => false,
         };
         self.problems.iter().any(denied)
     }
@@ -99,9 +97,9 @@ impl ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.problems.as_slice() {
-            [one] => write!(f, "the configuration cannot be used: {one}"),
+            [one] => write!(f, "invalid configuration: {one}"),
             all => {
-                write!(f, "the configuration cannot be used, {} mistakes:", all.len())?;
+                write!(f, "invalid configuration, {} problems:", all.len())?;
                 all.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
             }
         }

@@ -1,4 +1,4 @@
-//! Where etcd is, and how it is spoken to.
+//! Endpoints and credentials of etcd.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -7,43 +7,43 @@ use std::path::{Path, PathBuf};
 use super::keys::NOT_SHOWN;
 use super::secrets;
 
-/// etcd's port for clients.
+/// etcd's client port.
 const PORT: u16 = 2379;
-/// More than any password has.
+/// An arbitrary limit.
 const MAX_PASSWORD: usize = 4096;
-/// etcd takes keys of any length; a longer one is a mistake.
+/// etcd accepts longer keys. A longer one is taken for a mistake.
 const MAX_KEY: usize = 512;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Etcd {
-    /// `SCHEME://HOST:PORT`, all of one scheme, each once.
+    /// `SCHEME://HOST:PORT`, all with the same scheme, without duplicates.
     pub endpoints: Vec<String>,
-    /// Begins with a slash and does not end with one.
+    /// Starts with a slash and does not end with one.
     pub prefix: String,
     /// None: `counter` under the prefix.
     pub counter: Option<String>,
-    /// Who must have signed etcd's certificate. None: those whom the system trusts.
+    /// CA bundle for etcd's server certificate. None: the system's trust store.
     pub ca: Option<PathBuf>,
-    /// Our own certificate. With it comes the key.
+    /// The client certificate. Set together with `key`.
     pub cert: Option<PathBuf>,
     pub key: Option<PathBuf>,
-    /// With a user comes a password.
+    /// Set together with `password`.
     pub user: Option<String>,
     pub password: Option<Secret>,
-    /// User and password may go over http.
+    /// Whether user and password may be sent over http.
     pub insecure: bool,
 }
 
-/// A text that is never shown.
+/// A text that is never printed or logged.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     text: String,
-    /// Where it was read from.
+    /// The file that it was read from.
     file: Option<PathBuf>,
 }
 
 impl Secret {
-    /// The text itself, for whoever checks it.
+    /// The text, for authentication.
     pub fn reveal(&self) -> &str {
         &self.text
     }
@@ -59,7 +59,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// An address of etcd as somebody wrote it.
+/// An endpoint as given by the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub(super) scheme: Option<Scheme>,
@@ -73,7 +73,7 @@ pub(super) enum Scheme {
     Https,
 }
 
-/// The addresses with the scheme that all have. One that says none follows the others.
+/// The URLs of all endpoints with a common scheme, which also applies to endpoints without one.
 pub(super) fn complete(endpoints: &[Endpoint], scheme: Scheme) -> Vec<String> {
     let scheme = match scheme {
         Scheme::Http => "http",
@@ -89,24 +89,25 @@ pub(super) fn complete(endpoints: &[Endpoint], scheme: Scheme) -> Vec<String> {
     all
 }
 
-/// An address may hold a password although it must not; it may have any character.
+/// Hides everything before the last `@`: a user may have put a password into the URL, although this is not allowed.
 pub(super) fn without_password(text: &str) -> String {
     match text.rsplit_once('@') {
-        Some((_, rest)) => format!("{NOT_SHOWN}@{rest}"),
+        Some((_, host)) => format!("{NOT_SHOWN}@{host}"),
         None => text.to_owned(),
     }
 }
 
 pub(super) fn endpoints(text: &str) -> Result<Vec<Endpoint>, String> {
-    // Before anything is quoted.
+    // Must come first: the messages below quote the text.
     if text.contains('@') {
         return Err(
-            "must be hosts such as etcd-1 without a user: use etcd.user and etcd.password_file".to_owned()
+            "must be hosts such as etcd-1 without user and password: use etcd.user and etcd.password_file"
+                .to_owned(),
         );
     }
     let all = text.split(',').map(|part| endpoint(part.trim())).collect::<Result<Vec<_>, _>>()?;
-    let said = |scheme| all.iter().any(|endpoint| endpoint.scheme == Some(scheme));
-    if said(Scheme::Http) && said(Scheme::Https) {
+    let has_scheme = |scheme| all.iter().any(|endpoint| endpoint.scheme == Some(scheme));
+    if has_scheme(Scheme::Http) && has_scheme(Scheme::Https) {
         return Err("must be all http or all https, not both".to_owned());
     }
     Ok(all)
@@ -124,7 +125,7 @@ fn endpoint(text: &str) -> Result<Endpoint, String> {
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("https") => (Some(Scheme::Https), rest),
         Some(_) => return Err(error()),
     };
-    // As in a browser's address line; only a path would mean something.
+    // A trailing slash is accepted in a URL. A path is not.
     let rest = if scheme.is_some() { rest.strip_suffix('/').unwrap_or(rest) } else { rest };
     let (host, port) = split(rest).ok_or_else(error)?;
     Ok(Endpoint { scheme, authority: format!("{host}:{port}") })
@@ -145,7 +146,7 @@ fn split(text: &str) -> Option<(String, u16)> {
     };
     let port = match port {
         None => PORT,
-        // No sign: a number's own parser takes one.
+        // The integer parser accepts a sign.
         Some(port) if port.bytes().all(|b| b.is_ascii_digit()) => {
             port.parse().ok().filter(|port| *port != 0)?
         }
@@ -154,13 +155,13 @@ fn split(text: &str) -> Option<(String, u16)> {
     Some((host, port))
 }
 
-/// An IPv4 address, or a name of DNS.
+/// An IPv4 address or a DNS name.
 fn host_name(text: &str) -> Option<String> {
     let label = |label: &str| {
         let inside = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
         (1..=63).contains(&label.len()) && label.bytes().all(inside) && !label.starts_with('-')
     };
-    // What looks like an address but is none would be asked of DNS.
+    // A malformed address would be resolved as a DNS name.
     let numeric = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     if numeric {
         return text.parse::<Ipv4Addr>().ok().map(|address| address.to_string());
@@ -168,15 +169,15 @@ fn host_name(text: &str) -> Option<String> {
     (text.len() <= 253 && text.split('.').all(label)).then(|| text.to_ascii_lowercase())
 }
 
-/// A directory of keys: whole segments.
+/// A key prefix that consists of complete segments.
 pub(super) fn prefix(text: &str) -> Result<String, String> {
     let segments = text.strip_prefix('/').map(|rest| rest.split('/'));
-    let usable = |segment: &str| !segment.is_empty() && is_printed(segment);
-    if text.len() <= MAX_KEY && segments.is_some_and(|mut all| all.all(usable)) {
+    let is_valid = |segment: &str| !segment.is_empty() && is_printed(segment);
+    if text.len() <= MAX_KEY && segments.is_some_and(|mut all| all.all(is_valid)) {
         Ok(text.to_owned())
     } else {
         Err(format!(
-            "must begin with '/' and have one segment or more, none of them empty or with white space, such as /podwire; at most {MAX_KEY} bytes"
+            "must start with '/' and have one or more non-empty segments without white space, such as /podwire; at most {MAX_KEY} bytes"
         ))
     }
 }
@@ -185,9 +186,7 @@ pub(super) fn counter(text: &str) -> Result<String, String> {
     if !text.is_empty() && text.len() <= MAX_KEY && !text.ends_with('/') && is_printed(text) {
         Ok(text.to_owned())
     } else {
-        Err(format!(
-            "must be a key of 1 to {MAX_KEY} bytes without white space and without a slash at its end"
-        ))
+        Err(format!("must be a key of 1 to {MAX_KEY} bytes without white space and without a trailing slash"))
     }
 }
 
@@ -196,32 +195,32 @@ fn is_printed(text: &str) -> bool {
 }
 
 pub(super) fn user(text: &str) -> Result<String, String> {
-    // A colon would end it in a URL, and does in etcd's own tools.
+    // etcd's tools separate user and password by a colon.
     if !text.is_empty() && text.len() <= 256 && is_printed(text) && !text.contains(':') {
         Ok(text.to_owned())
     } else {
-        Err("must have 1 to 256 bytes without ':' and white space".to_owned())
+        Err("must have 1 to 256 bytes without ':' or white space".to_owned())
     }
 }
 
 pub(super) fn password(text: &str) -> Result<Secret, String> {
     if text.is_empty() || text.len() > MAX_PASSWORD || text.contains(char::is_control) {
-        return Err(format!("must have 1 to {MAX_PASSWORD} bytes in one line"));
+        return Err(format!("must be a single line of 1 to {MAX_PASSWORD} bytes"));
     }
     Ok(Secret { text: text.to_owned(), file: None })
 }
 
-/// The file's first and only line.
+/// Reads the only line of the file.
 pub(super) fn password_file(text: &str) -> Result<Secret, String> {
     let path = super::values::path(text)?;
-    // One more than is allowed, with the end of the line: then it is found to be too long.
+    // One byte more than the longest valid content, so that a longer password is detected.
     let read = secrets::read(&path, MAX_PASSWORD as u64 + 3);
     let content = read.map_err(|error| format!("cannot be read: {error}"))?;
     if let Some(exposure) = content.exposure {
-        return Err(format!("holds a password and {exposure}"));
+        return Err(format!("contains a password and {exposure}"));
     }
     let line = content.text.strip_suffix('\n').unwrap_or(&content.text);
     let line = line.strip_suffix('\r').unwrap_or(line);
-    let secret = password(line).map_err(|allowed| format!("holds no password: it {allowed}"))?;
+    let secret = password(line).map_err(|allowed| format!("contains no valid password: it {allowed}"))?;
     Ok(Secret { file: Some(path), ..secret })
 }

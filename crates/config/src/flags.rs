@@ -1,24 +1,24 @@
-//! The command line: one flag for each key, made from the table.
+//! Command-line flags: one for each key of the table.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches, value_parser};
 
-use crate::{DEFAULT_FILE, Fallback, KEYS, Key, ValueKind};
+use crate::{DEFAULT_FILE, DefaultValue, KEYS, Key, ValueKind};
 
 const NO_INSTALL: &str = "no-install";
 
-/// What was said on the command line; to be flattened into a clap command.
+/// The given flags. They are flattened into a clap command.
 #[derive(Clone, Default)]
 pub struct Flags {
-    /// One that is named must exist.
+    /// Must exist if given.
     pub config: Option<PathBuf>,
-    /// Name of the key and value, as they were typed.
+    /// Key names and values as typed.
     pub(super) values: Vec<(&'static str, String)>,
 }
 
-/// Without the values: a password may be among them.
+/// Omits the values: one of them may be a password.
 impl fmt::Debug for Flags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.values.iter().map(|(name, _)| *name).collect();
@@ -27,14 +27,14 @@ impl fmt::Debug for Flags {
 }
 
 fn arg(key: &Key) -> Arg {
-    let default = match key.fallback {
-        Fallback::Is(text) | Fallback::Found(text) => text,
+    let default = match key.default {
+        DefaultValue::Value(text) | DefaultValue::Described(text) => text,
     };
-    let arg = Arg::new(key.name).long(key.flag).help(format!("{} [default: {default}]", key.meaning));
+    let arg = Arg::new(key.name).long(key.flag).help(format!("{} [default: {default}]", key.description));
     match key.kind {
         ValueKind::Text | ValueKind::Secret => arg.value_name("VALUE"),
         ValueKind::Number => arg.value_name("NUMBER"),
-        // `--install` alone is enough, and `--install=false` is possible.
+        // `--install` means `--install=true`; `--install=false` is also accepted.
         ValueKind::Bool => {
             arg.value_name("BOOL").num_args(0..=1).require_equals(true).default_missing_value("true")
         }
@@ -48,12 +48,12 @@ impl Args for Flags {
             .long("config")
             .value_name("FILE")
             .value_parser(value_parser!(PathBuf))
-            .help(format!("the config file; one that is named must exist [default: {DEFAULT_FILE}]"));
+            .help(format!("config file; must exist if given [default: {DEFAULT_FILE}]"));
         let no_install = Arg::new(NO_INSTALL)
             .long(NO_INSTALL)
             .action(ArgAction::SetTrue)
             .conflicts_with("install.enabled")
-            .help("the same as --install=false");
+            .help("same as --install=false");
         command.arg(file).args(KEYS.iter().map(arg)).arg(no_install)
     }
 

@@ -1,48 +1,61 @@
-//! What a key of the configuration is; [`KEYS`] has them all.
+//! The definition of a configuration key; [`KEYS`] lists all keys.
 
 use crate::draft::Draft;
 use crate::{Config, KEYS, etcd};
 
-/// Stands for what must not be read by others.
+/// Replaces secrets in output.
 pub(super) const NOT_SHOWN: &str = "(not shown)";
 
-/// What a value looks like in a file; variables and flags are text in any case.
+/// The TOML type of a value. Variables and flags are always text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValueKind {
     Text,
     Number,
     Bool,
-    /// In a file a list of strings; elsewhere separated by commas.
+    /// A list of strings in a file, comma-separated text elsewhere.
     List,
-    /// Text that is never shown.
+    /// Text that is never printed.
     Secret,
 }
 
-/// What holds when nobody says anything.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fallback {
-    /// This value, read like one that was given.
-    Is(&'static str),
-    /// Nothing, for which `none` can be written; or something that is found out, as the words say.
-    Found(&'static str),
+impl ValueKind {
+    /// As the reference names it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Text => "string",
+            Self::Number => "number",
+            Self::Bool => "boolean",
+            Self::List => "list",
+            Self::Secret => "secret",
+        }
+    }
 }
 
-/// Reads a value; the error says what is allowed.
+/// The default of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DefaultValue {
+    /// This value, parsed like a given one.
+    Value(&'static str),
+    /// Unset (`none`), or a value that is derived as the text describes.
+    Described(&'static str),
+}
+
+/// Parses a value. The error says which values are allowed.
 pub(super) type KeySetter = fn(&mut Draft, &str) -> Result<(), String>;
 
 /// One key of the configuration.
 pub struct Key {
-    /// As in the file: `TABLE.KEY`.
+    /// As in the file: `TABLE.KEY`, or `KEY` at the top level.
     pub name: &'static str,
     pub kind: ValueKind,
-    pub fallback: Fallback,
-    pub meaning: &'static str,
-    /// Other variables that mean the same. Our own name wins over them.
+    pub default: DefaultValue,
+    pub description: &'static str,
+    /// Legacy variables for the same key. The PODWIRE_ variable overrides them.
     pub aliases: &'static [&'static str],
     /// Without the dashes.
     pub flag: &'static str,
     pub(super) set: KeySetter,
-    /// The value in effect, if there is one.
+    /// The effective value, if the key is set.
     pub(super) show: fn(&Config) -> Option<String>,
 }
 
@@ -51,7 +64,7 @@ impl Key {
         format!("PODWIRE_{}", self.name.replace('.', "_").to_uppercase())
     }
 
-    /// A value as it may be shown in messages and logs.
+    /// The value for messages and logs, without secrets.
     pub(super) fn shown(&self, text: &str) -> String {
         match self.kind {
             ValueKind::Secret => NOT_SHOWN.to_owned(),
@@ -60,8 +73,8 @@ impl Key {
         }
     }
 
-    /// The table it stands in, and its name there.
-    pub fn place(&self) -> (Option<&'static str>, &'static str) {
+    /// The table of the key, and its name in that table.
+    pub fn split_name(&self) -> (Option<&'static str>, &'static str) {
         match self.name.split_once('.') {
             Some((table, key)) => (Some(table), key),
             None => (None, self.name),

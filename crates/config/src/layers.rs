@@ -1,4 +1,4 @@
-//! File, environment and flags become one list of given values, the stronger ones last.
+//! Collects the values of file, environment and flags in order of increasing precedence.
 
 use std::ffi::OsString;
 use std::io;
@@ -11,26 +11,25 @@ use crate::keys::KeySetter;
 use crate::secrets::{self, SecretFile};
 use crate::{Flags, KEYS, Key, Origin, Problem, ValueKind, aliases};
 
-/// Read where it exists.
+/// Read if it exists.
 pub const DEFAULT_FILE: &str = "/etc/podwire/agent.toml";
 const FILE_VARIABLE: &str = "PODWIRE_CONFIG";
-/// Names the plugin for `podwire lab` and `podwire demo`; no setting of the agent.
+/// The plugin for `podwire lab` and `podwire demo`; not a setting of the agent.
 const PLUGIN_VARIABLE: &str = "PODWIRE_CNI";
-/// `LAB/NODE`: set by `podwire lab exec` inside a node of a lab; no setting of the agent.
+/// `LAB/NODE`, set by `podwire lab exec` inside a lab node; not a setting of the agent.
 pub const LAB_VARIABLE: &str = "PODWIRE_LAB_NODE";
-/// More than any configuration needs.
+/// An arbitrary limit.
 const MAX_FILE: u64 = 1 << 20;
 
-/// A value of one key, as somebody wrote it.
-pub(super) struct Given {
+/// A value of one key, as given in one layer.
+pub(super) struct ConfigValue {
     pub(super) key: &'static Key,
     pub(super) text: String,
     pub(super) origin: Origin,
-    /// How it is read.
     pub(super) set: KeySetter,
 }
 
-impl Given {
+impl ConfigValue {
     pub(super) fn new(key: &'static Key, text: String, origin: Origin) -> Self {
         Self { key, text, origin, set: key.set }
     }
@@ -39,18 +38,20 @@ impl Given {
 pub(super) fn collect(
     flags: &Flags,
     env: impl IntoIterator<Item = (OsString, OsString)>,
-) -> (Vec<Given>, Vec<Problem>) {
+) -> (Vec<ConfigValue>, Vec<Problem>) {
     let mut problems = Vec::new();
-    let (variables, named) = variables(env, &mut problems);
-    let mut given = Vec::new();
+    let (variables, variable_path) = variables(env, &mut problems);
+    let mut values = Vec::new();
     let file = flags.config.clone().map(|path| (path, "flag --config: ".to_owned()));
-    let file = file.or(named.map(|path| (path, format!("variable {FILE_VARIABLE}: "))));
+    let file = file.or(variable_path.map(|path| (path, format!("variable {FILE_VARIABLE}: "))));
     match read(file.as_ref()) {
         Ok(None) => {}
         Ok(Some((path, SecretFile { text, exposure, tampering }))) => {
-            FileLayer { path: path.clone(), text: &text, given: &mut given, problems: &mut problems }.read();
-            let is_secret = |given: &&Given| given.key.kind == ValueKind::Secret && given.text != "none";
-            let secret = given.iter().find(is_secret);
+            FileLayer { path: path.clone(), text: &text, values: &mut values, problems: &mut problems }
+                .read();
+            let is_secret =
+                |value: &&ConfigValue| value.key.kind == ValueKind::Secret && value.text != "none";
+            let secret = values.iter().find(is_secret);
             match (tampering, secret.zip(exposure)) {
                 (Some(reason), _) => problems.push(Problem::Tampering { path, reason }),
                 (None, Some((secret, reason))) => {
@@ -65,29 +66,29 @@ pub(super) fn collect(
         }
         Err(problem) => problems.push(problem),
     }
-    given.extend(variables);
-    given.extend(flags.values.iter().filter_map(|(name, text)| {
+    values.extend(variables);
+    values.extend(flags.values.iter().filter_map(|(name, text)| {
         let key = Key::find(name)?;
-        Some(Given::new(key, text.clone(), Origin::Flag(key.flag)))
+        Some(ConfigValue::new(key, text.clone(), Origin::Flag(key.flag)))
     }));
-    (given, problems)
+    (values, problems)
 }
 
-/// The values, those of other names before our own; and the config file's path.
+/// The values of all variables, legacy names first, and the path of the config file.
 fn variables(
     env: impl IntoIterator<Item = (OsString, OsString)>,
     problems: &mut Vec<Problem>,
-) -> (Vec<Given>, Option<PathBuf>) {
-    let (mut ours, mut others, mut file) = (Vec::new(), Vec::new(), None);
+) -> (Vec<ConfigValue>, Option<PathBuf>) {
+    let (mut own_values, mut legacy_values, mut file) = (Vec::new(), Vec::new(), None);
     for (name, value) in env {
         let Some(name) = name.to_str() else { continue };
         if name == FILE_VARIABLE {
             file = Some(PathBuf::from(value));
             continue;
         }
-        let own = KEYS.iter().find(|key| key.variable() == name);
-        let alias = KEYS.iter().find(|key| key.aliases.contains(&name));
-        let Some(key) = own.or(alias) else {
+        let own_key = KEYS.iter().find(|key| key.variable() == name);
+        let alias_key = KEYS.iter().find(|key| key.aliases.contains(&name));
+        let Some(key) = own_key.or(alias_key) else {
             if name.starts_with("PODWIRE_") && ![PLUGIN_VARIABLE, LAB_VARIABLE].contains(&name) {
                 problems.push(Problem::UnknownVariable { name: name.to_owned() });
             }
@@ -95,20 +96,20 @@ fn variables(
         };
         match value.into_string() {
             Ok(text) => {
-                let mut given = Given::new(key, text, Origin::Variable(name.to_owned()));
-                if own.is_some() {
-                    ours.push(given);
+                let mut value = ConfigValue::new(key, text, Origin::Variable(name.to_owned()));
+                if own_key.is_some() {
+                    own_values.push(value);
                 } else {
-                    given.set = aliases::reader(name, key);
-                    others.push(given);
+                    value.set = aliases::reader(name, key);
+                    legacy_values.push(value);
                 }
             }
             Err(value) => problems
                 .push(Problem::NotText { name: name.to_owned(), value: key.shown(&value.to_string_lossy()) }),
         }
     }
-    others.append(&mut ours);
-    (others, file)
+    legacy_values.append(&mut own_values);
+    (legacy_values, file)
 }
 
 /// Only the default file may be missing.
@@ -127,7 +128,7 @@ fn read(named: Option<&(PathBuf, String)>) -> Result<Option<(PathBuf, SecretFile
 fn read_text(path: &Path) -> io::Result<SecretFile> {
     let content = secrets::read(path, MAX_FILE + 1)?;
     if content.text.len() as u64 > MAX_FILE {
-        return Err(io::Error::other(format!("it is larger than {MAX_FILE} bytes")));
+        return Err(io::Error::other(format!("file is larger than {MAX_FILE} bytes")));
     }
     Ok(content)
 }
@@ -135,7 +136,7 @@ fn read_text(path: &Path) -> io::Result<SecretFile> {
 struct FileLayer<'a> {
     path: PathBuf,
     text: &'a str,
-    given: &'a mut Vec<Given>,
+    values: &'a mut Vec<ConfigValue>,
     problems: &'a mut Vec<Problem>,
 }
 
@@ -144,7 +145,7 @@ impl FileLayer<'_> {
         let (table, errors) = DeTable::parse_recoverable(self.text);
         for error in errors {
             let origin = self.origin(error.span().map_or(0, |span| span.start));
-            // A message may have several lines; a problem has one.
+            // The parser's messages can have several lines.
             let message = error.message().replace('\n', ", ");
             self.problems.push(Problem::Syntax { origin, message });
         }
@@ -157,9 +158,10 @@ impl FileLayer<'_> {
                 Some(parent) => format!("{parent}.{}", name.get_ref()),
                 None => name.get_ref().to_string(),
             };
-            let is_table = parent.is_none() && KEYS.iter().any(|key| key.place().0 == Some(full.as_str()));
+            let is_table =
+                parent.is_none() && KEYS.iter().any(|key| key.split_name().0 == Some(full.as_str()));
             match (Key::find(&full), value.get_ref()) {
-                (Some(key), _) => self.take(key, value),
+                (Some(key), _) => self.set(key, value),
                 (None, DeValue::Table(inner)) if is_table => self.walk(Some(&full), inner),
                 (None, _) => {
                     let origin = self.origin(name.span().start);
@@ -169,13 +171,13 @@ impl FileLayer<'_> {
         }
     }
 
-    fn take(&mut self, key: &'static Key, value: &Spanned<DeValue<'_>>) {
+    fn set(&mut self, key: &'static Key, value: &Spanned<DeValue<'_>>) {
         let origin = self.origin(value.span().start);
         match text_of(key.kind, value.get_ref()) {
-            Some(text) => self.given.push(Given::new(key, text, origin)),
+            Some(text) => self.values.push(ConfigValue::new(key, text, origin)),
             None => {
                 let value = key.shown(self.text.get(value.span()).unwrap_or_default());
-                let allowed = format!("must be {}", in_toml(key.kind));
+                let allowed = format!("must be {}", toml_type(key.kind));
                 self.problems.push(Problem::Value { origin, key: key.name, value, allowed });
             }
         }
@@ -187,7 +189,7 @@ impl FileLayer<'_> {
     }
 }
 
-/// A string is taken for anything, and read as a flag would be.
+/// A string is accepted for every kind and parsed like a flag.
 fn text_of(kind: ValueKind, value: &DeValue<'_>) -> Option<String> {
     match (kind, value) {
         (_, DeValue::String(text)) => Some(text.to_string()),
@@ -205,7 +207,7 @@ fn text_of(kind: ValueKind, value: &DeValue<'_>) -> Option<String> {
     }
 }
 
-fn in_toml(kind: ValueKind) -> &'static str {
+fn toml_type(kind: ValueKind) -> &'static str {
     match kind {
         ValueKind::Text | ValueKind::Secret => "a string",
         ValueKind::Number => "a whole number",

@@ -1,4 +1,5 @@
-//! The agent's configuration: flag over environment over file over default. With nothing at all it is complete.
+//! The agent's configuration. Flags override environment variables, variables override the file, the file overrides
+//! defaults. All keys are optional.
 //!
 //! ```text
 //! KEYS ─► defaults ─┐
@@ -7,8 +8,8 @@
 //! --flags ──────────┘
 //! ```
 //!
-//! One table, [`KEYS`], names every key once: flags, variables, defaults, help, reference and sample come from it. A value
-//! that is given must be right even where another one overrides it, and all mistakes are told at once.
+//! One table, [`KEYS`], defines every key once. Flags, variables, defaults, help, reference and sample are generated from
+//! it. A given value must be valid even if another layer overrides it. All problems are reported together.
 
 mod aliases;
 mod change;
@@ -47,75 +48,75 @@ pub use docs::{reference, sample};
 pub use error::{ConfigError, Origin, Problem};
 pub use etcd::{Etcd, Secret};
 pub use flags::Flags;
-pub use keys::{Fallback, Key, ValueKind};
+pub use keys::{DefaultValue, Key, ValueKind};
 pub use layers::{DEFAULT_FILE, LAB_VARIABLE};
 pub use table::KEYS;
 
-/// What the agent runs with.
+/// The complete configuration of the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     pub node: String,
-    /// What dies with a boot.
+    /// State that does not survive a reboot.
     pub run_dir: PathBuf,
-    /// What is kept.
+    /// State that survives reboots.
     pub state_dir: PathBuf,
     pub socket: PathBuf,
     pub store: StoreChoice,
-    /// Of the embedded store; None: in the network's directory in `state_dir`.
+    /// Directory of the embedded store. None: in the network's directory in `state_dir`.
     pub store_dir: Option<PathBuf>,
-    /// The names of objects in the store, whichever it is.
+    /// Keys of objects in the store, for both kinds of store.
     pub layout: KeyLayout,
-    /// None: the one with the default route.
+    /// None: the interface with the default route.
     pub node_interface: Option<IfName>,
-    /// Where other nodes reach this one, at most one of each family. Empty: those of the interface.
+    /// Addresses at which other nodes reach this node, at most one per family. Empty: the addresses of the interface.
     pub node_addresses: Vec<IpAddr>,
     pub log_format: LogFormat,
     pub log_level: LogLevel,
-    /// Where Prometheus may ask over TCP; the socket answers it in any case.
+    /// TCP listener for Prometheus. The Unix socket serves metrics in any case.
     pub metrics: Option<SocketAddr>,
     pub workers: usize,
     pub reconcile: Duration,
-    /// Of the network that requests without settings of their own belong to.
+    /// The default network, for requests without network settings.
     pub network: NetworkSettings,
-    /// How the network is spread over nodes.
+    /// Block size and transport between nodes.
     pub cluster: ClusterConfig,
-    /// How the CNI config calls the plugin, and in which version it speaks.
+    /// The plugin's type and version in the CNI config.
     pub plugin: PluginConfig,
-    /// IPAM plugins that requests may have run.
+    /// IPAM plugins that requests may delegate to.
     pub delegates: AllowedDelegates,
-    /// None: the agent puts nothing into the runtime's directories.
+    /// None: the agent installs nothing in the runtime's directories.
     pub install: Option<InstallConfig>,
     pub flag_keys: FlagKeys,
 }
 
-/// What goes into the runtime's directories.
+/// The files that the agent installs in the runtime's directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstallConfig {
-    /// The program file that is copied.
+    /// The plugin binary that is copied.
     pub plugin: PathBuf,
     pub plugin_dir: PathBuf,
     pub config_dir: PathBuf,
     pub config_name: String,
-    /// None: the one that is built in.
+    /// None: the built-in template.
     pub template: Option<PathBuf>,
 }
 
-/// What the CNI config says of the plugin.
+/// The plugin's properties in the CNI config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginConfig {
-    /// Its `type`, and so the name of its file: runtimes look for one that is called like the type.
+    /// The `type`. Runtimes execute the file with this name.
     pub name: String,
     /// For runtimes that do not know `cniVersions`.
     pub version: cni::Version,
 }
 
-/// Where cluster objects live.
+/// The store for cluster objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "an agent has one of it")]
+#[expect(clippy::large_enum_variant, reason = "an agent has only one value")]
 pub enum StoreChoice {
-    /// One node.
+    /// A single node.
     Embedded,
-    /// Many.
+    /// A cluster.
     Etcd(Etcd),
 }
 
@@ -140,8 +141,8 @@ impl InstallConfig {
 }
 
 impl Config {
-    /// Reads all layers; the environment is handed in so that nothing here depends on the process. Directories for the
-    /// runtime's files that are not set are the usual ones.
+    /// Reads all layers. The environment is an argument, so the result does not depend on the process. The runtime's
+    /// directories have their usual paths unless they are set.
     pub fn load(
         flags: &Flags,
         env: impl IntoIterator<Item = (OsString, OsString)>,
@@ -149,7 +150,7 @@ impl Config {
         Self::load_with(flags, env, Directories::default)
     }
 
-    /// As [`Self::load`]; `detect` finds the directories that are not set, where files are installed.
+    /// Like [`Self::load`]. If installation is enabled, `detect` finds the runtime's directories that are not set.
     pub fn load_with(
         flags: &Flags,
         env: impl IntoIterator<Item = (OsString, OsString)>,
@@ -159,13 +160,13 @@ impl Config {
         draft::build(given, problems, detect)
     }
 
-    /// The effective configuration, as a file that gives the same one.
+    /// The effective configuration as a config file.
     pub fn to_toml(&self) -> String {
         docs::effective(self)
     }
 
-    /// Whether other users can read the private key for etcd, and so act as this node. A key that cannot be read is
-    /// reported by the connection.
+    /// Reports a private key for etcd that other users can read, because they could act as this node. A key that cannot be
+    /// read is reported when the agent connects.
     pub fn exposed_key(&self) -> Option<Finding> {
         let key = match &self.store {
             StoreChoice::Embedded => None,
@@ -174,16 +175,16 @@ impl Config {
         let metadata = std::fs::metadata(key).ok()?;
         let exposure = secrets::exposure(key, &metadata)?;
         let path = key.display();
-        let message = format!("etcd.key {path} holds a private key and {}", exposure.what);
-        let found = Finding::new(Code::EtcdKeyExposed, format_args!("file {path}"), message);
-        Some(found.fix(exposure.fix))
+        let message = format!("etcd.key {path} is a private key and {}", exposure.reason);
+        let finding = Finding::new(Code::EtcdKeyExposed, format_args!("file {path}"), message);
+        Some(finding.fix(exposure.fix))
     }
 }
 
 impl PluginConfig {
-    /// What our plugin is called where nobody says anything.
+    /// The default name of the plugin.
     pub const NAME: &str = "podwire-cni";
-    /// Before containerd 2.0 no runtime can read a result of 1.1.0; the others take the newest of `cniVersions`.
+    /// Runtimes before containerd 2.0 cannot parse results of version 1.1.0. Newer runtimes use the newest of `cniVersions`.
     pub const VERSION: cni::Version = cni::Version::V1_0_0;
 }
 

@@ -1,4 +1,4 @@
-//! Files that may hold a password: who else can read them.
+//! Files that may contain a password, with a check of their owner and mode.
 
 use std::fmt;
 use std::fs::Metadata;
@@ -9,53 +9,53 @@ use std::path::Path;
 use rustix::process::geteuid;
 use types::Fix;
 
-/// A file that was read. The path may lead to another one in the meantime.
+/// The content of a file, with checks of the same open file. The path may refer to another file by now.
 pub(super) struct SecretFile {
     pub(super) text: String,
-    /// Why a secret in it is not safe, and what helps.
+    /// Why a secret in the file is exposed, with a fix.
     pub(super) exposure: Option<Exposure>,
-    /// Why its text may be another user's, and what helps.
+    /// Why another user can change the file, with a fix.
     pub(super) tampering: Option<String>,
 }
 
-/// Reads at most so many bytes of a regular file.
-pub(super) fn read(path: &Path, most: u64) -> io::Result<SecretFile> {
+/// Reads at most `max` bytes of a regular file.
+pub(super) fn read(path: &Path, max: u64) -> io::Result<SecretFile> {
     let file = files::open_config(path)?;
     let metadata = file.metadata()?;
     let mut text = String::new();
-    file.take(most).read_to_string(&mut text)?;
-    // Every user can write to /dev/null, which changes nothing.
+    file.take(max).read_to_string(&mut text)?;
+    // /dev/null is writable for all users, but writing has no effect.
     let tampering = metadata.is_file().then(|| tampering(path, &metadata)).flatten();
     Ok(SecretFile { text, exposure: exposure(path, &metadata), tampering })
 }
 
-/// Root and the user of this process may own it, and have access to it.
+/// Only root and the user of this process may own the file and have access to it.
 pub(super) fn exposure(path: &Path, metadata: &Metadata) -> Option<Exposure> {
     let mode = metadata.mode() & 0o7777;
     let name = path.to_string_lossy();
-    let close = Fix::words(["chmod", "600", &name]);
+    let restrict = Fix::words(["chmod", "600", &name]);
     if has_other_owner(metadata) {
-        let what = format!("belongs to another user ({})", metadata.uid());
-        return Some(Exposure { what, fix: Fix::words(["chown", "root", &name]).and(close) });
+        let reason = format!("belongs to another user ({})", metadata.uid());
+        return Some(Exposure { reason, fix: Fix::words(["chown", "root", &name]).and(restrict) });
     }
-    let what = || format!("other users have access to it (mode {mode:04o})");
-    (mode & 0o077 != 0).then(|| Exposure { what: what(), fix: close })
+    let reason = || format!("other users have access to it (mode {mode:04o})");
+    (mode & 0o077 != 0).then(|| Exposure { reason: reason(), fix: restrict })
 }
 
-/// Why a secret is none, and the command that makes it one.
+/// Why other users can read a secret, and the command that prevents it.
 #[derive(Debug)]
 pub(super) struct Exposure {
-    pub(super) what: String,
+    pub(super) reason: String,
     pub(super) fix: Fix,
 }
 
 impl fmt::Display for Exposure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.what, self.fix)
+        write!(f, "{}: {}", self.reason, self.fix)
     }
 }
 
-/// The agent is root: a user who can change its configuration must be as well.
+/// The agent runs as root, so only root may be able to change its configuration.
 fn tampering(path: &Path, metadata: &Metadata) -> Option<String> {
     let mode = metadata.mode() & 0o7777;
     let name = path.to_string_lossy();

@@ -1,15 +1,16 @@
-//! Every key of the configuration, once.
+//! The definitions of all configuration keys.
 
 use std::path::Path;
 
-use crate::Fallback::{Found, Is};
+use crate::DefaultValue::{Described, Value};
 use crate::ValueKind::{Bool, List, Number, Secret, Text};
 use crate::{
-    Config, Etcd, Fallback, InstallConfig, Key, PluginConfig, StoreChoice, ValueKind, cluster, etcd, values,
+    Config, DefaultValue, Etcd, InstallConfig, Key, PluginConfig, StoreChoice, ValueKind, cluster, etcd,
+    values,
 };
 
-const fn row(name: &'static str, kind: ValueKind, fallback: Fallback, meaning: &'static str) -> Key {
-    Key { name, kind, fallback, meaning, aliases: &[], flag: "", set: |_, _| Ok(()), show: |_| None }
+const fn row(name: &'static str, kind: ValueKind, default: DefaultValue, description: &'static str) -> Key {
+    Key { name, kind, default, description, aliases: &[], flag: "", set: |_, _| Ok(()), show: |_| None }
 }
 
 fn install(config: &Config, show: fn(&InstallConfig) -> Option<String>) -> Option<String> {
@@ -27,13 +28,13 @@ fn path(path: &Path) -> Option<String> {
     Some(path.display().to_string())
 }
 
-/// In the order in which they are documented; the tables' keys stand together, after those without a table.
+/// In the order of the documentation. Top-level keys come first, and the keys of a table are adjacent.
 pub const KEYS: &[Key] = &[
     Key {
         flag: "node",
         set: |d, v| values::put(&mut d.node, values::node(v)),
         show: |c| Some(c.node.clone()),
-        ..row("node", Text, Found("the host's name"), "this node's name")
+        ..row("node", Text, Described("the host name"), "name of this node in the cluster")
     },
     Key {
         flag: "run-dir",
@@ -42,15 +43,20 @@ pub const KEYS: &[Key] = &[
         ..row(
             "run_dir",
             Text,
-            Is(netconf::DEFAULT_RUN_DIR),
-            "directory of what dies with a boot: attachments, addresses",
+            Value(netconf::DEFAULT_RUN_DIR),
+            "directory for state that does not survive a reboot, such as attachment records and allocated addresses",
         )
     },
     Key {
         flag: "state-dir",
         set: |d, v| values::put(&mut d.state_dir, values::path(v)),
         show: |c| path(&c.state_dir),
-        ..row("state_dir", Text, Is("/var/lib/podwire"), "directory of what is kept over boots")
+        ..row(
+            "state_dir",
+            Text,
+            Value("/var/lib/podwire"),
+            "directory for state that survives reboots, such as the embedded store",
+        )
     },
     Key {
         flag: "socket",
@@ -59,8 +65,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "socket",
             Text,
-            Found("agent.sock in run_dir"),
-            "the agent's unix socket, at most 107 bytes long",
+            Described("`agent.sock` in `run_dir`"),
+            "path of the agent's Unix socket, at most 107 bytes",
         )
     },
     Key {
@@ -70,8 +76,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "store",
             Text,
-            Found("`etcd` where `etcd.endpoints` are given, else `embedded`"),
-            "where cluster objects live: `embedded`, for one node, or `etcd`, for many",
+            Described("`etcd` if `etcd.endpoints` is set, otherwise `embedded`"),
+            "store for cluster objects: `embedded` for a single node, `etcd` for a cluster",
         )
     },
     Key {
@@ -81,8 +87,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "store_dir",
             Text,
-            Found("store in the network's directory in state_dir"),
-            "directory of the embedded store, which belongs to one agent",
+            Described("`store` in the network's directory under `state_dir`"),
+            "directory of the embedded store; one agent at a time can use it",
         )
     },
     Key {
@@ -92,8 +98,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "node_interface",
             Text,
-            Found("the one with the default route"),
-            "the link by which other nodes reach this one",
+            Described("the interface with the default route"),
+            "interface that connects this node to the other nodes",
         )
     },
     Key {
@@ -103,21 +109,26 @@ pub const KEYS: &[Key] = &[
         ..row(
             "node_addresses",
             List,
-            Found("those of node_interface"),
-            "the addresses by which other nodes reach this one: at most one IPv4 and one IPv6",
+            Described("the addresses of `node_interface`"),
+            "addresses at which other nodes reach this node: at most one IPv4 and one IPv6 address",
         )
     },
     Key {
         flag: "log-format",
         set: |d, v| values::put(&mut d.log_format, values::log_format(v)),
         show: |c| Some(c.log_format.to_string()),
-        ..row("log_format", Text, Is("text"), "`text` for people or `json` for programs")
+        ..row("log_format", Text, Value("text"), "format of log lines: `text` or `json`")
     },
     Key {
         flag: "log-level",
         set: |d, v| values::put(&mut d.log_level, values::log_level(v)),
         show: |c| Some(c.log_level.to_string()),
-        ..row("log_level", Text, Is("info"), "the least that is logged: `error`, `warn`, `info` or `debug`")
+        ..row(
+            "log_level",
+            Text,
+            Value("info"),
+            "minimum level of logged events: `error`, `warn`, `info` or `debug`",
+        )
     },
     Key {
         flag: "metrics",
@@ -126,15 +137,20 @@ pub const KEYS: &[Key] = &[
         ..row(
             "metrics",
             Text,
-            Found("none"),
-            "address and port for Prometheus over TCP, such as 127.0.0.1:9100 or [::1]:9100",
+            Described("none"),
+            "TCP address and port for Prometheus metrics, such as 127.0.0.1:9100 or [::1]:9100; none: metrics only on the Unix socket",
         )
     },
     Key {
         flag: "workers",
         set: |d, v| values::put(&mut d.workers, values::number(v, 1..=256)),
         show: |c| Some(c.workers.to_string()),
-        ..row("workers", Number, Is("16"), "how many requests are worked on at once, 1 to 256")
+        ..row(
+            "workers",
+            Number,
+            Value("16"),
+            "maximum number of requests that the agent processes in parallel, 1 to 256",
+        )
     },
     Key {
         flag: "reconcile-seconds",
@@ -143,8 +159,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "reconcile_seconds",
             Number,
-            Is("30"),
-            "how often records and kernel are compared even if nothing happens, 1 to 3600",
+            Value("30"),
+            "interval of the periodic comparison of records and kernel state, in seconds, 1 to 3600; events trigger it earlier",
         )
     },
     Key {
@@ -155,8 +171,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "etcd.endpoints",
             List,
-            Found("none"),
-            "where etcd is: hosts, with a port or without (2379), with http:// or https:// or without",
+            Described("none"),
+            "etcd endpoints: host names or addresses, optionally with a scheme and a port (default 2379); without a scheme: https if `etcd.ca` or `etcd.cert` is set, otherwise http",
         )
     },
     Key {
@@ -164,7 +180,12 @@ pub const KEYS: &[Key] = &[
         aliases: &["ETCD_PREFIX"],
         set: |d, v| values::put(&mut d.prefix, etcd::prefix(v)),
         show: |c| Some(c.layout.prefix().to_owned()),
-        ..row("etcd.prefix", Text, Is("/podwire"), "the directory of our keys, in the embedded store too")
+        ..row(
+            "etcd.prefix",
+            Text,
+            Value("/podwire"),
+            "prefix of Podwire's keys, in etcd and in the embedded store",
+        )
     },
     Key {
         flag: "etcd-counter-key",
@@ -177,8 +198,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "etcd.counter_key",
             Text,
-            Found("`counter` under `etcd.prefix`"),
-            "the key that tells a new node where to start looking for a block",
+            Described("`counter` under `etcd.prefix`"),
+            "key of the counter at which a new node starts its search for a free block",
         )
     },
     Key {
@@ -188,38 +209,48 @@ pub const KEYS: &[Key] = &[
         ..row(
             "etcd.ca",
             Text,
-            Found("none"),
-            "a PEM file with whom we trust to have signed etcd's certificate; none: whom the system trusts",
+            Described("none"),
+            "CA bundle (PEM file) that verifies etcd's server certificate; none: system trust store",
         )
     },
     Key {
         flag: "etcd-cert",
         set: |d, v| values::optional(v, values::path).map(|v| d.cert = v),
         show: |c| etcd(c, |e| e.cert.as_deref().and_then(path)),
-        ..row("etcd.cert", Text, Found("none"), "a PEM file with our certificate for etcd, with etcd.key")
+        ..row(
+            "etcd.cert",
+            Text,
+            Described("none"),
+            "client certificate (PEM file) for etcd; requires `etcd.key`",
+        )
     },
     Key {
         flag: "etcd-key",
         set: |d, v| values::optional(v, values::path).map(|v| d.key = v),
         show: |c| etcd(c, |e| e.key.as_deref().and_then(path)),
-        ..row("etcd.key", Text, Found("none"), "a PEM file with the private key of etcd.cert")
+        ..row("etcd.key", Text, Described("none"), "private key (PEM file) of `etcd.cert`")
     },
     Key {
         flag: "etcd-user",
         set: |d, v| values::optional(v, etcd::user).map(|v| d.user = v),
         show: |c| etcd(c, |e| e.user.clone()),
-        ..row("etcd.user", Text, Found("none"), "our name in etcd, with a password")
+        ..row(
+            "etcd.user",
+            Text,
+            Described("none"),
+            "user name for etcd; requires `etcd.password` or `etcd.password_file`",
+        )
     },
     Key {
         flag: "etcd-password",
         set: |d, v| values::optional(v, etcd::password).map(|v| d.password = v),
-        // Only that there is one.
+        // Shows only that a password is set.
         show: |c| etcd(c, |e| e.password.as_ref().filter(|p| p.file().is_none()).map(|_| String::new())),
         ..row(
             "etcd.password",
             Secret,
-            Found("none"),
-            "the password of etcd.user; every user of the machine can read flags: better in etcd.password_file",
+            Described("none"),
+            "password of `etcd.user`; prefer `etcd.password_file`, because all local users can read command lines",
         )
     },
     Key {
@@ -229,8 +260,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "etcd.password_file",
             Text,
-            Found("none"),
-            "a file with the password of etcd.user, one line; no other user may have access to it (mode 0600)",
+            Described("none"),
+            "file with the password of `etcd.user` in a single line; other users must not have access to it (mode 0600)",
         )
     },
     Key {
@@ -240,8 +271,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "etcd.insecure",
             Bool,
-            Is("false"),
-            "send etcd.user and the password over http, in clear text; without it they need https",
+            Value("false"),
+            "allow `etcd.user` and its password over http, in clear text; false: https is required",
         )
     },
     Key {
@@ -249,20 +280,30 @@ pub const KEYS: &[Key] = &[
         aliases: &["CNI_NAME"],
         set: |d, v| values::put(&mut d.network_name, values::name(v)),
         show: |c| Some(c.network.name.to_string()),
-        ..row("network.name", Text, Is("podwire"), "the network's name, as in the runtime's CNI config")
+        ..row("network.name", Text, Value("podwire"), "name of the network, as in the runtime's CNI config")
     },
     Key {
         flag: "network-mode",
         set: |d, v| values::put(&mut d.mode, values::mode(v)),
         show: |c| Some(c.network.mode.to_string()),
-        ..row("network.mode", Text, Is("routed"), "how a pod meets its host: `routed` or `bridge`")
+        ..row(
+            "network.mode",
+            Text,
+            Value("routed"),
+            "attachment mode: `routed` (a host route per pod, no shared L2) or `bridge` (pods are ports of `network.bridge`)",
+        )
     },
     Key {
         flag: "network-bridge",
         aliases: &["BRIDGE_NAME"],
         set: |d, v| values::put(&mut d.bridge, values::bridge(v)),
         show: |c| Some(c.network.bridge.to_string()),
-        ..row("network.bridge", Text, Is("podwire0"), "the link that carries the gateway addresses")
+        ..row(
+            "network.bridge",
+            Text,
+            Value("podwire0"),
+            "bridge that carries the gateway addresses, created if missing; in mode `routed` it has no ports",
+        )
     },
     Key {
         flag: "network-subnet",
@@ -272,8 +313,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "network.subnets",
             List,
-            Is(types::DEFAULT_SUBNETS),
-            "the pods' subnets: one, or one IPv4 and one IPv6",
+            Value(types::DEFAULT_SUBNETS),
+            "pod subnets of the network: one, or one IPv4 and one IPv6 subnet; must be the same on all nodes",
         )
     },
     Key {
@@ -285,8 +326,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "network.mtu",
             Number,
-            Found("none"),
-            "MTU of the pods' links, 68 to 65535, with IPv6 from 1280; none: the bridge's own, else 1500",
+            Described("none"),
+            "MTU of pod interfaces in bytes, 68 to 65535, at least 1280 with IPv6; none: with etcd the MTU of `node_interface`, less the tunnel header unless the transport is direct; otherwise the MTU of an existing bridge, or 1500",
         )
     },
     Key {
@@ -298,15 +339,15 @@ pub const KEYS: &[Key] = &[
         ..row(
             "network.connections_per_pod",
             Number,
-            Found("none"),
-            "how many connections a pod may open at once on this node, from 1; none: no limit",
+            Described("none"),
+            "maximum number of concurrent connections that a pod may open on this node, from 1; none: no limit",
         )
     },
     Key {
         flag: "network-masquerade",
         set: |d, v| values::put(&mut d.masquerade, values::boolean(v)),
         show: |c| Some(c.network.masquerade.to_string()),
-        ..row("network.masquerade", Bool, Is("true"), "what leaves the network gets the node's address")
+        ..row("network.masquerade", Bool, Value("true"), "masquerade traffic that leaves the pod network")
     },
     Key {
         flag: "network-margin",
@@ -316,8 +357,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "network.margin",
             Number,
-            Found("8 with etcd, 0 with the embedded store"),
-            "by how many bits the prefix of a node's block is longer than the subnet's: 8 cuts a /16 into 256 of /24",
+            Described("8 with etcd, 0 with the embedded store"),
+            "size of a node's block: number of bits by which its prefix is longer than the subnet's, 0 to 32; 8 divides a /16 into 256 blocks of /24; must be the same on all nodes",
         )
     },
     Key {
@@ -327,8 +368,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "network.transport",
             Text,
-            Is("auto"),
-            "how pods' packets reach other nodes: `direct`, `vxlan`, or `auto`: direct to nodes on the same link",
+            Value("auto"),
+            "transport between nodes: `direct` (routes), `vxlan`, or `auto` (direct to nodes on the same link, otherwise vxlan)",
         )
     },
     Key {
@@ -338,15 +379,20 @@ pub const KEYS: &[Key] = &[
         ..row(
             "network.vni",
             Number,
-            Is("4077"),
-            "the tunnel's VXLAN number, the same on all nodes, 1 to 16777215",
+            Value("4077"),
+            "VXLAN network identifier of the tunnel, 1 to 16777215; must be the same on all nodes",
         )
     },
     Key {
         flag: "network-vxlan-port",
         set: |d, v| values::put(&mut d.vxlan_port, values::number(v, 1..=65535)),
         show: |c| Some(c.cluster.vxlan_port.to_string()),
-        ..row("network.vxlan_port", Number, Is("4789"), "the tunnel's UDP port, the same on all nodes")
+        ..row(
+            "network.vxlan_port",
+            Number,
+            Value("4789"),
+            "UDP port of the tunnel, 1 to 65535; must be the same on all nodes",
+        )
     },
     Key {
         flag: "network-tunnel",
@@ -355,8 +401,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "network.tunnel",
             Text,
-            Is("pwvx"),
-            "how the tunnel devices' names begin, at most 14 bytes; 4 or 6 follows",
+            Value("pwvx"),
+            "name prefix of the tunnel devices, at most 14 bytes; Podwire appends `4` or `6`",
         )
     },
     Key {
@@ -366,8 +412,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "network.tunnel_checksum",
             Text,
-            Is("auto"),
-            "checksum offload of the tunnel: `on`, `off`, or `auto`: off where other nodes get wrong ones, which is tried out",
+            Value("auto"),
+            "transmit checksum offload of the tunnel: `on`, `off`, or `auto` (off if a probe finds that peers receive invalid checksums)",
         )
     },
     Key {
@@ -377,8 +423,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "network.accept_forward",
             Bool,
-            Is("false"),
-            "put accept rules for pods into forward chains of others that drop",
+            Value("false"),
+            "insert accept rules for pods into forward chains of other firewalls that drop pod traffic",
         )
     },
     Key {
@@ -391,8 +437,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "delegate.directories",
             List,
-            Found("install.plugin_dir, /usr/lib/cni, /usr/libexec/cni"),
-            "directories with the IPAM plugins of `ipam.type`, not writable by every user; CNI_PATH is not used",
+            Described("`install.plugin_dir`, /usr/lib/cni, /usr/libexec/cni"),
+            "directories with the IPAM plugins for `ipam.type`, not writable by all users; CNI_PATH is ignored",
         )
     },
     Key {
@@ -405,8 +451,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "delegate.plugins",
             List,
-            Is("dhcp,host-local,static"),
-            "IPAM plugins that a CNI config may name in `ipam.type`, or `none`",
+            Value("dhcp,host-local,static"),
+            "IPAM plugins that a CNI config may name in `ipam.type`; none: no plugins",
         )
     },
     Key {
@@ -416,15 +462,20 @@ pub const KEYS: &[Key] = &[
         ..row(
             "install.enabled",
             Bool,
-            Found("true where CNI_CONFIG_LOCATION or CNI_PLUGIN_LOCATION is given, else false"),
-            "put plugin and CNI config into the runtime's directories, and put them back when they change",
+            Described("true if CNI_CONFIG_LOCATION or CNI_PLUGIN_LOCATION is set, otherwise false"),
+            "install the plugin and the CNI config in the runtime's directories, and restore them when they change",
         )
     },
     Key {
         flag: "install-plugin",
         set: |d, v| values::put(&mut d.plugin, values::path(v)),
         show: |c| install(c, |i| path(&i.plugin)),
-        ..row("install.plugin", Text, Found("podwire-cni beside podwire"), "the plugin's program file")
+        ..row(
+            "install.plugin",
+            Text,
+            Described("`podwire-cni` in the directory of `podwire`"),
+            "path of the plugin binary to install",
+        )
     },
     Key {
         flag: "install-plugin-dir",
@@ -434,8 +485,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "install.plugin_dir",
             Text,
-            Found("as containerd or CRI-O is configured, else /opt/cni/bin"),
-            "where the runtime looks for plugins",
+            Described("from the configuration of containerd or CRI-O, otherwise /opt/cni/bin"),
+            "directory in which the runtime searches for plugins",
         )
     },
     Key {
@@ -446,8 +497,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "install.type",
             Text,
-            Is(PluginConfig::NAME),
-            "the plugin's type in the CNI config, and the name of its file in install.plugin_dir",
+            Value(PluginConfig::NAME),
+            "plugin type in the CNI config, and file name of the plugin in `install.plugin_dir`",
         )
     },
     Key {
@@ -458,8 +509,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "install.cni_version",
             Text,
-            Is("1.0.0"),
-            "the CNI config's version for runtimes that do not choose one of its `cniVersions` themselves",
+            Value("1.0.0"),
+            "`cniVersion` of the CNI config, for runtimes that do not support `cniVersions`",
         )
     },
     Key {
@@ -470,8 +521,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "install.config_dir",
             Text,
-            Found("as containerd or CRI-O is configured, else /etc/cni/net.d"),
-            "where the runtime looks for CNI configs",
+            Described("from the configuration of containerd or CRI-O, otherwise /etc/cni/net.d"),
+            "directory in which the runtime searches for CNI configs",
         )
     },
     Key {
@@ -482,8 +533,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "install.config_name",
             Text,
-            Is("10-podwire.conflist"),
-            "the CNI config's file name; runtimes take the first in alphabetical order",
+            Value("10-podwire.conflist"),
+            "file name of the CNI config; runtimes use the first file in alphabetical order",
         )
     },
     Key {
@@ -493,8 +544,8 @@ pub const KEYS: &[Key] = &[
         ..row(
             "install.template",
             Text,
-            Found("none"),
-            "a template for the CNI config instead of the one that is built in",
+            Described("none"),
+            "template of the CNI config; none: the built-in template",
         )
     },
 ];

@@ -9,10 +9,11 @@ use types::AttachMode;
 
 use super::*;
 
-mod eleven;
+mod legacy_variables;
 mod nodes;
+mod reference;
 
-/// Loads a configuration of a file, variables and flags. The file is always named: the machine's own is not ours.
+/// Loads a configuration from a file, variables and flags. The file is always named, so the host's config file is not read.
 fn load(file: &str, env: &[(&str, &str)], flags: &[&str]) -> Result<Config, ConfigError> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("agent.toml");
@@ -31,12 +32,12 @@ fn variables(env: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
     env.iter().map(|(name, value)| (name.into(), value.into())).collect()
 }
 
-fn complaints(result: Result<Config, ConfigError>) -> Vec<String> {
+fn problems(result: Result<Config, ConfigError>) -> Vec<String> {
     result.unwrap_err().problems.iter().map(ToString::to_string).collect()
 }
 
 #[test]
-fn with_nothing_at_all_it_is_complete() {
+fn defaults_are_a_complete_configuration() {
     let config = load("", &[], &[]).unwrap();
     assert!(!config.node.is_empty());
     assert_eq!(config.run_dir, Path::new("/run/podwire"));
@@ -73,7 +74,7 @@ fn with_nothing_at_all_it_is_complete() {
 }
 
 #[test]
-fn a_file_that_is_named_must_exist() {
+fn an_explicitly_named_file_must_exist() {
     let flags = Flags { config: Some("/nonexistent/agent.toml".into()), ..Flags::default() };
     let text = Config::load(&flags, []).unwrap_err().to_string();
     assert!(text.contains("flag --config") && text.contains("/nonexistent/agent.toml"), "{text}");
@@ -94,8 +95,8 @@ fn a1_flag_over_variable_over_file_over_default() {
     assert_eq!(config.log_format, LogFormat::Text);
 }
 
-/// A value of each key that is not its default, and what it must look like in the end.
-const OTHER: &[(&str, &str)] = &[
+/// For each key a value that differs from its default, in its normal form.
+const NON_DEFAULT: &[(&str, &str)] = &[
     ("node", "n-1.example"),
     ("run_dir", "/tmp/r"),
     ("state_dir", "/tmp/s"),
@@ -142,38 +143,39 @@ const OTHER: &[(&str, &str)] = &[
     ("install.template", "/tmp/t.json"),
 ];
 
-/// What is never printed, or contradicts another one; these have tests of their own.
-const APART: &[&str] = &["etcd.user", "etcd.password", "etcd.password_file"];
+/// Keys that are secret or contradict other keys. They have separate tests.
+const EXCLUDED: &[&str] = &["etcd.user", "etcd.password", "etcd.password_file"];
 
 #[test]
-fn a1_every_key_can_be_said_in_every_layer() {
+fn a1_every_key_can_be_set_in_every_layer() {
     assert_eq!(
-        OTHER.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
-        KEYS.iter().map(|k| k.name).filter(|name| !APART.contains(name)).collect::<Vec<_>>()
+        NON_DEFAULT.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+        KEYS.iter().map(|k| k.name).filter(|name| !EXCLUDED.contains(name)).collect::<Vec<_>>()
     );
     let key = |name: &str| Key::find(name).unwrap();
-    let env: Vec<(String, &str)> = OTHER.iter().map(|(name, value)| (key(name).variable(), *value)).collect();
+    let env: Vec<(String, &str)> =
+        NON_DEFAULT.iter().map(|(name, value)| (key(name).variable(), *value)).collect();
     let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (name.as_str(), *value)).collect();
     let by_env = load("", &env, &[]).unwrap();
     let flags: Vec<String> =
-        OTHER.iter().map(|(name, value)| format!("--{}={value}", key(name).flag)).collect();
+        NON_DEFAULT.iter().map(|(name, value)| format!("--{}={value}", key(name).flag)).collect();
     let by_flags = load("", &[], &flags.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
     assert_eq!(by_env, by_flags);
     let by_file = load(&by_env.to_toml(), &[], &[]).unwrap();
     assert_eq!(by_env, by_file, "{}", by_env.to_toml());
-    for (name, value) in OTHER {
+    for (name, value) in NON_DEFAULT {
         assert_eq!((key(name).show)(&by_env).as_deref(), Some(*value), "{name}");
     }
 }
 
 #[test]
-fn the_defaults_print_and_read_back() {
+fn printed_defaults_parse_to_the_same_configuration() {
     let config = load("", &[], &[]).unwrap();
     assert_eq!(load(&config.to_toml(), &[], &[]).unwrap(), config);
 }
 
 #[test]
-fn flags_are_comfortable() {
+fn list_flags_repeat_and_install_needs_no_value() {
     let config =
         load("", &[], &["--network-subnet", "10.1.0.0/24", "--network-subnet", "fd01::/64", "--install"]);
     let config = config.unwrap();
@@ -190,7 +192,7 @@ fn flags_are_comfortable() {
 }
 
 #[test]
-fn a1_a_bad_value_is_named_with_origin_value_and_what_is_allowed() {
+fn a1_a_bad_value_is_reported_with_origin_and_allowed_values() {
     let long = format!("/{}", "x".repeat(120));
     for (key, value, expect) in [
         ("node", "", "1 to 253"),
@@ -199,7 +201,7 @@ fn a1_a_bad_value_is_named_with_origin_value_and_what_is_allowed() {
         ("state_dir", "/run/podwire/", "must not be run_dir"),
         ("socket", long.as_str(), "107"),
         ("run_dir", long.as_str(), "107"),
-        ("store", "etcd", "needs etcd.endpoints (ETCD_HOST)"),
+        ("store", "etcd", "requires etcd.endpoints (ETCD_HOST)"),
         ("store", "file", "must be embedded or etcd"),
         ("log_format", "xml", "text or json"),
         ("log_level", "trace", "error, warn, info or debug"),
@@ -215,12 +217,12 @@ fn a1_a_bad_value_is_named_with_origin_value_and_what_is_allowed() {
         ("network.bridge", "br%d", "'%'"),
         ("network.bridge", "all", "settings for all links"),
         ("network.bridge", "default", "settings for all links"),
-        ("network.bridge", "lo", "no bridge"),
+        ("network.bridge", "lo", "not a bridge"),
         ("network.subnets", "", "CIDRs"),
         ("network.subnets", "10.83.0.1/16", "10.83.0.0/16"),
         ("network.subnets", "10.83.0.0/31", "too small"),
         ("network.subnets", "fd00::/127", "too small"),
-        ("network.subnets", "10.1.0.0/24,10.2.0.0/24", "one of IPv4 and one of IPv6"),
+        ("network.subnets", "10.1.0.0/24,10.2.0.0/24", "one IPv4 and one IPv6"),
         ("network.subnets", "127.0.0.0/8", "loopback"),
         ("network.subnets", "fe80::/64", "link-local"),
         ("network.subnets", "ff00::/64", "multicast"),
@@ -254,7 +256,7 @@ fn a1_a_bad_value_is_named_with_origin_value_and_what_is_allowed() {
         ("install.config_name", ".conflist", ".conflist"),
     ] {
         let entry = Key::find(key).unwrap();
-        let all = complaints(load("", &[(&entry.variable(), value)], &[]));
+        let all = problems(load("", &[(&entry.variable(), value)], &[]));
         let text = all.join("\n");
         assert_eq!(all.len(), 1, "{key} {value}: {text}");
         for part in [&format!("variable {}", entry.variable()), key, value, expect] {
@@ -264,23 +266,23 @@ fn a1_a_bad_value_is_named_with_origin_value_and_what_is_allowed() {
 }
 
 #[test]
-fn delegates_come_from_the_plugins_directory_unless_told_otherwise() {
-    let of = |env: &[(&str, &str)]| load("", env, &[]).unwrap().delegates;
-    let place = [("CNI_PLUGIN_LOCATION", "/host/bin/podwire-cni")];
-    assert_eq!(of(&place).directories[0], Path::new("/host/bin"));
+fn delegates_default_to_the_plugin_directory() {
+    let delegates = |env: &[(&str, &str)]| load("", env, &[]).unwrap().delegates;
+    let location = [("CNI_PLUGIN_LOCATION", "/host/bin/podwire-cni")];
+    assert_eq!(delegates(&location).directories[0], Path::new("/host/bin"));
     let none = [("PODWIRE_DELEGATE_PLUGINS", "none"), ("PODWIRE_DELEGATE_DIRECTORIES", "none")];
-    assert_eq!(of(&none).plugins, Vec::<String>::new());
-    assert_eq!(of(&none).directories[0], Path::new("/opt/cni/bin"));
+    assert_eq!(delegates(&none).plugins, Vec::<String>::new());
+    assert_eq!(delegates(&none).directories[0], Path::new("/opt/cni/bin"));
 }
 
 #[test]
-fn a_small_mtu_is_fine_without_ipv6() {
+fn an_mtu_below_1280_is_valid_without_ipv6() {
     let flags = ["--network-subnet", "10.1.0.0/24", "--network-mtu", "600"];
     assert_eq!(load("", &[], &flags).unwrap().network.mtu, Some(600));
 }
 
 #[test]
-fn all_mistakes_are_told_at_once_with_their_lines() {
+fn all_problems_are_reported_together_with_their_lines() {
     let file = "workers = \"x\"\nnode = 5\nwrokers = 1\n\n[network]\nmtu = true\nsubnets = [1]\nvlan = 3\n[netwrok]\n";
     let error = load(file, &[("PODWIRE_WORKER", "1"), ("PODWIRE_LOG_FORMAT", "xml")], &["--store", "disk"])
         .unwrap_err();
@@ -303,22 +305,22 @@ fn all_mistakes_are_told_at_once_with_their_lines() {
 }
 
 #[test]
-fn a_bad_value_is_told_even_where_it_is_overridden() {
-    let all = complaints(load("workers = 0", &[], &["--workers", "4"]));
+fn a_bad_value_is_reported_even_if_overridden() {
+    let all = problems(load("workers = 0", &[], &["--workers", "4"]));
     assert_eq!(all.len(), 1);
     assert!(all[0].contains("agent.toml:1"), "{all:?}");
 }
 
 #[test]
-fn what_is_not_toml_is_told_with_its_line() {
-    let text = complaints(load("workers = 4\nnode = \n", &[], &[])).join("\n");
-    assert!(text.contains("agent.toml:2: this is not TOML: "), "{text}");
-    let text = complaints(load("workers = 4\nworkers = 5\n", &[], &[])).join("\n");
+fn invalid_toml_is_reported_with_its_line() {
+    let text = problems(load("workers = 4\nnode = \n", &[], &[])).join("\n");
+    assert!(text.contains("agent.toml:2: invalid TOML: "), "{text}");
+    let text = problems(load("workers = 4\nworkers = 5\n", &[], &[])).join("\n");
     assert!(text.contains("agent.toml:2") && text.contains("duplicate"), "{text}");
 }
 
 #[test]
-fn other_peoples_variables_are_not_ours() {
+fn unrelated_variables_are_ignored() {
     let env =
         [("PATH", "/bin"), ("PODWIRE_CNI", "/x"), ("PODWIRE_LAB_NODE", "default/n1"), ("XPODWIRE_A", "1")];
     assert!(load("", &env, &[]).is_ok());
@@ -328,7 +330,7 @@ fn other_peoples_variables_are_not_ours() {
 }
 
 #[test]
-fn the_network_of_a_request_is_the_configured_one() {
+fn the_network_of_a_request_has_the_configured_settings() {
     let flags = ["--network-mode", "bridge", "--network-mtu", "1300", "--network-masquerade=false"];
     let config = load("", &[], &flags).unwrap();
     let network = netconf::Network::whole(&config.network).unwrap();
@@ -341,7 +343,7 @@ fn the_network_of_a_request_is_the_configured_one() {
 }
 
 #[test]
-fn the_table_names_each_thing_once() {
+fn names_flags_and_variables_of_keys_are_unique() {
     let names: BTreeSet<_> = KEYS.iter().map(|key| key.name).collect();
     let flags: BTreeSet<_> = KEYS.iter().map(|key| key.flag).collect();
     let variables: BTreeSet<_> = KEYS.iter().map(Key::variable).collect();
@@ -349,7 +351,7 @@ fn the_table_names_each_thing_once() {
     let aliases = KEYS.iter().flat_map(|key| key.aliases);
     assert!(aliases.into_iter().all(|alias| !variables.contains(*alias)));
     for key in KEYS {
-        // Two are shorter than the rule makes them.
+        // Two flags are shorter than this rule.
         let rule = key.name.replace(['.', '_'], "-");
         assert!(key.flag == rule || ["network-subnet", "install"].contains(&key.flag), "{}", key.flag);
     }
@@ -361,17 +363,17 @@ fn the_table_names_each_thing_once() {
 }
 
 #[test]
-fn the_sample_in_deploy_is_the_tables() {
+fn recorded_sample_in_deploy_matches_the_keys() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy/agent.toml");
-    if std::env::var_os("PODWIRE_BLESS").is_some() {
+    if std::env::var_os("PODWIRE_RECORD").is_some() {
         fs::write(&path, sample()).unwrap();
     }
     let text = fs::read_to_string(&path).unwrap();
-    assert_eq!(text, sample(), "run with PODWIRE_BLESS=1 and look at the difference");
+    assert_eq!(text, sample(), "PODWIRE_RECORD=1 cargo test -p config recorded");
     let config = load(&text, &[], &[]).unwrap();
     let installing = load("", &[], &["--install"]).unwrap();
-    assert_eq!(config, installing, "all but install.enabled must be the default");
-    // Taking the comments away must give a file that is right too, but for what is found out.
+    assert_eq!(config, installing, "only install.enabled may differ from the defaults");
+    // The file must also be valid without comment marks, except for described defaults.
     let bare: Vec<&str> = text
         .lines()
         .filter(|line| !line.starts_with("# ") && !line.contains('…'))
@@ -381,10 +383,10 @@ fn the_sample_in_deploy_is_the_tables() {
 }
 
 #[test]
-fn b17_a_configuration_is_the_same_whatever_runtimes_the_machine_has() {
+fn b17_the_configuration_does_not_depend_on_installed_runtimes() {
     let env = || variables(&[("PODWIRE_INSTALL_ENABLED", "true"), ("PODWIRE_INSTALL_CONFIG_DIR", "/set")]);
-    let usual = Config::load(&Flags::default(), env()).unwrap().install.unwrap();
-    assert_eq!(usual.plugin_dir, Path::new(PLUGIN_DIR));
+    let default = Config::load(&Flags::default(), env()).unwrap().install.unwrap();
+    assert_eq!(default.plugin_dir, Path::new(PLUGIN_DIR));
     let detect = || Directories { plugins: "/detected".into(), configs: "/detected".into() };
     let config = Config::load_with(&Flags::default(), env(), detect).unwrap();
     let install = config.install.unwrap();
@@ -392,7 +394,7 @@ fn b17_a_configuration_is_the_same_whatever_runtimes_the_machine_has() {
         [install.plugin_dir, install.config_dir].map(|dir| dir.display().to_string()),
         ["/detected", "/set"]
     );
-    // Where nothing is installed no runtime is asked.
-    let unasked = || panic!("the runtimes were read");
-    assert!(Config::load_with(&Flags::default(), variables(&[]), unasked).unwrap().install.is_none());
+    // If nothing is installed, runtime configurations are not read.
+    let must_not_run = || panic!("the configuration of a runtime was read");
+    assert!(Config::load_with(&Flags::default(), variables(&[]), must_not_run).unwrap().install.is_none());
 }

@@ -1,4 +1,4 @@
-//! Values from text. Each error is the end of a sentence that begins with key and value: "must be …".
+//! Parsers of values. Each error continues a sentence that starts with key and value: "must be …".
 
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
@@ -13,12 +13,12 @@ use types::{AttachMode, IfName, NameError, NodeName, Special};
 use crate::draft::StoreKind;
 use crate::{LogFormat, LogLevel};
 
-pub(super) fn put<T>(place: &mut Option<T>, value: Result<T, String>) -> Result<(), String> {
-    *place = Some(value?);
+pub(super) fn put<T>(slot: &mut Option<T>, value: Result<T, String>) -> Result<(), String> {
+    *slot = Some(value?);
     Ok(())
 }
 
-/// `none` takes back what a lower layer said.
+/// `none` unsets the value of a lower layer.
 pub(super) fn optional<T>(text: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
     match text {
         "none" => Ok(None),
@@ -26,7 +26,7 @@ pub(super) fn optional<T>(text: &str, read: impl Fn(&str) -> Result<T, String>) 
     }
 }
 
-/// A path is written into the CNI config and read by people: text, from the root.
+/// Paths are written into the CNI config and into messages, so they must be absolute and printable.
 pub(super) fn path(text: &str) -> Result<PathBuf, String> {
     if text.starts_with('/') && !text.contains(char::is_control) {
         Ok(PathBuf::from(text))
@@ -36,9 +36,9 @@ pub(super) fn path(text: &str) -> Result<PathBuf, String> {
 }
 
 pub(super) fn paths(text: &str) -> Result<Vec<PathBuf>, String> {
-    // CNI_PATH separates directories by colons.
-    let one = |part: &str| path(part).ok().filter(|_| !part.contains(':'));
-    let all: Option<Vec<_>> = text.split(',').map(|part| one(part.trim())).collect();
+    // CNI_PATH is a colon-separated list.
+    let parse = |part: &str| path(part).ok().filter(|_| !part.contains(':'));
+    let all: Option<Vec<_>> = text.split(',').map(|part| parse(part.trim())).collect();
     all.ok_or_else(|| "must be absolute paths without ':', separated by commas".to_owned())
 }
 
@@ -76,18 +76,17 @@ where
     T::try_from(text).map_err(|error| format!("cannot be used: {error}"))
 }
 
-/// A bridge of ours, or one that becomes ours.
 pub(super) fn bridge(text: &str) -> Result<IfName, String> {
     match text {
-        "lo" => Err("cannot be used: every machine has that link, and it is no bridge".to_owned()),
+        "lo" => Err("cannot be used: lo is the loopback interface, not a bridge".to_owned()),
         text => name(text),
     }
 }
 
-/// Host names, and what Kubernetes calls its nodes.
+/// Host names and Kubernetes node names.
 pub(super) fn node(text: &str) -> Result<NodeName, String> {
     NodeName::try_from(text).map_err(|_| {
-        "must have 1 to 253 letters, digits, '.', '-' and '_', the first a letter or digit".to_owned()
+        "must have 1 to 253 letters, digits, '.', '-' and '_', and start with a letter or digit".to_owned()
     })
 }
 
@@ -125,21 +124,21 @@ pub(super) fn mode(text: &str) -> Result<AttachMode, String> {
     }
 }
 
-/// Runtimes read a list of plugins from the first kind, and a single plugin from the second.
+/// Runtimes read a list of plugins from `.conflist` and a single plugin from `.conf`.
 pub(super) fn config_name(text: &str) -> Result<String, String> {
     let stem = text.strip_suffix(".conflist").or_else(|| text.strip_suffix(".conf"));
-    let usable = |stem: &&str| !stem.is_empty() && !stem.starts_with('.');
-    if stem.is_some_and(|stem| usable(&stem)) && !text.contains(|c: char| c == '/' || c.is_control()) {
+    let is_valid = |stem: &&str| !stem.is_empty() && !stem.starts_with('.');
+    if stem.is_some_and(|stem| is_valid(&stem)) && !text.contains(|c: char| c == '/' || c.is_control()) {
         Ok(text.to_owned())
     } else {
-        Err("must be a file name that ends in .conflist or .conf, without a directory".to_owned())
+        Err("must be a file name without a directory that ends in .conflist or .conf".to_owned())
     }
 }
 
-/// It is a file's name. The other one that we install is called `loopback`.
+/// The plugin's file name. Podwire also installs a plugin named `loopback`.
 pub(super) fn plugin_name(text: &str) -> Result<String, String> {
     if text == "loopback" {
-        Err("cannot be used: another plugin has that name".to_owned())
+        Err("cannot be used: another plugin has this name".to_owned())
     } else if is_plugin_name(text) {
         Ok(text.to_owned())
     } else {
@@ -148,7 +147,7 @@ pub(super) fn plugin_name(text: &str) -> Result<String, String> {
 }
 
 const PLUGIN_NAME: &str =
-    "must be a file name of 1 to 100 letters, digits, '.', '-' and '_', the first a letter or digit";
+    "must be a file name of 1 to 100 letters, digits, '.', '-' and '_' that starts with a letter or digit";
 
 fn is_plugin_name(text: &str) -> bool {
     let inside = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
@@ -161,12 +160,12 @@ pub(super) fn cni_version(text: &str) -> Result<cni::Version, String> {
         .map_err(|_| format!("must be one of {}", join(&cni::Version::ALL).replace(',', ", ")))
 }
 
-/// Where other nodes reach this one.
+/// The addresses at which other nodes reach this node.
 pub(super) fn addresses(text: &str) -> Result<Vec<IpAddr>, String> {
     let all = text.split(',').map(|part| address(part.trim())).collect::<Result<Vec<_>, _>>()?;
-    let of = |v4: bool| all.iter().filter(|address| address.is_ipv4() == v4).count();
-    if of(true) > 1 || of(false) > 1 {
-        return Err("must be one address, or one of IPv4 and one of IPv6".to_owned());
+    let count = |v4: bool| all.iter().filter(|address| address.is_ipv4() == v4).count();
+    if count(true) > 1 || count(false) > 1 {
+        return Err("must be one address, or one IPv4 and one IPv6 address".to_owned());
     }
     Ok(all)
 }
@@ -183,12 +182,12 @@ fn address(text: &str) -> Result<IpAddr, String> {
     }
 }
 
-/// A pod gets one address of every subnet: more than one of a family is nobody's wish.
+/// A pod gets one address of every subnet. Several addresses of one family are not supported.
 pub(super) fn subnets(text: &str) -> Result<Vec<IpNet>, String> {
     let subnets = text.split(',').map(|part| subnet(part.trim())).collect::<Result<Vec<_>, _>>()?;
-    let of = |v4: bool| subnets.iter().filter(|net| net.addr().is_ipv4() == v4).count();
-    if of(true) > 1 || of(false) > 1 {
-        return Err("must be one subnet, or one of IPv4 and one of IPv6".to_owned());
+    let count = |v4: bool| subnets.iter().filter(|net| net.addr().is_ipv4() == v4).count();
+    if count(true) > 1 || count(false) > 1 {
+        return Err("must be one subnet, or one IPv4 and one IPv6 subnet".to_owned());
     }
     Ok(subnets)
 }

@@ -142,7 +142,7 @@ fn rename_draft(host: &mut RtSocket, draft: &IfName, name: &IfName) -> Result<()
 fn remove_drafts(host: &mut RtSocket, prefix: &str) -> Result<(), Error> {
     let is_draft = |link: &Link| link.name.starts_with(prefix) && is_marked(link);
     // A draft that is missing from the list is removed when a bridge is created again.
-    for draft in host.links_if_busy()?.into_iter().filter(is_draft) {
+    for draft in host.links_best_effort()?.into_iter().filter(is_draft) {
         detach::delete_link(host, draft.index)?;
     }
     Ok(())

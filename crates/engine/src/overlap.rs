@@ -314,7 +314,7 @@ fn taken_by_another(
     own: &AttachmentKey,
     ips: &[IpAddr],
 ) -> Result<Option<Unusable>, Error> {
-    Ok(host.links_if_busy()?.iter().find_map(|link| of_another_pod(link, own, ips)))
+    Ok(host.links_best_effort()?.iter().find_map(|link| of_another_pod(link, own, ips)))
 }
 
 /// Called after the pod's link was created. Two concurrent ADDs check after their own link has an alias, so at least one detects

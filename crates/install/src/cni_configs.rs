@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// The files that runtimes take for configs end so.
-const ENDINGS: [&str; 3] = ["conf", "conflist", "json"];
+/// The extensions of files that runtimes read as configs.
+const EXTENSIONS: [&str; 3] = ["conf", "conflist", "json"];
 
 #[derive(Debug)]
 pub struct CniConfig {
@@ -16,11 +16,12 @@ pub struct CniConfig {
 }
 
 impl CniConfig {
-    /// The configs that name this plugin, by path. Files that cannot be read or parsed are left out, as runtimes do.
+    /// The configs that name this plugin, sorted by path. Files that cannot be read or parsed are skipped, as runtimes do.
     pub fn naming(plugin: &str, directory: &Path) -> Vec<Self> {
         let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-        let is_config =
-            |path: &PathBuf| path.extension().is_some_and(|it| ENDINGS.iter().any(|end| it == *end));
+        let is_config = |path: &PathBuf| {
+            path.extension().is_some_and(|it| EXTENSIONS.iter().any(|extension| it == *extension))
+        };
         let mut all: Vec<Self> = entries.filter(is_config).filter_map(Self::read).collect();
         all.retain(|config| config.types().any(|kind| kind == plugin));
         all.sort_by(|a, b| a.path.cmp(&b.path));
@@ -42,7 +43,7 @@ impl CniConfig {
         self.plugins.iter().filter_map(|plugin| plugin["type"].as_str())
     }
 
-    /// The parts that this plugin gets.
+    /// The entries of this plugin.
     pub fn parts(self, plugin: &str) -> impl Iterator<Item = Value> {
         self.plugins.into_iter().filter(move |part| part["type"] == plugin)
     }

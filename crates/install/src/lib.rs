@@ -1,8 +1,8 @@
-//! Plugin and CNI config in the runtime's directories: put there, looked after, taken away again.
+//! Installs the plugin and the CNI config in the runtime's directories, restores them, and removes them.
 //!
-//! The plugin comes first and the config last, each by a rename inside its directory, so that a runtime never sees half a
-//! file, a config without its plugin, or "text file busy". What was put where is recorded in the state directory before it
-//! happens, so that `podwire cleanup` finds it without knowing the agent's configuration.
+//! The plugin is written first and the config last, each by a rename inside its directory. So a runtime never reads an
+//! incomplete file or a config without its plugin, and never gets "text file busy". Paths are recorded in the state directory
+//! before files are written, so that `podwire cleanup` finds them without the agent's configuration.
 
 pub mod cni_configs;
 mod error;
@@ -41,27 +41,27 @@ pub use watch::FileWatch;
 use files::{FileContent, FileState};
 use record::{InstallRecord, RecordedFile};
 
-/// The plugin's file name where nobody says otherwise, which is also its `type` in a CNI config.
+/// The default file name of the plugin, which is also its `type` in a CNI config.
 pub const PLUGIN: &str = PluginConfig::NAME;
-/// What runtimes before containerd 2.0 call beside the network's plugin; ours does that job under this name.
+/// Runtimes before containerd 2.0 also call a plugin with this name. Podwire's plugin provides it.
 pub const LOOPBACK: &str = "loopback";
 
 pub const PLUGIN_MODE: u32 = 0o700;
-/// Of a file that waits for the agent to be ready, or for the other files.
+/// The message for a file that is not installed before the agent is ready.
 const PENDING: &str = "not installed yet: the agent installs it when it is ready";
 const CONFIG_MODE: u32 = 0o600;
 
-/// Who put a file there.
+/// The installer of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum InstalledBy {
-    /// It has one config, which may get another name.
+    /// The agent has a single config, and its name may change.
     Agent,
-    /// Networks without an agent; there may be several.
+    /// Standalone networks, of which there may be several.
     Standalone,
 }
 
-/// What `podwire install --standalone` puts in place: a network without an agent.
+/// The installation of a standalone network by `podwire install --standalone`.
 #[derive(Debug)]
 pub struct StandaloneInstall {
     pub network: NetworkSettings,
@@ -72,25 +72,24 @@ pub struct StandaloneInstall {
 
 #[derive(Debug)]
 pub struct Installer {
-    maker: InstalledBy,
+    installed_by: InstalledBy,
     settings: NetworkSettings,
     plugin: PluginConfig,
     install: InstallConfig,
     socket: PathBuf,
     run_dir: PathBuf,
     state_dir: PathBuf,
-    /// None: this node owns no block yet.
+    /// None if this node owns no block yet.
     network: RwLock<Option<Arc<Network>>>,
     /// The network with the first blocks. A template is checked with it before the node owns a block.
-    stand_in: Arc<Network>,
-    /// The network changed since files were last put in place.
-    has_events: AtomicBool,
-    /// Held open: an upgrade that renames a new plugin into place changes nothing for us before we are restarted too,
-    /// and what somebody deleted can still be put back.
+    sample_network: Arc<Network>,
+    /// The network changed after files were last written.
+    has_changes: AtomicBool,
+    /// Kept open: an upgrade of the plugin takes effect when the agent restarts, and a deleted plugin can still be restored.
     source: File,
 }
 
-/// A file as it should be.
+/// A file and its expected state.
 struct WantedFile<'a> {
     role: FileRole,
     path: PathBuf,
@@ -98,10 +97,10 @@ struct WantedFile<'a> {
     content: FileContent<'a>,
 }
 
-/// A file as it should be, and how it is.
-type Looked<'a> = (WantedFile<'a>, Result<FileState, InstallError>);
+/// A file, and its actual state.
+type CheckedFile<'a> = (WantedFile<'a>, Result<FileState, InstallError>);
 
-/// What [`Installer::keep`] did, and the files as they are now.
+/// The actions of [`Installer::reconcile`], and the resulting state of the files.
 pub struct InstallOutcome {
     pub done: Vec<String>,
     pub files: Vec<InstalledFile>,
@@ -116,7 +115,7 @@ pub enum FileRole {
 }
 
 impl FileRole {
-    fn word(self) -> &'static str {
+    fn label(self) -> &'static str {
         match self {
             Self::Plugin => "plugin",
             Self::Loopback => "loopback plugin",
@@ -126,17 +125,17 @@ impl FileRole {
 }
 
 impl Installer {
-    /// None where the configuration says that nothing is installed. A template or a plugin that cannot be used is found
-    /// out here, at the start. Where there may be many nodes, [`Installer::set_network`] follows when the node owns blocks.
+    /// None if installation is disabled. An invalid template or plugin is reported here, at the start. In a cluster,
+    /// [`Installer::set_network`] follows when the node owns blocks.
     pub fn new(config: &Config) -> Result<Option<Self>, InstallError> {
         let Some(install) = config.install.clone() else { return Ok(None) };
-        let is_alone = config.store == StoreChoice::Embedded && config.cluster.margin == 0;
+        let is_single_node = config.store == StoreChoice::Embedded && config.cluster.margin == 0;
         let whole = Network::whole(&config.network).map_err(InstallError::Network)?;
         let installer = Self {
-            maker: InstalledBy::Agent,
-            network: RwLock::new(is_alone.then(|| Arc::new(whole))),
-            stand_in: stand_in(&config.network, config.cluster.margin)?,
-            has_events: AtomicBool::new(false),
+            installed_by: InstalledBy::Agent,
+            network: RwLock::new(is_single_node.then(|| Arc::new(whole))),
+            sample_network: sample_network(&config.network, config.cluster.margin)?,
+            has_changes: AtomicBool::new(false),
             settings: config.network.clone(),
             source: open_source(&install, &config.plugin)?,
             plugin: config.plugin.clone(),
@@ -149,93 +148,93 @@ impl Installer {
         Ok(Some(installer))
     }
 
-    pub fn standalone(what: StandaloneInstall) -> Result<Self, InstallError> {
-        let whole = Arc::new(Network::whole(&what.network).map_err(InstallError::Network)?);
+    pub fn standalone(settings: StandaloneInstall) -> Result<Self, InstallError> {
+        let whole = Arc::new(Network::whole(&settings.network).map_err(InstallError::Network)?);
         let plugin = PluginConfig::default();
         let installer = Self {
-            maker: InstalledBy::Standalone,
+            installed_by: InstalledBy::Standalone,
             network: RwLock::new(Some(Arc::clone(&whole))),
-            stand_in: whole,
-            has_events: AtomicBool::new(false),
-            settings: what.network,
-            source: open_source(&what.install, &plugin)?,
+            sample_network: whole,
+            has_changes: AtomicBool::new(false),
+            settings: settings.network,
+            source: open_source(&settings.install, &plugin)?,
             plugin,
-            install: what.install,
-            socket: netconf::default_socket(&what.run_dir),
-            run_dir: what.run_dir,
-            state_dir: what.state_dir,
+            install: settings.install,
+            socket: netconf::default_socket(&settings.run_dir),
+            run_dir: settings.run_dir,
+            state_dir: settings.state_dir,
         };
         template::check_at_start(&installer)?;
         Ok(installer)
     }
 
-    /// The network with the blocks that this node owns. Returns whether they changed: then files should be put in place again.
+    /// Sets the network with the blocks of this node. Returns whether it changed, so that files have to be written again.
     pub fn set_network(&self, network: Arc<Network>) -> bool {
         let mut current = self.network.write().unwrap_or_else(PoisonError::into_inner);
         if current.as_ref() == Some(&network) {
             return false;
         }
         *current = Some(network);
-        self.has_events.store(true, Ordering::Release);
+        self.has_changes.store(true, Ordering::Release);
         true
     }
 
-    /// Whether something was told that the files do not show yet.
-    pub fn has_events(&self) -> bool {
-        self.has_events.load(Ordering::Acquire)
+    /// Whether the network changed after files were last written.
+    pub fn has_changes(&self) -> bool {
+        self.has_changes.load(Ordering::Acquire)
     }
 
     fn network(&self) -> Option<Arc<Network>> {
         self.network.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The CNI config, from the template as it is now.
+    /// Renders the CNI config from the current template.
     pub fn render(&self) -> Result<String, InstallError> {
         template::render(self, self.network().as_ref())
     }
 
-    /// The same for a network that files do not show yet.
+    /// Renders the CNI config for another network.
     pub fn render_for(&self, network: &Arc<Network>) -> Result<String, InstallError> {
         template::render(self, Some(network))
     }
 
-    /// Puts in place whatever is not right, and says what it did. Call it when the node is ready: the config is what
-    /// makes a runtime start pods.
-    pub fn put(&self) -> Result<Vec<String>, InstallError> {
-        self.keep().map(|kept| kept.done)
+    /// Writes all missing or wrong files, and returns the actions. Call it when the node is ready: the config makes the runtime
+    /// start pods.
+    pub fn install(&self) -> Result<Vec<String>, InstallError> {
+        self.reconcile().map(|outcome| outcome.done)
     }
 
-    /// The same, and how the files are afterwards, with one look at each.
-    pub fn keep(&self) -> Result<InstallOutcome, InstallError> {
-        // First: what is told from here on is news again.
-        let had_events = self.has_events.swap(false, Ordering::AcqRel);
-        let kept = self.keep_all();
-        if kept.is_err() {
-            self.has_events.fetch_or(had_events, Ordering::AcqRel);
+    /// Like `install`, and also returns the state of the files. Each file is checked once.
+    pub fn reconcile(&self) -> Result<InstallOutcome, InstallError> {
+        // Before the work: later changes must set the flag again.
+        let had_changes = self.has_changes.swap(false, Ordering::AcqRel);
+        let outcome = self.reconcile_all();
+        if outcome.is_err() {
+            self.has_changes.fetch_or(had_changes, Ordering::AcqRel);
         }
-        kept
+        outcome
     }
 
-    fn keep_all(&self) -> Result<InstallOutcome, InstallError> {
+    fn reconcile_all(&self) -> Result<InstallOutcome, InstallError> {
         let config = self.render()?;
-        let (mut record, damage) = InstallRecord::read(&self.state_dir)?;
-        let mut done: Vec<String> = damage.into_iter().collect();
-        let all = self.looked_at(&config, &record)?;
+        let (mut record, corruption) = InstallRecord::read(&self.state_dir)?;
+        let mut done: Vec<String> = corruption.into_iter().collect();
+        let all = self.checked_files(&config, &record)?;
         let paths: Vec<PathBuf> = all.iter().map(|(wanted, _)| wanted.path.clone()).collect();
         let stale = self.stale(&record, &paths);
         let files = paths.into_iter().map(|path| InstalledFile { path, ok: true, message: None }).collect();
         let mut wrong = Vec::new();
-        for (wanted, look) in all {
-            match look? {
-                // A record that was lost is made anew.
-                FileState::Right if record.knows(&wanted.path) => {}
-                look => wrong.push((wanted, look)),
+        for (wanted, state) in all {
+            match state? {
+                // A file without a record is recorded again.
+                FileState::Correct if record.knows(&wanted.path) => {}
+                state => wrong.push((wanted, state)),
             }
         }
         for (wanted, _) in &wrong {
             record.add(RecordedFile {
                 role: wanted.role,
-                maker: self.maker,
+                installed_by: self.installed_by,
                 path: wanted.path.clone(),
                 digests: vec![wanted.content.digest()?],
             });
@@ -249,22 +248,22 @@ impl Installer {
             &self.install.config_dir,
         ])?;
         record.write(&self.state_dir)?;
-        for (wanted, look) in wrong {
-            if let Some(why) = look.complaint() {
-                files::write_whole(&wanted.path, &wanted.content.bytes()?, wanted.mode)?;
-                done.push(format!("{} {} written: {why}", wanted.role.word(), wanted.path.display()));
+        for (wanted, state) in wrong {
+            if let Some(problem) = state.problem() {
+                files::write_atomically(&wanted.path, &wanted.content.bytes()?, wanted.mode)?;
+                done.push(format!("{} {} written ({problem})", wanted.role.label(), wanted.path.display()));
             }
         }
-        self.leave(&stale, &mut record, &mut done)?;
+        self.remove_stale(&stale, &mut record, &mut done)?;
         Ok(InstallOutcome { done, files })
     }
 
-    /// The files before the agent has installed them.
+    /// The files before the installation.
     pub fn planned(&self) -> Vec<InstalledFile> {
         self.reported(PENDING)
     }
 
-    /// How the files are now; another's loopback plugin is not ours to judge.
+    /// The state of the files. An unmanaged loopback plugin is not checked.
     pub fn check(&self) -> Vec<InstalledFile> {
         self.reported("it is missing")
     }
@@ -272,39 +271,39 @@ impl Installer {
     fn reported(&self, missing: &str) -> Vec<InstalledFile> {
         let wanted = self.render().and_then(|config| {
             let (record, _) = InstallRecord::read(&self.state_dir)?;
-            let wanted = self.looked_at(&config, &record)?;
-            Ok(wanted.into_iter().map(|(wanted, look)| wanted.report(look, missing)).collect())
+            let wanted = self.checked_files(&config, &record)?;
+            Ok(wanted.into_iter().map(|(wanted, state)| wanted.report(state, missing)).collect())
         });
         wanted.unwrap_or_else(|error: InstallError| {
             vec![InstalledFile { path: self.config_path(), ok: false, message: Some(error.to_string()) }]
         })
     }
 
-    /// Takes away what is recorded and still ours.
+    /// Removes all recorded files that are unchanged.
     pub fn remove(&self) -> Result<RemovedFiles, InstallError> {
         remove(&self.state_dir)
     }
 
-    /// In the order in which they are put: the config is last. Without a loopback plugin that is another's: others use
-    /// that name, too, and it is ours only where nobody has it, or where what has it came from us. Any other file of
-    /// somebody else is an error: we cannot work without it.
-    fn looked_at<'a>(
+    /// The files in the order of installation: the config is last. An unmanaged loopback plugin is skipped: other packages use
+    /// the name, too, so Podwire's is installed only if the name is free or the existing file came from Podwire. Any other
+    /// unmanaged file is an error, because Podwire cannot work without its own.
+    fn checked_files<'a>(
         &'a self,
         config: &'a str,
         record: &InstallRecord,
-    ) -> Result<Vec<Looked<'a>>, InstallError> {
+    ) -> Result<Vec<CheckedFile<'a>>, InstallError> {
         let mut all = Vec::new();
         for wanted in self.wanted(config) {
-            let look = wanted.look();
-            let is_other = matches!(look, Ok(FileState::Other(_)));
-            if wanted.role == FileRole::Loopback && is_other && !record.is_ours(&wanted.path)? {
+            let state = wanted.check();
+            let is_different = matches!(state, Ok(FileState::Different(_)));
+            if wanted.role == FileRole::Loopback && is_different && !record.is_unchanged(&wanted.path)? {
                 continue;
             }
-            // Where the record knows the path it was ours: whoever changed it since is undone.
+            // A recorded path belongs to Podwire: changes of the file are undone.
             let is_unmanaged =
-                is_other && !record.knows(&wanted.path) && unmanaged::is_unmanaged(self, &wanted)?;
-            let look = if is_unmanaged { Err(wanted.unmanaged()) } else { look };
-            all.push((wanted, look));
+                is_different && !record.knows(&wanted.path) && unmanaged::is_unmanaged(self, &wanted)?;
+            let state = if is_unmanaged { Err(wanted.unmanaged()) } else { state };
+            all.push((wanted, state));
         }
         Ok(all)
     }
@@ -325,16 +324,16 @@ impl Installer {
         [plugin(FileRole::Plugin, &self.plugin.name), plugin(FileRole::Loopback, LOOPBACK), config]
     }
 
-    /// The condition of a node whose runtime lacks plugin or config.
+    /// The condition of a node with missing plugin or config.
     pub fn incomplete(&self, error: &InstallError) -> Finding {
         let object = match error.path() {
             Some(path) => format!("file {}", path.display()),
             None => format!("file {}", self.config_path().display()),
         };
-        let found = Finding::new(Code::InstallIncomplete, object, error);
+        let finding = Finding::new(Code::InstallIncomplete, object, error);
         match error.fix() {
-            Some(command) => found.fix(command),
-            None => found,
+            Some(command) => finding.fix(command),
+            None => finding,
         }
     }
 
@@ -342,17 +341,17 @@ impl Installer {
         self.install.config_dir.join(&self.install.config_name)
     }
 
-    /// What this agent put elsewhere under an earlier configuration: a runtime would go on using the old config.
+    /// Files that this agent installed under an earlier configuration. Runtimes would continue to use the old config.
     fn stale(&self, record: &InstallRecord, wanted: &[PathBuf]) -> Vec<PathBuf> {
-        match self.maker {
+        match self.installed_by {
             InstalledBy::Standalone => Vec::new(),
             InstalledBy::Agent => {
-                record.made_by(InstalledBy::Agent).filter(|path| !wanted.contains(path)).collect()
+                record.files_of(InstalledBy::Agent).filter(|path| !wanted.contains(path)).collect()
             }
         }
     }
 
-    fn leave(
+    fn remove_stale(
         &self,
         stale: &[PathBuf],
         record: &mut InstallRecord,
@@ -372,8 +371,8 @@ impl Installer {
 }
 
 impl WantedFile<'_> {
-    fn look(&self) -> Result<FileState, InstallError> {
-        files::look(&self.path, self.mode, &self.content)
+    fn check(&self) -> Result<FileState, InstallError> {
+        files::check(&self.path, self.mode, &self.content)
     }
 
     fn unmanaged(&self) -> InstallError {
@@ -381,37 +380,37 @@ impl WantedFile<'_> {
             FileRole::Plugin | FileRole::Loopback => "install.type (CNI_TYPE) or install.plugin_dir",
             FileRole::Config => "install.config_name or install.config_dir (CNI_CONFIG_LOCATION)",
         };
-        InstallError::Foreign { path: self.path.clone(), key }
+        InstallError::Unmanaged { path: self.path.clone(), key }
     }
 
-    fn report(self, look: Result<FileState, InstallError>, missing: &str) -> InstalledFile {
-        let message = match look {
+    fn report(self, state: Result<FileState, InstallError>, missing: &str) -> InstalledFile {
+        let message = match state {
             Ok(FileState::Missing) => Some(missing.to_owned()),
-            Ok(look) => look.complaint(),
+            Ok(state) => state.problem(),
             Err(error) => Some(error.to_string()),
         };
         InstalledFile { path: self.path, ok: message.is_none(), message }
     }
 }
 
-/// The plugin that is installed on this node, as the record in the state directory names it.
+/// The path of the installed plugin, according to the record in the state directory.
 pub fn installed_plugin(state_dir: &Path) -> Option<PathBuf> {
     let (record, _) = InstallRecord::read(state_dir).ok()?;
     let mut plugins = record.files.into_iter().filter(|entry| entry.role == FileRole::Plugin);
     plugins.next_back().map(|entry| entry.path)
 }
 
-/// Whether the files of this node are those of networks without an agent only.
+/// Whether only standalone networks are installed on this node.
 pub fn is_standalone(state_dir: &Path) -> bool {
     InstallRecord::read(state_dir).is_ok_and(|(record, _)| {
-        record.made_by(InstalledBy::Standalone).next().is_some()
-            && record.made_by(InstalledBy::Agent).next().is_none()
+        record.files_of(InstalledBy::Standalone).next().is_some()
+            && record.files_of(InstalledBy::Agent).next().is_none()
     })
 }
 
-/// The blocks that the first node of a cluster would get.
-fn stand_in(settings: &NetworkSettings, margin: u8) -> Result<Arc<Network>, InstallError> {
-    let first = |subnet: &IpNet| BlockLayout::new(*subnet, margin).map_or(*subnet, |cut| cut.block(0));
+/// The network with the blocks that the first node of a cluster would claim.
+fn sample_network(settings: &NetworkSettings, margin: u8) -> Result<Arc<Network>, InstallError> {
+    let first = |subnet: &IpNet| BlockLayout::new(*subnet, margin).map_or(*subnet, |layout| layout.block(0));
     let blocks = settings.subnets.iter().map(first).collect();
     Network::new(settings, blocks, None).map(Arc::new).map_err(InstallError::Network)
 }
@@ -423,10 +422,10 @@ fn open_source(install: &InstallConfig, plugin: &PluginConfig) -> Result<File, I
     if !meta.is_file() || meta.len() == 0 {
         return Err(fail(std::io::Error::other("it is not a program file")));
     }
-    // Cleanup would remove the only copy.
+    // Cleanup would remove the only copy of the plugin.
     let target = install.plugin_dir.join(&plugin.name);
     match std::fs::metadata(&target) {
-        Ok(there) if (there.dev(), there.ino()) == (meta.dev(), meta.ino()) => {
+        Ok(existing) if (existing.dev(), existing.ino()) == (meta.dev(), meta.ino()) => {
             Err(InstallError::SameFile { path: target })
         }
         Ok(_) | Err(_) => Ok(file),

@@ -1,4 +1,4 @@
-//! `installed.json` in the state directory: what was put where. It is written before the files are.
+//! `installed.json` in the state directory: the installed files. It is written before the files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use crate::{FileRole, InstallError, InstalledBy, files};
 
 const FILE: &str = "installed.json";
 const VERSION: u32 = 1;
-/// How many earlier contents of a path are remembered as ours.
-const REMEMBERED: usize = 8;
+/// The number of earlier contents of a path that are recorded.
+const MAX_DIGESTS: usize = 8;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -19,7 +19,7 @@ pub(super) struct InstallRecord {
     version: u32,
     #[serde(default)]
     pub(super) files: Vec<RecordedFile>,
-    /// Directories that were not there before, outermost first.
+    /// Directories that were created, outermost first.
     #[serde(default, alias = "folders")]
     pub(super) directories: Vec<PathBuf>,
 }
@@ -28,9 +28,10 @@ pub(super) struct InstallRecord {
 #[serde(rename_all = "camelCase")]
 pub(super) struct RecordedFile {
     pub(super) role: FileRole,
-    pub(super) maker: InstalledBy,
+    #[serde(rename = "maker")]
+    pub(super) installed_by: InstalledBy,
     pub(super) path: PathBuf,
-    /// Of what we put there, the latest last. Somebody killed between record and rename leaves an earlier one in place.
+    /// Digests of the installed contents, the latest last. After a kill between record and rename the file has an earlier one.
     pub(super) digests: Vec<String>,
 }
 
@@ -43,8 +44,7 @@ impl InstallRecord {
         state_dir.join(FILE)
     }
 
-    /// The record; one that makes no sense counts as none, with a sentence about it: it must not keep a node from being
-    /// repaired.
+    /// Reads the record. A corrupt record is treated as empty and reported, because it must not prevent repairs.
     pub(super) fn read(state_dir: &Path) -> Result<(Self, Option<String>), InstallError> {
         let path = Self::path(state_dir);
         let bytes = match optional(::files::read(&path)) {
@@ -52,42 +52,43 @@ impl InstallRecord {
             Ok(None) => return Ok((Self::empty(), None)),
             Err(source) => return Err(InstallError::Read { path, source }),
         };
-        let damage = match serde_json::from_slice::<Self>(&bytes) {
+        let problem = match serde_json::from_slice::<Self>(&bytes) {
             Ok(record) if record.version == VERSION => return Ok((record, None)),
             Ok(record) => format!("it has version {}, not {VERSION}", record.version),
             Err(error) => error.to_string(),
         };
-        Ok((Self::empty(), Some(format!("{} cannot be used and is made anew: {damage}", path.display()))))
+        Ok((Self::empty(), Some(format!("{} is corrupt and is created again: {problem}", path.display()))))
     }
 
     pub(super) fn write(&self, state_dir: &Path) -> Result<(), InstallError> {
         let path = Self::path(state_dir);
         let fail =
             |error: serde_json::Error| InstallError::Write { path: path.clone(), source: error.into() };
-        files::write_whole(&path, &serde_json::to_vec_pretty(self).map_err(fail)?, 0o600)
+        files::write_atomically(&path, &serde_json::to_vec_pretty(self).map_err(fail)?, 0o600)
     }
 
     pub(super) fn knows(&self, path: &Path) -> bool {
         self.files.iter().any(|entry| entry.path == path)
     }
 
-    pub(super) fn made_by(&self, maker: InstalledBy) -> impl Iterator<Item = PathBuf> {
-        self.files.iter().filter(move |entry| entry.maker == maker).map(|entry| entry.path.clone())
+    pub(super) fn files_of(&self, installed_by: InstalledBy) -> impl Iterator<Item = PathBuf> {
+        let is_match = move |entry: &&RecordedFile| entry.installed_by == installed_by;
+        self.files.iter().filter(is_match).map(|entry| entry.path.clone())
     }
 
-    /// Did we install a plugin of this name?
+    /// Whether a plugin with this name was installed.
     pub(super) fn has_plugin(&self, name: &str) -> bool {
         let mut plugins = self.files.iter().filter(|entry| entry.role == FileRole::Plugin);
-        plugins.any(|entry| entry.path.file_name().is_some_and(|there| there == name))
+        plugins.any(|entry| entry.path.file_name().is_some_and(|file| file == name))
     }
 
-    /// An entry of the same path gives it its digests.
+    /// Adds an entry, and keeps the digests of an earlier entry with the same path.
     pub(super) fn add(&mut self, mut entry: RecordedFile) {
         if let Some(at) = self.files.iter().position(|earlier| earlier.path == entry.path) {
             let mut digests = self.files.remove(at).digests;
             digests.retain(|earlier| !entry.digests.contains(earlier));
             digests.append(&mut entry.digests);
-            digests.drain(..digests.len().saturating_sub(REMEMBERED));
+            digests.drain(..digests.len().saturating_sub(MAX_DIGESTS));
             entry.digests = digests;
         }
         self.files.push(entry);
@@ -97,8 +98,8 @@ impl InstallRecord {
         self.files.retain(|entry| entry.path != path);
     }
 
-    /// Whether what is there is what we put there at some time.
-    pub(super) fn is_ours(&self, path: &Path) -> Result<bool, InstallError> {
+    /// Whether the file has a content that was installed.
+    pub(super) fn is_unchanged(&self, path: &Path) -> Result<bool, InstallError> {
         let Some(entry) = self.files.iter().find(|entry| entry.path == path) else { return Ok(false) };
         match fs::symlink_metadata(path) {
             Ok(meta) if !meta.is_file() => return Ok(false),
@@ -134,7 +135,7 @@ mod tests {
     use super::InstallRecord;
 
     #[test]
-    fn directories_of_an_earlier_record_are_read() {
+    fn directories_of_an_older_format_are_read() {
         let earlier = r#"{"version":1,"files":[],"folders":["/opt/cni"]}"#;
         let record: InstallRecord = serde_json::from_str(earlier).unwrap();
         assert_eq!(record.directories, ["/opt/cni"].map(std::path::PathBuf::from));

@@ -1,4 +1,4 @@
-//! Taking away what was installed: only what is still ours, and everything is tried.
+//! Removes installed files that are unchanged. A failure does not stop the removal of other files.
 
 use std::fs;
 use std::io;
@@ -11,22 +11,22 @@ use serde_json::Value;
 use crate::record::{InstallRecord, RecordedFile};
 use crate::{FileRole, InstallError, PLUGIN, files, unmanaged};
 
-/// What was taken away, and what was left for a person to decide.
+/// The removed files, and those that an operator has to decide about.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RemovedFiles {
     pub done: Vec<String>,
     pub left: Vec<String>,
 }
 
-/// Takes away what the record in this state directory names, the config first: a runtime must not find a config whose
-/// plugin is gone.
+/// Removes the files in the record of this state directory. The config is removed first: a runtime must not read a config
+/// without its plugin.
 pub fn remove(state_dir: &Path) -> Result<RemovedFiles, InstallError> {
-    let (mut record, damage) = InstallRecord::read(state_dir)?;
+    let (mut record, corruption) = InstallRecord::read(state_dir)?;
     let mut removal = RemovedFiles::default();
-    if damage.is_some() {
+    if corruption.is_some() {
         let path = InstallRecord::path(state_dir);
-        let what = "cannot be used; look for 10-podwire.conflist, podwire-cni and loopback yourself";
-        removal.left.push(format!("{} {what}", path.display()));
+        let hint = "is corrupt; check for 10-podwire.conflist, podwire-cni and loopback manually";
+        removal.left.push(format!("{} {hint}", path.display()));
         return Ok(removal);
     }
     let mut paths: Vec<(FileRole, _)> =
@@ -35,64 +35,64 @@ pub fn remove(state_dir: &Path) -> Result<RemovedFiles, InstallError> {
     for (_, path) in &paths {
         entry(path, &mut record, &mut removal);
     }
-    // What could not be removed is known to the next try.
+    // Files that could not be removed stay in the record for the next attempt.
     if record.files.is_empty() {
-        forget(state_dir, &record, &mut removal);
+        remove_record(state_dir, &record, &mut removal);
     } else {
         record.write(state_dir)?;
     }
     Ok(removal)
 }
 
-/// Removes one file of the record if it is still ours. The entry stays only if the file resists.
+/// Removes one recorded file if it is unchanged. The entry stays only if the removal fails.
 pub(super) fn entry(path: &Path, record: &mut InstallRecord, removal: &mut RemovedFiles) {
     let Some(entry) = record.files.iter().find(|entry| entry.path == path).cloned() else { return };
-    let what = format!("{} {}", entry.role.word(), path.display());
-    let outcome = match is_ours(&entry, record) {
-        Ok(Ownership::Gone) => Ok(()),
-        Ok(Ownership::Ours) => fs::remove_file(path)
+    let file = format!("{} {}", entry.role.label(), path.display());
+    let outcome = match ownership(&entry, record) {
+        Ok(Ownership::Missing) => Ok(()),
+        Ok(Ownership::Podwire) => fs::remove_file(path)
             .map_err(|error| error.to_string())
-            .map(|()| removal.done.push(format!("{what} removed"))),
-        Ok(Ownership::Theirs) => {
-            removal.left.push(format!("{what} stays: somebody changed it since it was installed"));
+            .map(|()| removal.done.push(format!("{file} removed"))),
+        Ok(Ownership::Changed) => {
+            removal.left.push(format!("{file} stays: it was changed after the installation"));
             Ok(())
         }
         Err(error) => Err(error.to_string()),
     };
     if let Err(error) = files::remove_leftovers(path, Duration::ZERO) {
-        removal.left.push(format!("temporary files of {what} stay: {error}"));
+        removal.left.push(format!("temporary files of {file} stay: {error}"));
     }
     match outcome {
         Ok(()) => record.forget(path),
-        Err(error) => removal.left.push(format!("{what} stays: {error}")),
+        Err(error) => removal.left.push(format!("{file} stays: {error}")),
     }
 }
 
 enum Ownership {
-    Gone,
-    Ours,
-    Theirs,
+    Missing,
+    Podwire,
+    Changed,
 }
 
-fn is_ours(entry: &RecordedFile, record: &InstallRecord) -> Result<Ownership, InstallError> {
+fn ownership(entry: &RecordedFile, record: &InstallRecord) -> Result<Ownership, InstallError> {
     if let Ok(None) = optional(fs::symlink_metadata(&entry.path)) {
-        return Ok(Ownership::Gone);
+        return Ok(Ownership::Missing);
     }
-    let ours =
-        record.is_ours(&entry.path)? || (entry.role == FileRole::Config && names_us(&entry.path, record));
-    Ok(if ours { Ownership::Ours } else { Ownership::Theirs })
+    let is_podwire = record.is_unchanged(&entry.path)?
+        || (entry.role == FileRole::Config && names_podwire(&entry.path, record));
+    Ok(if is_podwire { Ownership::Podwire } else { Ownership::Changed })
 }
 
-/// A config that somebody edited still calls a plugin that will be gone.
-fn names_us(path: &Path, record: &InstallRecord) -> bool {
+/// An edited config still names the plugin, which is about to be removed.
+fn names_podwire(path: &Path, record: &InstallRecord) -> bool {
     let Ok(bytes) = ::files::read_unmanaged(path) else { return false };
     let plugins = unmanaged::plugins(&bytes);
     let mut kinds = plugins.iter().filter_map(|plugin| plugin.get("type").and_then(Value::as_str));
     kinds.any(|kind| kind == PLUGIN || record.has_plugin(kind))
 }
 
-/// The record itself, and the directories that we made and nobody else uses.
-fn forget(state_dir: &Path, record: &InstallRecord, removal: &mut RemovedFiles) {
+/// Removes the record itself, and created directories that are empty.
+fn remove_record(state_dir: &Path, record: &InstallRecord, removal: &mut RemovedFiles) {
     let path = InstallRecord::path(state_dir);
     if let Err(error) = ::files::remove(&path) {
         removal.left.push(format!("{} stays: {error}", path.display()));
@@ -104,7 +104,7 @@ fn forget(state_dir: &Path, record: &InstallRecord, removal: &mut RemovedFiles) 
         match optional(fs::remove_dir(&directory)) {
             Ok(Some(())) => removal.done.push(format!("directory {} removed", directory.display())),
             Ok(None) => {}
-            // Somebody else's by now.
+            // Other programs use it.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
             Err(error) => removal.left.push(format!("directory {} stays: {error}", directory.display())),
         }

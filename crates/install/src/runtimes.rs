@@ -1,9 +1,9 @@
-//! Where the container runtimes of this machine search for CNI plugins and configs, read from their own configuration. A
-//! plugin elsewhere is not found: the runtime reports a ready network, and every pod fails.
+//! Detects the CNI directories of the container runtimes on this host from their configuration. If a plugin is in another
+//! directory, the runtime reports a ready network, and every pod fails.
 
 mod plugins;
 
-pub use plugins::gone_plugin;
+pub use plugins::removed_plugin;
 
 use std::fmt;
 use std::fs;
@@ -21,48 +21,48 @@ const CRIO_DROP_INS: &str = "etc/crio/crio.conf.d";
 /// containerd's CRI plugin under its names of config versions 3, 2 and 1.
 const CRI: [&str; 3] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"];
 
-/// A runtime that has a configuration on this machine.
+/// A runtime that is configured on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runtime {
     pub name: &'static str,
-    /// The configuration, and the table with the keys of the two directories in it.
+    /// The configuration file, the table with the two directories, and their keys.
     file: PathBuf,
     table: String,
     keys: [&'static str; 2],
-    /// It uses a plugin from any of them.
+    /// The runtime searches all of them for plugins.
     pub plugin_dirs: Vec<PathBuf>,
     pub config_dir: PathBuf,
-    /// It calls the plugin `loopback` for every pod.
+    /// Whether the runtime calls the plugin `loopback` for every pod.
     calls_loopback: bool,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Runtimes {
     pub found: Vec<Runtime>,
-    /// Files of their configurations that cannot be read. The other files are used.
+    /// Configuration files that cannot be read. The other files are used.
     pub unreadable: Vec<Unreadable>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unreadable {
     pub file: PathBuf,
-    pub why: String,
+    pub reason: String,
 }
 
 impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot read {}: {}; its directories are not known", self.file.display(), self.why)
+        write!(f, "cannot read {}: {}; its directories are unknown", self.file.display(), self.reason)
     }
 }
 
-/// The main files and drop-ins of all runtimes that exist, with the times of their last change. Imports are not followed.
+/// The main files and drop-ins of all configured runtimes, with their modification times. Imports are not followed.
 pub fn config_times(root: &Path) -> Vec<(PathBuf, SystemTime)> {
     let main = [CONTAINERD, CRIO].into_iter().map(|file| root.join(file));
     let files = main.chain(listed(&root.join(CRIO_DROP_INS), "*.conf"));
     files.filter_map(|file| Some((file.clone(), fs::metadata(file).ok()?.modified().ok()?))).collect()
 }
 
-/// The files of one runtime's configuration.
+/// The configuration files of one runtime.
 #[derive(Default)]
 struct RuntimeFiles {
     tables: Vec<Table>,
@@ -70,7 +70,7 @@ struct RuntimeFiles {
 }
 
 impl Runtimes {
-    /// Those of this machine; `root` is `/` but for tests.
+    /// Detects the runtimes of this host. `root` is `/` except in tests.
     pub fn detect(root: &Path) -> Self {
         let mut all = Self::default();
         let main = root.join(CONTAINERD);
@@ -81,19 +81,19 @@ impl Runtimes {
         all
     }
 
-    fn add(&mut self, files: RuntimeFiles, of: impl FnOnce(&[Table]) -> Option<Runtime>) {
+    fn add(&mut self, files: RuntimeFiles, parse: impl FnOnce(&[Table]) -> Option<Runtime>) {
         if !files.tables.is_empty() {
-            self.found.extend(of(&files.tables));
+            self.found.extend(parse(&files.tables));
         }
         self.unreadable.extend(files.unreadable);
     }
 
-    /// What [`Self::choose`] gives on this machine.
+    /// The result of [`Self::choose`] on this host.
     pub fn directories() -> Directories {
         Self::detect(Path::new("/")).choose()
     }
 
-    /// The usual directories where every runtime uses them, else the first that all use, else those of the first runtime.
+    /// The default directories if all runtimes use them, otherwise the first common ones, otherwise those of the first runtime.
     pub fn choose(&self) -> Directories {
         let plugins: Vec<&[PathBuf]> = self.found.iter().map(|one| one.plugin_dirs.as_slice()).collect();
         let configs: Vec<&[PathBuf]> =
@@ -101,7 +101,7 @@ impl Runtimes {
         Directories { plugins: common(&plugins, PLUGIN_DIR), configs: common(&configs, CONFIG_DIR) }
     }
 
-    /// Runtimes that would not find what is in these directories, each with what to set.
+    /// Runtimes that do not search these directories, each with the setting to change.
     pub fn complaints(&self, chosen: &Directories) -> Vec<String> {
         let of_runtime = |runtime: &Runtime| {
             let plugins = (!runtime.plugin_dirs.contains(&chosen.plugins))
@@ -114,7 +114,7 @@ impl Runtimes {
         self.found.iter().flat_map(of_runtime).collect()
     }
 
-    /// Runtimes that use the installed config and lack plugins that it needs. The node is not ready if none has all.
+    /// Runtimes that use the installed config and lack plugins that it needs. The node is not ready if no runtime has all plugins.
     pub fn findings(&self, config_dir: &Path, plugin: &Path) -> Vec<Finding> {
         let users: Vec<&Runtime> = self.found.iter().filter(|one| one.config_dir == config_dir).collect();
         self.lacking(&users, plugin)
@@ -123,13 +123,13 @@ impl Runtimes {
     fn lacking(&self, users: &[&Runtime], plugin: &Path) -> Vec<Finding> {
         let lacking: Vec<Finding> = users.iter().filter_map(|one| one.without_plugins(plugin)).collect();
         let is_served = lacking.len() < users.len();
-        let lacking = lacking.into_iter().map(|found| if is_served { found.degraded() } else { found });
+        let lacking = lacking.into_iter().map(|finding| if is_served { finding.degraded() } else { finding });
         lacking.chain(self.unreadable.iter().map(Unreadable::finding)).collect()
     }
 }
 
 impl Unreadable {
-    /// Another file may say where the runtime searches: it is only reported.
+    /// Only degraded, because another file may contain the directories.
     pub fn finding(&self) -> Finding {
         Finding::new(Code::InstallIncomplete, format_args!("file {}", self.file.display()), self).degraded()
     }
@@ -146,7 +146,7 @@ impl Runtime {
         )
     }
 
-    /// What to set, with the table: the key may occur in several.
+    /// The setting to change, with its table: the key may occur in several tables.
     fn setting(&self, key: &str, chosen: &Path) -> String {
         let value = if key.ends_with("_dirs") { format!("[{chosen:?}]") } else { format!("{chosen:?}") };
         format!(
@@ -162,17 +162,17 @@ fn joined(directories: &[PathBuf]) -> String {
     directories.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-fn common(used: &[&[PathBuf]], usual: &str) -> PathBuf {
-    let by_all = |dir: &&PathBuf| used.iter().all(|dirs| dirs.contains(dir));
-    let usual = PathBuf::from(usual);
-    let Some(first) = used.first() else { return usual };
-    if by_all(&&usual) {
-        return usual;
+fn common(used: &[&[PathBuf]], default: &str) -> PathBuf {
+    let is_common = |dir: &&PathBuf| used.iter().all(|dirs| dirs.contains(dir));
+    let default = PathBuf::from(default);
+    let Some(first) = used.first() else { return default };
+    if is_common(&&default) {
+        return default;
     }
-    first.iter().find(by_all).or_else(|| first.first()).cloned().unwrap_or(usual)
+    first.iter().find(is_common).or_else(|| first.first()).cloned().unwrap_or(default)
 }
 
-/// None where its CRI is disabled, as in docker's package: it starts no pods then.
+/// None if CRI is disabled, as in Docker's package: such a containerd starts no pods.
 fn containerd(file: PathBuf, tables: &[Table]) -> Option<Runtime> {
     let disabled =
         |table: &Table| strings(table.get("disabled_plugins")).iter().any(|name| CRI.contains(name));
@@ -185,7 +185,7 @@ fn containerd(file: PathBuf, tables: &[Table]) -> Option<Runtime> {
         };
         tables.iter().rev().find_map(|table| CRI.iter().find_map(|name| of(table, name)))
     };
-    // From 2.1 on `bin_dirs` replaces `bin_dir`.
+    // Since 2.1 `bin_dirs` replaces `bin_dir`.
     let lists = [("bin_dirs", cni("bin_dirs")), ("bin_dir", cni("bin_dir"))];
     let (key, dirs) = lists
         .into_iter()
@@ -203,7 +203,7 @@ fn containerd(file: PathBuf, tables: &[Table]) -> Option<Runtime> {
     })
 }
 
-/// Whether containerd sets up the loopback itself, instead of calling the plugin.
+/// Whether containerd configures the loopback interface itself instead of calling the plugin.
 fn has_internal_loopback(tables: &[Table]) -> bool {
     let of = |table: &Table, name: &str| {
         table.get("plugins")?.get(name)?.get("cni")?.get("use_internal_loopback")?.as_bool()
@@ -212,7 +212,7 @@ fn has_internal_loopback(tables: &[Table]) -> bool {
     set.unwrap_or(false)
 }
 
-/// The name that the files use, or that of their version.
+/// The name that the files use, or the name for their version.
 fn cri_name(tables: &[Table]) -> &'static str {
     let has = |name: &&str| {
         tables.iter().any(|table| table.get("plugins").is_some_and(|all| all.get(*name).is_some()))
@@ -229,7 +229,7 @@ fn version(tables: &[Table]) -> i64 {
     tables.iter().find_map(|table| table.get("version")?.as_integer()).unwrap_or(1)
 }
 
-/// Later files win; `plugin_dir` is the old form, which CRI-O adds to the list.
+/// Later files have priority. CRI-O adds the old key `plugin_dir` to the list.
 fn crio(file: PathBuf, tables: &[Table]) -> Option<Runtime> {
     let network =
         |key: &str| tables.iter().rev().find_map(|table| paths(table.get("crio")?.get("network")?.get(key)));
@@ -247,12 +247,12 @@ fn crio(file: PathBuf, tables: &[Table]) -> Option<Runtime> {
     })
 }
 
-/// A path or a list of them; None where nothing is said, as an empty text says.
+/// A path or a list of paths. None if the value is unset or empty.
 fn paths(value: Option<&Value>) -> Option<Vec<PathBuf>> {
-    // Without a slash at the end, so that paths can be compared.
-    let tidy = |text: &&str| Path::new(text).components().collect::<PathBuf>();
+    // Without a trailing slash, so that paths can be compared.
+    let normalize = |text: &&str| Path::new(text).components().collect::<PathBuf>();
     let all = strings(value);
-    let all: Vec<PathBuf> = all.iter().filter(|text| !text.is_empty()).map(tidy).collect();
+    let all: Vec<PathBuf> = all.iter().filter(|text| !text.is_empty()).map(normalize).collect();
     (!all.is_empty()).then_some(all)
 }
 
@@ -264,7 +264,7 @@ fn strings(value: Option<&Value>) -> Vec<&str> {
     }
 }
 
-/// The file, then those that its `imports` name, which win. Imports of imports are rare, and not followed.
+/// The file, then the files in its `imports`, which have priority. Nested imports are rare and not followed.
 fn read_with_imports(main: &Path) -> RuntimeFiles {
     let mut all = RuntimeFiles::read([main.to_owned()]);
     let imports = all.tables.first().map(|table| strings(table.get("imports"))).unwrap_or_default();
@@ -281,7 +281,7 @@ fn read_with_imports(main: &Path) -> RuntimeFiles {
     all
 }
 
-/// The files in a directory whose names match, sorted; `*` stands for any text.
+/// The files in a directory with matching names, sorted. `*` matches any text.
 fn listed(directory: &Path, pattern: &str) -> Vec<PathBuf> {
     let (start, end) = pattern.split_once('*').unwrap_or((pattern, ""));
     let matches = |name: &str| match pattern.contains('*') {
@@ -299,7 +299,7 @@ fn listed(directory: &Path, pattern: &str) -> Vec<PathBuf> {
 }
 
 impl RuntimeFiles {
-    /// Files that do not exist are left out.
+    /// Skips files that do not exist.
     fn read(files: impl IntoIterator<Item = PathBuf>) -> Self {
         let mut all = Self::default();
         for file in files {
@@ -310,7 +310,7 @@ impl RuntimeFiles {
             };
             match read {
                 Ok(table) => all.tables.push(table),
-                Err(why) => all.unreadable.push(Unreadable { file, why }),
+                Err(reason) => all.unreadable.push(Unreadable { file, reason }),
             }
         }
         all

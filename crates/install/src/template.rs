@@ -1,4 +1,4 @@
-//! The CNI config from a template: JSON with `{{ NAME }}` for what only the agent knows.
+//! Renders the CNI config from a template: JSON with `{{ NAME }}` for values of the agent.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use crate::{InstallError, InstalledBy, Installer};
 
-/// What a template may name. Texts are escaped for use between quotes; MTU (0 where none is set) and MASQUERADE stand
-/// without them.
+/// The variables of a template. Texts are escaped for use between quotes. MTU (0 if unset) and MASQUERADE are used without
+/// quotes.
 pub const VARIABLES: &[&str] = &[
     "CNI_VERSION",
     "NAME",
@@ -24,11 +24,11 @@ pub const VARIABLES: &[&str] = &[
     "RUN_DIR",
 ];
 
-/// One plugin that does it all: hostPort and bandwidth are inside, nothing is chained.
+/// One plugin implements all capabilities. No other plugin is chained.
 const CAPABILITIES: &str =
     r#""capabilities": { "portMappings": true, "bandwidth": true, "ips": true, "mac": true, "dns": true }"#;
 
-/// With an agent the config says only where it is: what the network is like is the agent's to know.
+/// With an agent, the config contains only the socket. The agent knows the network.
 const AGENT: &str = r#""agent": "{{ SOCKET }}""#;
 const STANDALONE: &str = r#""mode": "{{ MODE }}",
       "bridge": "{{ BRIDGE }}",
@@ -37,8 +37,8 @@ const STANDALONE: &str = r#""mode": "{{ MODE }}",
       "isDefaultGateway": true,
       "ipMasq": {{ MASQUERADE }}"#;
 
-fn built_in(maker: InstalledBy) -> String {
-    let network = match maker {
+fn built_in(installed_by: InstalledBy) -> String {
+    let network = match installed_by {
         InstalledBy::Agent => AGENT,
         InstalledBy::Standalone => STANDALONE,
     };
@@ -60,19 +60,19 @@ fn built_in(maker: InstalledBy) -> String {
     )
 }
 
-/// A template that cannot be used is found out before this node has joined.
+/// Detects an invalid template before this node has joined.
 pub(super) fn check_at_start(installer: &Installer) -> Result<(), InstallError> {
-    render(installer, Some(&installer.stand_in)).map(|_| ())
+    render(installer, Some(&installer.sample_network)).map(|_| ())
 }
 
 pub(super) fn render(installer: &Installer, network: Option<&Arc<Network>>) -> Result<String, InstallError> {
     let (template, text) = match &installer.install.template {
-        None => ("the built-in template".to_owned(), built_in(installer.maker)),
+        None => ("the built-in template".to_owned(), built_in(installer.installed_by)),
         Some(path) => {
             let text = ::files::open_config(path)
                 .and_then(std::io::read_to_string)
                 .map_err(|source| InstallError::TemplateFile { path: path.clone(), source })?;
-            (format!("the template {}", path.display()), text)
+            (format!("template {}", path.display()), text)
         }
     };
     let draft = ConfigDraft { installer, network };
@@ -86,21 +86,21 @@ pub(super) fn render(installer: &Installer, network: Option<&Arc<Network>>) -> R
         .map_err(|problem| InstallError::Template { template, problem })
 }
 
-/// A config while it is made.
+/// The inputs of a config.
 struct ConfigDraft<'a> {
     installer: &'a Installer,
-    /// None: this node owns no block yet.
+    /// None if this node owns no block yet.
     network: Option<&'a Arc<Network>>,
 }
 
-/// Replaces every `{{ NAME }}`.
+/// Replaces all `{{ NAME }}`.
 fn fill(template: &str, value: impl Fn(&str) -> Result<String, String>) -> Result<String, String> {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
     while let Some((before, after)) = rest.split_once("{{") {
         out.push_str(before);
         let (name, tail) =
-            after.split_once("}}").ok_or_else(|| format!("no }}}} after {{{{{}", start_of(after)))?;
+            after.split_once("}}").ok_or_else(|| format!("no }}}} after {{{{{}", excerpt(after)))?;
         out.push_str(&value(name.trim())?);
         rest = tail;
     }
@@ -108,8 +108,8 @@ fn fill(template: &str, value: impl Fn(&str) -> Result<String, String>) -> Resul
     Ok(out)
 }
 
-/// Enough to find the place.
-fn start_of(text: &str) -> String {
+/// Enough text to find the position.
+fn excerpt(text: &str) -> String {
     text.chars().take(40).collect()
 }
 
@@ -117,7 +117,7 @@ impl ConfigDraft<'_> {
     fn value(&self, name: &str) -> Result<String, String> {
         let (installer, settings) = (self.installer, &self.installer.settings);
         let network = || {
-            let error = || format!("{{{{ {name} }}}} is not known before this node has its block");
+            let error = || format!("{{{{ {name} }}}} is unknown before this node has a block");
             self.network.ok_or_else(error)
         };
         let text = match name {
@@ -138,38 +138,38 @@ impl ConfigDraft<'_> {
                     Some(meant) => format!("did you mean {meant}?"),
                     None => format!("the variables are {}", VARIABLES.join(", ")),
                 };
-                return Err(format!("unknown variable {:?}; {hint}", start_of(name)));
+                return Err(format!("unknown variable {:?}; {hint}", excerpt(name)));
             }
         };
         let quoted = Value::String(text).to_string();
-        // Without the quotes around it, which the template has.
+        // Without the surrounding quotes, which the template contains.
         let inner = quoted.strip_prefix('"').and_then(|inner| inner.strip_suffix('"'));
         Ok(inner.unwrap_or(&quoted).to_owned())
     }
 
-    /// The plugin's own eyes on the config, as a runtime would hand it over.
+    /// Parses the config like the plugin, as a runtime passes it.
     fn check(&self, text: &str) -> Result<(), String> {
         let list: Map<String, Value> =
             serde_json::from_str(text).map_err(|error| format!("it is not a JSON object: {error}"))?;
         let plugins = list.get("plugins").and_then(Value::as_array).filter(|plugins| !plugins.is_empty());
         let plugins = plugins.ok_or("it has no list \"plugins\"")?;
-        let ours = self.installer.plugin.name.as_str();
+        let own_type = self.installer.plugin.name.as_str();
         let mut count = 0;
         for plugin in plugins {
             let plugin = plugin.as_object().ok_or("a plugin in \"plugins\" is not an object")?;
             match plugin.get("type").and_then(Value::as_str) {
                 None | Some("") => return Err("a plugin in \"plugins\" has no \"type\"".to_owned()),
-                Some(kind) if kind == ours => {
+                Some(kind) if kind == own_type => {
                     count += 1;
-                    self.check_ours(&list, plugin.clone())?;
+                    self.check_plugin(&list, plugin.clone())?;
                 }
                 Some(_) => {}
             }
         }
-        if count == 0 { Err(format!("no plugin in \"plugins\" has the type {ours:?}")) } else { Ok(()) }
+        if count == 0 { Err(format!("no plugin in \"plugins\" has the type {own_type:?}")) } else { Ok(()) }
     }
 
-    fn check_ours(&self, list: &Map<String, Value>, mut plugin: Map<String, Value>) -> Result<(), String> {
+    fn check_plugin(&self, list: &Map<String, Value>, mut plugin: Map<String, Value>) -> Result<(), String> {
         let installer = self.installer;
         for key in ["cniVersion", "name"] {
             let value = list.get(key).ok_or_else(|| format!("it has no {key:?}"))?;
@@ -177,8 +177,8 @@ impl ConfigDraft<'_> {
         }
         let raw = Value::Object(plugin).to_string();
         let config = cni::NetworkConfig::from_slice(raw.as_bytes()).map_err(|error| error.msg.clone())?;
-        let place = netconf::LocalPaths::parse(&config).map_err(|error| error.msg.clone())?;
-        check_place(installer, &place)?;
+        let paths = netconf::LocalPaths::parse(&config).map_err(|error| error.msg.clone())?;
+        check_paths(installer, &paths)?;
         match self.merged(&config).map_err(|error| error.msg.clone())?.addresses {
             Addresses::Own(_) | Addresses::Delegated(_) => Ok(()),
             // A runtime's own network: pods without an address are a mistake in the template.
@@ -186,13 +186,13 @@ impl ConfigDraft<'_> {
         }
     }
 
-    /// The network that requests with this config get.
+    /// The network of requests with this config.
     fn merged(&self, config: &cni::NetworkConfig) -> Result<NetConf, cni::Error> {
         let installer = self.installer;
-        if installer.maker == InstalledBy::Standalone || config.name != installer.settings.name {
+        if installer.installed_by == InstalledBy::Standalone || config.name != installer.settings.name {
             return NetConf::parse(config);
         }
-        let network = Arc::clone(self.network.unwrap_or(&installer.stand_in));
+        let network = Arc::clone(self.network.unwrap_or(&installer.sample_network));
         let node = NodeNetworks {
             name: &installer.settings.name,
             mode: installer.settings.mode,
@@ -203,14 +203,14 @@ impl ConfigDraft<'_> {
     }
 }
 
-/// A list as the one plugin in it: what runtimes expect in a file of that ending.
+/// Converts a list with one plugin into a single plugin, which runtimes expect in a `.conf` file.
 fn single(text: &str) -> Result<String, String> {
     let list: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let plugin = match list["plugins"].as_array().map(Vec::as_slice) {
         Some([one]) => one.as_object(),
         Some(_) | None => None,
     };
-    let error = "a .conf holds one plugin, and it has several: let install.config_name end in .conflist";
+    let error = "a .conf file holds one plugin, but the template has several: use an install.config_name that ends in .conflist";
     let mut plugin = plugin.cloned().ok_or(error)?;
     for key in ["cniVersion", "name"] {
         plugin.insert(key.to_owned(), list[key].clone());
@@ -218,22 +218,23 @@ fn single(text: &str) -> Result<String, String> {
     serde_json::to_string_pretty(&plugin).map(|text| text + "\n").map_err(|error| error.to_string())
 }
 
-/// A plugin that looks for the agent elsewhere never finds it, and leaves its tombstones where nobody reads them.
-fn check_place(installer: &Installer, place: &netconf::LocalPaths) -> Result<(), String> {
-    let Some(socket) = place.agent.as_ref().filter(|_| installer.maker == InstalledBy::Agent) else {
+/// With a different socket the plugin never finds the agent. With a different runDir it writes its tombstones to a directory
+/// that the agent does not read.
+fn check_paths(installer: &Installer, paths: &netconf::LocalPaths) -> Result<(), String> {
+    let Some(socket) = paths.agent.as_ref().filter(|_| installer.installed_by == InstalledBy::Agent) else {
         return Ok(());
     };
     if *socket != installer.socket {
         return Err(format!(
-            "its \"agent\" means the socket {}, and this agent listens on {}: write \"agent\": \"{{{{ SOCKET }}}}\"",
+            "\"agent\" is the socket {}, but this agent listens on {}: write \"agent\": \"{{{{ SOCKET }}}}\"",
             socket.display(),
             installer.socket.display()
         ));
     }
-    if place.run_dir != installer.run_dir {
+    if paths.run_dir != installer.run_dir {
         return Err(format!(
-            "its \"runDir\" means {}, and this agent works in {}: write \"runDir\": \"{{{{ RUN_DIR }}}}\"",
-            place.run_dir.display(),
+            "\"runDir\" is {}, but this agent uses {}: write \"runDir\": \"{{{{ RUN_DIR }}}}\"",
+            paths.run_dir.display(),
             installer.run_dir.display()
         ));
     }

@@ -1,7 +1,7 @@
-//! Notices when somebody touches what we installed.
+//! Detects changes of installed files with inotify.
 //!
-//! Every directory on the way to ours is watched for the name that leads on, so that a directory which is removed and made again
-//! is found again, with all that is in it.
+//! Every parent directory is watched for the name of the next one. So a directory that is removed and created again is
+//! watched again, with all its files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -16,15 +16,15 @@ use rustix::io::Errno;
 
 use crate::{InstallError, Installer, LOOPBACK};
 
-/// A burst larger than this is finished by the next call: the descriptor stays readable.
+/// Events beyond this number are read by the next call, because the descriptor stays readable.
 const MAX_EVENTS: usize = 1024;
 
 #[derive(Debug)]
 pub struct FileWatch {
     inotify: OwnedFd,
-    /// Our directories, and the names in them.
+    /// The installation directories, and the file names in them.
     directories: Vec<(PathBuf, Vec<OsString>)>,
-    /// By watch: the names that matter in that directory.
+    /// By watch descriptor: the relevant names in that directory.
     names: BTreeMap<i32, BTreeSet<OsString>>,
 }
 
@@ -43,8 +43,8 @@ impl FileWatch {
         Ok(watch)
     }
 
-    /// Whether something happened to a file of ours, or to a directory on the way, since the last call. Never blocks. Our own
-    /// writing counts, too: then a look finds that all is well.
+    /// Whether an installed file or a parent directory changed since the last call. Never blocks. Podwire's own writes are
+    /// reported, too: then a check finds no difference.
     pub fn changed(&mut self) -> Result<bool, InstallError> {
         let (changed, rearm) = self.read_events().map_err(|error| {
             let path = self.directories.first().map(|(directory, _)| directory.clone()).unwrap_or_default();
@@ -56,7 +56,7 @@ impl FileWatch {
         Ok(changed)
     }
 
-    /// (something of ours, the watches are no longer those of our directories)
+    /// Returns whether a watched name changed, and whether the watches have to be renewed.
     fn read_events(&mut self) -> Result<(bool, bool), Errno> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
@@ -68,42 +68,42 @@ impl FileWatch {
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error),
             };
-            let gone =
+            let removed =
                 ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT;
-            let lost = event.events().intersects(gone | ReadFlags::QUEUE_OVERFLOW);
+            let is_lost = event.events().intersects(removed | ReadFlags::QUEUE_OVERFLOW);
             let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
             let names = self.names.get(&event.wd());
-            let ours = names.zip(name).is_some_and(|(names, name)| names.contains(name));
-            // A removed watch of an earlier arming says goodbye, too.
-            let known = names.is_some() || event.events().contains(ReadFlags::QUEUE_OVERFLOW);
-            changed |= ours || (lost && known);
-            rearm |= (ours && event.events().contains(ReadFlags::ISDIR)) || (lost && known);
-            // A link on the way may lead elsewhere now.
-            rearm |= ours && event.events().intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO);
+            let is_watched = names.zip(name).is_some_and(|(names, name)| names.contains(name));
+            // Removed watches also cause an event. They are not in `names` any more.
+            let is_known = names.is_some() || event.events().contains(ReadFlags::QUEUE_OVERFLOW);
+            changed |= is_watched || (is_lost && is_known);
+            rearm |= (is_watched && event.events().contains(ReadFlags::ISDIR)) || (is_lost && is_known);
+            // A symlink in the path may have a new target.
+            rearm |= is_watched && event.events().intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO);
         }
         Ok((changed, rearm))
     }
 
-    /// Watches what is there. From the top down: a directory that appears meanwhile is seen by the watch above it.
+    /// Watches all existing directories, from the top down: the watch of the parent reports a directory that appears meanwhile.
     fn arm(&mut self) -> Result<(), InstallError> {
         let mut names: BTreeMap<i32, BTreeSet<OsString>> = BTreeMap::new();
         for (directory, files) in &self.directories {
-            let mut way: Vec<&Path> = directory.ancestors().collect();
-            way.reverse();
-            for pair in way.windows(2) {
+            let mut ancestors: Vec<&Path> = directory.ancestors().collect();
+            ancestors.reverse();
+            for pair in ancestors.windows(2) {
                 let [above, below] = pair else { continue };
-                let Some(id) = self.add(above, on_the_way())? else { break };
+                let Some(id) = self.add(above, directory_events())? else { break };
                 names.entry(id).or_default().extend(below.file_name().map(OsStr::to_owned));
             }
             if let Some(id) =
-                self.add(directory, on_the_way() | WatchFlags::CLOSE_WRITE | WatchFlags::ATTRIB)?
+                self.add(directory, directory_events() | WatchFlags::CLOSE_WRITE | WatchFlags::ATTRIB)?
             {
                 names.entry(id).or_default().extend(files.iter().cloned());
             }
         }
         for old in self.names.keys().filter(|id| !names.contains_key(id)) {
             match inotify::remove_watch(&self.inotify, *old) {
-                // Gone with its directory.
+                // Removed with its directory.
                 Ok(()) | Err(Errno::INVAL) => {}
                 Err(error) => {
                     let path =
@@ -116,10 +116,10 @@ impl FileWatch {
         Ok(())
     }
 
-    /// None: there is no such directory.
-    fn add(&self, path: &Path, what: WatchFlags) -> Result<Option<i32>, InstallError> {
-        // Two ways may share a directory: what one wants must not take away what the other does.
-        match inotify::add_watch(&self.inotify, path, what | WatchFlags::MASK_ADD | WatchFlags::ONLYDIR) {
+    /// None if there is no such directory.
+    fn add(&self, path: &Path, flags: WatchFlags) -> Result<Option<i32>, InstallError> {
+        // Two paths may share a directory: MASK_ADD keeps the flags of the other one.
+        match inotify::add_watch(&self.inotify, path, flags | WatchFlags::MASK_ADD | WatchFlags::ONLYDIR) {
             Ok(id) => Ok(Some(id)),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
             Err(error) => Err(InstallError::Watch { path: path.to_owned(), source: io::Error::from(error) }),
@@ -127,7 +127,7 @@ impl FileWatch {
     }
 }
 
-fn on_the_way() -> WatchFlags {
+fn directory_events() -> WatchFlags {
     WatchFlags::CREATE
         | WatchFlags::DELETE
         | WatchFlags::MOVED_FROM

@@ -1,7 +1,7 @@
-//! Which parts of a node record other nodes use.
+//! Decides which parts of a node record other nodes use.
 //!
-//! A record can name anything, also by mistake or because it is stale. The claim of a block decides who owns it, the network's
-//! division decides what a block is. A part that is refused keeps its reason; the valid parts of the same record are used.
+//! A record can contain wrong or stale data. The claim of a block decides which node owns it, and the block layout of the
+//! network decides what a block is. A refused part is reported with its reason. Valid parts of the same record are used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,16 +13,16 @@ use types::{Mac, NodeName};
 use crate::block_layout::BlockLayout;
 use crate::object::NodeRecord;
 
-/// Blocks of one record that are used. An agent claims at most 100; the rest allows for later versions. It bounds the work
-/// that one record causes on every other node.
+/// The maximum number of blocks of one record that are used. An agent claims at most 100; the difference allows for later
+/// versions. It limits the work that one record causes on every other node.
 pub const MAX_BLOCKS: usize = 1024;
-/// Addresses of one record that are used. An agent publishes at most one of each family.
+/// The maximum number of addresses of one record that are used. An agent publishes at most one per family.
 pub const MAX_ADDRESSES: usize = 8;
-/// A sentence names this many blocks or addresses; it counts the others.
-const NAMED: usize = 3;
+/// The number of blocks or addresses that a message names. It counts the others.
+const MAX_NAMED: usize = 3;
 
-/// A node record and the revision at which the store created its key. The holder of a tunnel MAC is the record that was
-/// created first: a record that comes later cannot choose a smaller revision, and every node comes to the same result.
+/// A node record and the revision at which the store created its key. The record that was created first holds a tunnel MAC:
+/// a later record cannot choose a smaller revision, and all nodes get the same result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredNode {
     pub record: NodeRecord,
@@ -33,7 +33,7 @@ pub struct StoredNode {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BlockRefusal {
     Outside,
-    /// The network is divided into blocks of another size, or the block is not aligned.
+    /// The block has a different size from the blocks of the network, or is not aligned.
     NotABlock {
         length: u8,
     },
@@ -80,7 +80,7 @@ impl fmt::Display for AddressRefusal {
     }
 }
 
-/// May this node have this block? `owner` is the node that the block's claim names.
+/// Whether the node owns this block. `owner` is the node in the block's claim.
 pub fn check_block(
     block_layouts: &[BlockLayout],
     owner: Option<&NodeName>,
@@ -101,14 +101,14 @@ pub fn check_block(
     }
 }
 
-/// Can another node be reached at this address? `subnets` are those of the pod network.
+/// Whether another node can be reached at this address. `subnets` are the subnets of the pod network.
 pub fn check_address(subnets: &[IpNet], address: IpAddr) -> Result<(), AddressRefusal> {
     let refusal = match address {
         address if address.is_unspecified() => AddressRefusal::Unspecified,
         address if address.is_loopback() => AddressRefusal::Loopback,
         address if address.is_multicast() => AddressRefusal::Multicast,
         IpAddr::V4(v4) if v4.is_link_local() => AddressRefusal::LinkLocal,
-        // 0.0.0.0/8, and 240.0.0.0/4 with the broadcast address at its end.
+        // 0.0.0.0/8, and 240.0.0.0/4 including the broadcast address.
         IpAddr::V4(v4) if matches!(v4.octets(), [0 | 240..=255, ..]) => AddressRefusal::Reserved,
         IpAddr::V6(v6) if v6.is_unicast_link_local() => AddressRefusal::LinkLocal,
         IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => AddressRefusal::Mapped,
@@ -123,7 +123,7 @@ pub fn check_address(subnets: &[IpNet], address: IpAddr) -> Result<(), AddressRe
 }
 
 impl NodeRecord {
-    /// The blocks that are considered, as networks, each once.
+    /// The blocks that are considered, truncated and without duplicates.
     pub(crate) fn named_blocks(&self) -> BTreeSet<IpNet> {
         self.blocks.iter().take(MAX_BLOCKS).map(IpNet::trunc).collect()
     }
@@ -134,34 +134,34 @@ impl NodeRecord {
     }
 }
 
-/// Parts of one record that are not used for one reason.
+/// Parts of one record that are not used for the same reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedParts {
-    what: &'static str,
-    consequence: &'static str,
+    kind: &'static str,
+    verb: &'static str,
     parts: Vec<String>,
-    why: String,
+    reason: String,
 }
 
 impl RefusedParts {
-    /// `block 10.2.3.0/24 is not routed: not claimed in the store`, with the node's name where it is given.
+    /// `block 10.2.3.0/24 is not routed: not claimed in the store`, with the node's name if it is given.
     pub fn sentence(&self, node: Option<&NodeName>) -> String {
-        let Self { what, consequence, parts, why } = self;
-        let of = node.map(|name| format!(" of node {name}")).unwrap_or_default();
+        let Self { kind, verb, parts, reason } = self;
+        let of_node = node.map(|name| format!(" of node {name}")).unwrap_or_default();
         match parts.as_slice() {
-            [one] => format!("{what} {one}{of} is not {consequence}: {why}"),
+            [one] => format!("{kind} {one}{of_node} is not {verb}: {reason}"),
             several => {
-                let named = several.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
-                let more = several.len().saturating_sub(NAMED);
+                let named = several.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(", ");
+                let more = several.len().saturating_sub(MAX_NAMED);
                 let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-                let plural = if *what == "address" { "addresses" } else { "blocks" };
-                format!("{plural} {named}{more}{of} are not {consequence}: {why}")
+                let plural = if *kind == "address" { "addresses" } else { "blocks" };
+                format!("{plural} {named}{more}{of_node} are not {verb}: {reason}")
             }
         }
     }
 }
 
-/// All parts of a record that other nodes do not use because of what it says itself and of the claims.
+/// All parts of a record that other nodes do not use, because of their values or because of the claims.
 pub fn refusals<'a>(
     record: &NodeRecord,
     block_layouts: &[BlockLayout],
@@ -169,36 +169,37 @@ pub fn refusals<'a>(
 ) -> Vec<RefusedParts> {
     let mut blocks: BTreeMap<BlockRefusal, Vec<String>> = BTreeMap::new();
     for block in record.named_blocks() {
-        if let Err(why) = check_block(block_layouts, owner(&block), &record.name, &block) {
-            blocks.entry(why).or_default().push(block.to_string());
+        if let Err(reason) = check_block(block_layouts, owner(&block), &record.name, &block) {
+            blocks.entry(reason).or_default().push(block.to_string());
         }
     }
     let subnets: Vec<IpNet> = block_layouts.iter().map(BlockLayout::subnet).collect();
     let mut addresses: BTreeMap<AddressRefusal, Vec<String>> = BTreeMap::new();
     for address in record.named_addresses() {
-        if let Err(why) = check_address(&subnets, address) {
-            addresses.entry(why).or_default().push(address.to_string());
+        if let Err(reason) = check_address(&subnets, address) {
+            addresses.entry(reason).or_default().push(address.to_string());
         }
     }
-    let refused = |what, consequence, parts, why: String| RefusedParts { what, consequence, parts, why };
-    let blocks = blocks.into_iter().map(|(why, parts)| refused("block", "routed", parts, why.to_string()));
+    let refused = |kind, verb, parts, reason: String| RefusedParts { kind, verb, parts, reason };
+    let blocks =
+        blocks.into_iter().map(|(reason, parts)| refused("block", "routed", parts, reason.to_string()));
     let addresses =
-        addresses.into_iter().map(|(why, parts)| refused("address", "used", parts, why.to_string()));
-    let beyond = |what, consequence, parts: Vec<String>, most: usize| {
-        let why = format!("a record may have {most} at most");
-        (!parts.is_empty()).then(|| refused(what, consequence, parts, why))
+        addresses.into_iter().map(|(reason, parts)| refused("address", "used", parts, reason.to_string()));
+    let over_limit = |kind, verb, parts: Vec<String>, max: usize| {
+        let reason = format!("a record may have {max} at most");
+        (!parts.is_empty()).then(|| refused(kind, verb, parts, reason))
     };
-    let rest = record.blocks.iter().skip(MAX_BLOCKS).map(ToString::to_string).collect();
-    let further = record.addresses.iter().skip(MAX_ADDRESSES).map(ToString::to_string).collect();
+    let excess_blocks = record.blocks.iter().skip(MAX_BLOCKS).map(ToString::to_string).collect();
+    let excess_addresses = record.addresses.iter().skip(MAX_ADDRESSES).map(ToString::to_string).collect();
     blocks
-        .chain(beyond("block", "routed", rest, MAX_BLOCKS))
+        .chain(over_limit("block", "routed", excess_blocks, MAX_BLOCKS))
         .chain(addresses)
-        .chain(beyond("address", "used", further, MAX_ADDRESSES))
+        .chain(over_limit("address", "used", excess_addresses, MAX_ADDRESSES))
         .collect()
 }
 
-/// Records that share a tunnel MAC or an address with another: a sentence for each, by name. A shared address takes nothing
-/// from either of them, since routes belong to blocks. A shared MAC does: its holder is the record that was created first.
+/// Reports records that share a tunnel MAC or an address with another record, as node name and message. A shared address has
+/// no effect on routes, which belong to blocks. A shared MAC does: only the record that was created first uses it.
 pub fn shared_parts(nodes: &[StoredNode]) -> Vec<(&NodeName, String)> {
     let mut macs: BTreeMap<Mac, Vec<&StoredNode>> = BTreeMap::new();
     let mut addresses: BTreeMap<IpAddr, Vec<&NodeName>> = BTreeMap::new();
@@ -207,24 +208,26 @@ pub fn shared_parts(nodes: &[StoredNode]) -> Vec<(&NodeName, String)> {
         let own: BTreeSet<IpAddr> = node.record.named_addresses().collect();
         own.into_iter().for_each(|address| addresses.entry(address).or_default().push(&node.record.name));
     }
-    let mut found = Vec::new();
+    let mut shared = Vec::new();
     for (mac, mut holders) in macs.into_iter().filter(|(_, holders)| holders.len() > 1) {
         holders.sort_by_key(|node| (node.created, &node.record.name));
         let Some((first, later)) = holders.split_first() else { continue };
         for node in later {
-            let what =
-                format!("its tunnel MAC {mac} is that of node {}, whose record is older", first.record.name);
-            found.push((&node.record.name, what));
+            let message = format!(
+                "its tunnel MAC {mac} is also used by node {}, which has an older record",
+                first.record.name
+            );
+            shared.push((&node.record.name, message));
         }
     }
     for (address, names) in addresses.into_iter().filter(|(_, names)| names.len() > 1) {
         for name in &names {
             let others = names.iter().filter(|other| other != &name).map(|other| other.as_str());
-            let others: Vec<&str> = others.take(NAMED).collect();
-            found.push((*name, format!("address {address} is also that of node {}", others.join(", "))));
+            let others: Vec<&str> = others.take(MAX_NAMED).collect();
+            shared.push((*name, format!("address {address} is also used by node {}", others.join(", "))));
         }
     }
-    found
+    shared
 }
 
 #[cfg(test)]
@@ -268,11 +271,11 @@ mod tests {
     }
 
     #[test]
-    fn a5_only_claimed_blocks_of_the_networks_division_are_admitted() {
+    fn a5_only_claimed_blocks_of_the_layout_are_admitted() {
         let claims = BTreeMap::from([
             (net("10.2.3.0/24"), name("a")),
             (net("10.2.4.0/24"), name("b")),
-            // A claim does not make a block of what is none.
+            // A claim has no effect on a network that is not a block.
             (net("10.2.5.7/32"), name("a")),
             (net("10.9.0.0/24"), name("a")),
         ]);
@@ -300,25 +303,25 @@ mod tests {
     }
 
     #[test]
-    fn a5_a_record_has_a_bounded_number_of_blocks_and_addresses() {
+    fn a5_the_number_of_used_blocks_and_addresses_is_limited() {
         let many: Vec<String> = (0..3000).map(|n| format!("10.2.{}.{}/32", n / 256, n % 256)).collect();
         let blocks: Vec<&str> = many.iter().map(String::as_str).collect();
         let addresses: Vec<String> = (1..=20).map(|n| format!("192.0.2.{n}")).collect();
         let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-        let shown = sentences(&record(&blocks, &addresses), &BTreeMap::new());
-        let [blocks, beyond, addresses] = &shown[..] else { panic!("{shown:?}") };
+        let messages = sentences(&record(&blocks, &addresses), &BTreeMap::new());
+        let [blocks, excess, addresses] = &messages[..] else { panic!("{messages:?}") };
         assert!(blocks.contains("10.2.0.2/32 and 1021 more are not routed"), "{blocks}");
         assert!(
-            beyond.contains("and 1973 more") && beyond.ends_with("a record may have 1024 at most"),
-            "{beyond}"
+            excess.contains("and 1973 more") && excess.ends_with("a record may have 1024 at most"),
+            "{excess}"
         );
         assert!(addresses.contains("and 9 more are not used: a record may have 8 at most"), "{addresses}");
-        assert!(shown.iter().all(|one| one.len() < 200), "{shown:?}");
+        assert!(messages.iter().all(|one| one.len() < 200), "{messages:?}");
     }
 
     #[test]
     fn a5_addresses_that_reach_no_node_are_refused_with_the_reason() {
-        for (address, why) in [
+        for (address, reason) in [
             ("::ffff:192.0.2.1", "IPv4 address in IPv6 form"),
             ("::192.0.2.1", "IPv4 address in IPv6 form"),
             ("0.0.0.0", "unspecified"),
@@ -334,30 +337,33 @@ mod tests {
             ("10.2.9.9", "inside the pod network 10.2.0.0/16"),
             ("fd00:2::9", "inside the pod network fd00:2::/64"),
         ] {
-            let shown = sentences(&record(&[], &[address, "192.0.2.1", "2001:db8::1"]), &BTreeMap::new());
-            let [one] = &shown[..] else { panic!("{address}: {shown:?}") };
+            let messages = sentences(&record(&[], &[address, "192.0.2.1", "2001:db8::1"]), &BTreeMap::new());
+            let [one] = &messages[..] else { panic!("{address}: {messages:?}") };
             assert!(one.starts_with("address ") && one.contains(" is not used: "), "{one}");
-            assert!(one.contains(why), "{one}");
+            assert!(one.contains(reason), "{one}");
         }
     }
 
     #[test]
-    fn a5_of_two_with_one_mac_the_older_record_keeps_it() {
+    fn a5_the_older_record_keeps_a_shared_mac() {
         let node = |text: &str, created| {
             let record = NodeRecord { name: name(text), ..record(&[], &["192.0.2.1"]) };
             StoredNode { record, created }
         };
         let nodes = [node("a", 9), node("b", 4)];
-        let found = shared_parts(&nodes);
-        let of_a: Vec<&str> =
-            found.iter().filter(|(one, _)| one.as_str() == "a").map(|(_, what)| what.as_str()).collect();
+        let shared = shared_parts(&nodes);
+        let of_a: Vec<&str> = shared
+            .iter()
+            .filter(|(one, _)| one.as_str() == "a")
+            .map(|(_, message)| message.as_str())
+            .collect();
         assert_eq!(
             of_a,
             [
-                "its tunnel MAC 02:01:01:01:01:01 is that of node b, whose record is older",
-                "address 192.0.2.1 is also that of node b"
+                "its tunnel MAC 02:01:01:01:01:01 is also used by node b, which has an older record",
+                "address 192.0.2.1 is also used by node b"
             ]
         );
-        assert_eq!(found.len(), 3, "{found:?}");
+        assert_eq!(shared.len(), 3, "{shared:?}");
     }
 }

@@ -1,29 +1,29 @@
-//! A subnet cut into blocks of equal size.
+//! A subnet that is divided into blocks of equal size.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use types::Special;
 
-/// More blocks than anybody has nodes; and an index is a `u64`.
-const MOST_BITS: u8 = 32;
-/// A block of fewer addresses has none for pods beside its network, gateway and broadcast address.
-const LONGEST_V4: u8 = 29;
-const LONGEST_V6: u8 = 125;
+/// More blocks than any cluster has nodes. An index must fit into a `u64`.
+const MAX_MARGIN: u8 = 32;
+/// A smaller block has no addresses for pods besides its network, gateway and broadcast address.
+const MAX_LENGTH_V4: u8 = 29;
+const MAX_LENGTH_V6: u8 = 125;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BlockLayoutError {
     #[error(
-        "{subnet} cannot be cut by {margin} bits: a block would have the prefix length {length}, at most {longest} leaves room for pods"
+        "{subnet} cannot be divided with a margin of {margin} bits: blocks would have prefix length {length}, at most {longest} is possible"
     )]
     TooSmall { subnet: IpNet, margin: u8, length: u16, longest: u8 },
-    #[error("{subnet} cannot be cut by {margin} bits: at most {MOST_BITS} are allowed")]
+    #[error("{subnet} cannot be divided with a margin of {margin} bits: at most {MAX_MARGIN} are allowed")]
     TooMany { subnet: IpNet, margin: u8 },
     #[error("{subnet} cannot be a pod network: it includes {kind} address")]
     Special { subnet: IpNet, kind: Special },
 }
 
-/// A subnet, and by how many bits its blocks' prefixes are longer.
+/// A subnet, and the number of bits by which the prefixes of its blocks are longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockLayout {
     subnet: IpNet,
@@ -32,12 +32,12 @@ pub struct BlockLayout {
 
 impl BlockLayout {
     pub fn new(subnet: IpNet, margin: u8) -> Result<Self, BlockLayoutError> {
-        let longest = if matches!(subnet, IpNet::V4(_)) { LONGEST_V4 } else { LONGEST_V6 };
+        let longest = if matches!(subnet, IpNet::V4(_)) { MAX_LENGTH_V4 } else { MAX_LENGTH_V6 };
         let length = u16::from(subnet.prefix_len()) + u16::from(margin);
-        if margin > MOST_BITS {
+        if margin > MAX_MARGIN {
             return Err(BlockLayoutError::TooMany { subnet, margin });
         }
-        // A subnet that is not divided is as large as the configuration of the network says.
+        // An undivided subnet may have any size that the network's configuration allows.
         if margin > 0 && length > u16::from(longest) {
             return Err(BlockLayoutError::TooSmall { subnet, margin, length, longest });
         }
@@ -51,7 +51,7 @@ impl BlockLayout {
         self.subnet
     }
 
-    /// How many blocks there are.
+    /// The number of blocks.
     pub fn count(&self) -> u64 {
         1 << self.margin
     }
@@ -61,7 +61,7 @@ impl BlockLayout {
         self.subnet.prefix_len() + self.margin
     }
 
-    /// The n-th block, counted around.
+    /// The n-th block, modulo the number of blocks.
     pub fn block(&self, n: u64) -> IpNet {
         let n = n % self.count();
         let shift = self.subnet.max_prefix_len() - self.length();
@@ -72,31 +72,35 @@ impl BlockLayout {
             }
             IpAddr::V6(network) => IpAddr::V6(Ipv6Addr::from(u128::from(network) | (u128::from(n) << shift))),
         };
-        // The length was checked when this was made.
+        // `new` checked the length.
         IpNet::new_assert(address, self.length())
     }
 
-    /// Is this one of our blocks?
+    /// Whether this is a block of the subnet.
     pub fn owns(&self, block: &IpNet) -> bool {
         self.subnet.contains(block) && block.prefix_len() == self.length() && block.trunc() == *block
     }
 
-    /// All blocks, beginning with the n-th, upwards and around, without those that are taken.
-    pub fn offer(&self, start: u64, is_taken: impl Fn(&IpNet) -> bool) -> Offered<impl Fn(&IpNet) -> bool> {
-        Offered { block_layout: *self, start: start % self.count(), tried: 0, is_taken }
+    /// All blocks that are not taken, starting with the n-th and wrapping around.
+    pub fn offer(
+        &self,
+        start: u64,
+        is_taken: impl Fn(&IpNet) -> bool,
+    ) -> BlockCandidates<impl Fn(&IpNet) -> bool> {
+        BlockCandidates { block_layout: *self, start: start % self.count(), tried: 0, is_taken }
     }
 }
 
-/// Blocks to try, in order.
+/// Blocks that can be claimed, in order.
 #[derive(Debug, Clone)]
-pub struct Offered<F> {
+pub struct BlockCandidates<F> {
     block_layout: BlockLayout,
     start: u64,
     tried: u64,
     is_taken: F,
 }
 
-impl<F: Fn(&IpNet) -> bool> Iterator for Offered<F> {
+impl<F: Fn(&IpNet) -> bool> Iterator for BlockCandidates<F> {
     type Item = IpNet;
 
     fn next(&mut self) -> Option<IpNet> {
@@ -135,14 +139,14 @@ mod tests {
     }
 
     #[test]
-    fn no_margin_is_one_block_and_the_largest_subnet_has_many() {
+    fn without_a_margin_the_subnet_is_one_block() {
         let block_layout = block_layout("10.88.0.0/16", 0);
         assert_eq!((block_layout.count(), block_layout.block(5).to_string()), (1, "10.88.0.0/16".to_owned()));
         assert_eq!(self::block_layout("64.0.0.0/3", 21).block(u64::MAX).to_string(), "95.255.255.0/24");
     }
 
     #[test]
-    fn only_whole_blocks_of_the_subnet_are_owned() {
+    fn only_aligned_blocks_of_the_subnet_are_owned() {
         let block_layout = block_layout("10.2.0.0/16", 8);
         for other in ["10.3.0.0/24", "10.2.0.0/25", "10.2.0.0/16", "fd00::/24", "10.2.1.5/24"] {
             assert!(!block_layout.owns(&other.parse().unwrap()), "{other}");
@@ -150,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_that_leaves_no_room_is_refused() {
+    fn a_margin_that_leaves_no_space_for_pods_is_refused() {
         let refused =
             |subnet: &str, margin| BlockLayout::new(subnet.parse().unwrap(), margin).unwrap_err().to_string();
         assert!(refused("10.2.0.0/24", 6).contains("prefix length 30, at most 29"));
@@ -176,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_offered_once_from_anywhere() {
+    fn all_free_blocks_are_offered_once_from_any_start() {
         let block_layout = block_layout("10.2.0.0/24", 3);
         for start in [0, 5, 7, 8, u64::MAX] {
             let taken = block_layout.block(6);

@@ -1,10 +1,10 @@
-//! What changed about another node, for the log.
+//! Describes changes of a node record, for the log.
 
 use std::fmt::Display;
 
 use crate::object::NodeRecord;
 
-/// The parts in which two records of a node differ: `version 0.1.0 -> 0.2.0`. None: it is the same record.
+/// The fields in which two records of a node differ: `version 0.1.0 -> 0.2.0`. None if they are equal.
 pub fn difference(before: &NodeRecord, after: &NodeRecord) -> Option<String> {
     let transport =
         |record: &NodeRecord| record.transport.iter().map(ToString::to_string).collect::<Vec<_>>();
@@ -22,7 +22,7 @@ pub fn difference(before: &NodeRecord, after: &NodeRecord) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join("; "))
 }
 
-/// With commas, or `none`.
+/// Comma-separated, or `none`.
 pub fn listed<T: Display>(items: &[T]) -> String {
     if items.is_empty() {
         return "none".to_owned();
@@ -38,7 +38,7 @@ mod tests {
     use crate::mesh::Transport;
 
     #[test]
-    fn only_the_parts_that_changed_are_named() {
+    fn only_changed_fields_are_named() {
         let before = NodeRecord {
             name: "n2".try_into().unwrap(),
             uid: NodeUid::from_random([1; 16]),
@@ -56,8 +56,8 @@ mod tests {
         };
         let text = "addresses 192.0.2.1,2001:db8::1 -> 192.0.2.9; version 0.1.0 -> 0.2.0";
         assert_eq!(difference(&before, &moved).as_deref(), Some(text));
-        let grown = NodeRecord { blocks: Vec::new(), transport: Some(Transport::Vxlan), ..before.clone() };
+        let changed = NodeRecord { blocks: Vec::new(), transport: Some(Transport::Vxlan), ..before.clone() };
         let text = "blocks 10.2.1.0/24 -> none; transport none -> vxlan";
-        assert_eq!(difference(&before, &grown).as_deref(), Some(text));
+        assert_eq!(difference(&before, &changed).as_deref(), Some(text));
     }
 }

@@ -1,14 +1,14 @@
-//! The names of objects in the store.
+//! The keys of objects in the store.
 //!
 //! ```text
-//! PREFIX/network              what all nodes agree on
-//! PREFIX/nodes/NAME           a node
-//! PREFIX/blocks/10.2.3.0-24   who has this block
-//! PREFIX/alive/NAME           with a lease: an agent works there
-//! COUNTER                     PREFIX/counter, if nothing else is said: where the next one starts to look for a block
+//! PREFIX/network              settings that are common to all nodes
+//! PREFIX/nodes/NAME           the record of a node
+//! PREFIX/blocks/10.2.3.0-24   the claim of a block
+//! PREFIX/alive/NAME           the heartbeat of an agent, with a lease
+//! COUNTER                     by default PREFIX/counter: where the next node starts its search for a block
 //! ```
 //!
-//! A directory's name ends with a slash, so that `/hosts` is never taken for `/hosts2`.
+//! A directory ends with a slash, so that `/hosts` never matches `/hosts2`.
 
 use ipnet::IpNet;
 use types::NodeName;
@@ -17,13 +17,13 @@ use crate::object::{BlockClaim, NodeRecord, Object as _};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyLayout {
-    /// Without a slash at its end; may be empty.
+    /// Without a trailing slash. May be empty.
     prefix: String,
     counter: String,
 }
 
 impl KeyLayout {
-    /// A counter's key is taken as it is, wherever it is.
+    /// The key of the counter is used unchanged.
     pub fn new(prefix: &str, counter: Option<&str>) -> Self {
         let prefix = prefix.trim_end_matches('/').to_owned();
         let counter = counter.map_or_else(|| format!("{prefix}/counter"), str::to_owned);
@@ -38,7 +38,7 @@ impl KeyLayout {
         &self.counter
     }
 
-    /// Of all objects: one listing shows records and claims as they were at one moment.
+    /// The directory of all objects. One listing returns records and claims of the same revision.
     pub fn root(&self) -> String {
         format!("{}/", self.prefix)
     }
@@ -47,7 +47,7 @@ impl KeyLayout {
         format!("{}/network", self.prefix)
     }
 
-    /// Of all nodes.
+    /// The directory of all node records.
     pub fn nodes(&self) -> String {
         format!("{}/nodes/", self.prefix)
     }
@@ -56,7 +56,7 @@ impl KeyLayout {
         format!("{}/nodes/{name}", self.prefix)
     }
 
-    /// Of all claims.
+    /// The directory of all claims.
     pub fn blocks(&self) -> String {
         format!("{}/blocks/", self.prefix)
     }
@@ -65,7 +65,7 @@ impl KeyLayout {
         format!("{}/blocks/{}-{}", self.prefix, block.network(), block.prefix_len())
     }
 
-    /// Of all agents that work.
+    /// The directory of all heartbeats.
     pub fn alives(&self) -> String {
         format!("{}/alive/", self.prefix)
     }
@@ -74,12 +74,12 @@ impl KeyLayout {
         format!("{}/alive/{name}", self.prefix)
     }
 
-    /// The node that a key of `nodes` is about.
+    /// The node of a key in `nodes`.
     pub fn node_of(&self, key: &str) -> Option<NodeName> {
         NodeName::try_from(key.strip_prefix(&self.nodes())?).ok()
     }
 
-    /// Whose record a key of `nodes` should be, and what it is: the record, or why it is of no use.
+    /// The node of a key in `nodes`, and its record or the reason why the record is not used.
     pub fn node_at(&self, key: &str, value: &[u8]) -> Option<(NodeName, Result<NodeRecord, String>)> {
         let name = self.node_of(key)?;
         let read = match NodeRecord::decode(value) {
@@ -90,21 +90,21 @@ impl KeyLayout {
         Some((name, read))
     }
 
-    /// The block that a key of `blocks` is about. Only one spelling of it is a key: with two there could be two claims.
+    /// The block of a key in `blocks`. Only the canonical form is valid: otherwise there could be two claims for a block.
     pub fn block_of(&self, key: &str) -> Option<IpNet> {
         let (address, length) = key.strip_prefix(&self.blocks())?.rsplit_once('-')?;
         let block = IpNet::new(address.parse().ok()?, length.parse().ok()?).ok()?;
         (self.block(&block.trunc()) == key).then_some(block)
     }
 
-    /// The block that a key of `blocks` is about, and the node that owns it, or why the claim cannot be used.
+    /// The block of a key in `blocks`, and its owner or the reason why the claim is not used.
     pub fn claim_at(&self, key: &str, value: &[u8]) -> Option<(IpNet, Result<NodeName, String>)> {
         let block = self.block_of(key)?;
         let read = BlockClaim::decode(value).map(|claim| claim.node);
         Some((block, read.map_err(|error| format!("{key} in the store is not used: {error}"))))
     }
 
-    /// The node whose agent a key of `alives` is about.
+    /// The node of a key in `alives`.
     pub fn alive_of(&self, key: &str) -> Option<NodeName> {
         NodeName::try_from(key.strip_prefix(&self.alives())?).ok()
     }
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a4_a_prefix_matches_whole_segments() {
+    fn a4_a_prefix_matches_complete_segments() {
         for prefix in ["/hosts", "/hosts/", "/hosts//"] {
             let layout = KeyLayout::new(prefix, None);
             assert_eq!(layout.nodes(), "/hosts/nodes/");
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocks_key_names_the_block() {
+    fn the_key_of_a_block_has_one_canonical_form() {
         let layout = KeyLayout::new("/pw", Some("/elsewhere"));
         assert_eq!(layout.counter(), "/elsewhere");
         for text in ["10.2.3.0/24", "fd00:2:0:300::/72"] {
@@ -142,7 +142,7 @@ mod tests {
             "/pw/blocks/fd00:2:0:300::-072",
             "/pw/blocks/10.2.3.0-+24",
         ] {
-            assert_eq!(layout.block_of(other), None, "another spelling: {other}");
+            assert_eq!(layout.block_of(other), None, "not canonical: {other}");
         }
         for bad in
             ["/pw/blocks/10.2.3.0", "/pw/blocks/10.2.3.1-24", "/pw/blocks/10.2.3.0-33", "/pw/blocks/-8"]

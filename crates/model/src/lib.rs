@@ -1,14 +1,14 @@
-//! The cluster as its nodes see it: objects that all of them share, how a network is cut into blocks, and what follows from
-//! both for one node's routes.
+//! The cluster model: objects that all nodes share, the division of a network into blocks, and the routes that result from
+//! both for one node.
 //!
 //! ```text
-//!   store ◄── Layout (keys), Object (JSON with a schema version) ──► NetworkSpec, NodeRecord, BlockClaim, Alive
-//!   NetworkSpec ──► Cut (the n-th block, which block is it)
-//!   NodeRecord + claims + Cut ──► admission: the parts of a record that are used, and why the others are not
-//!   Facts of this node + NodeRecords of the others ──► mesh: routes, neighbours, forwarding entries; what differs
+//!   store ◄── KeyLayout (keys), Object (JSON with a schema version) ──► NetworkSpec, NodeRecord, BlockClaim, AliveRecord
+//!   NetworkSpec ──► BlockLayout (blocks of a subnet)
+//!   NodeRecord + claims + BlockLayout ──► admission: the parts of a record that are used, and why others are not
+//!   LocalNode + NodeRecords of the peers ──► mesh: routes, neighbours, FDB entries, and differences to the kernel
 //! ```
 //!
-//! Pure: no I/O, no clock, no runtime. The agent does what it says.
+//! Pure: no I/O, no clock, no runtime. The agent applies the results.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ pub use admission::{
     AddressRefusal, BlockRefusal, MAX_ADDRESSES, MAX_BLOCKS, RefusedParts, StoredNode, check_address,
     check_block, refusals, shared_parts,
 };
-pub use block_layout::{BlockLayout, BlockLayoutError, Offered};
+pub use block_layout::{BlockCandidates, BlockLayout, BlockLayoutError};
 pub use difference::{difference, listed};
 pub use layout::KeyLayout;
 pub use mesh::{

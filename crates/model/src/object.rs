@@ -1,5 +1,5 @@
-//! What stands in the store: JSON with a schema version. A newer version than ours is refused, so that an old agent never
-//! overwrites what it does not understand.
+//! Objects in the store: JSON with a schema version. A newer version is refused, so that an old agent never overwrites data
+//! that it does not understand.
 
 use std::net::IpAddr;
 
@@ -10,13 +10,13 @@ use types::{Mac, NodeName, NodeUid};
 
 use crate::mesh::Transport;
 
-/// The longest value that is parsed. A node record with 1,024 blocks has less than half of it.
+/// The maximum size of a value that is parsed. A node record with 1,024 blocks has less than half of it.
 const MAX_SIZE: usize = 128 << 10;
-/// Characters of a reason that are kept: it may quote the value.
+/// The maximum length of a reason, which may quote the value.
 const MAX_REASON: usize = 200;
 const MAX_VERSION: usize = 64;
 
-/// A parser's message may quote what it read. It goes to logs and terminals: short, and without control characters.
+/// Limits a parser's message, which may quote the value, for logs and terminals: short, without control characters.
 fn bounded(reason: &str) -> String {
     let printed = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
     let mut text: String = reason.chars().take(MAX_REASON).map(printed).collect();
@@ -26,21 +26,21 @@ fn bounded(reason: &str) -> String {
     text
 }
 
-/// Only shown, so that an odd one is no reason to refuse the record.
+/// The version is only displayed, so an invalid one does not invalidate the record.
 fn version<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
     Ok(text.chars().filter(char::is_ascii_graphic).take(MAX_VERSION).collect())
 }
 
-/// Something that is written to the store and read from it.
+/// An object that is written to the store and read from it.
 pub trait Object: Serialize + DeserializeOwned {
-    /// In messages.
+    /// The name of the kind in messages and in JSON.
     const KIND: &'static str;
     /// The version that this program writes, and the newest that it reads.
     const SCHEMA: u32;
 
     fn encode(&self) -> Vec<u8> {
-        // Names, addresses and lists of them: nothing in an object can fail to become JSON.
+        // Objects contain names, addresses and lists, which always serialize.
         let body = serde_json::to_value(self).unwrap_or_default();
         serde_json::json!({ "schema": Self::SCHEMA, Self::KIND: body }).to_string().into_bytes()
     }
@@ -50,7 +50,7 @@ pub trait Object: Serialize + DeserializeOwned {
             |reason: String| DecodeError::Unreadable { kind: Self::KIND, reason: bounded(&reason) };
         if bytes.len() > MAX_SIZE {
             let size = bytes.len();
-            return Err(unreadable(format!("it has {size} bytes, at most {MAX_SIZE} are allowed")));
+            return Err(unreadable(format!("it has {size} bytes; the maximum is {MAX_SIZE}")));
         }
         let mut value: serde_json::Value =
             serde_json::from_slice(bytes).map_err(|e| unreadable(e.to_string()))?;
@@ -70,7 +70,7 @@ pub trait Object: Serialize + DeserializeOwned {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     #[error(
-        "a {kind} of schema version {found} is newer than this podwire, which knows {known}: update podwire"
+        "schema version {found} of a {kind} is newer than this podwire supports ({known}): update podwire"
     )]
     Newer { kind: &'static str, found: u64, known: u32 },
     #[error("a {kind} cannot be read: {reason}")]
@@ -78,40 +78,40 @@ pub enum DecodeError {
 }
 
 impl DecodeError {
-    /// Written by a newer version: it must not be overwritten.
+    /// Written by a newer version, so it must not be overwritten.
     pub fn is_newer(&self) -> bool {
         matches!(self, Self::Newer { .. })
     }
 }
 
-/// What all nodes agree on: written by the first, compared by the others.
+/// Settings that all nodes must agree on. The first node writes them, the others compare them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSpec {
-    /// One, or one for each family.
+    /// One, or one per family.
     pub subnets: Vec<IpNet>,
-    /// How many bits a block's prefix is longer than its subnet's.
+    /// The number of bits by which the prefix of a block is longer than its subnet's.
     pub margin: u8,
-    /// Of the tunnels: who has another one drops what comes. Which way a node sends by is its own choice, since a node takes in
-    /// what comes by either.
+    /// VNI and port of the tunnels: a node with a different one drops the packets. The transport is not part of the settings,
+    /// because every node accepts packets of both.
     pub vni: u32,
     pub vxlan_port: u16,
 }
 
-/// A node, without a lease: what others send to its pods by. It goes only when the node is removed for good.
+/// A node, without a lease. Other nodes route to its pods by this record. It exists until the node is removed permanently.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
     pub name: NodeName,
     pub uid: NodeUid,
-    /// Where other nodes reach it: at most one of each family.
+    /// The addresses at which other nodes reach it: at most one per family.
     pub addresses: Vec<IpAddr>,
     /// In the order in which they were claimed.
     pub blocks: Vec<IpNet>,
-    /// Of its tunnel devices.
+    /// The MAC of its tunnel devices.
     pub tunnel_mac: Mac,
-    /// Of podwire. Printable, and short.
+    /// The version of podwire. Printable and short.
     #[serde(deserialize_with = "version")]
     pub version: String,
-    /// How it sends to others. Who sends directly has no tunnel of its own accord, and makes one for those who may not.
+    /// How it sends to other nodes. A node with direct transport creates a tunnel only for nodes that need one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Transport>,
 }
@@ -123,17 +123,17 @@ impl NodeRecord {
     }
 }
 
-/// Who has a block. The key is named by the block, so there can be one claim only.
+/// The owner of a block. The key contains the block, so there can be only one claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockClaim {
     pub node: NodeName,
 }
 
-/// With a lease: an agent works there. For status and for names that two want; no route depends on it.
+/// A heartbeat with a lease: an agent is running. For status and name conflicts; routes do not depend on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AliveRecord {
     pub uid: NodeUid,
-    /// Seconds since 1970, by that node's clock.
+    /// Seconds since 1970, by the clock of that node.
     pub since: u64,
 }
 
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn a_record_round_trips() {
         let bytes = record().encode();
         assert_eq!(NodeRecord::decode(&bytes), Ok(record()));
         let text = String::from_utf8(bytes).unwrap();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_is_refused_and_more_fields_are_not() {
+    fn a_newer_schema_is_refused_and_unknown_fields_are_ignored() {
         let newer = br#"{"schema":2,"node":{}}"#;
         assert!(NodeRecord::decode(newer).unwrap_err().is_newer());
         let more = br#"{"schema":1,"color":"red","claim":{"node":"n1","since":5}}"#;
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_told() {
+    fn invalid_objects_are_reported() {
         for bad in
             ["", "{}", "[]", "10.2.3.0/24", r#"{"schema":1}"#, r#"{"schema":1,"claim":{"node":"a/b"}}"#]
         {
@@ -225,13 +225,14 @@ mod tests {
             let error = NodeRecord::decode(hostile.as_bytes()).unwrap_err().to_string();
             assert!(error.len() < 700 && !error.contains(char::is_control), "{error:?}");
         }
-        let shown = NodeRecord::decode(with("version", &format!("\u{1b}[31m{}", "9".repeat(500))).as_bytes());
-        let shown = shown.unwrap().version;
-        assert!(shown.len() == 64 && shown.starts_with("[31m999"), "{shown:?}");
+        let decoded =
+            NodeRecord::decode(with("version", &format!("\u{1b}[31m{}", "9".repeat(500))).as_bytes());
+        let version = decoded.unwrap().version;
+        assert!(version.len() == 64 && version.starts_with("[31m999"), "{version:?}");
     }
 
     #[test]
-    fn the_address_of_a_family() {
+    fn the_address_has_the_requested_family() {
         let v6: IpNet = "fd00::/64".parse().unwrap();
         assert_eq!(record().address(&v6), Some("2001:db8::1".parse().unwrap()));
         assert_eq!(NodeRecord { addresses: Vec::new(), ..record() }.address(&v6), None);

@@ -9,7 +9,7 @@ use ipam::{Pools, Range, RangeSet};
 use ipnet::IpNet;
 use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, Placement};
 
-use crate::addresses::{Addresses, NetworkSource, is_dhcp, missing_ranges};
+use crate::addresses::{Addresses, NetworkSource, external_ipam, is_dhcp, missing_ranges};
 use crate::network_key::NetworkKey;
 use crate::routes::{self, default_route};
 use crate::unsupported::refuse_unsupported;
@@ -82,7 +82,8 @@ impl NetConf {
     fn build(config: &NetworkConfig, args: &Args, node: Option<&NodeNetworks<'_>>) -> Result<Self, Error> {
         let top = config.obj();
         let ipam = top.obj("ipam")?;
-        refuse_unsupported(&top, ipam.as_ref())?;
+        // Another IPAM plugin reads its own keys.
+        refuse_unsupported(&top, ipam.as_ref().filter(|_| external_ipam(config).is_none()))?;
         let key = NetworkKey::parse(&top)?;
         let placement = placement(config, args, key.as_ref())?;
         let source = node.map_or(Ok(NetworkSource::Standalone), |node| node.source(config, &placement))?;

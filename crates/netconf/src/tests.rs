@@ -6,6 +6,7 @@ use types::AttachMode;
 use crate::{Addresses, LocalPaths, Log, NetConf};
 
 mod merge;
+mod reference;
 
 /// A config with the required keys and `extra`.
 fn config(extra: Value) -> NetworkConfig {

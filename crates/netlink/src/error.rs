@@ -5,13 +5,13 @@ use rustix::io::Errno;
 use crate::netns::NetNsError;
 use crate::socket::{Refusal, TIMEOUT};
 
-/// Why an operation failed. Every variant says which operation, in words; callers need not add it.
+/// Why an operation failed. Every variant describes the operation, so callers need not add it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot {operation}: {refusal}")]
     Refused { operation: String, refusal: Refusal },
-    /// The kernel answered that it does not know a kind of qdisc, filter or action: a module is missing.
-    #[error("cannot {operation}: this kernel lacks a part that is needed: {refusal}")]
+    /// The kernel does not know a kind of qdisc, filter or action because a module is missing.
+    #[error("cannot {operation}: the kernel lacks a required module: {refusal}")]
     Lacking { operation: String, refusal: Refusal },
     #[error("cannot {operation}: {reason}")]
     Invalid { operation: String, reason: String },
@@ -19,7 +19,7 @@ pub enum Error {
     Socket { operation: String, errno: Errno },
     #[error("cannot {operation}: the kernel did not answer within {} seconds", TIMEOUT.as_secs())]
     Timeout { operation: String },
-    #[error("cannot {operation}: it changed while being read, {tries} times in a row; try again")]
+    #[error("cannot {operation}: the list changed while it was read, {tries} times in a row; try again")]
     Interrupted { operation: String, tries: u32 },
     #[error("cannot {operation}: the kernel's answer is malformed: {what}")]
     Malformed { operation: String, what: &'static str },
@@ -28,8 +28,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// The same error for another operation: the lower layer knows what happened, the upper one to what.
-    pub fn during(mut self, words: impl std::fmt::Display) -> Self {
+    /// Replaces the operation: the lower layer knows the cause, the caller knows the operation.
+    pub fn during(mut self, new_operation: impl std::fmt::Display) -> Self {
         match &mut self {
             Self::Refused { operation, .. }
             | Self::Lacking { operation, .. }
@@ -37,7 +37,7 @@ impl Error {
             | Self::Socket { operation, .. }
             | Self::Timeout { operation }
             | Self::Interrupted { operation, .. }
-            | Self::Malformed { operation, .. } => *operation = words.to_string(),
+            | Self::Malformed { operation, .. } => *operation = new_operation.to_string(),
             Self::NetNs(_) => {}
         }
         self
@@ -55,12 +55,12 @@ impl Error {
         }
     }
 
-    /// Something of that name, address or destination is already there.
+    /// An object with that name, address or destination exists already.
     pub fn is_exists(&self) -> bool {
         self.errno() == Some(Errno::EXIST)
     }
 
-    /// The link, address, route, neighbour or qdisc is not there: what a deletion may ignore.
+    /// The link, address, route, neighbour or qdisc does not exist. Deletions can ignore this.
     pub fn is_missing(&self) -> bool {
         let missing = [Errno::NOENT, Errno::NODEV, Errno::SRCH, Errno::ADDRNOTAVAIL, Errno::NXIO];
         !matches!(self, Self::Lacking { .. }) && self.errno().is_some_and(|e| missing.contains(&e))
@@ -70,7 +70,7 @@ impl Error {
         matches!(self.errno(), Some(Errno::PERM | Errno::ACCESS))
     }
 
-    /// This kernel cannot do it at all: a module, a family or an option is missing.
+    /// The kernel lacks a module, a family or an option.
     pub fn is_unsupported(&self) -> bool {
         let unsupported = [Errno::OPNOTSUPP, Errno::AFNOSUPPORT, Errno::PROTONOSUPPORT];
         matches!(self, Self::Lacking { .. }) || self.errno().is_some_and(|e| unsupported.contains(&e))

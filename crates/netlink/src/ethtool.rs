@@ -1,5 +1,5 @@
-//! Whether the kernel leaves checksums of what it sends to a link, by generic netlink (`ethtool` family, Linux 5.7).
-//! Some lower links get those of tunnelled packets wrong: then it must be switched off on the tunnel device.
+//! Transmit checksum offload of links, by generic netlink (`ethtool` family, Linux 5.7). Some lower devices compute wrong
+//! checksums for tunnelled packets. Then the offload must be disabled on the tunnel device.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -20,31 +20,31 @@ use crate::wire::{
     Batch, Body, Head, NLM_F_ACK, NLM_F_REQUEST, attribute, attribute_at, attributes, read_text,
 };
 
-/// A link has the first, or one for each family.
+/// A link has the first feature, or one for each family.
 const CHECKSUMS: [&str; 3] = ["tx-checksum-ip-generic", "tx-checksum-ipv4", "tx-checksum-ipv6"];
 
-/// `struct genlmsghdr`: command, version, and two bytes that are kept free.
+/// `struct genlmsghdr`: command, version, two reserved bytes.
 const GENL_HEADER: usize = 4;
 
-/// A socket for features of links, of the namespace in which it was opened.
+/// A socket for link features in the namespace in which it was opened.
 pub struct Ethtool {
     socket: Socket,
     batch: Batch,
     family: u16,
 }
 
-/// What is asked: in words, and as command.
+/// The operation for error messages, and the command.
 struct EthtoolCommand<'a>(&'a str, u8);
 
-/// The checksum features that a link has.
+/// The checksum features of a link.
 struct Features {
-    /// Can be switched.
+    /// Features that can be changed.
     changeable: Vec<&'static str>,
     active: Vec<&'static str>,
 }
 
 impl Ethtool {
-    /// In the namespace of the calling thread. A kernel without it is `Error::is_unsupported`.
+    /// Opens a socket in the namespace of the calling thread. On a kernel without the family, `Error::is_unsupported`.
     pub fn open() -> Result<Self, Error> {
         let mut ethtool = Self {
             socket: Socket::open(NetlinkProtocol::Generic)?,
@@ -52,9 +52,9 @@ impl Ethtool {
             family: GENL_ID_CTRL,
         };
         let operation = "find the kernel's ethtool family";
-        let ask = |body: &mut Body<'_>| body.str(CTRL_ATTR_FAMILY_NAME, "ethtool");
+        let encode = |body: &mut Body<'_>| body.str(CTRL_ATTR_FAMILY_NAME, "ethtool");
         let mut family = None;
-        let answer = ethtool.ask(EthtoolCommand(operation, CTRL_CMD_GETFAMILY), ask, |list| {
+        let answer = ethtool.request(EthtoolCommand(operation, CTRL_CMD_GETFAMILY), encode, |list| {
             family = attribute(list, CTRL_ATTR_FAMILY_ID).and_then(|id| id.first_chunk().copied());
         });
         match answer {
@@ -63,9 +63,10 @@ impl Ethtool {
             }
             other => other?,
         }
-        ethtool.family = family
-            .map(u16::from_ne_bytes)
-            .ok_or_else(|| Error::Malformed { operation: operation.to_owned(), what: "it has no number" })?;
+        ethtool.family = family.map(u16::from_ne_bytes).ok_or_else(|| Error::Malformed {
+            operation: operation.to_owned(),
+            what: "the family has no ID",
+        })?;
         Ok(ethtool)
     }
 
@@ -73,21 +74,21 @@ impl Ethtool {
         netns.run(Self::open)?
     }
 
-    /// Does the kernel leave checksums of what it sends to this link?
+    /// Whether checksums of sent packets are left to this link.
     pub fn tx_checksum(&mut self, link: u32) -> Result<bool, Error> {
         let features = self.features(link, &format!("read the features of link {link}"))?;
         Ok(!features.active.is_empty())
     }
 
-    /// Switches it; where the link cannot be switched, that is `Error::is_unsupported`.
+    /// Enables or disables the offload. If the link's setting is fixed, `Error::is_unsupported`.
     pub fn set_tx_checksum(&mut self, link: u32, on: bool) -> Result<(), Error> {
         let operation = format!("switch checksum offload of link {link} {}", if on { "on" } else { "off" });
         let before = self.features(link, &operation)?;
         if before.active.is_empty() != on {
             return Ok(());
         }
-        let ask = |body: &mut Body<'_>| {
-            device(body, link);
+        let encode = |body: &mut Body<'_>| {
+            write_device(body, link);
             body.nest(ETHTOOL_A_FEATURES_WANTED, |set| {
                 set.nest(ETHTOOL_A_BITSET_BITS, |bits| {
                     for name in &before.changeable {
@@ -101,33 +102,34 @@ impl Ethtool {
                 });
             });
         };
-        self.ask(EthtoolCommand(&operation, ETHTOOL_MSG_FEATURES_SET), ask, |_| {})?;
-        // The kernel also says yes to what it does not do.
+        self.request(EthtoolCommand(&operation, ETHTOOL_MSG_FEATURES_SET), encode, |_| {})?;
+        // The kernel also acknowledges requests that it did not carry out.
         let after = self.features(link, &operation)?;
         if after.active.is_empty() == on {
-            let message = Some("the link's offload is fixed".to_owned());
+            let message = Some("the checksum offload of the link is fixed".to_owned());
             return Err(Refusal { errno: Errno::OPNOTSUPP, message }.during(operation));
         }
         Ok(())
     }
 
     fn features(&mut self, link: u32, operation: &str) -> Result<Features, Error> {
-        let mut found = None;
-        let ask = |body: &mut Body<'_>| device(body, link);
-        self.ask(EthtoolCommand(operation, ETHTOOL_MSG_FEATURES_GET), ask, |list| {
-            found = Some(Features {
-                changeable: named(list, ETHTOOL_A_FEATURES_HW),
-                active: named(list, ETHTOOL_A_FEATURES_ACTIVE),
+        let mut features = None;
+        let encode = |body: &mut Body<'_>| write_device(body, link);
+        self.request(EthtoolCommand(operation, ETHTOOL_MSG_FEATURES_GET), encode, |list| {
+            features = Some(Features {
+                changeable: active_checksums(list, ETHTOOL_A_FEATURES_HW),
+                active: active_checksums(list, ETHTOOL_A_FEATURES_ACTIVE),
             });
         })?;
-        found.ok_or_else(|| Error::Malformed { operation: operation.to_owned(), what: "it is empty" })
+        features
+            .ok_or_else(|| Error::Malformed { operation: operation.to_owned(), what: "it has no features" })
     }
 
-    /// One request, and the attributes of what is answered until it is acknowledged.
-    fn ask(
+    /// Sends one request and passes the attributes of all answers to `each`, until the request is acknowledged.
+    fn request(
         &mut self,
         EthtoolCommand(operation, command): EthtoolCommand<'_>,
-        ask: impl Fn(&mut Body<'_>),
+        encode: impl Fn(&mut Body<'_>),
         mut each: impl FnMut(&[u8]),
     ) -> Result<(), Error> {
         let sequences = self.socket.take_sequences(1);
@@ -135,7 +137,7 @@ impl Ethtool {
         self.batch.clear();
         let written = self.batch.message(head, |body| {
             body.raw(&[command, 1, 0, 0]);
-            ask(body);
+            encode(body);
         });
         written.map_err(oversize(operation))?;
         let mut refused = None;
@@ -161,19 +163,19 @@ impl fmt::Debug for Ethtool {
     }
 }
 
-fn device(body: &mut Body<'_>, link: u32) {
+fn write_device(body: &mut Body<'_>, link: u32) {
     body.nest(ETHTOOL_A_FEATURES_HEADER, |header| header.u32(ETHTOOL_A_HEADER_DEV_INDEX, link));
 }
 
-/// Which of the checksum features are on in a bitset.
-fn named(list: &[u8], kind: u16) -> Vec<&'static str> {
+/// The checksum features that are set in a bitset.
+fn active_checksums(list: &[u8], kind: u16) -> Vec<&'static str> {
     let bits = attribute_at(list, &[kind, ETHTOOL_A_BITSET_BITS]).unwrap_or_default();
-    let known = |bit: &[u8]| {
+    let checksum = |bit: &[u8]| {
         let name = attribute(bit, ETHTOOL_A_BITSET_BIT_NAME).map(read_text)?;
-        // A set that comes with a mask also lists what is off.
+        // A bitset with a mask also lists bits that are not set.
         let is_on = attribute(bit, ETHTOOL_A_BITSET_BIT_VALUE).is_some()
             || attribute_at(list, &[kind, ETHTOOL_A_BITSET_NOMASK]).is_some();
         CHECKSUMS.into_iter().find(|known| is_on && *known == name)
     };
-    attributes(bits).filter_map(|(_, bit)| known(bit)).collect()
+    attributes(bits).filter_map(|(_, bit)| checksum(bit)).collect()
 }

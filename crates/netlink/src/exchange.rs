@@ -1,4 +1,4 @@
-//! Requests and their answers on one socket: what rtnetlink and netfilter have in common.
+//! Requests and answers on one socket, for rtnetlink and netfilter.
 
 use std::ops::{ControlFlow, Range};
 
@@ -8,18 +8,18 @@ use crate::error::Error;
 use crate::socket::{Content, Refusal, Reply, Socket};
 use crate::wire::Batch;
 
-/// How a dump ended.
+/// The result of a dump.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dump {
     Whole,
-    /// Something changed meanwhile: what was seen has gaps, or some of it twice.
+    /// An object changed during the dump: entries may be missing or duplicated.
     Interrupted,
     Refused(Refusal),
 }
 
 impl Socket {
-    /// Sends requests with these sequence numbers, and gives every answer to `each` with the place of its request,
-    /// until `each` breaks off. The kernel answers in the order of the requests: the last one's answer is the last.
+    /// Sends requests with these sequence numbers, and passes every answer to `each` with the index of its request, until
+    /// `each` breaks. The kernel answers in the order of the requests.
     pub fn exchange(
         &mut self,
         requests: &Batch,
@@ -29,28 +29,28 @@ impl Socket {
         self.send(requests.as_bytes())?;
         loop {
             for reply in self.receive()? {
-                // Others belong to a request that timed out before, or to nobody.
+                // Other answers belong to a request that timed out, or are notifications.
                 if !sequences.contains(&reply.sequence) {
                     continue;
                 }
-                let place = (reply.sequence - sequences.start) as usize;
-                if each(place, reply).is_break() {
+                let index = (reply.sequence - sequences.start) as usize;
+                if each(index, reply).is_break() {
                     return Ok(());
                 }
             }
         }
     }
 
-    /// Sends one request with `NLM_F_DUMP` and gives `each` everything that it lists.
+    /// Sends one request with `NLM_F_DUMP` and passes all listed objects to `each`.
     pub fn dump(
         &mut self,
         request: &Batch,
         sequences: Range<u32>,
         mut each: impl FnMut(&[u8]),
     ) -> Result<Dump, Error> {
-        let (mut interrupted, mut refused) = (false, None);
+        let (mut is_interrupted, mut refused) = (false, None);
         self.exchange(request, sequences, |_, reply| {
-            interrupted |= reply.flags & NLM_F_DUMP_INTR != 0;
+            is_interrupted |= reply.flags & NLM_F_DUMP_INTR != 0;
             match reply.content {
                 Content::Data(message) => each(message),
                 Content::Ack => {}
@@ -64,7 +64,7 @@ impl Socket {
         })?;
         Ok(match refused {
             Some(refusal) => Dump::Refused(refusal),
-            None if interrupted => Dump::Interrupted,
+            None if is_interrupted => Dump::Interrupted,
             None => Dump::Whole,
         })
     }

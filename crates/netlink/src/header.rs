@@ -1,18 +1,18 @@
 //! The fixed headers of rtnetlink messages, field by field as in `linux/rtnetlink.h` and `linux/if_link.h`.
 //!
-//! Attributes follow each header; `wire` reads and writes those. Flags, scopes and types are numbers with the names of libc.
+//! Attributes follow each header; `wire` reads and writes them. Flags, scopes and types are numbers with the names of libc.
 
-/// A header that stands at the start of a message.
+/// The fixed header at the start of a message.
 pub(crate) trait Header: Sized {
     const SIZE: usize;
 
-    /// Appends the header as the kernel expects it.
+    /// Appends the header in the kernel's layout.
     fn write(&self, bytes: &mut Vec<u8>);
 
-    /// The header of a message; `None` if the message is shorter.
+    /// Parses the header of a message. `None` if the message is too short.
     fn parse(message: &[u8]) -> Option<Self>;
 
-    /// The attributes after the header; nothing if the message is shorter.
+    /// The attributes after the header. Empty if the message is too short.
     fn attributes(message: &[u8]) -> &[u8] {
         message.get(Self::SIZE..).unwrap_or_default()
     }
@@ -30,7 +30,7 @@ impl Header for LinkHeader {
     const SIZE: usize = 16;
 
     fn write(&self, bytes: &mut Vec<u8>) {
-        // Family and link layer type are zero: any.
+        // Family and link layer type are zero (unspecified).
         bytes.extend_from_slice(&[0; 4]);
         for field in [self.index, self.flags, self.change_mask] {
             bytes.extend_from_slice(&field.to_ne_bytes());
@@ -156,8 +156,8 @@ fn u32_at<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
 mod tests {
     use super::*;
 
-    /// Written, then read again with attributes behind it; one byte less is no header.
-    fn there_and_back<H: Header + std::fmt::Debug>(header: &H) {
+    /// Writes a header and parses it with attributes behind it. A message that is one byte too short has no header.
+    fn assert_round_trip<H: Header + std::fmt::Debug>(header: &H) {
         let mut bytes = Vec::new();
         header.write(&mut bytes);
         assert_eq!(bytes.len(), H::SIZE);
@@ -169,10 +169,10 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_read_as_they_were_written() {
-        there_and_back(&LinkHeader { index: 0x0102_0304, flags: 5, change_mask: u32::MAX });
-        there_and_back(&AddressHeader { family: 2, prefix_len: 24, flags: 0x80, scope: 254, index: 7 });
-        there_and_back(&RouteHeader {
+    fn headers_round_trip() {
+        assert_round_trip(&LinkHeader { index: 0x0102_0304, flags: 5, change_mask: u32::MAX });
+        assert_round_trip(&AddressHeader { family: 2, prefix_len: 24, flags: 0x80, scope: 254, index: 7 });
+        assert_round_trip(&RouteHeader {
             family: 10,
             dst_len: 64,
             table: 254,
@@ -181,7 +181,7 @@ mod tests {
             kind: 1,
             flags: 0x0403_0201,
         });
-        there_and_back(&NeighbourHeader { family: 7, link: 0x0102_0304, state: 0x8001, flags: 2 });
-        there_and_back(&TcHeader { link: 3, handle: 0xffff_0000, parent: 0xffff_fff1, info: 0x0001_0003 });
+        assert_round_trip(&NeighbourHeader { family: 7, link: 0x0102_0304, state: 0x8001, flags: 2 });
+        assert_round_trip(&TcHeader { link: 3, handle: 0xffff_0000, parent: 0xffff_fff1, info: 0x0001_0003 });
     }
 }

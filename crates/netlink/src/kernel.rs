@@ -1,4 +1,4 @@
-//! Numbers of the kernel's interface (`include/uapi/linux`) that libc does not have, or has with another type than the field.
+//! Constants of the kernel's interface (`include/uapi/linux`) that libc lacks or defines with a different type.
 
 /// linux/socket.h
 pub(crate) const AF_INET: u8 = libc::AF_INET as u8;
@@ -35,7 +35,7 @@ pub(crate) const IFLA_VXLAN_UDP_ZERO_CSUM6_RX: u16 = 20;
 /// linux/rtnetlink.h
 pub(crate) const RTAX_MTU: u16 = 2;
 pub(crate) const RTAX_ADVMSS: u16 = 8;
-/// Answer with the route that a lookup has found, not with what follows from it for one destination.
+/// Return the matching FIB entry instead of the resolved route.
 pub(crate) const RTM_F_FIB_MATCH: u32 = 0x2000;
 pub(crate) const RTNH_F_ONLINK: u32 = 4;
 
@@ -52,7 +52,7 @@ pub(crate) const TCA_TBF_PARMS: u16 = 1;
 pub(crate) const TCA_TBF_RATE64: u16 = 4;
 pub(crate) const TCA_TBF_BURST: u16 = 6;
 pub(crate) const TC_LINKLAYER_ETHERNET: u8 = 1;
-/// The packet scheduler counts time in ticks of 64 ns (`PSCHED_SHIFT`; also the second number in /proc/net/psched).
+/// The packet scheduler measures time in ticks of 64 ns (`PSCHED_SHIFT`, and the second number in /proc/net/psched).
 pub(crate) const NS_PER_TICK: u64 = 64;
 
 /// linux/pkt_cls.h
@@ -65,7 +65,7 @@ pub(crate) const TC_ACT_STOLEN: u32 = 4;
 /// linux/tc_act/tc_mirred.h
 pub(crate) const TCA_MIRRED_PARMS: u16 = 2;
 pub(crate) const TCA_EGRESS_REDIR: u32 = 1;
-/// From `linux/netconf.h`, and its message from `linux/rtnetlink.h`.
+/// linux/netconf.h, and its message type from linux/rtnetlink.h
 pub(crate) const RTM_NEWNETCONF: u16 = 80;
 pub(crate) const NETCONFA_IFINDEX: u16 = 1;
 pub(crate) const NETCONFA_FORWARDING: u16 = 2;

@@ -1,19 +1,20 @@
-//! Talks to the kernel: a synchronous rtnetlink socket with typed calls, and network namespaces.
+//! Access to the kernel: a synchronous rtnetlink socket with typed calls, and network namespaces.
 //!
 //! ```text
 //!   engine ── Op, links_by_name, dumps ──▶ RtSocket ─┐
 //!   nft ───── its own messages ──────────────────────┴▶ Socket ──▶ kernel
-//!   agent ─── Monitor (what changes, here and in pods), PeerMonitor (what leads to other nodes) ─▶ Socket
+//!   agent ─── Monitor (changes on the node and in pods), PeerMonitor (routes to other nodes) ─▶ Socket
 //!   agent ─── Ethtool (checksum offload) ─▶ Socket
 //!   engine ── NetNs::run, RtSocket::open_in ──▶ netns.rs (the only file that calls setns)
 //! ```
 //!
-//! On the way of a pod everything is one send and one read per namespace: requests are written into one reused buffer,
-//! every request has its own sequence number, answers are matched by it. Dumps are for CHECK, sweeps and tests.
-//! The types of the netlink-packet crates stay inside; callers see `types`, `ipnet` and what is defined here.
-//! It touches the kernel's network configuration and nothing else: no files, no processes, no clock.
+//! ADD and DEL need one send and one read per namespace. Requests are written into one reused buffer. Every request has its
+//! own sequence number, by which answers are matched. Dumps are for CHECK, sweeps and tests.
+//! The types of the netlink-packet crates are private; callers use `types`, `ipnet` and the types of this crate.
+//! The crate accesses the kernel's network configuration only: no files, no processes, no clock.
 
 mod deletion;
+mod display;
 mod dump;
 mod encode;
 mod error;
@@ -32,14 +33,13 @@ mod socket;
 mod view;
 mod vxlan;
 pub mod wire;
-mod words;
 
-pub use deletion::{delete_link_early, deletions_under_way, was_deleted_here};
+pub use deletion::{delete_link_early, pending_deletions, was_deleted_by_this_process};
 pub use dump::RouteFilter;
 pub use error::Error;
 pub use ethtool::Ethtool;
 pub use exchange::Dump;
-pub use monitor::{LinkEvent, Monitor, Where};
+pub use monitor::{EventNamespace, LinkEvent, Monitor};
 pub use netns::{NetNs, NetNsError};
 pub use op::{
     AddAddress, AddBridge, AddNeighbour, AddTbf, AddVxlan, Fdb, LinkRef, Mode, Op, QdiscAt, Route, RouteKind,

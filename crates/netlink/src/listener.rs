@@ -1,56 +1,59 @@
-//! A socket that hears what the kernel announces, and notices when it missed something.
+//! A socket that receives the kernel's notifications and detects overruns.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::error::Error;
-use crate::monitor::Where;
-use crate::socket::{Glance, Reply, Socket};
+use crate::monitor::EventNamespace;
+use crate::socket::{Received, Reply, Socket};
 
-/// Datagrams per `read`: somebody who changes things without end must not keep the reader for ever.
-const MOST: usize = 4096;
+/// Datagrams per `read`, so that a constant stream of changes cannot block the reader.
+const MAX_DATAGRAMS: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: Socket,
-    /// The kernel reports an overrun once, and may drop what comes until everything was read.
-    lossy: bool,
+    /// The kernel reports an overrun once, and may drop events until the buffer is empty.
+    has_lost_events: bool,
 }
 
-/// Whether all news were read.
+/// Whether all events were read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EventsRead {
     All,
-    /// There was more than the socket could keep.
-    NotAll,
+    /// The receive buffer overran and events were lost.
+    Overrun,
 }
 
 impl Listener {
     pub(crate) fn new(socket: Socket) -> Self {
-        Self { socket, lossy: false }
+        Self { socket, has_lost_events: false }
     }
 
-    /// Everything that is there to read now, without waiting.
-    pub(crate) fn read(&mut self, mut each: impl FnMut(&Reply<'_>, Where)) -> Result<EventsRead, Error> {
-        let mut observed = if self.lossy { EventsRead::NotAll } else { EventsRead::All };
-        for _ in 0..MOST {
-            match self.socket.glance() {
-                Ok(Glance::Nothing) => {
-                    self.lossy = false;
+    /// Reads all pending events without waiting.
+    pub(crate) fn read(
+        &mut self,
+        mut each: impl FnMut(&Reply<'_>, EventNamespace),
+    ) -> Result<EventsRead, Error> {
+        let mut events_read = if self.has_lost_events { EventsRead::Overrun } else { EventsRead::All };
+        for _ in 0..MAX_DATAGRAMS {
+            match self.socket.try_receive() {
+                Ok(Received::Nothing) => {
+                    self.has_lost_events = false;
                     break;
                 }
-                Ok(Glance::Overrun) => {
-                    self.lossy = true;
-                    observed = EventsRead::NotAll;
+                Ok(Received::Overrun) => {
+                    self.has_lost_events = true;
+                    events_read = EventsRead::Overrun;
                 }
-                Ok(Glance::LinkEvent(replies, place)) => replies.for_each(|reply| each(&reply, place)),
+                Ok(Received::Events(replies, namespace)) => replies.for_each(|reply| each(&reply, namespace)),
                 Err(error) => {
-                    // What was read before goes down with it.
-                    self.lossy = true;
+                    // The caller drops the events that were read before the error.
+                    self.has_lost_events = true;
                     return Err(error);
                 }
             }
         }
-        Ok(observed)
+        Ok(events_read)
     }
 }
 

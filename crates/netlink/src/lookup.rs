@@ -1,4 +1,4 @@
-//! Questions with one answer, for the way of a pod.
+//! Queries with a single answer, for ADD and DEL.
 
 use std::net::IpAddr;
 use std::ops::ControlFlow;
@@ -17,14 +17,14 @@ use crate::socket::Content;
 use crate::view::{Link, RouteLookup, RouteMatch, snooping_of};
 use crate::wire::{Body, Head, NLM_F_REQUEST, Oversize};
 
-/// Links per send: an answer takes some 2 KiB, and all must fit the receive buffer at once.
-const LINKS: usize = 32;
+/// Links per send. An answer has about 2 KiB, and all answers must fit into the receive buffer.
+const LINKS_PER_SEND: usize = 32;
 
 pub(crate) fn oversize(operation: &str) -> impl Fn(Oversize) -> Error {
     move |e| Error::Invalid { operation: operation.to_owned(), reason: e.to_string() }
 }
 
-fn ask_link(body: &mut Body<'_>, link: LinkRef<'_>) {
+fn encode_link(body: &mut Body<'_>, link: LinkRef<'_>) {
     let mut header = LinkHeader::default();
     if let LinkRef::Index(index) = link {
         header.index = index;
@@ -36,19 +36,19 @@ fn ask_link(body: &mut Body<'_>, link: LinkRef<'_>) {
     }
 }
 
-/// Statistics are most of an answer, and dear on machines with many cores.
+/// Statistics are the largest part of an answer, and expensive on hosts with many cores.
 pub(crate) fn skip_stats(body: &mut Body<'_>) {
     body.u32(libc::IFLA_EXT_MASK, libc::RTEXT_FILTER_SKIP_STATS as u32);
 }
 
 impl RtSocket {
-    /// The index of a link of the socket's namespace. Unlike [`RtSocket::link`] it does not wait for the kernel's lock over
-    /// all links, for which everybody queues.
+    /// The index of a link in the socket's namespace. Unlike [`RtSocket::link`] it does not need the rtnl lock, which is
+    /// contended.
     pub fn index_of(&self, name: &IfName) -> Result<Option<u32>, Error> {
         match rustix::net::netdevice::name_to_index(self.socket.as_fd(), name.as_str()) {
             Ok(index) => Ok(Some(index)),
             Err(Errno::NODEV) => Ok(None),
-            Err(errno) => Err(Error::Socket { operation: format!("look for link {name}"), errno }),
+            Err(errno) => Err(Error::Socket { operation: format!("find link {name}"), errno }),
         }
     }
 
@@ -60,81 +60,81 @@ impl RtSocket {
         Ok(self.links_of(&[LinkRef::Index(index)])?.pop().flatten())
     }
 
-    /// Several links in one send; `None` where there is no link of that name.
+    /// Reads several links in one send. `None` for a name without a link.
     pub fn links_by_name(&mut self, names: &[&IfName]) -> Result<Vec<Option<Link>>, Error> {
         let refs: Vec<_> = names.iter().map(|name| LinkRef::Name(name)).collect();
         self.links_of(&refs)
     }
 
-    /// Whether a bridge listens for who wants which multicast; `None` where it is no bridge. Only rounds ask for it.
+    /// Whether multicast snooping is enabled on a bridge. `None` if the link is not a bridge. Only reconciliation needs it.
     pub fn snoops_multicast(&mut self, bridge: u32) -> Result<Option<bool>, Error> {
-        let mut found = Vec::new();
-        self.read_links(&[LinkRef::Index(bridge)], &mut found, snooping_of)?;
-        Ok(found.pop().flatten())
+        let mut results = Vec::new();
+        self.read_links(&[LinkRef::Index(bridge)], &mut results, snooping_of)?;
+        Ok(results.pop().flatten())
     }
 
     fn links_of(&mut self, refs: &[LinkRef<'_>]) -> Result<Vec<Option<Link>>, Error> {
-        let mut found = Vec::with_capacity(refs.len());
-        for chunk in refs.chunks(LINKS) {
-            self.read_links(chunk, &mut found, Link::parse)?;
+        let mut links = Vec::with_capacity(refs.len());
+        for chunk in refs.chunks(LINKS_PER_SEND) {
+            self.read_links(chunk, &mut links, Link::parse)?;
         }
-        Ok(found)
+        Ok(links)
     }
 
     fn read_links<T>(
         &mut self,
         refs: &[LinkRef<'_>],
-        found: &mut Vec<Option<T>>,
+        results: &mut Vec<Option<T>>,
         parse: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<(), Error> {
-        let start = found.len();
+        let start = results.len();
         let sequences = self.socket.take_sequences(refs.len());
         self.batch.clear();
         for (link, sequence) in refs.iter().zip(sequences.clone()) {
             let head = Head { kind: libc::RTM_GETLINK, flags: NLM_F_REQUEST, sequence };
-            self.batch.message(head, |body| ask_link(body, *link)).map_err(oversize("read links"))?;
-            found.push(None);
+            self.batch.message(head, |body| encode_link(body, *link)).map_err(oversize("read links"))?;
+            results.push(None);
         }
-        let words = |i: usize| format!("read link {}", refs[i]);
+        let operation = |i: usize| format!("read link {}", refs[i]);
         let mut failure = None;
         let answered = self.socket.exchange(&self.batch, sequences, |i, reply| {
             match reply.content {
-                Content::Data(message) => found[start + i] = parse(message),
+                Content::Data(message) => results[start + i] = parse(message),
                 Content::Refused(refusal) if refusal.errno != Errno::NODEV && failure.is_none() => {
-                    failure = Some(refusal.during(words(i)));
+                    failure = Some(refusal.during(operation(i)));
                 }
                 Content::Refused(_) | Content::Ack | Content::Done => {}
             }
             if i + 1 == refs.len() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        answered.map_err(|e| e.during(words(0)))?;
+        answered.map_err(|e| e.during(operation(0)))?;
         failure.map_or(Ok(()), Err)
     }
 
-    /// Which way the kernel would send to `dst`. No route is an error (`Error::is_unreachable`).
+    /// The route that the kernel uses for `dst`. Without a route the result is an error (`Error::is_unreachable`).
     pub fn route_to(&mut self, dst: IpAddr) -> Result<RouteLookup, Error> {
-        let found = self.look_up(dst, 0, RouteLookup::parse)?;
-        found.ok_or_else(|| Error::Malformed { operation: look_up_words(dst), what: "it names no link" })
+        let route = self.look_up(dst, 0, RouteLookup::parse)?;
+        route.ok_or_else(|| Error::Malformed { operation: look_up_operation(dst), what: "it names no link" })
     }
 
-    /// The default route that the kernel takes, with its metric. By lookups and not by a list, because a list cannot be
-    /// asked for by destination: a node with the whole Internet's routes would send them all. Each asks for the route
-    /// behind an unassigned address. Where all of these have routes of their own, the default route is not found. Where one
-    /// of them has no route at all, there is no default route, as in a new pod.
+    /// The default route that the kernel uses, with its metric. Uses lookups, because a dump cannot be filtered by destination
+    /// and a node may have a full routing table. Each lookup asks for the FIB entry of an unassigned address. If all these
+    /// addresses have more specific routes, the default route is not found. If one of them has no route, there is no default
+    /// route, as in a new pod.
     pub fn default_route(&mut self, family: Family) -> Result<Option<Route>, Error> {
-        for address in unassigned(family) {
+        for address in unassigned_addresses(family) {
             match self.look_up(address, RTM_F_FIB_MATCH, Route::parse) {
                 Ok(Some(route)) if route.dst.prefix_len() == 0 => return Ok(Some(route)),
                 Ok(_) => {}
                 Err(error) if error.errno() == Some(Errno::NETUNREACH) || error.is_unsupported() => break,
                 Err(error) if is_without_route(&error) => {}
-                Err(error) => return Err(error.during(format_args!("look for the {family} default route"))),
+                Err(error) => return Err(error.during(format_args!("find the {family} default route"))),
             }
         }
         Ok(None)
     }
 
-    /// The entry of the routing tables that the kernel uses for an address; None if the address is unreachable.
+    /// The FIB entry that the kernel uses for an address. None if the address is unreachable.
     pub fn matched_route(&mut self, dst: IpAddr) -> Result<Option<RouteMatch>, Error> {
         match self.look_up(dst, RTM_F_FIB_MATCH, RouteMatch::parse) {
             Err(error) if is_without_route(&error) => Ok(None),
@@ -148,7 +148,7 @@ impl RtSocket {
         flags: u32,
         parse: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Option<T>, Error> {
-        let words = || look_up_words(dst);
+        let operation = || look_up_operation(dst);
         let sequences = self.socket.take_sequences(1);
         let head = Head { kind: libc::RTM_GETROUTE, flags: NLM_F_REQUEST, sequence: sequences.start };
         self.batch.clear();
@@ -158,32 +158,32 @@ impl RtSocket {
             put_ip(body, libc::RTA_DST, dst);
         });
         written.map_err(oversize("look up a route"))?;
-        let mut found = Ok(None);
+        let mut result = Ok(None);
         let answered = self.socket.exchange(&self.batch, sequences, |_, reply| {
             match reply.content {
-                Content::Refused(refusal) => found = Err(refusal.during(words())),
-                Content::Data(message) => found = Ok(parse(message)),
+                Content::Refused(refusal) => result = Err(refusal.during(operation())),
+                Content::Data(message) => result = Ok(parse(message)),
                 Content::Ack | Content::Done => {}
             }
             ControlFlow::Break(())
         });
-        answered.map_err(|e| e.during(words()))?;
-        found
+        answered.map_err(|e| e.during(operation()))?;
+        result
     }
 }
 
-/// An unreachable or prohibited destination is answered with its own error.
+/// For unreachable and prohibit routes the kernel answers with a specific error.
 fn is_without_route(error: &Error) -> bool {
     let is_refused = matches!(error.errno(), Some(Errno::ACCESS | Errno::INVAL));
     is_refused || error.is_unreachable() || error.is_missing()
 }
 
-fn look_up_words(dst: IpAddr) -> String {
+fn look_up_operation(dst: IpAddr) -> String {
     format!("look up the route to {dst}")
 }
 
-/// Of networks for documentation and benchmarks, and of unassigned ranges.
-fn unassigned(family: Family) -> [IpAddr; 4] {
+/// Addresses from documentation, benchmark and unassigned ranges.
+fn unassigned_addresses(family: Family) -> [IpAddr; 4] {
     match family {
         Family::V4 => {
             [[192, 0, 2, 200], [198, 51, 100, 200], [203, 0, 113, 200], [198, 19, 255, 200]].map(IpAddr::from)

@@ -1,6 +1,6 @@
-//! What changes in the kernel, told by itself: for a loop that keeps the network as it should be. One socket hears of
-//! its own namespace and of the pods': the kernel numbers a pod's namespace when a link between the two is made
-//! (`IFLA_LINK_NETNSID`), and tells of namespaces that have a number. Namespaces without a link into ours are not heard.
+//! Kernel events for the reconciler. One socket receives events of its own namespace and of the pods. The kernel assigns an
+//! ID to a pod's namespace when a link between both namespaces is created (`IFLA_LINK_NETNSID`), and sends events of
+//! namespaces that have an ID. Namespaces without a link into this one are not observed.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -27,77 +27,77 @@ const GROUPS: [u32; 8] = [
     libc::RTNLGRP_IPV6_NETCONF,
 ];
 
-/// Where something changed.
+/// The namespace of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Where {
-    /// In the namespace of the socket.
-    Here,
-    /// In another one that has, or had, a link into it: a pod's.
-    Elsewhere,
+pub enum EventNamespace {
+    /// The namespace of the socket.
+    Own,
+    /// Another namespace that has, or had, a link into the socket's namespace: a pod.
+    Pod,
 }
 
-/// A change. Removals are reported in all namespaces, whichever process made them. Additions are reported of links, and of
-/// addresses and routes in the namespace of the socket.
+/// A change. Removals are reported in all observed namespaces, for all processes. Additions are reported for links, and for
+/// addresses and routes in the socket's namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LinkEvent {
-    /// A link is new, was changed, or is gone.
+    /// A link was added, changed or removed.
     Link {
         index: u32,
         name: Option<String>,
         up: bool,
-        gone: bool,
-        place: Where,
+        removed: bool,
+        namespace: EventNamespace,
     },
-    /// A link is no port of its bridge any more.
+    /// A link was removed from its bridge.
     PortLeft {
         index: u32,
-        place: Where,
+        namespace: EventNamespace,
     },
-    AddressGone {
+    AddressRemoved {
         link: u32,
         addr: IpNet,
-        place: Where,
+        namespace: EventNamespace,
     },
-    /// In the namespace of the socket. The kernel reports the protocol since Linux 5.18.
+    /// In the socket's namespace. The kernel reports the protocol since Linux 5.18.
     AddressAdded {
         addr: IpNet,
         protocol: Option<u8>,
     },
-    /// A unicast or unreachable route of the main table, in the namespace of the socket.
+    /// A unicast or unreachable route in the main table of the socket's namespace.
     RouteAdded {
         dst: IpNet,
         protocol: u8,
     },
-    /// A unicast or unreachable route. The kernel does not report IPv4 routes that it drops because their link goes down
-    /// or away, or loses its last IPv4 address: list routes after `Link` and `AddressGone`.
-    RouteGone {
+    /// A unicast or unreachable route. The kernel does not report IPv4 routes that it drops because their link is removed, goes
+    /// down, or loses its last IPv4 address. List the routes after `Link` and `AddressRemoved`.
+    RouteRemoved {
         dst: IpNet,
         link: Option<u32>,
         protocol: u8,
-        place: Where,
+        namespace: EventNamespace,
     },
-    /// A neighbour that somebody entered under a protocol's number. The kernel learns others, and forgets them all day.
-    NeighbourGone {
+    /// A neighbour with a protocol number. Entries that the kernel learns have none and are not reported.
+    NeighbourRemoved {
         link: u32,
         addr: IpAddr,
         protocol: u8,
-        place: Where,
+        namespace: EventNamespace,
     },
-    /// The namespace as a whole forwards no more, in one family.
+    /// Global forwarding was disabled in the namespace, for one family.
     ForwardingOff {
-        place: Where,
+        namespace: EventNamespace,
     },
-    /// There was more than the socket could keep: look at everything.
+    /// The receive buffer overran. Full reconciliation is needed.
     Lost,
 }
 
-/// A socket that tells what changes. It needs `CAP_NET_ADMIN` and, to hear of the pods, `CAP_NET_BROADCAST`.
+/// A socket that reports changes. It needs `CAP_NET_ADMIN` and, for events of pods, `CAP_NET_BROADCAST`.
 pub struct Monitor {
     listener: Listener,
 }
 
 impl Monitor {
-    /// For the namespace of the calling thread.
+    /// Monitors the namespace of the calling thread.
     pub fn open() -> Result<Self, Error> {
         let socket = Socket::open(NetlinkProtocol::Route)?;
         socket.grow_event_buffer()?;
@@ -106,14 +106,15 @@ impl Monitor {
         Ok(Self { listener: Listener::new(socket) })
     }
 
-    /// Everything that is there to read now, without waiting. An overrun is no error but `LinkEvent::Lost`, and then that is
-    /// all: whoever looks at everything need not know the rest.
+    /// Reads all pending events without waiting. An overrun is not an error: the result is then only `LinkEvent::Lost`, because
+    /// the caller has to reconcile everything.
     pub fn read(&mut self) -> Result<Vec<LinkEvent>, Error> {
         let mut events = Vec::new();
-        let observed = self.listener.read(|reply, place| events.extend(read_events(reply, place)))?;
-        Ok(match observed {
+        let events_read =
+            self.listener.read(|reply, namespace| events.extend(parse_event(reply, namespace)))?;
+        Ok(match events_read {
             EventsRead::All => events,
-            EventsRead::NotAll => vec![LinkEvent::Lost],
+            EventsRead::Overrun => vec![LinkEvent::Lost],
         })
     }
 }
@@ -130,52 +131,52 @@ impl fmt::Debug for Monitor {
     }
 }
 
-fn read_events(reply: &Reply<'_>, place: Where) -> Option<LinkEvent> {
+fn parse_event(reply: &Reply<'_>, namespace: EventNamespace) -> Option<LinkEvent> {
     let Content::Data(body) = reply.content else { return None };
     let family = i32::from(*body.first()?);
     match reply.kind {
-        libc::RTM_NEWLINK | libc::RTM_DELLINK => read_link(body, reply.kind, place),
+        libc::RTM_NEWLINK | libc::RTM_DELLINK => parse_link(body, reply.kind, namespace),
         libc::RTM_DELADDR => {
-            Address::parse(body).map(|a| LinkEvent::AddressGone { link: a.link, addr: a.addr, place })
+            Address::parse(body).map(|a| LinkEvent::AddressRemoved { link: a.link, addr: a.addr, namespace })
         }
-        libc::RTM_NEWADDR if place == Where::Here => {
+        libc::RTM_NEWADDR if namespace == EventNamespace::Own => {
             Address::parse(body).map(|a| LinkEvent::AddressAdded { addr: a.addr, protocol: a.protocol })
         }
-        libc::RTM_NEWROUTE if place == Where::Here => Route::parse_any(body)
+        libc::RTM_NEWROUTE if namespace == EventNamespace::Own => Route::parse_any(body)
             .filter(|r| r.table == Some(u32::from(libc::RT_TABLE_MAIN)))
             .map(|r| LinkEvent::RouteAdded { dst: r.dst, protocol: r.protocol }),
-        libc::RTM_DELROUTE => Route::parse_any(body).map(|r| LinkEvent::RouteGone {
+        libc::RTM_DELROUTE => Route::parse_any(body).map(|r| LinkEvent::RouteRemoved {
             dst: r.dst,
             link: r.link,
             protocol: r.protocol,
-            place,
+            namespace,
         }),
-        RTM_NEWNETCONF => is_forwarding_off(body).then_some(LinkEvent::ForwardingOff { place }),
-        // A bridge keeps the MACs behind its ports in a table that speaks the same messages.
+        RTM_NEWNETCONF => is_forwarding_off(body).then_some(LinkEvent::ForwardingOff { namespace }),
+        // FDB entries of bridges use the same messages.
         libc::RTM_DELNEIGH if family != libc::AF_BRIDGE => {
             let Neighbour { link, addr, protocol, .. } = Neighbour::parse(body)?;
-            // It was permanent once, but a neighbour that goes is always told as failed.
-            (protocol != 0).then_some(LinkEvent::NeighbourGone { link, addr, protocol, place })
+            // A permanent entry is reported with state "failed" when it is removed, so only the protocol identifies it.
+            (protocol != 0).then_some(LinkEvent::NeighbourRemoved { link, addr, protocol, namespace })
         }
         _ => None,
     }
 }
 
-/// `struct netconfmsg`, padded: the family, then what was changed, of one link or (-1) of all.
+/// `struct netconfmsg`, padded: the family, then the changed setting of one link or (-1) of all links.
 fn is_forwarding_off(body: &[u8]) -> bool {
     let value = |kind| attribute(body.get(4..).unwrap_or_default(), kind).and_then(read_u32);
     value(NETCONFA_IFINDEX) == Some(u32::MAX) && value(NETCONFA_FORWARDING) == Some(0)
 }
 
-fn read_link(body: &[u8], kind: u16, place: Where) -> Option<LinkEvent> {
-    let gone = kind == libc::RTM_DELLINK;
+fn parse_link(body: &[u8], kind: u16, namespace: EventNamespace) -> Option<LinkEvent> {
+    let removed = kind == libc::RTM_DELLINK;
     let link = Link::parse(body)?;
     match i32::from(*body.first()?) {
         libc::AF_UNSPEC => {
             let name = Some(link.name).filter(|name| !name.is_empty());
-            Some(LinkEvent::Link { index: link.index, name, up: link.up, gone, place })
+            Some(LinkEvent::Link { index: link.index, name, up: link.up, removed, namespace })
         }
-        libc::AF_BRIDGE if gone => Some(LinkEvent::PortLeft { index: link.index, place }),
+        libc::AF_BRIDGE if removed => Some(LinkEvent::PortLeft { index: link.index, namespace }),
         _ => None,
     }
 }

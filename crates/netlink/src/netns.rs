@@ -1,8 +1,8 @@
-//! Network namespaces. This is the only file of the project that calls setns.
+//! Network namespaces. Only this file calls setns.
 //!
-//! A closure runs inside a namespace on the calling thread, behind a guard that cannot leave the thread and goes back
-//! when it is dropped, also while a panic unwinds. A thread of its own for each entry costs about 80 µs more (130 µs
-//! in a fresh process), a tenth of a whole ADD.
+//! A closure runs inside a namespace on the calling thread. A guard, which cannot leave the thread, switches back when it is
+//! dropped, also during a panic. A separate thread for each entry would cost about 80 µs more (130 µs in a new process), a
+//! tenth of an ADD.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-const OWN: &str = "/proc/thread-self/ns/net";
+const OWN_PATH: &str = "/proc/thread-self/ns/net";
 
 #[derive(Debug, thiserror::Error)]
 pub enum NetNsError {
@@ -24,7 +24,7 @@ pub enum NetNsError {
     Missing { path: PathBuf },
     #[error("no permission to open network namespace {}: run as root with CAP_SYS_ADMIN", path.display())]
     Permission { path: PathBuf, errno: Errno },
-    #[error("{} is not a namespace: it is an ordinary file, or what was mounted on it is gone", path.display())]
+    #[error("{} is not a namespace: it is a regular file, or the namespace was unmounted", path.display())]
     NotNamespace { path: PathBuf },
     #[error("{} is a {kind} namespace, not a network namespace", path.display())]
     OtherKind { path: PathBuf, kind: &'static str },
@@ -32,9 +32,9 @@ pub enum NetNsError {
     Open { path: PathBuf, errno: Errno },
     #[error("cannot enter network namespace {}: {}", path.display(), io::Error::from(*errno))]
     Enter { path: PathBuf, errno: Errno },
-    #[error("cannot read the cookie of a network namespace: {} (it needs Linux 5.14)", io::Error::from(*errno))]
+    #[error("cannot read the cookie of a network namespace (requires Linux 5.14): {}", io::Error::from(*errno))]
     Cookie { errno: Errno },
-    #[error("cannot make a network namespace: {}", io::Error::from(*errno))]
+    #[error("cannot create a network namespace: {}", io::Error::from(*errno))]
     Create { errno: Errno },
 }
 
@@ -51,13 +51,13 @@ impl NetNsError {
         }
     }
 
-    /// The namespace is gone or was never there: what DEL takes for "nothing to do inside it".
+    /// The namespace does not exist. DEL then has nothing to do inside it.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Missing { .. } | Self::NotNamespace { .. })
     }
 }
 
-/// An open network namespace; it lives at least as long as this.
+/// An open network namespace. The file descriptor keeps it alive.
 #[derive(Debug)]
 pub struct NetNs {
     fd: OwnedFd,
@@ -65,24 +65,24 @@ pub struct NetNs {
 }
 
 impl NetNs {
-    /// Opens the namespace at a path that comes from outside. A file of another kind is not opened at all: opening a pipe
-    /// waits for its writer, and opening a device (a watchdog) can have effects.
+    /// Opens the namespace at an untrusted path. Files that are no namespaces are not opened: opening a pipe blocks until it has
+    /// a writer, and opening a device such as a watchdog can have side effects.
     pub fn open(path: &Path) -> Result<Self, NetNsError> {
-        let found = open_at(path, path, OFlags::PATH)?;
-        if !is_on_nsfs(found.as_fd()) {
+        let file = open_at(path, path, OFlags::PATH)?;
+        if !is_on_nsfs(file.as_fd()) {
             return Err(NetNsError::NotNamespace { path: path.to_owned() });
         }
-        let same_file = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
-        Self::of(open_at(&same_file, path, OFlags::RDONLY)?, path)
+        let same_file = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        Self::from_fd(open_at(&same_file, path, OFlags::RDONLY)?, path)
     }
 
     /// The namespace of the calling thread.
     pub fn current() -> Result<Self, NetNsError> {
-        let own = Path::new(OWN);
-        Self::of(open_at(own, own, OFlags::RDONLY)?, own)
+        let own = Path::new(OWN_PATH);
+        Self::from_fd(open_at(own, own, OFlags::RDONLY)?, own)
     }
 
-    fn of(fd: OwnedFd, path: &Path) -> Result<Self, NetNsError> {
+    fn from_fd(fd: OwnedFd, path: &Path) -> Result<Self, NetNsError> {
         let path = path.to_owned();
         match kind_of(fd.as_fd()) {
             Some(libc::CLONE_NEWNET) => Ok(Self { fd, path }),
@@ -91,9 +91,9 @@ impl NetNs {
         }
     }
 
-    /// A new, empty namespace without a name; it is gone when nobody holds it open.
+    /// Creates an unnamed, empty namespace. The kernel removes it when its last file descriptor is closed.
     pub fn create() -> Result<Self, NetNsError> {
-        let made = || {
+        let create = || {
             // SAFETY: NEWNET changes the namespace of this new thread alone; file descriptors stay shared.
             #[expect(
                 unsafe_code,
@@ -101,10 +101,10 @@ impl NetNs {
             )]
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
                 .map_err(|errno| NetNsError::Create { errno })?;
-            // This thread ends here: that it is not where it was is nobody's concern.
+            // The thread ends here, so it need not switch back.
             Self::current()
         };
-        std::thread::scope(|scope| scope.spawn(made).join())
+        std::thread::scope(|scope| scope.spawn(create).join())
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
@@ -112,7 +112,7 @@ impl NetNs {
         self.fd.as_fd()
     }
 
-    /// What the kernel knows this namespace by until the next boot; never given to another one, unlike its inode.
+    /// The kernel's identifier of this namespace. Unlike the inode it is never reused before the next boot.
     pub fn cookie(&self) -> Result<u64, NetNsError> {
         self.run(|| {
             let socket =
@@ -124,10 +124,10 @@ impl NetNs {
 
     /// Whether the calling thread is in this namespace.
     pub fn is_here(&self) -> Result<bool, NetNsError> {
-        self.is_same(&*NamespaceGuard::home()?)
+        self.is_same(&*NamespaceGuard::original()?)
     }
 
-    /// Whether both are one namespace; sound because both are open, so that their inode cannot be reused.
+    /// Whether both are the same namespace. Both are open, so their inodes cannot be reused.
     pub fn is_same(&self, other: &Self) -> Result<bool, NetNsError> {
         let stat = |ns: &Self| {
             rustix::fs::fstat(&ns.fd).map_err(|errno| NetNsError::Open { path: ns.path.clone(), errno })
@@ -136,13 +136,13 @@ impl NetNs {
         Ok((a.st_dev, a.st_ino) == (b.st_dev, b.st_ino))
     }
 
-    /// Runs `f` inside the namespace, on the calling thread. If the namespace cannot be entered, `f` is not run.
-    /// The thread is back in its own namespace when this returns or panics; if the kernel does not let it back, the
-    /// process aborts, because everything afterwards would happen to the wrong network.
+    /// Runs `f` inside the namespace, on the calling thread. If the namespace cannot be entered, `f` does not run.
+    /// The thread is in its original namespace again when this returns or panics. If the kernel refuses the switch back, the
+    /// process aborts, because all later operations would change the wrong network.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, NetNsError> {
-        let inside = NamespaceGuard::enter(self)?;
+        let guard = NamespaceGuard::enter(self)?;
         let result = f();
-        drop(inside);
+        drop(guard);
         Ok(result)
     }
 
@@ -152,59 +152,59 @@ impl NetNs {
     }
 }
 
-/// The calling thread is in a foreign namespace as long as this lives.
+/// While this exists, the calling thread is in another namespace.
 struct NamespaceGuard {
-    home: Rc<NetNs>,
-    // Namespaces belong to threads: dropped in another one, the guard would move the wrong thread.
+    original: Rc<NetNs>,
+    // A namespace belongs to a thread: if another thread dropped the guard, it would switch the wrong thread.
     _not_send: PhantomData<*const ()>,
 }
 
 thread_local! {
-    /// The namespace that this thread belongs to, once it has left it: nothing but this file moves a thread, so it stays
-    /// the same. Opening it takes longer than entering another one.
-    static HOME: RefCell<Option<Rc<NetNs>>> = const { RefCell::new(None) };
-    /// How many namespaces deep this thread is.
+    /// The thread's original namespace, once the thread has left it. Cached, because opening it takes longer than entering
+    /// another one. Only this file switches namespaces, so it does not change.
+    static ORIGINAL: RefCell<Option<Rc<NetNs>>> = const { RefCell::new(None) };
+    /// The nesting depth of entered namespaces on this thread.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
 impl NamespaceGuard {
     fn enter(target: &NetNs) -> Result<Self, NetNsError> {
-        let home = Self::home()?;
+        let original = Self::original()?;
         target.enter()?;
         DEPTH.set(DEPTH.get() + 1);
-        Ok(Self { home, _not_send: PhantomData })
+        Ok(Self { original, _not_send: PhantomData })
     }
 
-    fn home() -> Result<Rc<NetNs>, NetNsError> {
-        let at_home = DEPTH.get() == 0;
-        if let Some(home) = HOME.with_borrow(Clone::clone).filter(|_| at_home) {
-            return Ok(home);
+    fn original() -> Result<Rc<NetNs>, NetNsError> {
+        let is_outermost = DEPTH.get() == 0;
+        if let Some(original) = ORIGINAL.with_borrow(Clone::clone).filter(|_| is_outermost) {
+            return Ok(original);
         }
-        let here = Rc::new(NetNs::current()?);
-        // Entering the namespace one is in changes nothing, but fails where one may leave and not come back
-        // (a process in a user namespace): an error now instead of an abort later.
-        here.enter()?;
-        if at_home {
-            HOME.set(Some(Rc::clone(&here)));
+        let current = Rc::new(NetNs::current()?);
+        // Entering the current namespace changes nothing, but fails if the thread could leave it and not return
+        // (a process in a user namespace). An error now is better than an abort later.
+        current.enter()?;
+        if is_outermost {
+            ORIGINAL.set(Some(Rc::clone(&current)));
         }
-        Ok(here)
+        Ok(current)
     }
 }
 
 impl Drop for NamespaceGuard {
     fn drop(&mut self) {
-        if let Err(error) = self.home.enter() {
-            eprintln!("aborting, because this thread cannot leave a pod's namespace: {error}");
+        if let Err(error) = self.original.enter() {
+            eprintln!("aborting: the thread cannot return from a pod's network namespace: {error}");
             std::process::abort();
         }
         DEPTH.set(DEPTH.get() - 1);
     }
 }
 
-/// Errors name the path that was asked for.
-fn open_at(path: &Path, asked: &Path, access: OFlags) -> Result<OwnedFd, NetNsError> {
+/// Errors name the path that the caller gave.
+fn open_at(path: &Path, given: &Path, access: OFlags) -> Result<OwnedFd, NetNsError> {
     rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| {
-        let path = asked.to_owned();
+        let path = given.to_owned();
         match errno {
             Errno::NOENT | Errno::NOTDIR => NetNsError::Missing { path },
             Errno::ACCESS | Errno::PERM => NetNsError::Permission { path, errno },
@@ -217,7 +217,7 @@ fn is_on_nsfs(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|s| u64::try_from(s.f_type) == u64::try_from(libc::NSFS_MAGIC))
 }
 
-/// The `CLONE_NEW*` number of the namespace behind an open file of nsfs, `None` if it is no namespace.
+/// The `CLONE_NEW*` constant of an open nsfs file. `None` if it is not a namespace.
 fn kind_of(fd: BorrowedFd<'_>) -> Option<i32> {
     // SAFETY: NS_GET_NSTYPE takes no argument and only returns a number; the fd is open for the call.
     #[expect(unsafe_code, reason = "rustix has no NS_GET_NSTYPE")]
@@ -241,7 +241,7 @@ fn kind_name(kind: i32) -> &'static str {
 pub(crate) fn cookie_of(socket: BorrowedFd<'_>) -> Result<u64, NetNsError> {
     let mut cookie = 0u64;
     let mut length = libc::socklen_t::try_from(size_of::<u64>()).unwrap_or(8);
-    // SAFETY: both pointers are to live variables, and `length` is the size of the one that is written.
+    // SAFETY: both pointers refer to live variables, and `length` is the size of the written one.
     #[expect(unsafe_code, reason = "rustix has no SO_NETNS_COOKIE")]
     let failed = unsafe {
         libc::getsockopt(

@@ -1,4 +1,4 @@
-//! What can be asked of the kernel. Plain data; `encode` turns it into messages, `words` into sentences.
+//! Operations of the kernel as plain data. `encode` turns them into messages, `display` into text.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::BorrowedFd;
@@ -7,19 +7,19 @@ use std::time::Duration;
 use ipnet::IpNet;
 use types::{IfName, Mac, ROUTE_PROTOCOL};
 
-/// One change of the kernel's network configuration: one message, one answer.
+/// One change of the kernel's network configuration: one message with one answer.
 #[derive(Debug, Clone, Copy)]
 pub enum Op<'a> {
     AddVeth(Veth<'a>),
     AddBridge(AddBridge<'a>),
-    /// An intermediate device, made up: what a pod sends is redirected to it to be shaped there.
+    /// An intermediate functional block device, which shapes the pod's egress traffic.
     AddIfb {
         name: &'a IfName,
         mtu: u32,
     },
     AddVxlan(AddVxlan<'a>),
     SetLink(SetLink<'a>),
-    /// Only for a link that is down; older kernels refuse others.
+    /// The link must be down: older kernels refuse to rename a link that is up.
     RenameLink {
         link: u32,
         name: &'a IfName,
@@ -34,25 +34,25 @@ pub enum Op<'a> {
         route: Route,
         mode: Mode,
     },
-    /// Removes the route with this destination and with the gateway, link, priority, table and protocol that are given.
+    /// Removes the route with this destination and with the given gateway, link, priority, table and protocol.
     DelRoute(Route),
-    /// A permanent neighbour; one that is there is replaced.
+    /// Adds or replaces a permanent neighbour.
     AddNeighbour(AddNeighbour),
     DelNeighbour {
         link: u32,
         addr: IpAddr,
     },
-    /// What is sent to `mac` through the tunnel device goes to `dst`. A MAC has one such place: another is replaced.
+    /// Sends frames for `mac` through the tunnel device to `dst`. A MAC has one entry: an existing one is replaced.
     AddFdb(Fdb),
-    /// Only where the entry leads to this very place; where it leads elsewhere nothing happens, and that is no error.
+    /// Removes the entry only if it has this `dst`. With a different `dst` nothing happens, without an error.
     DelFdb(Fdb),
-    /// A token bucket as root qdisc; whatever is there is replaced.
+    /// Sets a token bucket filter as root qdisc, replacing an existing qdisc.
     AddTbf(AddTbf),
-    /// The hook for filters on what a link receives.
+    /// Adds the hook for ingress filters of a link.
     AddIngress {
         link: u32,
     },
-    /// Everything that `from` receives leaves through `to` instead. Needs `AddIngress` on `from` before.
+    /// Redirects all ingress traffic of `from` to `to`. Requires `AddIngress` on `from`.
     RedirectIngress {
         from: u32,
         to: u32,
@@ -63,7 +63,7 @@ pub enum Op<'a> {
     },
 }
 
-/// What happens when the thing is already there.
+/// What to do if the object exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// The kernel refuses (`Error::is_exists`).
@@ -77,12 +77,12 @@ pub enum LinkRef<'a> {
     Name(&'a IfName),
 }
 
-/// A pair of links, the peer born inside another namespace under its final name. The host end neither answers nor learns
-/// by ARP: its neighbours are permanent, or it is a bridge port.
-/// Alias, port flags and link-local mode are ignored by the kernel here: they need a `SetLink` afterwards. One by name
-/// in the same `run_all` is for names that nobody else has: where the name is taken, creation is refused and the
-/// `SetLink` changes the other's link.
-/// The peer must be set up from inside: asked for here, the kernel answers ENOTCONN.
+/// A veth pair with the peer created inside another namespace under its final name. ARP is disabled on the host end: its
+/// neighbours are permanent, or it is a bridge port.
+/// The kernel ignores alias, port flags and link-local mode here, so they need a `SetLink` afterwards. A `SetLink` by name
+/// in the same `run_all` requires a unique name: if the name exists, creation fails and the `SetLink` changes the existing
+/// link.
+/// The peer must be set up from inside: the kernel answers ENOTCONN to a request from here.
 #[derive(Debug, Clone, Copy)]
 pub struct Veth<'a> {
     pub host: &'a IfName,
@@ -92,16 +92,16 @@ pub struct Veth<'a> {
     pub peer: &'a IfName,
     pub peer_mac: Mac,
     pub peer_ns: BorrowedFd<'a>,
-    /// Whether the host end comes up at once. Each later change of a link that is up costs more: the kernel calls every
-    /// subscriber of link events for it.
+    /// Whether the host end is created up. Each later change of a link that is up costs more, because the kernel calls all
+    /// subscribers of link events.
     pub up: bool,
 }
 
-/// A bridge with a MAC of its own, which never changes with its ports.
-/// Its MTU does: the kernel lets a bridge follow its smallest port until the MTU has been *changed* once on the living
-/// bridge. To pin it, create with another value and `SetLink` the right one.
-/// It does not listen for who wants which multicast: whoever is on it could pose as the one who asks, and the bridge would
-/// keep others' neighbour solicitations back. Where nobody asks, the kernel gives multicast to every port in any case.
+/// A bridge with a fixed MAC that does not depend on its ports.
+/// Its MTU does: the kernel sets it to the smallest MTU of all ports until it was *changed* once on an existing bridge. To
+/// pin it, create the bridge with a different value and then set the right one with `SetLink`.
+/// Multicast snooping is disabled: a pod could act as the querier, and the bridge would hold back neighbour solicitations
+/// of other pods. Without a querier the kernel floods multicast to all ports anyway.
 #[derive(Debug, Clone, Copy)]
 pub struct AddBridge<'a> {
     pub name: &'a IfName,
@@ -110,9 +110,9 @@ pub struct AddBridge<'a> {
     pub up: bool,
 }
 
-/// A tunnel device that sends only where its forwarding entries lead: it learns nothing and has no multicast group.
-/// It is of the family of `local`; over IPv6 its outer packets have checksums, as RFC 2460 wants. It is born down, because
-/// the kernel takes the link-local mode only afterwards, and makes the address when a link comes up: `make_vxlan` does all.
+/// A tunnel device that sends to its FDB entries only: it learns nothing and has no multicast group. Its outer family is
+/// the family of `local`. Over IPv6 outer packets have checksums, as RFC 2460 requires. It is created down, because the
+/// kernel accepts the link-local mode only later and adds the address when the link goes up: `create_vxlan` does all steps.
 #[derive(Debug, Clone, Copy)]
 pub struct AddVxlan<'a> {
     pub name: &'a IfName,
@@ -120,9 +120,9 @@ pub struct AddVxlan<'a> {
     pub mtu: u32,
     pub vni: u32,
     pub port: u16,
-    /// Outer packets come from here.
+    /// The source address of outer packets.
     pub local: IpAddr,
-    /// The lower link. With it, the tunnel goes when that link goes, and the MTU must fit it.
+    /// The lower link. If set, the tunnel is removed with that link, and its MTU must fit.
     pub link: Option<u32>,
 }
 
@@ -134,31 +134,30 @@ pub struct Fdb {
     pub dst: IpAddr,
 }
 
-/// Changes to an existing link; `None` and `false` leave alone.
+/// Changes of an existing link. `None` and `false` change nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct SetLink<'a> {
     pub link: LinkRef<'a>,
     pub up: Option<bool>,
     pub mtu: Option<u32>,
     pub mac: Option<Mac>,
-    /// At most 255 bytes; empty removes it.
+    /// At most 255 bytes. An empty alias removes it.
     pub alias: Option<&'a str>,
-    /// `Some(0)` takes the link out of its bridge.
+    /// `Some(0)` removes the link from its bridge.
     pub master: Option<u32>,
     pub promisc: Option<bool>,
-    /// The link neither answers nor learns by ARP. The kernel then removes all neighbour entries of the link, also
-    /// permanent ones.
+    /// Disables ARP. The kernel then removes all neighbour entries of the link, including permanent ones.
     pub no_arp: bool,
-    /// The kernel makes no link-local IPv6 address when the link comes up.
+    /// The kernel adds no link-local IPv6 address when the link goes up.
     pub no_link_local: bool,
-    /// Only for a link that is a bridge port already: the kernel looks at it before `master` of the same message.
+    /// Only for a link that is a bridge port already: the kernel applies it before `master` of the same message.
     pub hairpin: Option<bool>,
-    /// A bridge that does not listen for who wants which multicast: see [`AddBridge`].
+    /// Disables multicast snooping of a bridge; see [`AddBridge`].
     pub no_snooping: bool,
 }
 
 impl<'a> SetLink<'a> {
-    /// No change yet: for `SetLink { mtu: Some(1400), ..SetLink::of(link) }`.
+    /// No changes, for `SetLink { mtu: Some(1400), ..SetLink::of(link) }`.
     pub fn of(link: LinkRef<'a>) -> Self {
         Self {
             link,
@@ -176,16 +175,16 @@ impl<'a> SetLink<'a> {
     }
 }
 
-/// Marked as ours (`Address::protocol`) where the kernel can do that.
+/// An address with Podwire's protocol number (`Address::protocol`), if the kernel supports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AddAddress {
     pub link: u32,
-    /// The address itself with its network's prefix length; host bits count.
+    /// The address with the prefix length of its network, including host bits.
     pub addr: IpNet,
-    /// No duplicate address detection, so that it can be used at once. IPv6 only, ignored for IPv4.
+    /// Disables duplicate address detection, so that the address is usable immediately. IPv6 only.
     pub nodad: bool,
     pub broadcast: Option<Ipv4Addr>,
-    /// The kernel makes no route to the address's subnet.
+    /// The kernel adds no route to the subnet of the address.
     pub no_subnet_route: bool,
     pub mode: Mode,
 }
@@ -202,20 +201,20 @@ pub enum RouteScope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RouteKind {
     Unicast,
-    /// Packets to it are refused with an ICMP error.
+    /// The kernel rejects packets with an ICMP error.
     Unreachable,
 }
 
-/// A route. `routes` gives unicast ones back in the same form, with table and priority filled in by the kernel.
+/// A route. `routes` returns unicast routes in the same form, with table and priority set by the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Route {
     /// Host bits are ignored.
     pub dst: IpNet,
     pub gateway: Option<IpAddr>,
     pub link: Option<u32>,
-    /// The gateway is on the link, whatever the addresses say.
+    /// The gateway is directly reachable on the link, regardless of the addresses of the link.
     pub onlink: bool,
-    /// IPv6 has no scopes and ignores it.
+    /// Ignored for IPv6, which has no scopes.
     pub scope: RouteScope,
     pub src: Option<IpAddr>,
     pub mtu: Option<u32>,
@@ -229,7 +228,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// A route of ours: for `Route { gateway: Some(gw), ..Route::to(dst) }`.
+    /// A route with Podwire's protocol number, for `Route { gateway: Some(gw), ..Route::to(dst) }`.
     pub fn to(dst: IpNet) -> Self {
         Self {
             dst,
@@ -262,17 +261,17 @@ pub struct AddTbf {
     pub tbf: Tbf,
 }
 
-/// A token bucket: so many bytes per second, so many at once, and so many that may wait before the rest is dropped.
+/// A token bucket: rate in bytes per second, burst, and maximum queue length. Packets beyond it are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tbf {
     pub rate_bytes: u64,
-    /// As read back it is rounded, because the kernel keeps it as a time.
+    /// Rounded when read back, because the kernel stores it as a time.
     pub burst_bytes: u32,
     pub limit_bytes: u32,
 }
 
 impl Tbf {
-    /// A queue as long as what the rate carries away within `latency`, beside the burst.
+    /// A queue that holds the burst and the data of `latency` at this rate.
     pub fn with_latency(rate_bytes: u64, burst_bytes: u32, latency: Duration) -> Self {
         let queued = u128::from(rate_bytes) * latency.as_micros() / 1_000_000;
         let limit_bytes = u32::try_from(queued + u128::from(burst_bytes)).unwrap_or(u32::MAX);

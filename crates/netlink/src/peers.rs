@@ -1,7 +1,7 @@
-//! What changes of all that leads to other nodes, told by the kernel: the routes to their blocks, the entries behind the
-//! tunnel, the links and addresses below. Of its own namespace only, so a pod's life inside wakes nobody here.
+//! Kernel events about the paths to other nodes: routes to their blocks, neighbour and FDB entries of the tunnel, and the
+//! links and addresses below. Covers the socket's namespace only, so changes inside pods cause no events.
 //!
-//! Our own changes come back too. News carry what there is now, so that the reader can compare it with what it wants.
+//! Changes by Podwire are reported, too. Events carry the new state, so that the reader can compare it with the desired state.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -27,50 +27,51 @@ const GROUPS: [u32; 6] = [
     libc::RTNLGRP_IPV6_ROUTE,
 ];
 
-/// A change; "ours" is what has `PEER_PROTOCOL`.
+/// A change. "Managed" objects have `PEER_PROTOCOL`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerEvent {
-    /// A route of ours is new or was changed.
+    /// A managed route was added or changed.
     RouteSet(Route),
-    /// A route of ours was removed. Nothing is told of IPv4 routes that the kernel drops because their link goes down or
-    /// away, or loses its last IPv4 address: look at routes after `Link`, `LinkGone` and `AddressGone`.
-    RouteGone(Route),
-    /// Somebody's route took the place of another to the same destination, maybe of ours: of that one nothing is told.
-    RouteTaken(IpNet),
-    /// A default route is new, was changed or is gone.
+    /// A managed route was removed. The kernel does not report IPv4 routes that it drops because their link is removed, goes
+    /// down, or loses its last IPv4 address. List the routes after `Link`, `LinkRemoved` and `AddressRemoved`.
+    RouteRemoved(Route),
+    /// An unmanaged route replaced another route to the same destination. The kernel does not report the replaced route,
+    /// which may be a managed one.
+    RouteReplaced(IpNet),
+    /// A default route was added, changed or removed.
     DefaultRoute,
-    /// A link is new or was changed.
+    /// A link was added or changed.
     Link(Link),
-    LinkGone {
+    LinkRemoved {
         index: u32,
         name: String,
     },
     AddressSet(Address),
-    AddressGone(Address),
-    /// A neighbour of ours is new or was changed.
+    AddressRemoved(Address),
+    /// A managed neighbour was added or changed.
     NeighbourSet {
         link: u32,
         addr: IpAddr,
         mac: Option<Mac>,
     },
-    NeighbourGone {
+    NeighbourRemoved {
         link: u32,
         addr: IpAddr,
     },
-    /// Of any tunnel device: entries carry no protocol.
+    /// An FDB entry of any tunnel device: entries have no protocol.
     FdbSet(Fdb),
-    FdbGone(Fdb),
-    /// There was more than the socket could keep: look at everything.
-    Missed,
+    FdbRemoved(Fdb),
+    /// The receive buffer overran. Full reconciliation is needed.
+    Lost,
 }
 
-/// A socket that tells of what leads to other nodes. It needs `CAP_NET_ADMIN`.
+/// A socket that reports changes of the paths to other nodes. It needs `CAP_NET_ADMIN`.
 pub struct PeerMonitor {
     listener: Listener,
 }
 
 impl PeerMonitor {
-    /// For the namespace of the calling thread.
+    /// Monitors the namespace of the calling thread.
     pub fn open() -> Result<Self, Error> {
         let socket = Socket::open(NetlinkProtocol::Route)?;
         socket.grow_event_buffer()?;
@@ -82,14 +83,14 @@ impl PeerMonitor {
         netns.run(Self::open)?
     }
 
-    /// Everything that is there to read now, without waiting. After an overrun it is `Missed` alone: whoever looks at
-    /// everything need not know the rest.
+    /// Reads all pending events without waiting. After an overrun the result is only `Lost`, because the caller has to
+    /// reconcile everything.
     pub fn read(&mut self) -> Result<Vec<PeerEvent>, Error> {
         let mut events = Vec::new();
-        let observed = self.listener.read(|reply, _| read_events(reply, &mut events))?;
-        Ok(match observed {
+        let events_read = self.listener.read(|reply, _| parse_events(reply, &mut events))?;
+        Ok(match events_read {
             EventsRead::All => events,
-            EventsRead::NotAll => vec![PeerEvent::Missed],
+            EventsRead::Overrun => vec![PeerEvent::Lost],
         })
     }
 }
@@ -106,49 +107,49 @@ impl fmt::Debug for PeerMonitor {
     }
 }
 
-fn read_events(reply: &Reply<'_>, events: &mut Vec<PeerEvent>) {
+fn parse_events(reply: &Reply<'_>, events: &mut Vec<PeerEvent>) {
     let Content::Data(body) = reply.content else { return };
     let family = i32::from(body.first().copied().unwrap_or_default());
     match reply.kind {
-        libc::RTM_NEWROUTE | libc::RTM_DELROUTE => read_route(reply, body, events),
+        libc::RTM_NEWROUTE | libc::RTM_DELROUTE => parse_route(reply, body, events),
         libc::RTM_NEWADDR => events.extend(Address::parse(body).map(PeerEvent::AddressSet)),
-        libc::RTM_DELADDR => events.extend(Address::parse(body).map(PeerEvent::AddressGone)),
-        // A bridge tells of its ports in the same messages.
+        libc::RTM_DELADDR => events.extend(Address::parse(body).map(PeerEvent::AddressRemoved)),
+        // Bridges report their ports in the same messages.
         libc::RTM_NEWLINK if family == libc::AF_UNSPEC => {
             events.extend(Link::parse(body).map(PeerEvent::Link));
         }
         libc::RTM_DELLINK if family == libc::AF_UNSPEC => {
             events.extend(
-                Link::parse(body).map(|link| PeerEvent::LinkGone { index: link.index, name: link.name }),
+                Link::parse(body).map(|link| PeerEvent::LinkRemoved { index: link.index, name: link.name }),
             );
         }
         libc::RTM_NEWNEIGH if family == libc::AF_BRIDGE => {
             events.extend(Fdb::parse(body).map(PeerEvent::FdbSet));
         }
         libc::RTM_DELNEIGH if family == libc::AF_BRIDGE => {
-            events.extend(Fdb::parse(body).map(PeerEvent::FdbGone));
+            events.extend(Fdb::parse(body).map(PeerEvent::FdbRemoved));
         }
-        libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => events.extend(read_neighbour(reply.kind, body)),
+        libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => events.extend(parse_neighbour(reply.kind, body)),
         _ => {}
     }
 }
 
-fn read_route(reply: &Reply<'_>, body: &[u8], events: &mut Vec<PeerEvent>) {
+fn parse_route(reply: &Reply<'_>, body: &[u8], events: &mut Vec<PeerEvent>) {
     let Some(route) = Route::parse(body) else { return };
     if route.dst.prefix_len() == 0 {
         events.push(PeerEvent::DefaultRoute);
     }
-    let is_ours = route.protocol == PEER_PROTOCOL;
+    let is_managed = route.protocol == PEER_PROTOCOL;
     if reply.kind == libc::RTM_DELROUTE {
-        events.extend(is_ours.then_some(PeerEvent::RouteGone(route)));
-    } else if is_ours {
+        events.extend(is_managed.then_some(PeerEvent::RouteRemoved(route)));
+    } else if is_managed {
         events.push(PeerEvent::RouteSet(route));
     } else if reply.flags & NLM_F_REPLACE != 0 {
-        events.push(PeerEvent::RouteTaken(route.dst));
+        events.push(PeerEvent::RouteReplaced(route.dst));
     }
 }
 
-fn read_neighbour(kind: u16, body: &[u8]) -> Option<PeerEvent> {
+fn parse_neighbour(kind: u16, body: &[u8]) -> Option<PeerEvent> {
     let Neighbour { link, addr, mac, protocol, .. } = Neighbour::parse(body)?;
     if protocol != PEER_PROTOCOL {
         return None;
@@ -156,6 +157,6 @@ fn read_neighbour(kind: u16, body: &[u8]) -> Option<PeerEvent> {
     Some(if kind == libc::RTM_NEWNEIGH {
         PeerEvent::NeighbourSet { link, addr, mac }
     } else {
-        PeerEvent::NeighbourGone { link, addr }
+        PeerEvent::NeighbourRemoved { link, addr }
     })
 }

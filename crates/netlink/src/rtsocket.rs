@@ -1,4 +1,4 @@
-//! Changes: operations in, one result each out.
+//! Carries out operations, with one result for each.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -12,18 +12,18 @@ use crate::op::Op;
 use crate::socket::{Content, NetlinkProtocol, Refusal, Socket};
 use crate::wire::Batch;
 
-/// Per send: 128 answers of some 800 bytes of kernel memory each fit the default receive buffer of 208 KiB.
-const MESSAGES: usize = 128;
-const BYTES: usize = 32 * 1024;
+/// Limits per send: 128 answers of about 800 bytes of kernel memory each fit into the default receive buffer of 208 KiB.
+const MAX_MESSAGES: usize = 128;
+const MAX_BYTES: usize = 32 * 1024;
 
-/// An rtnetlink socket of the namespace in which it was opened; afterwards any thread may use it.
+/// An rtnetlink socket of the namespace in which it was opened. Any thread can use it afterwards.
 pub struct RtSocket {
     pub(crate) socket: Socket,
     pub(crate) batch: Batch,
 }
 
 impl RtSocket {
-    /// In the namespace of the calling thread.
+    /// Opens a socket in the namespace of the calling thread.
     pub fn open() -> Result<Self, Error> {
         Ok(Self { socket: Socket::open(NetlinkProtocol::Route)?, batch: Batch::new() })
     }
@@ -42,8 +42,8 @@ impl RtSocket {
         self.run_all(std::slice::from_ref(op))?.pop().unwrap_or(Ok(()))
     }
 
-    /// Sends all operations at once; the kernel works on them in order and does not stop at one that fails. Result i
-    /// belongs to operation i. The outer error is the socket's: then it is unknown which operations were carried out.
+    /// Sends all operations at once. The kernel processes them in order and does not stop at a failure. Result i belongs to
+    /// operation i. If the socket itself fails (outer error), it is unknown which operations were carried out.
     pub fn run_all(&mut self, ops: &[Op<'_>]) -> Result<Vec<Result<(), Error>>, Error> {
         let mut results = Vec::with_capacity(ops.len());
         while results.len() < ops.len() {
@@ -52,20 +52,20 @@ impl RtSocket {
         Ok(results)
     }
 
-    /// `run_all` where the first failure is all one wants to know.
+    /// Like `run_all`, but returns the first failure only.
     pub fn run_every(&mut self, ops: &[Op<'_>]) -> Result<(), Error> {
         self.run_all(ops)?.into_iter().collect()
     }
 
-    /// Carries out the first of `ops`, as many as one send takes.
+    /// Carries out as many of the first `ops` as fit into one send.
     fn run_chunk(&mut self, ops: &[Op<'_>], results: &mut Vec<Result<(), Error>>) -> Result<(), Error> {
         let start = results.len();
-        let ops = &ops[..ops.len().min(MESSAGES)];
+        let ops = &ops[..ops.len().min(MAX_MESSAGES)];
         let sequences = self.socket.take_sequences(ops.len());
         let mut last = None;
         self.batch.clear();
         for (i, (op, sequence)) in ops.iter().zip(sequences.clone()).enumerate() {
-            if self.batch.as_bytes().len() > BYTES {
+            if self.batch.as_bytes().len() > MAX_BYTES {
                 break;
             }
             let written = encode(&mut self.batch, op, sequence);
@@ -79,16 +79,16 @@ impl RtSocket {
             }
             if i < last { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         });
-        let more = if ops.len() > 1 { " and what follows it" } else { "" };
+        let more = if ops.len() > 1 { " and the following operations" } else { "" };
         answered.map_err(|e| e.during(format_args!("{}{more}", ops[0])))
     }
 }
 
 fn refused(op: &Op<'_>, refusal: Refusal) -> Error {
-    let shaping = matches!(op, Op::AddTbf(_) | Op::AddIngress { .. } | Op::RedirectIngress { .. });
+    let is_shaping = matches!(op, Op::AddTbf(_) | Op::AddIngress { .. } | Op::RedirectIngress { .. });
     let operation = op.to_string();
-    // For a missing link they say ENODEV, for a missing parent EINVAL: ENOENT is a missing module.
-    if shaping && refusal.errno == Errno::NOENT {
+    // A missing link is ENODEV and a missing parent is EINVAL, so ENOENT means a missing module.
+    if is_shaping && refusal.errno == Errno::NOENT {
         Error::Lacking { operation, refusal }
     } else {
         Error::Refused { operation, refusal }
@@ -110,12 +110,12 @@ mod tests {
     use crate::wire::{Head, NLM_F_REQUEST};
 
     #[test]
-    fn answers_to_foreign_sequence_numbers_are_skipped() {
+    fn answers_with_unknown_sequence_numbers_are_skipped() {
         let mut socket = RtSocket::open_in(&NetNs::create().unwrap()).unwrap();
         let name = IfName::try_from("ifb9").unwrap();
         let mut stale = Batch::new();
         for sequence in [0, 5_000_000] {
-            // Too short to be understood: answered with an error.
+            // Too short to be valid: the kernel answers with an error.
             let head = Head { kind: libc::RTM_GETLINK, flags: NLM_F_REQUEST, sequence };
             stale.message(head, |_| {}).unwrap();
         }
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_module_is_not_a_missing_object() {
+    fn a_missing_module_is_reported_as_unsupported() {
         let refusal = || Refusal { errno: Errno::NOENT, message: None };
         let tbf = Tbf { rate_bytes: 1, burst_bytes: 1, limit_bytes: 1 };
         let error = refused(&Op::AddTbf(AddTbf { link: 1, tbf }), refusal());

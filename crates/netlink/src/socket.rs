@@ -1,4 +1,4 @@
-//! One netlink socket of any protocol: send, receive, sequence numbers, acknowledgements.
+//! A netlink socket of any protocol: send, receive, sequence numbers, acknowledgements.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -17,18 +17,18 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags};
 
 use crate::error::Error;
 use crate::kernel::NLMSGERR_ATTR_MSG;
-use crate::monitor::Where;
+use crate::monitor::EventNamespace;
 use crate::wire::{attribute, read_text, read_u32};
 
-/// How long the kernel may take for an answer. Seconds happen: every request waits for the kernel's one rtnl lock.
+/// The timeout for an answer. Several seconds are possible, because all requests wait for the rtnl lock.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The kernel fills at most this much per datagram of a dump; single answers are far smaller.
+/// The kernel's maximum size of a dump datagram. Single answers are far smaller.
 const BUFFER: usize = 32 * 1024;
 
-/// More requests than this in one send may need more room than sockets have by default, for them and their answers.
-const FEW: usize = 32;
-const ROOM: usize = 8 << 20;
+/// The number of requests in one send that fit, with their answers, into the default buffers.
+const MAX_DEFAULT_REQUESTS: usize = 32;
+const LARGE_BUFFER: usize = 8 << 20;
 
 const HEADER: usize = 16;
 
@@ -39,12 +39,12 @@ pub enum NetlinkProtocol {
     Generic,
 }
 
-/// A netlink socket of the namespace in which it was opened; afterwards any thread, in any namespace, may use it.
+/// A netlink socket of the namespace in which it was opened. Any thread in any namespace can use it afterwards.
 pub struct Socket {
     inner: Arc<netlink_sys::Socket>,
     buffer: Vec<u8>,
     sequence: u32,
-    roomy: bool,
+    has_large_buffers: bool,
 }
 
 impl Socket {
@@ -56,38 +56,38 @@ impl Socket {
             NetlinkProtocol::Generic => netlink_sys::protocols::NETLINK_GENERIC,
         };
         let inner = netlink_sys::Socket::new(number).map_err(|e| failed(&e))?;
-        // Only the kernel has port 0: from now on it lets nobody else send to us.
+        // Port 0 is the kernel. After connect, no other process can send to this socket.
         inner.connect(&SocketAddr::new(0, 0)).map_err(|e| failed(&e))?;
         inner.set_ext_ack(true).map_err(|e| failed(&e))?;
-        // An answer without our own request in it: a batch's worth of them must fit the receive buffer.
+        // Answers do not repeat the request, so that the answers to a whole batch fit into the receive buffer.
         inner.set_cap_ack(true).map_err(|e| failed(&e))?;
         if protocol == NetlinkProtocol::Route {
-            // Without it the kernel ignores the filters of a dump.
+            // Otherwise the kernel ignores dump filters.
             inner.set_netlink_get_strict_chk(true).map_err(|e| failed(&e))?;
         }
         set_socket_timeout(&inner, Timeout::Recv, Some(TIMEOUT)).map_err(|e| failed(&e.into()))?;
         let inner = Arc::new(inner);
-        Ok(Self { inner, buffer: Vec::with_capacity(BUFFER), sequence: 0, roomy: false })
+        Ok(Self { inner, buffer: Vec::with_capacity(BUFFER), sequence: 0, has_large_buffers: false })
     }
 
-    /// From now on the kernel tells this socket what changes, by these groups (`RTNLGRP_*`).
+    /// Subscribes to the events of these groups (`RTNLGRP_*`).
     pub(crate) fn listen(&self, groups: &[u32]) -> Result<(), Error> {
-        let failed = |error: &io::Error| socket_error("listen for changes", errno_of(error));
+        let failed = |error: &io::Error| socket_error("subscribe to kernel events", errno_of(error));
         groups.iter().try_for_each(|group| self.inner.add_membership(*group).map_err(|e| failed(&e)))
     }
 
     pub(crate) fn stop_listening(&self, groups: &[u32]) -> Result<(), Error> {
-        let failed = |error: &io::Error| socket_error("stop listening for changes", errno_of(error));
+        let failed = |error: &io::Error| socket_error("unsubscribe from kernel events", errno_of(error));
         groups.iter().try_for_each(|group| self.inner.drop_membership(*group).map_err(|e| failed(&e)))
     }
 
-    /// Changes are also told from every namespace to which this one has given a number.
+    /// Also receives events of all namespaces that have an ID in this one.
     pub(crate) fn listen_to_other_namespaces(&self) -> Result<(), Error> {
-        let failed = |error: &io::Error| socket_error("listen for changes in pods", errno_of(error));
+        let failed = |error: &io::Error| socket_error("subscribe to kernel events of pods", errno_of(error));
         self.inner.set_listen_all_namespaces(true).map_err(|e| failed(&e))
     }
 
-    /// Reserves consecutive sequence numbers; never 0, which notifications carry.
+    /// Reserves consecutive sequence numbers. Never 0, which notifications have.
     pub fn take_sequences(&mut self, count: usize) -> Range<u32> {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         let first = self.sequence.wrapping_add(1);
@@ -97,35 +97,35 @@ impl Socket {
         first..end
     }
 
-    /// Makes sure that so many requests fit one send: the kernel queues all answers before the first can be read.
-    /// Needs `CAP_NET_ADMIN` for more than a few.
-    pub fn make_room(&mut self, requests: usize) -> Result<(), Error> {
-        if requests > FEW && !self.roomy {
+    /// Enlarges the buffers for this number of requests in one send: the kernel queues all answers before the first can be
+    /// read. Needs `CAP_NET_ADMIN` for more than a few requests.
+    pub fn reserve_buffers(&mut self, requests: usize) -> Result<(), Error> {
+        if requests > MAX_DEFAULT_REQUESTS && !self.has_large_buffers {
             let failed = |errno| socket_error("enlarge a netlink socket", errno);
             self.grow_event_buffer()?;
-            set_socket_send_buffer_size_force(&*self.inner, ROOM).map_err(failed)?;
-            self.roomy = true;
+            set_socket_send_buffer_size_force(&*self.inner, LARGE_BUFFER).map_err(failed)?;
+            self.has_large_buffers = true;
         }
         Ok(())
     }
 
-    /// For what comes unasked, before anybody looks: some hundred pods that are made or go at once.
+    /// Enlarges the receive buffer for the events of several hundred pods that are created or removed at once.
     pub(crate) fn grow_event_buffer(&self) -> Result<(), Error> {
         let failed = |errno| socket_error("enlarge a netlink socket", errno);
-        set_socket_recv_buffer_size_force(&*self.inner, ROOM).map_err(failed)
+        set_socket_recv_buffer_size_force(&*self.inner, LARGE_BUFFER).map_err(failed)
     }
 
-    /// Sends requests to the kernel; it has worked on all of them when this returns, the answers wait to be received.
+    /// Sends requests to the kernel. When this returns, the kernel has processed all of them, and the answers are queued.
     pub(crate) fn send(&self, requests: &[u8]) -> Result<(), Error> {
         send_on(&self.inner, requests)
     }
 
-    /// For a thread that sends on this socket, and waits while the kernel works, beside the one that receives.
+    /// A sender for another thread, which blocks while the kernel processes the request. This thread receives meanwhile.
     pub(crate) fn sender(&self) -> Sender {
         Sender { inner: Arc::clone(&self.inner) }
     }
 
-    /// Waits for one datagram from the kernel; it may hold several answers, or none for the caller's sequence numbers.
+    /// Waits for one datagram. It may contain several answers, or none with the caller's sequence numbers.
     pub(crate) fn receive(&mut self) -> Result<Replies<'_>, Error> {
         let operation = "receive the kernel's answer";
         loop {
@@ -137,7 +137,7 @@ impl Socket {
                         what: "it is longer than the receive buffer",
                     });
                 }
-                Ok(_) => return Ok(Replies { rest: &self.buffer }),
+                Ok(_) => return Ok(Replies { remaining: &self.buffer }),
                 Err(error) => match errno_of(&error) {
                     Errno::INTR => {}
                     Errno::AGAIN => return Err(Error::Timeout { operation: operation.to_owned() }),
@@ -147,31 +147,36 @@ impl Socket {
         }
     }
 
-    /// One datagram of news, without waiting.
-    pub(crate) fn glance(&mut self) -> Result<Glance<'_>, Error> {
+    /// Receives one datagram of events without waiting.
+    pub(crate) fn try_receive(&mut self) -> Result<Received<'_>, Error> {
         self.buffer.resize(BUFFER, 0);
-        let got = loop {
-            // No room for ancillary data: what is elsewhere comes with its namespace's number, and the kernel says
-            // that it had to leave it away. Which one it is we need not know.
-            let mut nothing = RecvAncillaryBuffer::default();
-            let mut into = [IoSliceMut::new(&mut self.buffer)];
-            match rustix::net::recvmsg(&*self.inner, &mut into, &mut nothing, RecvFlags::DONTWAIT) {
-                Ok(got) => break got,
+        let received = loop {
+            // No space for ancillary data: events of other namespaces carry the namespace ID, and the kernel reports that
+            // it was truncated. The ID itself is not needed.
+            let mut no_ancillary = RecvAncillaryBuffer::default();
+            let mut buffers = [IoSliceMut::new(&mut self.buffer)];
+            match rustix::net::recvmsg(&*self.inner, &mut buffers, &mut no_ancillary, RecvFlags::DONTWAIT) {
+                Ok(received) => break received,
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(Glance::Nothing),
-                Err(Errno::NOBUFS) => return Ok(Glance::Overrun),
-                Err(errno) => return Err(socket_error("receive the kernel's news", errno)),
+                Err(Errno::AGAIN) => return Ok(Received::Nothing),
+                Err(Errno::NOBUFS) => return Ok(Received::Overrun),
+                Err(errno) => return Err(socket_error("receive kernel events", errno)),
             }
         };
-        if got.flags.contains(ReturnFlags::TRUNC) {
-            return Ok(Glance::Overrun);
+        if received.flags.contains(ReturnFlags::TRUNC) {
+            return Ok(Received::Overrun);
         }
-        let place = if got.flags.contains(ReturnFlags::CTRUNC) { Where::Elsewhere } else { Where::Here };
-        Ok(Glance::LinkEvent(Replies { rest: self.buffer.get(..got.bytes).unwrap_or_default() }, place))
+        let namespace = if received.flags.contains(ReturnFlags::CTRUNC) {
+            EventNamespace::Pod
+        } else {
+            EventNamespace::Own
+        };
+        let replies = Replies { remaining: self.buffer.get(..received.bytes).unwrap_or_default() };
+        Ok(Received::Events(replies, namespace))
     }
 }
 
-/// See `Socket::sender`. The socket lives until both are gone.
+/// See `Socket::sender`. The socket is closed when both are dropped.
 pub(crate) struct Sender {
     inner: Arc<netlink_sys::Socket>,
 }
@@ -193,12 +198,12 @@ fn send_on(socket: &netlink_sys::Socket, requests: &[u8]) -> Result<(), Error> {
     }
 }
 
-/// What one look at a socket that listens has shown.
-pub(crate) enum Glance<'a> {
+/// The result of `Socket::try_receive`.
+pub(crate) enum Received<'a> {
     Nothing,
-    /// There was more news than room for it.
+    /// The receive buffer overran.
     Overrun,
-    LinkEvent(Replies<'a>, Where),
+    Events(Replies<'a>, EventNamespace),
 }
 
 impl AsFd for Socket {
@@ -238,26 +243,26 @@ pub enum Content<'a> {
     Refused(Refusal),
     /// A dump is complete.
     Done,
-    /// What was asked for: the family header and attributes.
+    /// A requested object: the family header and attributes.
     Data(&'a [u8]),
 }
 
-/// The answers of one datagram. Bytes that are no message end it.
+/// The answers of one datagram. Invalid bytes end the iteration.
 #[derive(Debug)]
 pub(crate) struct Replies<'a> {
-    rest: &'a [u8],
+    remaining: &'a [u8],
 }
 
 impl<'a> Iterator for Replies<'a> {
     type Item = Reply<'a>;
 
     fn next(&mut self) -> Option<Reply<'a>> {
-        // The check would say the same of no bytes, but in a sentence that it allocates.
-        while !self.rest.is_empty() {
-            let message = NetlinkBuffer::new_checked(self.rest).ok()?;
+        // `new_checked` would also reject an empty slice, but allocates an error message.
+        while !self.remaining.is_empty() {
+            let message = NetlinkBuffer::new_checked(self.remaining).ok()?;
             let length = (message.length() as usize).next_multiple_of(4);
-            let body = self.rest.get(HEADER..message.length() as usize)?;
-            self.rest = self.rest.get(length..).unwrap_or_default();
+            let body = self.remaining.get(HEADER..message.length() as usize)?;
+            self.remaining = self.remaining.get(length..).unwrap_or_default();
             let flags = message.flags();
             let content = match message.message_type() {
                 NLMSG_NOOP => continue,
@@ -293,7 +298,7 @@ fn done(body: &[u8], flags: u16) -> Content<'_> {
     }
 }
 
-/// The kernel's no: the errno and, where it gave one, its sentence (extended acknowledgement).
+/// The kernel's negative answer: the errno and, if present, the message of the extended acknowledgement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub errno: Errno,
@@ -302,21 +307,21 @@ pub struct Refusal {
 
 impl Refusal {
     fn new(code: i32, flags: u16, extended: &[u8]) -> Self {
-        // 1..=4095 is what the kernel uses; anything else is no errno and must not reach Errno's own check.
+        // Kernel errors are 1..=4095. `Errno` panics on other values.
         let number = code.checked_neg().filter(|n| (1..4096).contains(n)).unwrap_or(libc::EIO);
-        let sentence = attribute(extended, NLMSGERR_ATTR_MSG).filter(|_| flags & NLM_F_ACK_TLVS != 0);
-        Self { errno: Errno::from_raw_os_error(number), message: sentence.map(read_text) }
+        let message = attribute(extended, NLMSGERR_ATTR_MSG).filter(|_| flags & NLM_F_ACK_TLVS != 0);
+        Self { errno: Errno::from_raw_os_error(number), message: message.map(read_text) }
     }
 
-    pub fn during(self, words: impl fmt::Display) -> Error {
-        Error::Refused { operation: words.to_string(), refusal: self }
+    pub fn during(self, operation: impl fmt::Display) -> Error {
+        Error::Refused { operation: operation.to_string(), refusal: self }
     }
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", io::Error::from(self.errno))?;
-        self.message.as_ref().map_or(Ok(()), |text| write!(f, ", the kernel says: {text}"))
+        self.message.as_ref().map_or(Ok(()), |text| write!(f, ", kernel message: {text}"))
     }
 }
 
@@ -328,7 +333,7 @@ mod tests {
     use crate::wire::{Batch, Head};
 
     #[test]
-    fn sequences_never_repeat_zero_and_stay_consecutive() {
+    fn sequences_are_consecutive_and_never_zero() {
         let mut socket = Socket::open(NetlinkProtocol::Route).unwrap();
         assert_eq!(socket.take_sequences(3), 1..4);
         assert_eq!(socket.take_sequences(1), 4..5);
@@ -338,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_but_the_kernel_can_send_to_us() {
+    fn only_the_kernel_can_send_to_the_socket() {
         let socket = Socket::open(NetlinkProtocol::Route).unwrap();
         let mut own = SocketAddr::new(0, 0);
         socket.inner.get_address(&mut own).unwrap();
@@ -349,40 +354,40 @@ mod tests {
     }
 
     #[test]
-    fn silence_becomes_a_timeout() {
+    fn a_missing_answer_is_a_timeout() {
         let mut socket = Socket::open(NetlinkProtocol::Netfilter).unwrap();
-        let soon = Some(Duration::from_millis(5));
-        set_socket_timeout(&socket, Timeout::Recv, soon).unwrap();
+        let short = Some(Duration::from_millis(5));
+        set_socket_timeout(&socket, Timeout::Recv, short).unwrap();
         assert!(matches!(socket.receive(), Err(Error::Timeout { .. })));
     }
 
     #[test]
-    fn a_capped_refusal_carries_errno_and_sentence() {
+    fn a_capped_refusal_has_errno_and_message() {
         let mut batch = Batch::new();
         let flags = NLM_F_CAPPED | NLM_F_ACK_TLVS;
         batch
             .message(Head { kind: NLMSG_ERROR, flags, sequence: 9 }, |body| {
                 body.raw(&(-libc::EEXIST).to_ne_bytes());
                 body.raw(&[0; HEADER]);
-                body.str(NLMSGERR_ATTR_MSG, "it is there");
+                body.str(NLMSGERR_ATTR_MSG, "bridge exists");
             })
             .unwrap();
-        let reply = Replies { rest: batch.as_bytes() }.next().unwrap();
+        let reply = Replies { remaining: batch.as_bytes() }.next().unwrap();
         assert_eq!(reply.sequence, 9);
         let Content::Refused(refusal) = reply.content else { panic!("no refusal") };
         assert_eq!(refusal.errno, Errno::EXIST);
-        assert_eq!(refusal.message.as_deref(), Some("it is there"));
+        assert_eq!(refusal.message.as_deref(), Some("bridge exists"));
         let error = refusal.during("create bridge br0");
         assert_eq!(
             error.to_string(),
-            "cannot create bridge br0: File exists (os error 17), the kernel says: it is there"
+            "cannot create bridge br0: File exists (os error 17), kernel message: bridge exists"
         );
     }
 
     proptest! {
         #[test]
         fn arbitrary_datagrams_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-            Replies { rest: &bytes }.count();
+            Replies { remaining: &bytes }.count();
         }
 
         #[test]
@@ -395,7 +400,7 @@ mod tests {
                 body.raw(&code.to_ne_bytes());
                 body.raw(&bytes);
             }).unwrap();
-            for reply in (Replies { rest: batch.as_bytes() }) {
+            for reply in (Replies { remaining: batch.as_bytes() }) {
                 if let Content::Refused(refusal) = reply.content {
                     prop_assert!(!refusal.to_string().is_empty());
                 }

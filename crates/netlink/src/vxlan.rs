@@ -1,4 +1,4 @@
-//! A tunnel device in one call: creation, then what the kernel takes only afterwards.
+//! Creates a tunnel device in one call, including the settings that the kernel accepts only after creation.
 
 use types::IfName;
 
@@ -7,44 +7,44 @@ use crate::op::{AddVxlan, LinkRef, Op, SetLink};
 use crate::rtsocket::RtSocket;
 
 impl RtSocket {
-    /// Makes the device, without a link-local address of its own, with this alias, and up; its index. A name, or a VNI and
-    /// port, that is taken is refused (`Error::is_exists`) and nothing is touched; what could not be finished is removed.
+    /// Creates the device with this alias and without a link-local address, sets it up, and returns its index. If the name, or
+    /// the VNI and port, are in use, the call fails (`Error::is_exists`) and changes nothing. A partly created device is removed.
     ///
-    /// The alias comes with the device in one send: whoever is killed leaves none behind that nobody knows.
-    pub fn make_vxlan(&mut self, add: &AddVxlan<'_>, alias: Option<&str>) -> Result<u32, Error> {
-        self.add_marked(add, alias)?;
-        let link = self.index_of(add.name)?.ok_or_else(|| gone(add.name))?;
-        let still = SetLink { no_link_local: true, alias, ..SetLink::of(LinkRef::Index(link)) };
+    /// Device and alias are sent together, so a process that is killed leaves no device without an alias.
+    pub fn create_vxlan(&mut self, add: &AddVxlan<'_>, alias: Option<&str>) -> Result<u32, Error> {
+        self.add_with_alias(add, alias)?;
+        let link = self.index_of(add.name)?.ok_or_else(|| removed(add.name))?;
+        let no_link_local = SetLink { no_link_local: true, alias, ..SetLink::of(LinkRef::Index(link)) };
         let up = SetLink { up: Some(true), ..SetLink::of(LinkRef::Index(link)) };
-        match self.run_every(&[Op::SetLink(still), Op::SetLink(up)]) {
+        match self.run_every(&[Op::SetLink(no_link_local), Op::SetLink(up)]) {
             Ok(()) => Ok(link),
             Err(error) => {
-                // The reason is told; that it could also not be removed would only hide it.
+                // The first error is reported. An error of the removal would hide it.
                 let _ = self.run(&Op::DelLink(link));
                 Err(error.during(format_args!("set up vxlan {}", add.name)))
             }
         }
     }
 
-    /// By its name, because the kernel tells no index. So only where the name is free: a mark must not get on somebody
-    /// else's link. One that comes at this very moment gets it, and loses it again.
-    fn add_marked(&mut self, add: &AddVxlan<'_>, alias: Option<&str>) -> Result<(), Error> {
-        let mark = |alias| Op::SetLink(SetLink { alias, ..SetLink::of(LinkRef::Name(add.name)) });
+    /// Sets the alias by name, because the kernel does not return the index. Only if the name is free, so that no other link
+    /// gets the alias. A link that is created at this moment gets it, and it is removed again.
+    fn add_with_alias(&mut self, add: &AddVxlan<'_>, alias: Option<&str>) -> Result<(), Error> {
+        let set_alias = |alias| Op::SetLink(SetLink { alias, ..SetLink::of(LinkRef::Name(add.name)) });
         if alias.is_none() || self.index_of(add.name)?.is_some() {
             return self.run(&Op::AddVxlan(*add));
         }
-        let mut answers = self.run_all(&[Op::AddVxlan(*add), mark(alias)])?.into_iter();
-        let (made, marked) = (answers.next().unwrap_or(Ok(())), answers.next());
-        if made.is_err() && matches!(marked, Some(Ok(()))) {
-            self.run(&mark(Some("")))?;
+        let mut results = self.run_all(&[Op::AddVxlan(*add), set_alias(alias)])?.into_iter();
+        let (created, aliased) = (results.next().unwrap_or(Ok(())), results.next());
+        if created.is_err() && matches!(aliased, Some(Ok(()))) {
+            self.run(&set_alias(Some("")))?;
         }
-        made
+        created
     }
 }
 
-fn gone(name: &IfName) -> Error {
+fn removed(name: &IfName) -> Error {
     Error::Invalid {
         operation: format!("set up vxlan {name}"),
-        reason: "somebody removed it at once".to_owned(),
+        reason: "another process removed it".to_owned(),
     }
 }

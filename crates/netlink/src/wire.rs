@@ -1,4 +1,4 @@
-//! The bytes of netlink: writing requests into one reused buffer, walking the attributes of answers.
+//! The netlink wire format: writes requests into one reused buffer, and iterates over attributes of answers.
 
 use netlink_packet_core::{NLA_F_NESTED, NLA_HEADER_SIZE, NetlinkBuffer, NlasIterator};
 pub use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REQUEST};
@@ -7,7 +7,7 @@ use crate::header::Header;
 
 const HEADER: usize = 16;
 
-/// What begins a request: message type, `NLM_F_*` flags, sequence number.
+/// The header of a request: message type, `NLM_F_*` flags, sequence number.
 #[derive(Debug, Clone, Copy)]
 pub struct Head {
     pub kind: u16,
@@ -15,12 +15,12 @@ pub struct Head {
     pub sequence: u32,
 }
 
-/// The request holds an attribute of more than 64 KiB, which netlink cannot carry.
+/// The request has an attribute of more than 64 KiB, which netlink does not support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an attribute is longer than the 65535 bytes that netlink can carry")]
+#[error("an attribute is longer than netlink's limit of 65535 bytes")]
 pub struct Oversize;
 
-/// Requests that go to the kernel in one send. Kept and cleared, so that its memory is allocated once.
+/// Requests for one send. Reused, so that the memory is allocated once.
 #[derive(Debug, Default)]
 pub struct Batch {
     bytes: Vec<u8>,
@@ -40,7 +40,7 @@ impl Batch {
         &self.bytes
     }
 
-    /// Appends one request; one that cannot be written leaves the batch as it was.
+    /// Appends one request. If it cannot be written, the batch is unchanged.
     pub fn message(&mut self, head: Head, body: impl FnOnce(&mut Body<'_>)) -> Result<(), Oversize> {
         let start = self.bytes.len();
         self.bytes.resize(start + HEADER, 0);
@@ -56,7 +56,7 @@ impl Batch {
         header.set_message_type(head.kind);
         header.set_flags(head.flags);
         header.set_sequence_number(head.sequence);
-        // Port 0: the kernel fills in the socket's own.
+        // Port 0: the kernel fills in the socket's port.
         header.set_port_number(0);
         Ok(())
     }
@@ -74,7 +74,7 @@ impl Body<'_> {
         header.write(&mut self.batch.bytes);
     }
 
-    /// Bytes as they are, padded to four.
+    /// Appends bytes, padded to a multiple of four.
     pub fn raw(&mut self, bytes: &[u8]) {
         self.batch.bytes.extend_from_slice(bytes);
         self.pad();
@@ -84,7 +84,7 @@ impl Body<'_> {
         self.nested(kind, |body| body.batch.bytes.extend_from_slice(value));
     }
 
-    /// A string with the NUL at its end that the kernel's `NLA_NUL_STRING` wants.
+    /// A string with a terminating NUL, as the kernel's `NLA_NUL_STRING` requires.
     pub fn str(&mut self, kind: u16, value: &str) {
         self.nested(kind, |body| {
             body.batch.bytes.extend_from_slice(value.as_bytes());
@@ -104,7 +104,7 @@ impl Body<'_> {
         self.bytes(kind, &value.to_ne_bytes());
     }
 
-    /// An attribute that holds attributes.
+    /// A nested attribute.
     pub fn nest(&mut self, kind: u16, inner: impl FnOnce(&mut Body<'_>)) {
         self.nested(kind | NLA_F_NESTED, inner);
     }
@@ -129,8 +129,8 @@ impl Body<'_> {
     }
 }
 
-/// The attributes in `bytes` as (type without flags, value). Bytes that are no attribute end the walk: newer kernels
-/// may append what we do not know, and what we know came before it.
+/// The attributes in `bytes` as (type without flags, value). Invalid bytes end the iteration: newer kernels may append
+/// unknown data, but only after the known attributes.
 pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(bytes).map_while(Result::ok).filter_map(|nla| {
         let (kind, length) = (nla.kind(), usize::from(nla.length()));
@@ -143,7 +143,7 @@ pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(bytes).find(|(k, _)| *k == kind).map(|(_, value)| value)
 }
 
-/// An attribute inside others, by the types on the way to it.
+/// A nested attribute, by the types on its path.
 pub fn attribute_at<'a>(bytes: &'a [u8], path: &[u16]) -> Option<&'a [u8]> {
     path.iter().try_fold(bytes, |inner, kind| attribute(inner, *kind))
 }
@@ -156,7 +156,7 @@ pub fn read_u64(value: &[u8]) -> Option<u64> {
     value.first_chunk().copied().map(u64::from_ne_bytes)
 }
 
-/// Text up to its NUL; what is not UTF-8 is replaced, because names from foreign links may hold anything.
+/// Text up to its NUL. Invalid UTF-8 is replaced, because names of unmanaged links may contain any bytes.
 pub fn read_text(value: &[u8]) -> String {
     let end = value.iter().position(|b| *b == 0).unwrap_or(value.len());
     String::from_utf8_lossy(&value[..end]).into_owned()
@@ -171,7 +171,7 @@ mod tests {
     const HEAD: Head = Head { kind: 16, flags: 5, sequence: 7 };
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn attributes_round_trip() {
         let mut batch = Batch::new();
         batch
             .message(HEAD, |body| {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attribute_that_is_too_long_leaves_the_batch_as_it_was() {
+    fn an_oversized_attribute_leaves_the_batch_unchanged() {
         let mut batch = Batch::new();
         batch.message(HEAD, |body| body.u8(1, 1)).unwrap();
         let before = batch.as_bytes().to_vec();

@@ -1,18 +1,19 @@
-//! Makes tables as they are described, without a moment in which their elements are not in force.
+//! Applies tables as they are described. Their elements stay in force meanwhile.
 //!
 //! ```text
-//! apply   ─► the text of the tables over the existing ones, one transaction: rules are written again, elements stay
+//! apply   ─► the text of the tables over the existing ones, one transaction: rules are replaced, elements stay
 //!         ─► the digests of chains and sets as the kernel lists them now, into map `applied`
-//! replace ─► only where that does not help (such as a set of another type): the tables with all elements, one transaction
+//! replace ─► only if that does not help (such as a set of another type): the tables with all elements, one transaction
 //! ```
 
 use std::collections::BTreeSet;
 
 use rustix::io::Errno;
+use types::count;
 
-use crate::desired::{APPLIED, AppliedObject, Table, TableId};
-use crate::diff;
-use crate::element::{Data, Element, Field, Role, additions, bytes};
+use crate::desired::{APPLIED, AppliedObject, SetKeys, Table, TableId};
+use crate::diff::{self, ElementDiff, StoredElements};
+use crate::element::{Data, Element, Field, Role, additions};
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::program;
@@ -20,14 +21,14 @@ use crate::request;
 use crate::socket::NftRequest;
 
 const RECORD: &str = "store the digests of the firewall's tables";
-const KEEP: &str = "change the elements of a firewall table";
+const CHANGE: &str = "change the elements of a firewall table";
 const DELETE: &str = "delete a firewall table";
-/// Elements in one transaction.
+/// Requests in one transaction.
 pub(crate) const BATCH: usize = 2000;
-/// How often something is tried again because another process changed the same table meanwhile.
+/// Attempts if another process changes the same table.
 const TRIES: usize = 5;
 
-/// What happens to elements that are not wanted.
+/// Whether elements that are not wanted are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Surplus {
     Remove,
@@ -36,7 +37,7 @@ pub enum Surplus {
 }
 
 impl Firewall {
-    /// How a table differs from its description, in words. A missing one differs, too.
+    /// How a table differs from its description, in words. A missing table differs.
     pub(crate) fn drift_of(&mut self, table: &Table) -> Result<Vec<String>, Error> {
         let Some(observed) = self.observe(table.id())? else {
             return Ok(vec![format!("table {} is missing", table.id())]);
@@ -48,17 +49,17 @@ impl Firewall {
         Ok(found)
     }
 
-    /// The differences that two listings in a row find: another process may replace rules while they are listed.
+    /// The differences that two consecutive listings have: another process may replace rules while they are listed.
     pub(crate) fn lasting_drift_of(&mut self, table: &Table) -> Result<Vec<String>, Error> {
         let mut found = self.drift_of(table)?;
         if !found.is_empty() {
-            let again = self.drift_of(table)?;
-            found.retain(|one| again.contains(one));
+            let second = self.drift_of(table)?;
+            found.retain(|one| second.contains(one));
         }
         Ok(found)
     }
 
-    /// Applies the tables and these elements over what exists.
+    /// Applies the tables and these elements over the existing ones.
     pub(crate) fn apply<'e>(
         &mut self,
         tables: &[Table],
@@ -70,7 +71,7 @@ impl Firewall {
         let (mut text, elements) = (self.text_over(tables)?, additions(elements));
         let mut tries = 0..TRIES;
         while let Err(error) = program::apply(&format!("{text}{elements}")) {
-            // Another process may have removed the same objects since they were listed: deleting them again fails.
+            // Another process may have removed the same objects since they were listed. Then deleting them fails.
             let now = self.text_over(tables)?;
             if now == text || tries.next().is_none() {
                 return Err(error);
@@ -80,7 +81,7 @@ impl Firewall {
         tables.iter().try_for_each(|table| self.record(table))
     }
 
-    /// The text of the tables, after the text that removes objects in its way.
+    /// The text of the tables, after the text that removes conflicting objects.
     fn text_over(&mut self, tables: &[Table]) -> Result<String, Error> {
         let mut text = String::new();
         for table in tables {
@@ -92,8 +93,8 @@ impl Firewall {
         Ok(text)
     }
 
-    /// The old tables go and the new ones come, with every element, in one transaction. Only when nothing else helps: the
-    /// kernel switches chain by chain, and a packet of just that moment may meet neither the old nor the new ones.
+    /// Replaces the tables with all elements in one transaction. Only if [`apply`](Self::apply) does not help: the kernel switches
+    /// chain by chain, so a packet at that moment may pass neither the old nor the new chains.
     pub(crate) fn replace<'e>(
         &mut self,
         tables: &[Table],
@@ -101,7 +102,7 @@ impl Firewall {
     ) -> Result<(), Error> {
         let mut text = String::new();
         for id in tables.iter().map(Table::id) {
-            // Added first, because deleting one that does not exist fails.
+            // Added first: deleting a table that does not exist fails.
             text.push_str(&format!("add table {id}\ndelete table {id}\n"));
         }
         text.extend(tables.iter().map(Table::text));
@@ -110,8 +111,8 @@ impl Firewall {
         tables.iter().try_for_each(|table| self.record(table))
     }
 
-    /// Stores the digests of what was applied, as the kernel lists it. A table that another process changed since then is left
-    /// to the next comparison.
+    /// Stores the digests of the applied objects as the kernel lists them. If another process changed the table since then, the
+    /// next comparison finds that.
     fn record(&mut self, table: &Table) -> Result<(), Error> {
         for _ in 0..TRIES {
             let Some(observed) = self.observe(table.id())? else { return Ok(()) };
@@ -125,7 +126,7 @@ impl Firewall {
                 let key = object.key();
                 match (object, observed.applied.get(&key)) {
                     (_, Some(applied)) if *applied == digest => {}
-                    // Applying changes no set that exists: one that is different stays so until the table is replaced.
+                    // Applying does not change the type or flags of an existing set. It differs until the table is replaced.
                     (AppliedObject::Set(_), Some(_)) => {}
                     (_, before) => elements.push((applied(table.id(), key, digest), before.is_some())),
                 }
@@ -139,7 +140,7 @@ impl Firewall {
             let Err(refused) = self.socket.transact(&requests, None)? else { return Ok(()) };
             let refusals = refused.whole.into_iter().chain(refused.requests.into_iter().map(|(_, r)| r));
             for refusal in refusals {
-                // Another process stores its own, or removed the table.
+                // Another process stored its digests, or removed the table.
                 if !matches!(refusal.errno, Errno::EXIST | Errno::NOENT) {
                     return Err(Error::refused(RECORD, table.id().to_string(), refusal));
                 }
@@ -148,8 +149,8 @@ impl Firewall {
         Ok(())
     }
 
-    /// Makes a table that no other process changes as it is described, with these elements. Returns what was changed.
-    pub(crate) fn keep_table(
+    /// Applies a table that no other process changes, with these elements, and repairs drift. Returns the changes in words.
+    pub fn keep_table(
         &mut self,
         table: &Table,
         wanted: &[Element<'_>],
@@ -159,102 +160,134 @@ impl Firewall {
         if !changes.is_empty() {
             let is_applied = match self.apply(std::slice::from_ref(table), wanted) {
                 Ok(()) => self.lasting_drift_of(table)?.is_empty(),
-                // The text is right: it does not go together with what exists.
+                // The text itself is valid, but it conflicts with existing objects.
                 Err(Error::Structure { .. } | Error::Unsupported { .. }) => false,
                 Err(error) => return Err(error),
             };
             if !is_applied {
                 self.replace(std::slice::from_ref(table), wanted)?;
-                let left = self.lasting_drift_of(table)?;
-                if !left.is_empty() {
-                    let message = format!("it was applied, and still: {}", left.join(", "));
+                let drift = self.lasting_drift_of(table)?;
+                if !drift.is_empty() {
+                    let message = format!("still different after it was applied: {}", drift.join(", "));
                     return Err(Error::Structure { message });
                 }
             }
         }
-        let (missing, excess) = self.compare_elements(table, wanted)?;
-        if !missing.is_empty() {
-            self.add_elements(&missing)?;
-            changes.push(format!("{} elements added", missing.len()));
-        }
-        if !excess.is_empty() && surplus == Surplus::Remove {
-            self.remove_keys(table.id(), &excess)?;
-            changes.push(format!("{} elements removed", excess.len()));
-        }
+        let difference = diff::elements(wanted, self.stored_elements(table)?);
+        changes.extend(self.change_elements(table, &difference, surplus)?);
         Ok(changes)
     }
 
-    /// The wanted elements that are missing, and those that exist and are not wanted.
-    fn compare_elements<'e, 'a>(
+    /// The elements of all sets that Podwire fills, without those that expire.
+    fn stored_elements(&mut self, table: &Table) -> Result<StoredElements, Error> {
+        let mut stored = StoredElements::new();
+        for set in table.filled_sets() {
+            self.dump_if_there(&request::get_elements(table.id(), &set.name), |answer| {
+                for element in request::elements(answer).filter(|element| !element.expires) {
+                    let key = element.stored().map(|key| (set.name.to_string(), key));
+                    stored.extend(key.map(|key| (key, element.value)));
+                }
+            })?;
+        }
+        Ok(stored)
+    }
+
+    /// Returns the changes in words. Surplus intervals may overlap wanted ones, so they are removed in front of these. All other
+    /// surplus elements are removed last.
+    fn change_elements(
         &mut self,
         table: &Table,
-        wanted: &'e [Element<'a>],
-    ) -> Result<(Vec<&'e Element<'a>>, Vec<SetKey>), Error> {
-        let mut present: BTreeSet<SetKey> = BTreeSet::new();
-        for set in table.filled_sets() {
-            let keys = self.contents(table.id(), &set.name)?.into_keys();
-            present.extend(keys.map(|key| (set.name.to_string(), key)));
-        }
-        let mut missing = Vec::new();
-        let mut known: BTreeSet<SetKey> = BTreeSet::new();
-        for element in wanted {
-            let entry = (element.set.to_string(), bytes(&element.key));
-            if !present.contains(&entry) && !known.contains(&entry) {
-                missing.push(element);
-            }
-            known.insert(entry);
-        }
-        Ok((missing, present.into_iter().filter(|entry| !known.contains(entry)).collect()))
+        difference: &ElementDiff<'_, '_>,
+        surplus: Surplus,
+    ) -> Result<Vec<String>, Error> {
+        let (id, ElementDiff { missing, changed, surplus: unwanted }) = (table.id(), difference);
+        let unwanted = match surplus {
+            Surplus::Remove => unwanted.as_slice(),
+            Surplus::Keep => &[],
+        };
+        let has_intervals =
+            |name: &str| table.sets.iter().any(|set| set.name == name && set.keys == SetKeys::Intervals);
+        let (mut intervals, plain): (Vec<_>, Vec<_>) =
+            unwanted.iter().partition(|(set, _)| has_intervals(set));
+        // If one interval ends where the next one begins, the kernel finds the end only before the beginning is deleted.
+        intervals.sort_by_key(|(set, key)| (set, &key.key, !key.is_interval_end));
+        let mut steps = Vec::new();
+        steps.extend(intervals.iter().map(|(set, key)| vec![request::delete_stored(id, set, key)]));
+        steps.extend(changed.iter().map(|element| {
+            vec![request::delete_stored(id, &element.set, &element.stored().0), request::add(element)]
+        }));
+        steps.extend(missing.iter().map(|element| vec![request::add(element)]));
+        self.transact_steps(id, steps)?;
+        self.delete_all(plain.iter().map(|(set, key)| request::delete_stored(id, set, key)).collect())?;
+        let removed = unwanted.iter().filter(|(_, key)| !key.is_interval_end).count();
+        let sentence = |number: usize, what: &str| {
+            (number > 0).then(|| format!("{} {what}", count(number as u64, "element")))
+        };
+        Ok([
+            sentence(missing.len(), "added"),
+            sentence(changed.len(), "changed"),
+            sentence(removed.max(usize::from(!unwanted.is_empty())), "removed"),
+        ]
+        .into_iter()
+        .flatten()
+        .collect())
     }
 
-    /// An error: a set does not exist, and the table must be kept again.
-    pub(crate) fn add_elements(&mut self, elements: &[&Element<'_>]) -> Result<(), Error> {
-        for some in elements.chunks(BATCH) {
-            let requests: Vec<NftRequest<'_>> = some.iter().map(|element| request::add(element)).collect();
+    /// An error means that a set does not exist: the table must be applied again.
+    pub(crate) fn add_elements(&mut self, table: TableId<'_>, elements: &[Element<'_>]) -> Result<(), Error> {
+        self.transact_steps(table, elements.iter().map(|element| vec![request::add(element)]).collect())
+    }
+
+    /// The requests of one step are in one transaction. A transaction has a bounded number of requests.
+    fn transact_steps(&mut self, table: TableId<'_>, steps: Vec<Vec<NftRequest<'_>>>) -> Result<(), Error> {
+        let mut steps = steps.into_iter().peekable();
+        while steps.peek().is_some() {
+            let mut requests = Vec::new();
+            while let Some(step) = steps.next_if(|step| requests.len() + step.len() <= BATCH) {
+                requests.extend(step);
+            }
             if let Err(refused) = self.socket.transact(&requests, None)? {
-                let object = some.first().map_or_else(String::new, |element| element.table.to_string());
                 let refused = refused.first();
-                return Err(refused.map_or_else(unexplained, |refusal| Error::refused(KEEP, object, refusal)));
+                let object = table.to_string();
+                return Err(refused.map_or_else(unexplained, |it| Error::refused(CHANGE, object, it)));
             }
         }
         Ok(())
     }
 
-    /// Elements that are gone already are no error.
-    fn remove_keys(&mut self, table: TableId<'_>, entries: &[SetKey]) -> Result<(), Error> {
-        for some in entries.chunks(BATCH) {
-            let requests = some.iter().map(|(set, key)| request::delete_key(table, set, key));
-            self.delete_all(requests.collect())?;
-        }
-        Ok(())
-    }
-
+    /// Elements that do not exist are no error.
     pub(crate) fn remove_elements(&mut self, elements: &[Element<'_>]) -> Result<(), Error> {
-        for some in elements.chunks(BATCH) {
-            self.delete_all(some.iter().map(request::delete).collect())?;
+        self.delete_all(elements.iter().map(request::delete).collect())
+    }
+
+    /// The kernel refuses a transaction if one of its elements does not exist, and reports each of them. They are left out of the
+    /// next attempt.
+    pub(crate) fn delete_all(&mut self, deletions: Vec<NftRequest<'_>>) -> Result<(), Error> {
+        let mut deletions = deletions.into_iter().peekable();
+        while deletions.peek().is_some() {
+            self.delete_some(deletions.by_ref().take(BATCH).collect())?;
         }
         Ok(())
     }
 
-    /// One that is gone already makes the kernel refuse all, but it names every such one: the second try is without them.
-    pub(crate) fn delete_all(&mut self, mut deletions: Vec<NftRequest<'_>>) -> Result<(), Error> {
+    fn delete_some(&mut self, mut deletions: Vec<NftRequest<'_>>) -> Result<(), Error> {
         while !deletions.is_empty() {
             let Err(refused) = self.socket.transact(&deletions, None)? else { return Ok(()) };
-            let mut gone = BTreeSet::new();
+            let mut absent = BTreeSet::new();
             let whole = refused.whole.map(|refusal| (usize::MAX, refusal));
-            for (place, refusal) in whole.into_iter().chain(refused.requests) {
+            for (index, refusal) in whole.into_iter().chain(refused.requests) {
                 if refusal.errno != Errno::NOENT {
-                    return Err(Error::refused(KEEP, "elements".to_owned(), refusal));
+                    return Err(Error::refused(CHANGE, "elements".to_owned(), refusal));
                 }
-                gone.insert(place);
+                absent.insert(index);
             }
-            let mut places = 0..;
-            deletions.retain(|_| places.next().is_some_and(|place| !gone.contains(&place)));
+            let mut indexes = 0..;
+            deletions.retain(|_| indexes.next().is_some_and(|index| !absent.contains(&index)));
         }
         Ok(())
     }
 
-    /// Deletes a table with everything in it. Was there one?
+    /// Deletes a table with its contents. Returns whether it existed.
     pub(crate) fn delete_table(&mut self, table: TableId<'_>) -> Result<bool, Error> {
         let Err(refused) = self.socket.transact(&[request::delete_table(table)], None)? else {
             return Ok(true);
@@ -269,9 +302,6 @@ impl Firewall {
     }
 }
 
-/// A set and a key in it.
-type SetKey = (String, Vec<u8>);
-
 /// A digest as an element of map [`APPLIED`].
 fn applied(table: TableId<'_>, key: u32, digest: u32) -> Element<'_> {
     let data = Data::Value(vec![Field::Mark(digest)]);
@@ -279,5 +309,5 @@ fn applied(table: TableId<'_>, key: u32, digest: u32) -> Element<'_> {
 }
 
 fn unexplained() -> Error {
-    Error::Structure { message: "the kernel refused elements and did not say why".to_owned() }
+    Error::Structure { message: "the kernel refused elements without a reason".to_owned() }
 }

@@ -1,32 +1,32 @@
-//! What a rule asks of a packet, as far as it can be told: enough to say of some rules that they cannot match. Pure.
+//! Conditions of a rule, as far as they can be evaluated: enough to know that some rules cannot match. Pure.
 
 use netlink::wire::{attribute, attribute_at};
 
 use crate::number;
 use crate::rule::Expression;
 
-/// Something that must hold for a packet to match.
+/// A condition for a match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PacketTest {
-    /// The link that it came by: a name with its end, or the beginning of one.
-    From(Vec<u8>),
-    /// The link that it leaves by.
-    Towards(Vec<u8>),
-    /// The protocol above IP.
+    /// The input interface: a name with its terminating zero, or a prefix.
+    Input(Vec<u8>),
+    /// The output interface.
+    Output(Vec<u8>),
+    /// The transport protocol.
     Protocol(u8),
-    /// The state of its connection is one of these bits.
+    /// The state of the connection is one of these bits.
     State(u32),
 }
 
-/// What the expressions so far have put aside to be compared.
+/// The value that an expression loaded for the next comparison.
 #[derive(Clone, Copy)]
 enum Loaded {
     Nothing,
-    From,
-    Towards,
+    Input,
+    Output,
     Protocol,
     State,
-    SomeOf(u32),
+    MaskedState(u32),
 }
 
 pub(crate) fn tests(expressions: &[Expression<'_>]) -> Vec<PacketTest> {
@@ -35,7 +35,7 @@ pub(crate) fn tests(expressions: &[Expression<'_>]) -> Vec<PacketTest> {
         loaded = match (expression.name.as_str(), loaded) {
             ("meta", _) => meta(expression.data),
             ("ct", _) if word(expression.data, number::CT_KEY) == Some(number::CT_STATE) => Loaded::State,
-            ("bitwise", Loaded::State) => mask(expression.data).map_or(Loaded::Nothing, Loaded::SomeOf),
+            ("bitwise", Loaded::State) => mask(expression.data).map_or(Loaded::Nothing, Loaded::MaskedState),
             ("cmp", loaded) => {
                 tests.extend(compared(expression.data, loaded));
                 Loaded::Nothing
@@ -52,8 +52,8 @@ pub(crate) fn tests(expressions: &[Expression<'_>]) -> Vec<PacketTest> {
 
 fn meta(data: &[u8]) -> Loaded {
     match word(data, number::META_KEY) {
-        Some(number::META_IIFNAME) => Loaded::From,
-        Some(number::META_OIFNAME) => Loaded::Towards,
+        Some(number::META_IIFNAME) => Loaded::Input,
+        Some(number::META_OIFNAME) => Loaded::Output,
         Some(number::META_L4PROTO) => Loaded::Protocol,
         Some(_) | None => Loaded::Nothing,
     }
@@ -70,28 +70,27 @@ fn mask(data: &[u8]) -> Option<u32> {
 }
 
 fn compared(data: &[u8], loaded: Loaded) -> Option<PacketTest> {
-    let (how, value) =
+    let (operation, value) =
         (word(data, number::CMP_OP)?, attribute_at(data, &[number::CMP_DATA, number::DATA_VALUE])?);
-    match (loaded, how) {
-        (Loaded::From, number::CMP_EQ) => Some(PacketTest::From(value.to_vec())),
-        (Loaded::Towards, number::CMP_EQ) => Some(PacketTest::Towards(value.to_vec())),
+    match (loaded, operation) {
+        (Loaded::Input, number::CMP_EQ) => Some(PacketTest::Input(value.to_vec())),
+        (Loaded::Output, number::CMP_EQ) => Some(PacketTest::Output(value.to_vec())),
         (Loaded::Protocol, number::CMP_EQ) => value.first().copied().map(PacketTest::Protocol),
-        // Any bit of these is set.
-        (Loaded::SomeOf(states), number::CMP_NEQ) if value.iter().all(|byte| *byte == 0) => {
+        // Any of these bits is set.
+        (Loaded::MaskedState(states), number::CMP_NEQ) if value.iter().all(|byte| *byte == 0) => {
             Some(PacketTest::State(states))
         }
         (_, _) => None,
     }
 }
 
-/// Where iptables' match `conntrack` has what it looks at, what of that is turned round, and the states
-/// (`struct xt_conntrack_mtinfo3`).
-const LOOKS_AT: usize = 146;
-const TURNED: usize = 148;
-const STATES: usize = 150;
-/// That it looks at the state.
-const AT_STATE: u16 = 1;
-/// The structure that is meant has had this number since Linux 2.6.29.
+/// Offsets in `struct xt_conntrack_mtinfo3` of iptables: match_flags, invert_flags and state_mask.
+const MATCH_FLAGS: usize = 146;
+const INVERT_FLAGS: usize = 148;
+const STATE_MASK: usize = 150;
+/// `XT_CONNTRACK_STATE`
+const MATCHES_STATE: u16 = 1;
+/// The revision of this structure, since Linux 2.6.29.
 const REVISION: u32 = 3;
 
 fn of_conntrack(expression: &Expression<'_>) -> Option<PacketTest> {
@@ -99,7 +98,7 @@ fn of_conntrack(expression: &Expression<'_>) -> Option<PacketTest> {
         return None;
     }
     let info = attribute(expression.data, number::MATCH_INFO)?;
-    let at = |place: usize| info.get(place..)?.first_chunk().copied().map(u16::from_ne_bytes);
-    let is_plain = at(LOOKS_AT)? & AT_STATE != 0 && at(TURNED)? & AT_STATE == 0;
-    is_plain.then_some(PacketTest::State(at(STATES)?.into()))
+    let at = |offset: usize| info.get(offset..)?.first_chunk().copied().map(u16::from_ne_bytes);
+    let has_states = at(MATCH_FLAGS)? & MATCHES_STATE != 0 && at(INVERT_FLAGS)? & MATCHES_STATE == 0;
+    has_states.then_some(PacketTest::State(at(STATE_MASK)?.into()))
 }

@@ -1,5 +1,5 @@
-//! Connections the kernel remembers. A new pod must not inherit the flows of the one that had its address before, and
-//! datagrams to a host port must not follow a flow from before the port was published.
+//! Conntrack entries. A new pod must not inherit the flows of an earlier pod with the same address, and datagrams to a host port must
+//! not follow a flow from before the port was published.
 
 use std::net::IpAddr;
 
@@ -13,47 +13,53 @@ use crate::number;
 use crate::pod::{HostPort, Protocol};
 use crate::socket::{MessageHeader, NftRequest, NftSocket};
 
-/// Per network namespace; missing where the kernel tracks no connections.
+/// Per network namespace. It does not exist if the kernel tracks no connections.
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
-const FLUSH: &str = "forget connections";
+const FLUSH: &str = "remove conntrack entries";
 
-/// Removes the connections that one of these addresses began or answered, as far as the kernel can select them by itself.
-/// Returns the addresses of which it cannot: theirs are for [`sweep`], which reads the whole table.
+/// Removes the entries that have one of these addresses as the source of either direction, as far as the kernel can select them.
+/// Returns the other addresses, for [`sweep`], which reads the whole table.
 pub fn flush(addresses: &[IpAddr]) -> Result<Vec<IpAddr>, Error> {
     let both = |&ip: &IpAddr| {
-        [Side::Original, Side::Reply].map(|side| Selector { side, v6: ip.is_ipv6(), what: What::Source(ip) })
+        [Side::Original, Side::Reply].map(|side| Selector {
+            side,
+            v6: ip.is_ipv6(),
+            selected: Selected::Source(ip),
+        })
     };
     let selectors: Vec<Selector> = addresses.iter().flat_map(both).collect();
     if selectors.is_empty() || is_empty() {
         return Ok(Vec::new());
     }
-    let left = remove_what_the_kernel_selects(&mut NftSocket::open()?, &selectors)?;
-    let is_left = |ip: &&IpAddr| left.iter().any(|s| matches!(s.what, What::Source(left) if left == **ip));
-    Ok(addresses.iter().filter(is_left).copied().collect())
+    let remaining = remove_selected_by_kernel(&mut NftSocket::open()?, &selectors)?;
+    let is_remaining = |ip: &&IpAddr| {
+        remaining.iter().any(|s| matches!(s.selected, Selected::Source(source) if source == **ip))
+    };
+    Ok(addresses.iter().filter(is_remaining).copied().collect())
 }
 
-/// Removes the connections of one family that an address which is meant began or answered. It takes some 10 ms, whatever
-/// is in the table: the kernel takes a lock for each of its buckets.
-pub fn sweep(family: Family, is_meant: &dyn Fn(IpAddr) -> bool) -> Result<(), Error> {
+/// Removes the entries of one family with a chosen address as the source of either direction. It takes about 10 ms even for an
+/// empty table, because the kernel locks each bucket.
+pub fn sweep(family: Family, is_chosen: &dyn Fn(IpAddr) -> bool) -> Result<(), Error> {
     if is_empty() {
         return Ok(());
     }
     let v6 = family == Family::V6;
-    let meant = |entry: &[u8]| {
+    let matches = |entry: &[u8]| {
         let sources = [Side::Original, Side::Reply].map(|side| source(entry, side, v6));
-        sources.into_iter().flatten().any(is_meant)
+        sources.into_iter().flatten().any(is_chosen)
     };
-    remove_matching(&mut NftSocket::open()?, v6, &meant)
+    remove_matching(&mut NftSocket::open()?, v6, &matches)
 }
 
-/// Removes what is remembered of datagrams to these host ports: only the first packet of a flow is looked up in the
-/// NAT rules, and UDP flows live as long as datagrams come. Other protocols begin anew by themselves.
+/// Removes the entries of datagrams to these host ports. Only the first packet of a flow passes the NAT rules, and an UDP flow lasts
+/// as long as there are datagrams. Other protocols open new connections.
 pub fn flush_ports(ports: &[HostPort]) -> Result<(), Error> {
     let selector = |port: &HostPort| match port.protocol {
         Protocol::Udp => {
             let host = port.host_ip.filter(|ip| !ip.is_unspecified());
-            let what = What::Destination(host, port.protocol, port.host_port);
-            Some(Selector { side: Side::Original, v6: port.pod.is_ipv6(), what })
+            let selected = Selected::Destination(host, port.protocol, port.host_port);
+            Some(Selector { side: Side::Original, v6: port.pod.is_ipv6(), selected })
         }
         Protocol::Tcp | Protocol::Sctp => None,
     };
@@ -68,7 +74,7 @@ enum Side {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum What {
+enum Selected {
     Source(IpAddr),
     Destination(Option<IpAddr>, Protocol, u16),
 }
@@ -77,7 +83,7 @@ enum What {
 struct Selector {
     side: Side,
     v6: bool,
-    what: What,
+    selected: Selected,
 }
 
 fn is_empty() -> bool {
@@ -89,31 +95,29 @@ fn remove(selectors: &[Selector]) -> Result<(), Error> {
         return Ok(());
     }
     let mut socket = NftSocket::open()?;
-    let left = remove_what_the_kernel_selects(&mut socket, selectors)?;
-    remove_one_by_one(&mut socket, &left)
+    let remaining = remove_selected_by_kernel(&mut socket, selectors)?;
+    remove_one_by_one(&mut socket, &remaining)
 }
 
-fn remove_what_the_kernel_selects(
-    socket: &mut NftSocket,
-    selectors: &[Selector],
-) -> Result<Vec<Selector>, Error> {
-    let (able, mut left): (Vec<Selector>, Vec<Selector>) = selectors.iter().partition(|s| s.kernel_is_able());
-    left.append(&mut remove_in_kernel(socket, &able)?);
-    Ok(left)
+fn remove_selected_by_kernel(socket: &mut NftSocket, selectors: &[Selector]) -> Result<Vec<Selector>, Error> {
+    let (supported, mut remaining): (Vec<Selector>, Vec<Selector>) =
+        selectors.iter().partition(|s| s.is_supported_by_kernel());
+    remaining.append(&mut remove_in_kernel(socket, &supported)?);
+    Ok(remaining)
 }
 
-/// Lets the kernel select; returns what it could not. Kernels before 6.8 or so refuse a filter with a deletion.
+/// The kernel selects the entries. Returns the selectors that it refused: kernels before about 6.8 support no filter here.
 fn remove_in_kernel(socket: &mut NftSocket, selectors: &[Selector]) -> Result<Vec<Selector>, Error> {
     let requests: Vec<NftRequest<'_>> = selectors.iter().map(Selector::request).collect();
-    let mut left = Vec::new();
+    let mut remaining = Vec::new();
     for (selector, answer) in selectors.iter().zip(socket.ask(&requests)?) {
         match answer {
             Ok(_) => {}
-            Err(Refusal { errno: Errno::OPNOTSUPP | Errno::INVAL, .. }) => left.push(*selector),
+            Err(Refusal { errno: Errno::OPNOTSUPP | Errno::INVAL, .. }) => remaining.push(*selector),
             Err(refusal) => return Err(Error::refused(FLUSH, selector.words(), refusal)),
         }
     }
-    Ok(left)
+    Ok(remaining)
 }
 
 fn remove_one_by_one(socket: &mut NftSocket, selectors: &[Selector]) -> Result<(), Error> {
@@ -126,7 +130,7 @@ fn remove_one_by_one(socket: &mut NftSocket, selectors: &[Selector]) -> Result<(
     Ok(())
 }
 
-/// Reads all connections of a family and deletes those that match.
+/// Reads all entries of a family and deletes those that match.
 fn remove_matching(socket: &mut NftSocket, v6: bool, matches: &dyn Fn(&[u8]) -> bool) -> Result<(), Error> {
     let mut deletions = Vec::new();
     let all = NftRequest::new(verb(number::CT_GET, v6), |_| {});
@@ -140,9 +144,9 @@ fn remove_matching(socket: &mut NftSocket, v6: bool, matches: &dyn Fn(&[u8]) -> 
     }
     for answer in socket.ask(&deletions)? {
         match answer {
-            // It may have ended by itself.
+            // It may have expired.
             Ok(_) | Err(Refusal { errno: Errno::NOENT, .. }) => {}
-            Err(refusal) => return Err(Error::refused(FLUSH, "a connection".to_owned(), refusal)),
+            Err(refusal) => return Err(Error::refused(FLUSH, "an entry".to_owned(), refusal)),
         }
     }
     Ok(())
@@ -151,20 +155,20 @@ fn remove_matching(socket: &mut NftSocket, v6: bool, matches: &dyn Fn(&[u8]) -> 
 fn unreadable(refusal: Refusal) -> Error {
     match refusal.errno {
         Errno::OPNOTSUPP | Errno::INVAL => Error::Unsupported {
-            what: "access to the table of connections (ctnetlink)".to_owned(),
+            what: "access to the conntrack table (ctnetlink)".to_owned(),
             option: "CONFIG_NF_CT_NETLINK",
         },
-        _ => Error::refused(FLUSH, "the table of connections".to_owned(), refusal),
+        _ => Error::refused(FLUSH, "the conntrack table".to_owned(), refusal),
     }
 }
 
-/// A deletion looks at the family only in messages of version 1.
+/// The kernel evaluates the family of a deletion only in messages of version 1.
 fn verb(kind: u16, v6: bool) -> MessageHeader {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
     MessageHeader { kind, flags: 0, family: u8::try_from(family).unwrap_or_default(), version: 1 }
 }
 
-/// The request that deletes just this entry: its first tuple names it; the id tells it from one that came after it.
+/// The request that deletes this entry. Its original tuple identifies it, and the id distinguishes it from a later entry.
 fn deletion(entry: &[u8], v6: bool) -> Option<NftRequest<'static>> {
     let original = attribute(entry, number::CTA_TUPLE_ORIG)?.to_vec();
     let [zone, id] =
@@ -197,27 +201,27 @@ impl Side {
 
 impl Selector {
     fn words(&self) -> String {
-        match self.what {
-            What::Source(ip) => format!("of {ip}"),
-            What::Destination(_, protocol, port) => format!("to host port {port}/{protocol}"),
+        match self.selected {
+            Selected::Source(ip) => format!("of {ip}"),
+            Selected::Destination(_, protocol, port) => format!("to host port {port}/{protocol}"),
         }
     }
 
-    /// The kernel's filter has the comparison of IPv6 addresses the wrong way round (seen in Linux 6.18): a deletion
-    /// by address would take the connections of all others and leave just the one meant.
-    fn kernel_is_able(&self) -> bool {
-        match self.what {
-            What::Source(_) | What::Destination(Some(_), ..) => !self.v6,
-            What::Destination(None, ..) => true,
+    /// The kernel's filter inverts the comparison of IPv6 addresses (observed in Linux 6.18): a deletion by address would remove the
+    /// entries of all other addresses.
+    fn is_supported_by_kernel(&self) -> bool {
+        match self.selected {
+            Selected::Source(_) | Selected::Destination(Some(_), ..) => !self.v6,
+            Selected::Destination(None, ..) => true,
         }
     }
 
-    /// Which parts of the tuple count.
+    /// The compared parts of the tuple.
     fn filter(&self) -> u32 {
-        match self.what {
-            What::Source(_) => number::FILTER_IP_SRC,
-            What::Destination(None, ..) => number::FILTER_PROTO_NUM | number::FILTER_PROTO_DST_PORT,
-            What::Destination(Some(_), ..) => {
+        match self.selected {
+            Selected::Source(_) => number::FILTER_IP_SRC,
+            Selected::Destination(None, ..) => number::FILTER_PROTO_NUM | number::FILTER_PROTO_DST_PORT,
+            Selected::Destination(Some(_), ..) => {
                 number::FILTER_IP_DST | number::FILTER_PROTO_NUM | number::FILTER_PROTO_DST_PORT
             }
         }
@@ -231,11 +235,11 @@ impl Selector {
     }
 
     fn write_tuple(&self, tuple: &mut Body<'_>) {
-        match self.what {
-            What::Source(ip) => {
+        match self.selected {
+            Selected::Source(ip) => {
                 tuple.nest(number::CTA_TUPLE_IP, |part| part.bytes(source_kind(ip.is_ipv6()), &octets(ip)));
             }
-            What::Destination(host, protocol, port) => {
+            Selected::Destination(host, protocol, port) => {
                 tuple.nest(number::CTA_TUPLE_IP, |part| {
                     if let Some(ip) = host {
                         part.bytes(destination_kind(self.v6), &octets(ip));
@@ -249,14 +253,14 @@ impl Selector {
         }
     }
 
-    /// The same selection as the kernel's, on an entry that it dumped.
+    /// The selection of the kernel, for a dumped entry.
     fn matches(&self, entry: &[u8]) -> bool {
         let part = |[outer, inner]: [u16; 2]| attribute_at(entry, &[self.side.tuple(), outer, inner]);
-        match self.what {
-            What::Source(ip) => {
+        match self.selected {
+            Selected::Source(ip) => {
                 part([number::CTA_TUPLE_IP, source_kind(self.v6)]) == Some(octets(ip).as_slice())
             }
-            What::Destination(host, protocol, port) => {
+            Selected::Destination(host, protocol, port) => {
                 let to = part([number::CTA_TUPLE_IP, destination_kind(self.v6)]);
                 host.is_none_or(|ip| to == Some(octets(ip).as_slice()))
                     && part([number::CTA_TUPLE_PROTO, number::CTA_PROTO_NUM]) == Some(&[protocol.number()])
@@ -306,31 +310,32 @@ mod tests {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    fn left() -> usize {
+    fn entries() -> usize {
         ["ipv4", "ipv6"].map(|family| conntrack(&format!("-L -f {family}")).lines().count()).iter().sum()
     }
 
-    /// Kernels before 6.8 need it; this one does both.
+    /// Needed for kernels before 6.8.
     #[test]
-    fn f3_without_a_filter_in_the_kernel_the_same_connections_go() {
+    fn f3_the_same_entries_are_removed_without_a_filter_in_the_kernel() {
         let in_a_namespace = || {
             for (from, to) in [("10.0.0.2", "10.0.0.9"), ("10.0.0.3", "10.0.0.2"), ("fd00::2", "fd00::9")] {
                 for port in [53, 54] {
                     conntrack(&format!("-I -s {from} -d {to} -p udp --sport 9 --dport {port} -t 600"));
                 }
             }
-            let remove = |what, v6, side| {
-                remove_one_by_one(&mut NftSocket::open().unwrap(), &[Selector { side, v6, what }]).unwrap();
-                left()
+            let remove = |selected, v6, side| {
+                remove_one_by_one(&mut NftSocket::open().unwrap(), &[Selector { side, v6, selected }])
+                    .unwrap();
+                entries()
             };
             let (v4, v6): (IpAddr, IpAddr) = ("10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap());
-            assert_eq!(left(), 6);
-            assert_eq!(remove(What::Source("10.0.0.7".parse().unwrap()), false, Side::Original), 6);
-            assert_eq!(remove(What::Source(v4), false, Side::Original), 4);
-            assert_eq!(remove(What::Destination(Some(v6), Protocol::Udp, 53), true, Side::Original), 4);
-            assert_eq!(remove(What::Destination(None, Protocol::Udp, 53), true, Side::Original), 3);
-            assert_eq!(remove(What::Source(v4), false, Side::Reply), 1);
-            assert_eq!(remove(What::Source(v6), true, Side::Original), 0);
+            assert_eq!(entries(), 6);
+            assert_eq!(remove(Selected::Source("10.0.0.7".parse().unwrap()), false, Side::Original), 6);
+            assert_eq!(remove(Selected::Source(v4), false, Side::Original), 4);
+            assert_eq!(remove(Selected::Destination(Some(v6), Protocol::Udp, 53), true, Side::Original), 4);
+            assert_eq!(remove(Selected::Destination(None, Protocol::Udp, 53), true, Side::Original), 3);
+            assert_eq!(remove(Selected::Source(v4), false, Side::Reply), 1);
+            assert_eq!(remove(Selected::Source(v6), true, Side::Original), 0);
         };
         NetNs::create().unwrap().run(in_a_namespace).unwrap();
     }

@@ -1,12 +1,14 @@
-//! How a table differs from its description, in words, and the text that removes objects over which it cannot be applied. Pure.
+//! How a table differs from its description, in words, and the text that removes conflicting objects. Pure.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use crate::desired::{APPLIED, AppliedObject, Chain, Table};
+use crate::element::{Element, StoredKey};
 use crate::observe::{ListedChain, ObservedChain, ObservedTable};
 use crate::unmanaged::is_harmless;
 
-/// Wanted objects that are missing, and differences of hooks and numbers of rules. They need no digests.
+/// Wanted objects that are missing, and differences of hooks, sizes and numbers of rules. They need no digests.
 pub(crate) fn shape(table: &Table, observed: &ObservedTable) -> Vec<String> {
     let (mut found, id) = (Vec::new(), table.id());
     if observed.is_dormant {
@@ -15,9 +17,15 @@ pub(crate) fn shape(table: &Table, observed: &ObservedTable) -> Vec<String> {
     if observed.revision != Some(table.revision()) {
         found.push(format!("table {id} is of another version or configuration"));
     }
-    let has_set = |name: &str| observed.sets.iter().any(|set| set.name == name);
-    let lost = table.sets.iter().filter(|set| !has_set(&set.name));
-    found.extend(lost.map(|set| format!("set {id} {} is missing", set.name)));
+    for want in &table.sets {
+        match observed.sets.iter().find(|set| set.name == want.name) {
+            None => found.push(format!("set {id} {} is missing", want.name)),
+            Some(have) if have.size != want.size => {
+                found.push(format!("set {id} {} has another size", want.name));
+            }
+            Some(_) => {}
+        }
+    }
     for want in &table.chains {
         let wrong = match observed.chain(&want.name) {
             Some(have) => wrong_chain(want, have),
@@ -36,7 +44,7 @@ pub(crate) fn surplus(table: &Table, observed: &ObservedTable) -> Vec<String> {
     chains.chain(sets).map(|object| format!("{object} is not Podwire's")).collect()
 }
 
-/// Chains and sets whose listing is not as it was when they were applied, but for chains that [`shape`] finds.
+/// Chains and sets whose listing has another digest than when they were applied, except chains that [`shape`] reports.
 pub(crate) fn changed(table: &Table, observed: &ObservedTable) -> Vec<String> {
     let (mut found, id) = (Vec::new(), table.id());
     let is_miscounted = |object: AppliedObject<'_>| match object {
@@ -62,14 +70,14 @@ pub(crate) fn changed(table: &Table, observed: &ObservedTable) -> Vec<String> {
     found
 }
 
-/// Chains and sets whose digest was not stored: the process that applied them may have been killed.
+/// Whether the digest of a chain or set was not stored: the process that applied it may have been killed.
 pub(crate) fn unrecorded(table: &Table, observed: &ObservedTable) -> Option<String> {
     let mut all = objects(table, observed);
     let is_unrecorded = all.any(|(object, _)| !observed.applied.contains_key(&object.key()));
     is_unrecorded.then(|| format!("table {} has no digest of what was applied", table.id()))
 }
 
-/// Whether the table is of another version, and as that version applied it: every object has the digest that was stored.
+/// Whether another version applied the table and no process changed it since: every object has its stored digest.
 pub(crate) fn is_intact_other(table: &Table, observed: &ObservedTable) -> bool {
     let is_other = observed.revision.is_some_and(|revision| revision != table.revision());
     is_other
@@ -121,9 +129,9 @@ fn surplus_sets<'a>(table: &'a Table, observed: &'a ObservedTable) -> impl Itera
     names.filter(move |name| !is_wanted(name) && !table.is_shared(name))
 }
 
-/// The text that removes objects over which the table's text cannot be applied, for the beginning of the same transaction:
-/// chains and sets that are not Podwire's, and chains at another hook. Rules may use them, so all rules are flushed first.
-/// Digests of another version are removed, too.
+/// The text that removes objects that conflict with the table's text, for the beginning of the same transaction: chains and sets
+/// that are not Podwire's, and chains at another hook. Rules may use them, so all rules are flushed first. Digests of another
+/// version are removed, too.
 pub(crate) fn clearance(table: &Table, observed: &ObservedTable) -> String {
     let is_displaced = |have: &&ListedChain| {
         table.chains.iter().any(|want| {
@@ -136,12 +144,12 @@ pub(crate) fn clearance(table: &Table, observed: &ObservedTable) -> String {
         })
     };
     let displaced = observed.chains.iter().map(|chain| &chain.listed).filter(is_displaced);
-    // A table with names that nft would not understand can only be replaced as a whole.
+    // A table with names that nft cannot parse can only be replaced as a whole.
     let surplus = surplus_chains(table, observed).filter(|chain| is_harmless(&chain.name));
     let wrong: Vec<&ListedChain> = displaced.chain(surplus).collect();
     let sets: Vec<&str> = surplus_sets(table, observed).filter(|set| is_harmless(set)).collect();
     let (mut text, id) = (String::new(), table.id());
-    // Digests of another version are of no use from now on, also if this process is killed before it stores its own.
+    // Removed here: this process may be killed before it stores new digests.
     if observed.revision != Some(table.revision()) && observed.sets.iter().any(|set| set.name == APPLIED) {
         let _ = writeln!(text, "flush map {id} {APPLIED}");
     }
@@ -163,6 +171,37 @@ pub(crate) fn clearance(table: &Table, observed: &ObservedTable) -> String {
     text
 }
 
+/// The elements of a table by set and key, with their data.
+pub(crate) type StoredElements = BTreeMap<(String, StoredKey), Option<Vec<u8>>>;
+
+/// How the elements of a table differ from the wanted ones.
+#[derive(Debug, Default)]
+pub(crate) struct ElementDiff<'e, 'a> {
+    pub(crate) missing: Vec<&'e Element<'a>>,
+    /// They exist with other data.
+    pub(crate) changed: Vec<&'e Element<'a>>,
+    pub(crate) surplus: Vec<(String, StoredKey)>,
+}
+
+/// Of two wanted elements with the same key, the first one counts.
+pub(crate) fn elements<'e, 'a>(wanted: &'e [Element<'a>], stored: StoredElements) -> ElementDiff<'e, 'a> {
+    let (mut found, mut known) = (ElementDiff::default(), BTreeSet::new());
+    for element in wanted {
+        let (key, end) = element.stored();
+        let (key, end) = ((element.set.to_string(), key), end.map(|end| (element.set.to_string(), end)));
+        let has_end = end.as_ref().is_none_or(|end| stored.contains_key(end));
+        match stored.get(&key) {
+            _ if known.contains(&key) => {}
+            Some(value) if *value != element.value() => found.changed.push(element),
+            Some(_) if has_end => {}
+            Some(_) | None => found.missing.push(element),
+        }
+        known.extend([Some(key), end].into_iter().flatten());
+    }
+    found.surplus = stored.into_keys().filter(|key| !known.contains(key)).collect();
+    found
+}
+
 impl ObservedTable {
     fn chain(&self, name: &str) -> Option<&ObservedChain> {
         self.chains.iter().find(|chain| chain.listed.name == name)
@@ -178,13 +217,13 @@ mod tests {
     use crate::desired::pods;
     use crate::observe::ObservedSet;
 
-    /// Else CHECK would fail for all pods if the process that applied the new rules is killed before it stores their digests:
-    /// without an agent, no process applies them again.
+    /// Otherwise CHECK would fail for all pods if the process that applied the new rules is killed before it stores their
+    /// digests: without an agent, no process applies them again.
     #[test]
-    fn digests_of_another_version_go_with_its_rules() {
+    fn digests_of_another_version_are_removed_with_its_rules() {
         let table = pods::base(TableFamily::Inet);
         let of = |revision| {
-            let sets = vec![ObservedSet { name: APPLIED.to_owned(), key_length: 4, digest: 0 }];
+            let sets = vec![ObservedSet { name: APPLIED.to_owned(), key_length: 4, size: None, digest: 0 }];
             let observed = ObservedTable {
                 is_dormant: false,
                 revision,

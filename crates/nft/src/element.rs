@@ -1,27 +1,36 @@
-//! Elements of sets and maps: those of a pod, and how keys are laid out. Pure.
+//! Elements of sets and maps, the layout of their keys, and the elements of a pod. Pure.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
 use types::{IfName, Mac};
 
 use crate::desired::pods::{self, DHCP_PORTS, MAC_PORTS, MACS, PORTS, SETS4, SETS6, SetNames, TARGETS};
 use crate::desired::{REVISION, REVISION_KEY, TableFamily, TableId};
 use crate::error::Error;
+use crate::number;
 use crate::pod::{AttachMode, FirewallPod, Guard, HostPort, Protocol};
 
-/// One part of a key or of a map's value.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Field<'a> {
+/// One field of a key or of a map's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Field<'a> {
     Link(&'a IfName),
     Mac(Mac),
     Ip(IpAddr),
+    /// All addresses of a network: an interval.
+    Net(IpNet),
     Protocol(Protocol),
     Port(u16),
-    /// A number in the host's byte order.
+    /// An interval of ports; both ends belong to it.
+    Ports(u16, u16),
+    /// The group of a link.
+    LinkGroup(u32),
     Mark(u32),
+    /// Major number in the upper half, minor number in the lower half.
+    Class(u32),
     /// The first bytes of an address, as bits of a packet. nft writes them as a number.
     Bits {
         address: [u8; 16],
@@ -29,16 +38,56 @@ pub(crate) enum Field<'a> {
     },
 }
 
-#[derive(Debug, Clone)]
-pub(crate) enum Data<'a> {
+/// The value of an element.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Data<'a> {
+    /// It is an element of a set.
     None,
     Value(Vec<Field<'a>>),
+    Verdict(MapVerdict<'a>),
 }
 
-/// What it means when an element is already there with other data.
+/// The verdict that an element of a verdict map has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapVerdict<'a> {
+    Accept,
+    Drop,
+    Jump(&'a str),
+    Goto(&'a str),
+}
+
+impl<'a> MapVerdict<'a> {
+    /// The kernel's code, and the chain.
+    pub(crate) fn parts(self) -> (i32, Option<&'a str>) {
+        match self {
+            Self::Accept => (number::ACCEPT, None),
+            Self::Drop => (number::DROP, None),
+            Self::Jump(chain) => (number::JUMP, Some(chain)),
+            Self::Goto(chain) => (number::GOTO, Some(chain)),
+        }
+    }
+}
+
+impl fmt::Display for MapVerdict<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Accept => f.write_str("accept"),
+            Self::Drop => f.write_str("drop"),
+            Self::Jump(chain) => write!(f, "jump {chain}"),
+            Self::Goto(chain) => write!(f, "goto {chain}"),
+        }
+    }
+}
+
+/// A verdict as the bytes that are compared: its code, then the name of its chain.
+pub(crate) fn verdict_bytes(code: i32, chain: &str) -> Vec<u8> {
+    [&code.to_be_bytes(), chain.as_bytes()].concat()
+}
+
+/// The meaning of an element that exists with other data.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Role<'a> {
-    /// It has no data.
+    /// It is replaced.
     Member,
     /// The table's structure is of another version.
     Revision,
@@ -47,12 +96,48 @@ pub(crate) enum Role<'a> {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Element<'a> {
+pub struct Element<'a> {
     pub(crate) table: TableId<'a>,
     pub(crate) set: Cow<'a, str>,
     pub(crate) key: Vec<Field<'a>>,
     pub(crate) data: Data<'a>,
     pub(crate) role: Role<'a>,
+}
+
+/// The key of an element as the kernel stores it. An interval of a single field is stored as two elements, its first value and
+/// the value after its last one. An interval of a concatenation is one element with two keys.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct StoredKey {
+    pub(crate) key: Vec<u8>,
+    /// The last key of an interval of a concatenation.
+    pub(crate) last: Option<Vec<u8>>,
+    /// This is the value after the last one of an interval.
+    pub(crate) is_interval_end: bool,
+}
+
+impl StoredKey {
+    pub(crate) fn exact(key: Vec<u8>) -> Self {
+        Self { key, last: None, is_interval_end: false }
+    }
+}
+
+/// Which bytes of a field are written.
+#[derive(Clone, Copy)]
+enum Bound {
+    /// Of a key without intervals.
+    Exact,
+    First,
+    Last,
+}
+
+impl Bound {
+    /// Numbers are in the host's byte order. The kernel compares intervals bytewise, so there they are in network byte order.
+    fn number(self, number: u32) -> [u8; 4] {
+        match self {
+            Self::Exact => number.to_ne_bytes(),
+            Self::First | Self::Last => number.to_be_bytes(),
+        }
+    }
 }
 
 impl Field<'_> {
@@ -65,7 +150,11 @@ impl Field<'_> {
         Self::Bits { address, length }
     }
 
-    fn write(self, out: &mut Vec<u8>) {
+    fn is_interval(&self) -> bool {
+        matches!(self, Self::Net(_) | Self::Ports(..))
+    }
+
+    fn write(self, out: &mut Vec<u8>, bound: Bound) {
         match self {
             Self::Link(name) => {
                 let start = out.len();
@@ -75,24 +164,51 @@ impl Field<'_> {
             Self::Mac(mac) => out.extend_from_slice(&mac.octets()),
             Self::Ip(IpAddr::V4(ip)) => out.extend_from_slice(&ip.octets()),
             Self::Ip(IpAddr::V6(ip)) => out.extend_from_slice(&ip.octets()),
+            Self::Net(net) => match bound {
+                Bound::Exact | Bound::First => Self::Ip(net.network()).write(out, bound),
+                Bound::Last => Self::Ip(net.broadcast()).write(out, bound),
+            },
             Self::Protocol(protocol) => out.push(protocol.number()),
             Self::Port(port) => out.extend_from_slice(&port.to_be_bytes()),
-            Self::Mark(mark) => out.extend_from_slice(&mark.to_ne_bytes()),
+            Self::Ports(first, last) => match bound {
+                Bound::Exact | Bound::First => Self::Port(first).write(out, bound),
+                Bound::Last => Self::Port(last).write(out, bound),
+            },
+            Self::LinkGroup(number) | Self::Mark(number) | Self::Class(number) => {
+                out.extend_from_slice(&bound.number(number));
+            }
             Self::Bits { address, length } => out.extend(address.iter().take(length)),
         }
     }
 }
 
-/// The bytes of a key or value: every part of a concatenation begins at a 32-bit register of the kernel.
+/// The bytes of a key without intervals, or of a value.
 pub(crate) fn bytes(fields: &[Field<'_>]) -> Vec<u8> {
+    bytes_at(fields, Bound::Exact)
+}
+
+/// Every field of a concatenation begins at a 32-bit register of the kernel.
+fn bytes_at(fields: &[Field<'_>], bound: Bound) -> Vec<u8> {
     let mut out = Vec::with_capacity(40);
     for field in fields {
-        field.write(&mut out);
+        field.write(&mut out, bound);
         if fields.len() > 1 {
             out.resize(out.len().next_multiple_of(4), 0);
         }
     }
     out
+}
+
+/// The number after this one, in network byte order. None if there is none.
+fn successor(mut number: Vec<u8>) -> Option<Vec<u8>> {
+    for byte in number.iter_mut().rev() {
+        let is_overflow;
+        (*byte, is_overflow) = byte.overflowing_add(1);
+        if !is_overflow {
+            return Some(number);
+        }
+    }
+    None
 }
 
 impl fmt::Display for Field<'_> {
@@ -101,9 +217,13 @@ impl fmt::Display for Field<'_> {
             Self::Link(name) => name.fmt(f),
             Self::Mac(mac) => mac.fmt(f),
             Self::Ip(ip) => ip.fmt(f),
+            Self::Net(net) => net.fmt(f),
             Self::Protocol(protocol) => protocol.fmt(f),
             Self::Port(port) => port.fmt(f),
+            Self::Ports(first, last) => write!(f, "{first}-{last}"),
+            Self::LinkGroup(group) => group.fmt(f),
             Self::Mark(mark) => write!(f, "{mark:#x}"),
+            Self::Class(class) => write!(f, "{:x}:{:x}", class >> 16, class & 0xffff),
             Self::Bits { address, length } => {
                 f.write_str("0x")?;
                 address.iter().take(*length).try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -124,28 +244,56 @@ impl fmt::Display for Element<'_> {
 }
 
 impl<'a> Element<'a> {
-    /// Of a set.
-    pub(crate) fn member(table: TableId<'a>, set: impl Into<Cow<'a, str>>, key: Vec<Field<'a>>) -> Self {
-        Self { table, set: set.into(), key, data: Data::None, role: Role::Member }
+    pub fn new(
+        table: TableId<'a>,
+        set: impl Into<Cow<'a, str>>,
+        key: Vec<Field<'a>>,
+        data: Data<'a>,
+    ) -> Self {
+        Self { table, set: set.into(), key, data, role: Role::Member }
     }
 
-    /// The bytes that a map has for it.
+    /// An element of a set.
+    pub(crate) fn member(table: TableId<'a>, set: impl Into<Cow<'a, str>>, key: Vec<Field<'a>>) -> Self {
+        Self::new(table, set, key, Data::None)
+    }
+
+    /// Its data as the bytes that are compared.
     pub(crate) fn value(&self) -> Option<Vec<u8>> {
         match &self.data {
             Data::None => None,
             Data::Value(fields) => Some(bytes(fields)),
+            Data::Verdict(verdict) => {
+                let (code, chain) = verdict.parts();
+                Some(verdict_bytes(code, chain.unwrap_or_default()))
+            }
         }
     }
 
+    /// The key that has the data, and the end of an interval if the kernel stores it as an element.
+    pub(crate) fn stored(&self) -> (StoredKey, Option<StoredKey>) {
+        if !self.key.iter().any(Field::is_interval) {
+            return (StoredKey::exact(bytes(&self.key)), None);
+        }
+        let (first, last) = (bytes_at(&self.key, Bound::First), bytes_at(&self.key, Bound::Last));
+        if self.key.len() > 1 {
+            return (StoredKey { last: Some(last), ..StoredKey::exact(first) }, None);
+        }
+        let end = successor(last).map(|key| StoredKey { is_interval_end: true, ..StoredKey::exact(key) });
+        (StoredKey::exact(first), end)
+    }
+
     fn content(&self) -> String {
+        let key = joined(&self.key);
         match &self.data {
-            Data::None => joined(&self.key),
-            Data::Value(fields) => format!("{} : {}", joined(&self.key), joined(fields)),
+            Data::None => key,
+            Data::Value(fields) => format!("{key} : {}", joined(fields)),
+            Data::Verdict(verdict) => format!("{key} : {verdict}"),
         }
     }
 }
 
-/// The text that adds these elements, for the nft program. One line for each set: nft takes its time for every line.
+/// The text for nft that adds these elements. One line for each set, because nft is slower with one line for each element.
 pub(crate) fn additions<'e>(elements: impl IntoIterator<Item = &'e Element<'e>>) -> String {
     let mut sets: BTreeMap<(TableId<'_>, &str), Vec<String>> = BTreeMap::new();
     for element in elements {
@@ -414,5 +562,45 @@ mod tests {
         assert_eq!(bytes(&[mac]).len(), 6);
         assert_eq!(bytes(&[Field::Link(&link), mac])[16..], [2, 0, 0, 0, 0, 7, 0, 0]);
         assert_eq!(bytes(&[Field::Protocol(Protocol::Udp), Field::Port(53)]), [17, 0, 0, 0, 0, 53, 0, 0]);
+    }
+
+    #[test]
+    fn an_interval_is_stored_as_two_elements_or_as_one_with_two_keys() {
+        let stored = |key: Vec<Field<'static>>| {
+            Element::member(TableId::of_pods(TableFamily::Inet), "s", key).stored()
+        };
+        let net = |net: &str| Field::Net(net.parse().unwrap());
+        let end = |key: &[u8]| Some(StoredKey { is_interval_end: true, ..StoredKey::exact(key.to_vec()) });
+        assert_eq!(
+            stored(vec![net("10.0.0.0/8")]),
+            (StoredKey::exact(vec![10, 0, 0, 0]), end(&[11, 0, 0, 0]))
+        );
+        assert_eq!(stored(vec![net("10.1.255.255/32")]).1, end(&[10, 2, 0, 0]));
+        assert_eq!(stored(vec![net("255.0.0.0/8")]).1, None, "the last interval has no end");
+        assert_eq!(stored(vec![net("ff00::/8")]).1, None);
+        let (group, class) = (Field::LinkGroup(0x5057_0001), Field::Class(0x0001_0002));
+        let key = vec![0x50, 0x57, 0, 1, 0, 1, 0, 2, 0, 80, 0, 0];
+        let last = vec![0x50, 0x57, 0, 1, 0, 1, 0, 2, 0, 90, 0, 0];
+        let concatenated = StoredKey { key, last: Some(last), is_interval_end: false };
+        assert_eq!(stored(vec![group, class, Field::Ports(80, 90)]), (concatenated, None));
+        assert_eq!(stored(vec![group]).0.key, 0x5057_0001_u32.to_ne_bytes());
+    }
+
+    #[test]
+    fn elements_of_maps_are_written_as_nft_writes_them() {
+        let table = TableId { family: TableFamily::Inet, name: "podwire-policy" };
+        let element = |key, data| Element::new(table, "m", key, data).content();
+        let key = vec![Field::LinkGroup(7), Field::Class(0xffff_0001), Field::Ports(80, 90)];
+        for (verdict, text) in [
+            (MapVerdict::Accept, "accept"),
+            (MapVerdict::Drop, "drop"),
+            (MapVerdict::Jump("deny"), "jump deny"),
+            (MapVerdict::Goto("deny"), "goto deny"),
+        ] {
+            let written = element(key.clone(), Data::Verdict(verdict));
+            assert_eq!(written, format!("7 . ffff:1 . 80-90 : {text}"));
+        }
+        let net = Field::Net("fd00::/8".parse().unwrap());
+        assert_eq!(element(vec![net], Data::Value(vec![Field::Class(3)])), "fd00::/8 : 0:3");
     }
 }

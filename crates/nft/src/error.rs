@@ -9,7 +9,7 @@ use types::{Code, Finding, Fix};
 use crate::pod::Protocol;
 use crate::program::INSTALL;
 
-/// What can go wrong with the firewall. Errors of the kernel keep their errno in `source`.
+/// Errors of the firewall. `source` has the errno of the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the nft program is not installed, and the firewall's tables cannot be made without it")]
@@ -33,12 +33,12 @@ pub enum Error {
     Structure { message: String },
     #[error("could not {operation}: {source}")]
     Io { operation: &'static str, source: io::Error },
-    #[error("{operation} took longer than 10 seconds and was given up")]
+    #[error("{operation} did not finish within 10 seconds")]
     Timeout { operation: &'static str },
 }
 
 impl Error {
-    /// The condition of a node whose nft program is missing or cannot be executed.
+    /// The condition of a node without an executable nft program.
     pub fn missing_program(&self) -> Option<Finding> {
         let fix = match self {
             Self::NftMissing => INSTALL.into(),
@@ -48,7 +48,7 @@ impl Error {
         Some(Finding::new(Code::NftMissing, "program nft", self).fix(fix))
     }
 
-    /// The module with what the kernel lacks; none if it is a part of another module.
+    /// The kernel module that is missing. None if it is a part of another module.
     pub fn module(&self) -> Option<String> {
         let Self::Unsupported { option, .. } = self else { return None };
         match option.strip_prefix("CONFIG_")? {
@@ -58,7 +58,7 @@ impl Error {
         }
     }
 
-    /// The error of a system call of our own.
+    /// The error of a system call.
     pub(crate) fn io(operation: &'static str, source: impl Into<io::Error>) -> Self {
         let source = source.into();
         match source.raw_os_error() {
@@ -78,7 +78,7 @@ impl Error {
         }
     }
 
-    /// The kernel's answer to a request.
+    /// A request that the kernel refused.
     pub(crate) fn refused(operation: &'static str, object: String, refusal: Refusal) -> Self {
         match refusal.errno {
             Errno::PERM | Errno::ACCESS => Self::Permission { operation },

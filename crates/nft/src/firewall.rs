@@ -14,21 +14,21 @@ use crate::program;
 use crate::request;
 use crate::socket::{NftRequest, NftSocket, RefusedTransaction};
 
-/// How often a pod is tried: structure, leftovers of another pod and the real thing need three; the rest is for races.
+/// Attempts to add a pod. Structure, elements of an earlier pod and the pod itself need three; the others are for races.
 const TRIES: usize = 6;
-/// How often the structure is made for one pod: somebody may prune its network's chain before the pod is in it.
-const RENEWALS: usize = 3;
-/// How often a reading is repeated because somebody changed any table between it and our transaction.
+/// How often the structure is applied for one pod. Another process may prune its network's chain before the pod is in it.
+const APPLICATIONS: usize = 3;
+/// Attempts if another process changes a table between a listing and the transaction.
 const GENERATIONS: usize = 100;
 
 /// The families of the tables of pods.
 pub(crate) const BOTH: [TableFamily; 2] = [TableFamily::Inet, TableFamily::Bridge];
 
-const ADMIT: &str = "add a pod to the firewall";
-const EXPEL: &str = "remove a pod from the firewall";
-const LOOK: &str = "look up a pod in the firewall";
+const ADD: &str = "add a pod to the firewall";
+const REMOVE: &str = "remove a pod from the firewall";
+const CHECK: &str = "check a pod in the firewall";
 
-/// Our tables in one network namespace.
+/// Podwire's tables in one network namespace.
 pub struct Firewall {
     pub(crate) socket: NftSocket,
 }
@@ -39,62 +39,62 @@ impl Firewall {
         Ok(Self { socket: NftSocket::open()? })
     }
 
-    /// Puts the pod in force, all of it or nothing. Doing it again changes nothing. The tables are made when they are
-    /// missing. A host port of another pod is [`Error::PortTaken`].
+    /// Adds all elements of the pod or none. Adding them again changes nothing. Missing tables are created. A host port of another
+    /// pod is [`Error::PortTaken`].
     pub fn add_pod(&mut self, pod: &FirewallPod<'_>) -> Result<(), Error> {
         self.add_pod_after(pod, &mut NoOthers)
     }
 
-    /// The same; when the tables themselves were missing or of another version, they are made again and [`OtherPods::restore`]
-    /// puts back the pods that were in them, before this one can take a host port of theirs. Over tables of another version
-    /// the rules come with the members of all running pods, in one transaction: new rules may use new sets, and without
-    /// their elements they would drop what running pods send.
+    /// The same. If the tables were missing or of another version, they are applied, and [`OtherPods::restore`] restores the other
+    /// pods before this one can take one of their host ports. Over tables of another version, the rules are applied with the
+    /// elements of all running pods in one transaction: new rules may use new sets, and without elements they would drop packets
+    /// of running pods.
     pub fn add_pod_after(&mut self, pod: &FirewallPod<'_>, others: &mut dyn OtherPods) -> Result<(), Error> {
         let mut elements = element::revisions(pod);
         elements.append(&mut element::of(pod)?);
         let mut replace = vec![Replace::No; elements.len()];
-        let mut renewals = 0;
+        let mut applications = 0;
         let mut last = Vec::new();
         for _ in 0..TRIES {
             let (requests, steps) = additions(&elements, &replace);
             let Err(refused) = self.socket.transact(&requests, None)? else { return Ok(()) };
             last = named(refused, &steps)?;
-            let wanting: Vec<&Element<'_>> = last
+            let lacking: Vec<&Element<'_>> = last
                 .iter()
-                .filter(|(step, refusal)| wants_structure(&elements[step.element], *step, refusal))
+                .filter(|(step, refusal)| lacks_structure(&elements[step.element], *step, refusal))
                 .map(|(step, _)| &elements[step.element])
                 .collect();
-            if !wanting.is_empty() {
-                if renewals == RENEWALS {
+            if !lacking.is_empty() {
+                if applications == APPLICATIONS {
                     break;
                 }
                 let is_of_network =
                     |e: &&Element<'_>| pod.masquerade.is_some_and(|chain| chain.has_set(&e.set));
-                let is_first_of_network = wanting.iter().all(is_of_network);
+                let is_first_of_network = lacking.iter().all(is_of_network);
                 let is_other_version = self.is_of_another_version(element::families(pod))?;
-                let mut make = |running: &[FirewallPod<'_>]| self.make(pod, running, renewals > 0);
-                // Rules of another version may use sets that running pods are not in.
+                let mut apply = |running: &[FirewallPod<'_>]| self.apply_for(pod, running, applications > 0);
+                // Rules of this version may use sets without elements of running pods.
                 if is_other_version {
-                    others.hold(&mut make)?;
+                    others.hold(&mut apply)?;
                 } else {
-                    make(&[])?;
+                    apply(&[])?;
                 }
-                renewals += 1;
+                applications += 1;
                 if !is_first_of_network {
                     others.restore();
                 }
                 continue;
             }
             for (step, refusal) in &last {
-                replace[step.element] = self.settle(pod, &elements[step.element], (*step, refusal))?;
+                replace[step.element] = self.resolve(pod, &elements[step.element], (*step, refusal))?;
             }
         }
-        Err(why(&elements, last))
+        Err(last_error(&elements, last))
     }
 
-    /// Makes what a pod needs, with the elements of running pods in the same transaction. `was_pruned`: the chain of the pod's
-    /// network was removed before the pod was in it, and must never be empty.
-    fn make(
+    /// Applies the structure that a pod needs, with the elements of running pods in the same transaction. `was_pruned`: the chain of
+    /// the pod's network was removed before the pod was in it, so it must not be empty this time.
+    fn apply_for(
         &mut self,
         pod: &FirewallPod<'_>,
         running: &[FirewallPod<'_>],
@@ -104,7 +104,7 @@ impl Firewall {
         let all: Vec<FirewallPod<'_>> = [*pod].into_iter().chain(running.iter().copied()).collect();
         let structure = Structure::of(&all);
         let tables: Vec<Table> = families.iter().map(|family| structure.table(*family)).collect();
-        // A pod that has no elements because a port of it is wrong fails when it is restored.
+        // A pod without elements, because one of its ports is invalid, fails when it is restored.
         let mut elements: Vec<Element<'_>> =
             running.iter().filter_map(|pod| element::of(pod).ok()).flatten().collect();
         elements.retain(|e| matches!(e.role, Role::Member) && families.contains(&e.table.family));
@@ -114,7 +114,7 @@ impl Firewall {
         self.apply(&tables, &elements)
     }
 
-    /// Is one of the tables of pods there, and made by another version?
+    /// Whether another version applied one of the tables of pods.
     pub(crate) fn is_of_another_version(&mut self, families: &[TableFamily]) -> Result<bool, Error> {
         for &family in families {
             let table = TableId::of_pods(family);
@@ -126,34 +126,34 @@ impl Firewall {
         Ok(false)
     }
 
-    /// What to do about one element that could not be added.
-    fn settle(
+    /// Whether an element that could not be added is replaced.
+    fn resolve(
         &mut self,
         pod: &FirewallPod<'_>,
         element: &Element<'_>,
         (step, refusal): (ElementStep, &Refusal),
     ) -> Result<Replace, Error> {
         match (step.action, refusal.errno, element.role) {
-            // What was to be replaced has gone by itself.
+            // The element to be replaced does not exist any more.
             (ElementAction::Delete, Errno::NOENT, _) => Ok(Replace::No),
             (ElementAction::Add, Errno::EXIST, Role::HostPort(port)) => match self.holder(element)? {
-                // From an earlier pod that had our address.
+                // From an earlier pod with the same address.
                 Some(holder) if pod.addresses.contains(&holder) && !step.replaced => Ok(Replace::Yes),
                 Some(holder) => Err(taken(port, Some(holder))),
                 None => Ok(Replace::No),
             },
-            (_, _, _) => Err(Error::refused(ADMIT, element.to_string(), refusal.clone())),
+            (_, _, _) => Err(Error::refused(ADD, element.to_string(), refusal.clone())),
         }
     }
 
-    /// The pod that a host port leads to.
+    /// The pod that a host port is forwarded to.
     fn holder(&mut self, element: &Element<'_>) -> Result<Option<IpAddr>, Error> {
         let answer = self.socket.ask(&[request::get(element)])?.pop();
         Ok(answer.and_then(Result::ok).and_then(|found| request::pod_address(&found)))
     }
 
-    /// Takes the pod out of force. What is already gone is no error, and keeps nothing else; a host port that another
-    /// pod has by now stays.
+    /// Removes the elements of the pod. Missing elements are no error, and all others are removed. A host port that another pod has
+    /// by now stays.
     pub fn remove_pod(&mut self, pod: &FirewallPod<'_>) -> Result<(), Error> {
         let elements = element::of(pod)?;
         for _ in 0..GENERATIONS {
@@ -165,10 +165,10 @@ impl Firewall {
         }
         let source = Errno::RESTART.into();
         let (object, reason) = (pod.link.to_string(), "other tables kept changing".to_owned());
-        Err(Error::Transaction { operation: EXPEL, object, reason, source })
+        Err(Error::Transaction { operation: REMOVE, object, reason, source })
     }
 
-    /// The elements without host ports that lead elsewhere, and the generation of the tables in which that was so.
+    /// The elements without host ports of other pods, and the generation of the tables at that time.
     fn own<'e, 'a>(
         &mut self,
         elements: &'e [Element<'a>],
@@ -178,24 +178,24 @@ impl Firewall {
         if ports.is_empty() {
             return Ok((None, elements.iter().collect()));
         }
-        // The generation is read first: a change after it is then noticed, wherever it falls.
+        // The generation is read first, so that later changes are detected.
         let questions: Vec<NftRequest<'_>> =
             [request::get_generation()].into_iter().chain(ports.iter().map(|e| request::get(e))).collect();
         let mut answers = self.socket.ask(&questions)?.into_iter();
         let generation = answers.next().and_then(Result::ok).and_then(|found| request::generation(&found));
-        let mut ours =
+        let mut is_own =
             ports.iter().zip(answers).map(|(e, found)| found.is_ok_and(|found| request::holds(e, &found)));
-        let keep = |e: &&Element<'_>| !is_port(e) || ours.next().unwrap_or(false);
+        let keep = |e: &&Element<'_>| !is_port(e) || is_own.next().unwrap_or(false);
         Ok((generation, elements.iter().filter(keep).collect()))
     }
 
-    /// Lets the elements expire where the kernel can do that, and deletes them where it cannot.
+    /// Lets the elements expire. If the kernel does not support that, they are deleted.
     fn remove(&mut self, elements: &[&Element<'_>], generation: Option<u32>) -> Result<PodRemoval, Error> {
         let expired = self.change(request::expire, elements, generation);
         match expired {
             Ok(PodRemoval::Done) if self.is_expiring(elements)? => Ok(PodRemoval::Done),
             Ok(PodRemoval::Overtaken) => Ok(PodRemoval::Overtaken),
-            // An older kernel took it for an element that is there already, or our tables are from an older version.
+            // An older kernel ignored the timeout, or the tables are of an older version.
             Ok(PodRemoval::Done) | Err(Error::Transaction { .. }) => {
                 self.change(request::delete, elements, generation)
             }
@@ -203,7 +203,7 @@ impl Firewall {
         }
     }
 
-    /// Did the kernel understand that these are to expire? One element tells.
+    /// Whether the elements expire. One element is checked.
     fn is_expiring(&mut self, elements: &[&Element<'_>]) -> Result<bool, Error> {
         // The kernel of a process does not change.
         static KNOWN: AtomicBool = AtomicBool::new(false);
@@ -213,7 +213,7 @@ impl Firewall {
         let answer = self.socket.ask(&[request::get(first)])?.pop();
         match answer {
             Some(Ok(found)) if !request::expires(&found) => Ok(false),
-            // Only an element that was seen expiring proves it; one that is gone already may have been deleted.
+            // Only an element that expires proves it. One that does not exist may have been deleted.
             Some(Ok(_)) => {
                 KNOWN.store(true, Ordering::Relaxed);
                 Ok(true)
@@ -222,64 +222,64 @@ impl Firewall {
         }
     }
 
-    /// One missing element (or set, or table) makes the kernel refuse all, but it names every missing one: the second
-    /// try is without them.
+    /// The kernel refuses a transaction if an element, set or table does not exist, and reports each of them. They are left out of
+    /// the next attempt.
     fn change(
         &mut self,
         how: for<'e> fn(&'e Element<'e>) -> NftRequest<'e>,
         elements: &[&Element<'_>],
         generation: Option<u32>,
     ) -> Result<PodRemoval, Error> {
-        let mut left: Vec<&Element<'_>> = elements.to_vec();
-        while !left.is_empty() {
-            let requests: Vec<NftRequest<'_>> = left.iter().map(|e| how(e)).collect();
+        let mut remaining: Vec<&Element<'_>> = elements.to_vec();
+        while !remaining.is_empty() {
+            let requests: Vec<NftRequest<'_>> = remaining.iter().map(|e| how(e)).collect();
             let Err(refused) = self.socket.transact(&requests, generation)? else {
                 return Ok(PodRemoval::Done);
             };
             if let Some(whole) = refused.whole {
                 return match whole.errno {
                     Errno::RESTART => Ok(PodRemoval::Overtaken),
-                    // Without nf_tables in the kernel there is nothing of ours either.
+                    // The kernel lacks nf_tables, so there are no elements.
                     Errno::OPNOTSUPP => Ok(PodRemoval::Done),
-                    _ => Err(Error::refused(EXPEL, TABLE.to_owned(), whole)),
+                    _ => Err(Error::refused(REMOVE, TABLE.to_owned(), whole)),
                 };
             }
-            let mut gone = vec![false; left.len()];
-            for (place, refusal) in refused.requests {
+            let mut absent = vec![false; remaining.len()];
+            for (index, refusal) in refused.requests {
                 if refusal.errno != Errno::NOENT {
-                    return Err(Error::refused(EXPEL, left[place].to_string(), refusal));
+                    return Err(Error::refused(REMOVE, remaining[index].to_string(), refusal));
                 }
-                gone[place] = true;
+                absent[index] = true;
             }
-            let mut gone = gone.into_iter();
-            left.retain(|_| !gone.next().unwrap_or(false));
+            let mut absent = absent.into_iter();
+            remaining.retain(|_| !absent.next().unwrap_or(false));
         }
         Ok(PodRemoval::Done)
     }
 
-    /// What of the pod is not in force, in words that nft understands; nothing means all is well.
+    /// The missing parts of the pod, in the syntax of nft.
     pub fn missing(&mut self, pod: &FirewallPod<'_>) -> Result<Vec<String>, Error> {
         let mut missing = self.missing_rules(pod)?;
         if !missing.is_empty() {
-            // Another process may just have replaced rules, and not stored their digests yet.
-            let again = self.missing_rules(pod)?;
-            missing.retain(|what| again.contains(what));
+            // Another process may have replaced rules without having stored their digests yet.
+            let second = self.missing_rules(pod)?;
+            missing.retain(|what| second.contains(what));
         }
         let elements = element::of(pod)?;
         let questions: Vec<NftRequest<'_>> = elements.iter().map(request::get).collect();
         for (element, answer) in elements.iter().zip(self.socket.ask(&questions)?) {
             match answer {
                 Ok(found) if request::holds(element, &found) => {}
-                Ok(_) => missing.push(format!("element {element} (it is there with another value)")),
+                Ok(_) => missing.push(format!("element {element} (it has another value)")),
                 Err(Refusal { errno: Errno::NOENT, .. }) => missing.push(format!("element {element}")),
-                Err(refusal) => return Err(Error::refused(LOOK, element.to_string(), refusal)),
+                Err(refusal) => return Err(Error::refused(CHECK, element.to_string(), refusal)),
             }
         }
         Ok(missing)
     }
 
-    /// How the tables that the pod needs differ from their description. Objects of other programs in them, and digests that were
-    /// not stored, are no fault of the pod.
+    /// How the tables that the pod needs differ from their description. Unmanaged objects in them, and digests that were not stored,
+    /// do not affect the pod.
     fn missing_rules(&mut self, pod: &FirewallPod<'_>) -> Result<Vec<String>, Error> {
         let (structure, mut missing) = (Structure::of(std::slice::from_ref(pod)), Vec::new());
         for &family in element::families(pod) {
@@ -295,18 +295,17 @@ impl Firewall {
         Ok(missing)
     }
 
-    /// Could a pod be admitted? The kernel and the nft program are there, which make and repair Podwire's tables. Changes
-    /// nothing.
+    /// Whether a pod could be added: the kernel has nf_tables, and the nft program is installed. Changes nothing.
     pub fn is_available(&mut self) -> Result<(), Error> {
         program::check_program()?;
         let answer = self.socket.ask(&[request::get_table(TableId::of_pods(TableFamily::Inet))])?.pop();
         match answer {
             Some(Ok(_)) | Some(Err(Refusal { errno: Errno::NOENT, .. })) | None => Ok(()),
-            Some(Err(refusal)) => Err(Error::refused(LOOK, TABLE.to_owned(), refusal)),
+            Some(Err(refusal)) => Err(Error::refused(CHECK, TABLE.to_owned(), refusal)),
         }
     }
 
-    /// Removes the tables of pods with everything in them. Was there one?
+    /// Deletes the tables of pods with their contents. Returns whether one existed.
     pub fn cleanup(&mut self) -> Result<bool, Error> {
         let mut removed = false;
         for family in BOTH {
@@ -316,15 +315,15 @@ impl Firewall {
     }
 }
 
-/// The other pods of this node, which the caller knows.
+/// The other pods of this node.
 pub trait OtherPods {
-    /// Calls `act` once, with those that are running. None of them may be expelled before it returns.
+    /// Calls `act` once with the running pods. None of them may be removed before it returns.
     fn hold(&mut self, act: &mut dyn FnMut(&[FirewallPod<'_>]) -> Result<(), Error>) -> Result<(), Error>;
-    /// Puts them back into tables that were made again.
+    /// Adds them to tables that were created again.
     fn restore(&mut self);
 }
 
-/// The caller knows of none.
+/// There are none.
 pub struct NoOthers;
 
 impl OtherPods for NoOthers {
@@ -352,7 +351,7 @@ pub(crate) enum ElementAction {
     Delete,
 }
 
-/// What a request of ours is about.
+/// The element and the action of a request.
 #[derive(Clone, Copy)]
 pub(crate) struct ElementStep {
     pub(crate) element: usize,
@@ -366,51 +365,51 @@ pub(crate) fn additions<'e>(
     replace: &[Replace],
 ) -> (Vec<NftRequest<'e>>, Vec<ElementStep>) {
     let (mut requests, mut steps) = (Vec::with_capacity(elements.len()), Vec::with_capacity(elements.len()));
-    for (place, (element, replace)) in elements.iter().zip(replace).enumerate() {
+    for (index, (element, replace)) in elements.iter().zip(replace).enumerate() {
         let replaced = *replace == Replace::Yes;
         if replaced {
             requests.push(request::delete(element));
-            steps.push(ElementStep { element: place, action: ElementAction::Delete, replaced });
+            steps.push(ElementStep { element: index, action: ElementAction::Delete, replaced });
         }
         requests.push(request::add(element));
-        steps.push(ElementStep { element: place, action: ElementAction::Add, replaced });
+        steps.push(ElementStep { element: index, action: ElementAction::Add, replaced });
     }
     (requests, steps)
 }
 
-/// The refusals with what they are about; a refusal of the whole transaction is an error.
+/// The refusals with their steps. A refusal of the whole transaction is an error.
 pub(crate) fn named(
     refused: RefusedTransaction,
     steps: &[ElementStep],
 ) -> Result<Vec<(ElementStep, Refusal)>, Error> {
     if let Some(whole) = refused.whole {
-        return Err(Error::refused(ADMIT, TABLE.to_owned(), whole));
+        return Err(Error::refused(ADD, TABLE.to_owned(), whole));
     }
     Ok(refused
         .requests
         .into_iter()
-        .filter_map(|(place, refusal)| Some((*steps.get(place)?, refusal)))
+        .filter_map(|(index, refusal)| Some((*steps.get(index)?, refusal)))
         .collect())
 }
 
-/// No such table, set or chain; or a table of another version.
-fn wants_structure(element: &Element<'_>, step: ElementStep, refusal: &Refusal) -> bool {
+/// Whether a table, set or chain does not exist, or the table is of another version.
+fn lacks_structure(element: &Element<'_>, step: ElementStep, refusal: &Refusal) -> bool {
     match (step.action, refusal.errno, element.role) {
         (ElementAction::Add, Errno::NOENT, _) | (ElementAction::Add, Errno::EXIST, Role::Revision) => true,
         (_, _, _) => false,
     }
 }
 
-/// The error when trying again did not help.
-fn why(elements: &[Element<'_>], refusals: Vec<(ElementStep, Refusal)>) -> Error {
+/// The error after the last attempt.
+fn last_error(elements: &[Element<'_>], refusals: Vec<(ElementStep, Refusal)>) -> Error {
     let Some((step, refusal)) = refusals.into_iter().next() else {
-        return Error::Structure { message: "the kernel refused a pod and did not say why".to_owned() };
+        return Error::Structure { message: "the kernel refused a pod without a reason".to_owned() };
     };
     let element = &elements[step.element];
     match (refusal.errno, element.role) {
-        // Nobody holds it in the kernel: the pod asks for it twice, for two purposes.
+        // No other pod has it: the pod requests it twice, with different targets.
         (Errno::EXIST, Role::HostPort(port)) => taken(port, None),
-        (_, _) => Error::refused(ADMIT, element.to_string(), refusal),
+        (_, _) => Error::refused(ADD, element.to_string(), refusal),
     }
 }
 

@@ -1,11 +1,11 @@
 //! The firewall of this node: Podwire's nftables tables, and the conntrack entries of pods.
 //!
 //! ```text
-//! desired ─► what Podwire wants, as values: tables, chains, rules, sets, maps            pure
+//! desired ─► tables, chains, rules, sets and maps as values                              pure
 //! element ─► the elements of a pod                                                       pure
-//! Firewall::admit  element ─► socket: ONE send over nfnetlink
+//! Firewall::add_pod  element ─► socket: ONE send over nfnetlink
 //!        │  the kernel answers: no such table, set or chain (first use, or another process flushed them)
-//!        └► apply: text of the tables ─► `nft -f -`, one transaction ─► digests of the listing ─► once more
+//!        └► apply: text of the tables ─► `nft -f -`, one transaction ─► digests of the listing ─► retry
 //! Firewall::drift  observe ─► diff against desired;  Firewall::repair  apply, then the elements of all pods
 //! ```
 //!
@@ -13,18 +13,18 @@
 //! The agent gets events from [`RulesetMonitor`], compares ([`Firewall::drift`], [`Firewall::missing_of`], [`unmanaged_drops`]) and
 //! repairs ([`Firewall::repair`]).
 //!
-//! Called by the engine for ADD, DEL, CHECK and clean-up. It works in the network namespace of the calling thread.
-//! It may touch: tables `inet podwire`, `bridge podwire` and `inet podwire-{peers,limit,clamp}-NETWORK`, and conntrack entries of
-//! the addresses it is given. In tables of other programs it only keeps the rules of [`accept_in_unmanaged`].
+//! Called by the engine for ADD, DEL, CHECK and cleanup, and by the agent. It works in the network namespace of the calling
+//! thread. It may change tables `inet podwire`, `bridge podwire` and `inet podwire-{peers,limit,clamp}-NETWORK`, and conntrack
+//! entries of given addresses. In unmanaged tables it changes only the rules of [`accept_in_unmanaged`].
 
 mod apply;
-mod census;
+
 mod condition;
-mod desired;
 mod diff;
 mod element;
 mod error;
 mod firewall;
+mod listing;
 mod monitor;
 mod network;
 mod number;
@@ -40,15 +40,16 @@ mod surplus;
 mod unmanaged;
 
 pub mod conntrack;
+pub mod desired;
 
 pub use apply::Surplus;
-pub use census::ListedElements;
 pub use desired::limit::ConnectionLimit;
 pub use desired::peers::PeerRules;
 pub use desired::pods::Structure;
 pub use error::Error;
 pub use firewall::{Firewall, NoOthers, OtherPods};
-pub use monitor::{Ours, RulesetChange, RulesetMonitor};
+pub use listing::ListedElements;
+pub use monitor::{ManagedChange, RulesetChange, RulesetMonitor};
 pub use network::PeerTable;
 pub use pod::{AttachMode, FirewallPod, Guard, HostPort, NetworkChain, Protocol};
 pub use program::{INSTALL, check_program};

@@ -1,5 +1,5 @@
-//! Hears from the kernel what happens to nftables, so that the agent looks only when there is a reason. Nothing is
-//! looked up here: a few bytes of each message tell whose it is.
+//! Receives the kernel's notifications about nftables, so that the agent compares tables only after a change. Nothing is listed
+//! here: family and table name of each message identify the owner.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -10,66 +10,68 @@ use rustix::net::{
     AddressFamily, RecvFlags, SocketFlags, SocketType, bind, connect, recv, socket_with, sockopt,
 };
 
-use crate::desired::{NetworkTable, TABLE};
+use crate::desired::{NetworkTable, is_managed_table};
 use crate::error::Error;
 use crate::number;
 
 /// `NFNLGRP_NFTABLES`, the seventh group, as a bit.
 const GROUP: u32 = 1 << 6;
-/// The kernel puts at most a page or two of messages into one datagram.
+/// The kernel sends at most a page or two of messages in one datagram.
 const BUFFER: usize = 32 * 1024;
-/// For bursts; memory is used only while messages wait.
-const ROOM: usize = 2 << 20;
-/// So many datagrams at a time; what is left keeps the socket readable.
+/// Size of the receive buffer, for bursts. Memory is used only while messages wait.
+const RECEIVE_BUFFER: usize = 2 << 20;
+/// Datagrams per read. If there are more, the socket stays readable.
 const AT_ONCE: usize = 256;
 
 const HEADER: usize = 16;
 /// `struct nfgenmsg`
 const GENERAL: usize = 4;
 
-const OPEN: &str = "listen for changes of the firewall";
-const READ: &str = "read what changed in the firewall";
+const OPEN: &str = "subscribe to changes of the firewall";
+const READ: &str = "read changes of the firewall";
 
-/// What happened since the last [`RulesetMonitor::read`].
+/// The changes since the last [`RulesetMonitor::read`]. Podwire's own changes are included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RulesetChange {
-    pub ours: Ours,
-    /// A table, chain or rule of others, at the IP layer, came, went or changed: look at [`unmanaged_drops`](crate::foreign_drops) again.
-    pub unmanaged: bool,
-    /// A table of peers changed, or elements of one were deleted: [`PeerTable::keep`](crate::PeerTable::keep) again.
+    /// Managed tables other than those of peers.
+    pub managed: ManagedChange,
+    /// A table of peers was changed, or elements of one were deleted: see [`PeerTable::keep`](crate::PeerTable::keep).
     pub peers: bool,
+    /// An unmanaged table, chain or rule of the IP layer was added, changed or removed: see
+    /// [`unmanaged_drops`](crate::unmanaged_drops).
+    pub unmanaged: bool,
 }
 
-/// What happened to our own tables; the larger one counts. Our own work looks the same as that of others: these
-/// are reasons to look, not findings.
+/// The most extensive change of a managed table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum Ours {
+pub enum ManagedChange {
     #[default]
-    Nothing,
-    /// Elements were deleted. Where the kernel lets elements expire (Linux 6.12), our own `remove_pod` does not look like this.
+    None,
+    /// Elements were deleted. If the kernel lets elements expire (Linux 6.12), `remove_pod` does not delete any.
     Elements,
-    /// A table, chain, rule or set was added, changed or removed, or the kernel had more to say than we could hear:
-    /// [`Firewall::drift`](crate::Firewall::drift) finds what is wrong. The first pod of a network and `prune` look like this too.
+    /// A table, chain, rule or set was added, changed or removed, or notifications were lost:
+    /// [`Firewall::drift`](crate::Firewall::drift) compares the tables. The first pod of a network and `prune` cause this, too.
     Structure,
 }
 
 impl RulesetChange {
-    pub fn is_nothing(self) -> bool {
+    pub fn is_none(self) -> bool {
         self == Self::default()
     }
 
     fn and(self, other: Self) -> Self {
         Self {
-            ours: self.ours.max(other.ours),
-            unmanaged: self.unmanaged || other.unmanaged,
+            managed: self.managed.max(other.managed),
             peers: self.peers || other.peers,
+            unmanaged: self.unmanaged || other.unmanaged,
         }
     }
 }
 
-const EVERYTHING: RulesetChange = RulesetChange { ours: Ours::Structure, unmanaged: true, peers: true };
+const EVERYTHING: RulesetChange =
+    RulesetChange { managed: ManagedChange::Structure, peers: true, unmanaged: true };
 
-/// Readable (poll) when something happened.
+/// Its file descriptor is readable after a change.
 #[derive(Debug)]
 pub struct RulesetMonitor {
     socket: OwnedFd,
@@ -83,7 +85,7 @@ impl AsFd for RulesetMonitor {
 }
 
 impl RulesetMonitor {
-    /// For the network namespace of the calling thread; any thread may read.
+    /// For the network namespace of the calling thread. Any thread may read.
     pub fn open() -> Result<Self, Error> {
         let socket = subscribe().map_err(|errno| Error::io(OPEN, errno))?;
         Ok(Self { socket, buffer: vec![0; BUFFER] })
@@ -94,10 +96,10 @@ impl RulesetMonitor {
         let mut change = RulesetChange::default();
         for _ in 0..AT_ONCE {
             match recv(&self.socket, self.buffer.as_mut_slice(), RecvFlags::TRUNC) {
-                Ok((heard, length)) if length <= BUFFER => {
-                    change = change.and(of_datagram(self.buffer.get(..heard).unwrap_or_default()));
+                Ok((received, length)) if length <= BUFFER => {
+                    change = change.and(of_datagram(self.buffer.get(..received).unwrap_or_default()));
                 }
-                // Part of it is lost, as is what did not find room.
+                // A part of the datagram, or whole datagrams, were lost.
                 Ok(_) | Err(Errno::NOBUFS) => change = EVERYTHING,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
@@ -111,9 +113,9 @@ impl RulesetMonitor {
 fn subscribe() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(NETFILTER))?;
-    sockopt::set_socket_recv_buffer_size_force(&socket, ROOM)?;
+    sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER)?;
     bind(&socket, &SocketAddrNetlink::new(0, GROUP))?;
-    // Only the kernel has port 0: from now on it lets nobody else send to us.
+    // Port 0 is the kernel: messages from other processes are refused.
     connect(&socket, &SocketAddrNetlink::new(0, 0))?;
     Ok(socket)
 }
@@ -127,7 +129,7 @@ fn of_datagram(datagram: &[u8]) -> RulesetChange {
     change
 }
 
-/// The type and body of the first message, and what follows it.
+/// The type and body of the first message, and the following messages.
 fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let length = read_u32(bytes)? as usize;
     let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
@@ -135,52 +137,56 @@ fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     Some((kind, body, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
 }
 
-/// What a message is about.
-#[derive(PartialEq, Eq)]
-enum About {
+/// The object of a message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ChangedObject {
     TableChainOrRule,
     Set,
-    ElementGone,
+    DeletedElement,
     Other,
 }
 
-/// New, deleted, and since Linux 6.3 destroyed, which is deleted if it was there.
-fn about(kind: u16) -> About {
+/// Messages `NEW…`, `DEL…` and, since Linux 6.3, `DESTROY…`.
+fn changed_object(kind: u16) -> ChangedObject {
     match kind.checked_sub(number::SUBSYS_NFTABLES) {
-        Some(0 | 2 | 26 | 3 | 5 | 27 | 6 | 8 | 28) => About::TableChainOrRule,
-        Some(9 | 11 | 29) => About::Set,
-        Some(14 | 30) => About::ElementGone,
-        Some(_) | None => About::Other,
+        Some(0 | 2 | 26 | 3 | 5 | 27 | 6 | 8 | 28) => ChangedObject::TableChainOrRule,
+        Some(9 | 11 | 29) => ChangedObject::Set,
+        Some(14 | 30) => ChangedObject::DeletedElement,
+        Some(_) | None => ChangedObject::Other,
     }
 }
 
 fn of_message(kind: u16, body: &[u8]) -> RulesetChange {
-    let about = about(kind);
-    if about == About::Other {
-        return RulesetChange::default();
+    let (object, none) = (changed_object(kind), RulesetChange::default());
+    if object == ChangedObject::Other {
+        return none;
     }
     let family = body.first().map(|family| i32::from(*family));
-    // The table's name has the same number in all of these.
+    // The attribute with the table's name has the same number in all of these messages.
     let table = body.get(GENERAL..).and_then(|attributes| attribute(attributes, number::TABLE_NAME));
     let table = table.map(read_text).unwrap_or_default();
-    let kind = NetworkTable::of(&table).map(|(kind, _)| kind);
-    let of_ours = |ours| RulesetChange { ours, ..RulesetChange::default() };
-    match (family, about) {
-        (Some(libc::NFPROTO_INET | libc::NFPROTO_BRIDGE), about) if table == TABLE => match about {
-            About::TableChainOrRule | About::Set => of_ours(Ours::Structure),
-            About::ElementGone => of_ours(Ours::Elements),
-            About::Other => RulesetChange::default(),
-        },
-        (Some(libc::NFPROTO_INET), about) if kind.is_some() => match (kind, about) {
-            (Some(NetworkTable::Peers), _) => RulesetChange { peers: true, ..RulesetChange::default() },
-            // Deleted counters begin again at zero.
-            (Some(NetworkTable::Limit), About::ElementGone) => RulesetChange::default(),
-            (_, _) => of_ours(Ours::Structure),
-        },
-        (Some(libc::NFPROTO_INET | libc::NFPROTO_IPV4 | libc::NFPROTO_IPV6), About::TableChainOrRule) => {
-            RulesetChange { unmanaged: true, ..RulesetChange::default() }
+    match (family, object) {
+        (Some(libc::NFPROTO_INET | libc::NFPROTO_BRIDGE), object) if is_managed_table(&table) => {
+            of_managed(&table, object)
         }
-        (_, _) => RulesetChange::default(),
+        (
+            Some(libc::NFPROTO_INET | libc::NFPROTO_IPV4 | libc::NFPROTO_IPV6),
+            ChangedObject::TableChainOrRule,
+        ) => RulesetChange { unmanaged: true, ..none },
+        (_, _) => none,
+    }
+}
+
+fn of_managed(table: &str, object: ChangedObject) -> RulesetChange {
+    let (kind, none) = (NetworkTable::of(table).map(|(kind, _)| kind), RulesetChange::default());
+    let managed = |managed| RulesetChange { managed, ..none };
+    match (kind, object) {
+        (_, ChangedObject::Other) => none,
+        (Some(NetworkTable::Peers), _) => RulesetChange { peers: true, ..none },
+        (_, ChangedObject::TableChainOrRule | ChangedObject::Set) => managed(ManagedChange::Structure),
+        // Deleted counters start at zero.
+        (Some(NetworkTable::Limit), ChangedObject::DeletedElement) => none,
+        (Some(NetworkTable::Clamp) | None, ChangedObject::DeletedElement) => managed(ManagedChange::Elements),
     }
 }
 
@@ -204,35 +210,45 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_ours_by_family_and_table() {
+    fn the_owner_of_a_message_is_known_by_family_and_table() {
         let (inet, bridge, ip) = (libc::NFPROTO_INET, libc::NFPROTO_BRIDGE, libc::NFPROTO_IPV4);
-        let (ours, unmanaged) = (
-            |ours| RulesetChange { ours, ..RulesetChange::default() },
-            RulesetChange { unmanaged: true, ..RulesetChange::default() },
-        );
-        let peers = RulesetChange { peers: true, ..RulesetChange::default() };
+        let none = RulesetChange::default();
+        let managed = |managed| RulesetChange { managed, ..none };
+        let (peers, unmanaged) =
+            (RulesetChange { peers: true, ..none }, RulesetChange { unmanaged: true, ..none });
         for (messages, want) in [
-            (&[(2, inet, "podwire")][..], ours(Ours::Structure)),
-            (&[(14, inet, "podwire"), (8, bridge, "podwire")], ours(Ours::Structure)),
-            (&[(12, inet, "podwire"), (14, bridge, "podwire"), (15, 0, "x")], ours(Ours::Elements)),
-            (&[(12, inet, "podwire")], ours(Ours::Nothing)),
+            (&[(2, inet, "podwire")][..], managed(ManagedChange::Structure)),
+            (&[(14, inet, "podwire"), (8, bridge, "podwire")], managed(ManagedChange::Structure)),
+            (
+                &[(12, inet, "podwire"), (14, bridge, "podwire"), (15, 0, "x")],
+                managed(ManagedChange::Elements),
+            ),
+            (&[(12, inet, "podwire")], none),
             (&[(6, ip, "podwire")], unmanaged),
             (&[(6, inet, "podwire2")], unmanaged),
-            (&[(14, inet, "firewalld"), (6, bridge, "other")], ours(Ours::Nothing)),
+            (&[(14, inet, "firewalld"), (6, bridge, "other")], none),
             (&[(3, ip, "filter"), (27, inet, "podwire")], RulesetChange { peers: false, ..EVERYTHING }),
             (&[(2, inet, "podwire-peers-blue"), (14, inet, "podwire-peers-blue")], peers),
-            (&[(12, inet, "podwire-peers-blue")], RulesetChange::default()),
-            (&[(8, inet, "podwire-limit-blue"), (0, inet, "podwire-limit-blue")], ours(Ours::Structure)),
-            (&[(11, inet, "podwire-limit-blue")], ours(Ours::Structure)),
-            (&[(14, inet, "podwire-limit-blue"), (12, inet, "podwire-limit-blue")], RulesetChange::default()),
+            (&[(12, inet, "podwire-peers-blue")], none),
+            (
+                &[(8, inet, "podwire-limit-blue"), (0, inet, "podwire-limit-blue")],
+                managed(ManagedChange::Structure),
+            ),
+            (&[(11, inet, "podwire-limit-blue")], managed(ManagedChange::Structure)),
+            (&[(14, inet, "podwire-limit-blue"), (12, inet, "podwire-limit-blue")], none),
             (&[(6, ip, "podwire-limit-blue")], unmanaged),
+            (&[(14, inet, "podwire-clamp-blue")], managed(ManagedChange::Elements)),
+            // Any other table with the prefix.
+            (&[(8, inet, "podwire-policy")], managed(ManagedChange::Structure)),
+            (&[(14, inet, "podwire-policy"), (12, inet, "podwire-policy")], managed(ManagedChange::Elements)),
+            (&[(2, bridge, "podwire-policy")], managed(ManagedChange::Structure)),
         ] {
             assert_eq!(of_datagram(&datagram(messages)), want, "{messages:?}");
         }
     }
 
     #[test]
-    fn a_datagram_that_is_cut_off_is_read_as_far_as_it_goes() {
+    fn complete_messages_of_a_truncated_datagram_are_read() {
         let whole = datagram(&[(2, libc::NFPROTO_INET, "podwire"), (3, libc::NFPROTO_IPV4, "filter")]);
         for length in 0..whole.len() {
             assert!(!of_datagram(&whole[..length]).unmanaged);

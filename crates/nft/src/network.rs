@@ -1,4 +1,4 @@
-//! The tables that one network has beside the tables of pods: peers, limit and clamp. Only the network's agent changes them.
+//! The tables of one network beside the tables of pods: peers, limit and clamp. Only the network's agent changes them.
 
 use types::{IfName, NetworkName, PeerSource};
 
@@ -15,7 +15,7 @@ pub struct PeerTable {
     firewall: Firewall,
     network: NetworkName,
     name: String,
-    /// What the table was made from. None: not known yet.
+    /// The rules of the applied table. None: not applied yet.
     rules: Option<PeerRules>,
 }
 
@@ -26,9 +26,9 @@ impl PeerTable {
         Ok(Self { firewall: Firewall::open()?, network: network.clone(), name, rules: None })
     }
 
-    /// Makes the table follow these rules and hold these sources. Returns what was changed. A missing or different table gets
-    /// its rules with all sources in one transaction, so that peers are not locked out meanwhile. With [`Surplus::Keep`],
-    /// elements of unknown peers stay.
+    /// Applies these rules and sources, and returns the changes in words. A missing or different table gets its rules with all
+    /// sources in one transaction, so that packets of peers are not dropped meanwhile. With [`Surplus::Keep`], elements of unknown
+    /// peers stay.
     pub fn keep(
         &mut self,
         rules: &PeerRules,
@@ -42,19 +42,19 @@ impl PeerTable {
         self.firewall.keep_table(&table, &wanted, surplus)
     }
 
-    /// Adds sources to a table that `keep` has made. An error: it is not there as it was, and must be kept again.
+    /// Adds sources to a table that `keep` applied. An error means that another process changed the table: call `keep` again.
     pub fn add(&mut self, sources: &[PeerSource]) -> Result<(), Error> {
         let elements = elements(self.rules.as_ref(), &self.name, sources);
-        self.firewall.add_elements(&elements.iter().collect::<Vec<_>>())
+        self.firewall.add_elements(inet(&self.name), &elements)
     }
 
-    /// Removes sources. Those that are gone already are no error.
+    /// Removes sources. Sources that are not in the table are no error.
     pub fn remove(&mut self, sources: &[PeerSource]) -> Result<(), Error> {
         let elements = elements(self.rules.as_ref(), &self.name, sources);
         self.firewall.remove_elements(&elements)
     }
 
-    /// Deletes the table. Was there one?
+    /// Deletes the table. Returns whether it existed.
     pub fn delete(&mut self) -> Result<bool, Error> {
         self.rules = None;
         self.firewall.delete_table(inet(&self.name))
@@ -73,7 +73,7 @@ fn inet(name: &str) -> TableId<'_> {
 }
 
 impl Firewall {
-    /// Puts the limit in force, or removes it; says what was changed. Another limit begins to count at zero.
+    /// Applies or removes the limit. Returns the change in words. A changed limit starts to count at zero.
     pub fn limit_connections(&mut self, limit: &ConnectionLimit<'_>) -> Result<Option<String>, Error> {
         let network = limit.network;
         let Some(per_pod) = limit.per_pod else {
@@ -86,7 +86,7 @@ impl Firewall {
         Ok((!changes.is_empty()).then(sentence))
     }
 
-    /// Makes connections through these tunnels of a network learn what fits, and through no others of it; says what was changed.
+    /// Clamps the MSS of connections through exactly these tunnels of the network. Returns the change in words.
     pub fn clamp(&mut self, network: &NetworkName, tunnels: &[IfName]) -> Result<Option<String>, Error> {
         let table = clamp::table(network);
         if tunnels.is_empty() {
@@ -101,15 +101,15 @@ impl Firewall {
         let names: Vec<&str> = tunnels.iter().map(IfName::as_str).collect();
         let sentence = || {
             let (names, changes) = (names.join(" and "), changes.join(", "));
-            format!("connections through {names} are clamped to what fits ({changes})")
+            format!("the MSS of connections through {names} is clamped ({changes})")
         };
         Ok((!changes.is_empty()).then(sentence))
     }
 
-    /// Deletes the tables of the chosen networks, which are named as their directories are. Returns the tables' names.
+    /// Deletes the tables of the chosen networks, which are named as their directories. Returns the names of the tables.
     pub fn delete_network_tables(&mut self, is_chosen: &dyn Fn(&str) -> bool) -> Result<Vec<String>, Error> {
         let mut deleted = Vec::new();
-        for name in self.own_tables(TableFamily::Inet)? {
+        for name in self.managed_tables(TableFamily::Inet)? {
             let is_one = NetworkTable::of(&name).is_some_and(|(_, network)| is_chosen(network));
             if is_one && self.delete_table(inet(&name))? {
                 deleted.push(name);

@@ -1,4 +1,4 @@
-//! Numbers of the kernel's interface (`linux/netfilter/nfnetlink.h`, `nf_tables.h`, `nfnetlink_conntrack.h`).
+//! Constants of the kernel's interface (`linux/netfilter/nfnetlink.h`, `nf_tables.h`, `nfnetlink_conntrack.h`).
 
 pub(crate) const BATCH_BEGIN: u16 = 0x10;
 pub(crate) const BATCH_END: u16 = 0x11;
@@ -53,7 +53,13 @@ pub(crate) const IMMEDIATE_DATA: u16 = 2;
 pub(crate) const DATA_VERDICT: u16 = 2;
 pub(crate) const VERDICT_CODE: u16 = 1;
 pub(crate) const VERDICT_CHAIN: u16 = 2;
-/// Of the expressions `target` and `match`, which wrap extensions of iptables.
+/// Verdict codes. Those of nf_tables are negative.
+pub(crate) const DROP: i32 = 0;
+pub(crate) const ACCEPT: i32 = 1;
+pub(crate) const JUMP: i32 = -3;
+pub(crate) const GOTO: i32 = -4;
+pub(crate) const RETURN: i32 = -5;
+/// Attributes of the expressions `target` and `match`, which wrap extensions of iptables.
 pub(crate) const XT_NAME: u16 = 1;
 pub(crate) const MATCH_REVISION: u16 = 2;
 pub(crate) const MATCH_INFO: u16 = 3;
@@ -66,6 +72,7 @@ pub(crate) const SET_DATA_TYPE: u16 = 6;
 pub(crate) const SET_DATA_LENGTH: u16 = 7;
 pub(crate) const SET_DESCRIPTION: u16 = 9;
 pub(crate) const SET_TIMEOUT: u16 = 11;
+pub(crate) const DESCRIPTION_SIZE: u16 = 1;
 pub(crate) const GEN_ID: u16 = 1;
 
 pub(crate) const LIST_TABLE: u16 = 1;
@@ -75,6 +82,7 @@ pub(crate) const LIST_ELEM: u16 = 1;
 pub(crate) const ELEM_KEY: u16 = 1;
 pub(crate) const ELEM_DATA: u16 = 2;
 pub(crate) const ELEM_FLAGS: u16 = 3;
+pub(crate) const ELEM_INTERVAL_END: u32 = 1 << 0;
 pub(crate) const ELEM_TIMEOUT: u16 = 4;
 pub(crate) const ELEM_KEY_END: u16 = 10;
 pub(crate) const DATA_VALUE: u16 = 1;

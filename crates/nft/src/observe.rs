@@ -1,7 +1,7 @@
-//! A table as the kernel lists it: chains, sets, and a digest of each. Not for the path of a pod.
+//! A table as the kernel lists it: chains and sets with a digest of each. Not for the path of a pod.
 //!
-//! A chain's digest covers every expression of its rules and the contents of their anonymous sets. Values that change without a
-//! change of the rule are left out: handles, counters, and the numbers in the names of anonymous sets.
+//! The digest of a chain covers every expression of its rules and the contents of their anonymous sets. It leaves out handles,
+//! counters and the numbers in the names of anonymous sets, because they change without a change of the rule.
 
 use std::collections::BTreeMap;
 
@@ -20,21 +20,20 @@ use crate::request;
 use crate::socket::NftRequest;
 
 const OBSERVE: &str = "list the firewall's tables";
-/// How often a listing is repeated because another process changed tables meanwhile.
+/// Attempts of a listing if another process changes tables.
 const TRIES: usize = 100;
-/// How the names of sets begin that a rule has for itself.
+/// The prefix of names of anonymous sets.
 const ANONYMOUS: &str = "__";
 /// `NF_ACCEPT`, which is also how the kernel writes the policy.
 const ACCEPT: u32 = 1;
 
-/// A table.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ObservedTable {
     /// Its chains are not in force.
     pub(crate) is_dormant: bool,
     pub(crate) revision: Option<u32>,
     pub(crate) chains: Vec<ObservedChain>,
-    /// Those with a name.
+    /// Without anonymous sets.
     pub(crate) sets: Vec<ObservedSet>,
     /// The contents of map [`APPLIED`].
     pub(crate) applied: BTreeMap<u32, u32>,
@@ -60,10 +59,12 @@ pub(crate) struct ObservedSet {
     pub(crate) name: String,
     /// In bytes.
     pub(crate) key_length: u32,
+    /// The largest number of elements, if it is limited.
+    pub(crate) size: Option<u32>,
     pub(crate) digest: u32,
 }
 
-/// Where a base chain is attached.
+/// Type, hook and priority of a base chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hook {
     /// `filter` or `nat`
@@ -112,8 +113,10 @@ impl ObservedSet {
     pub(crate) fn read(answer: &[u8]) -> Option<Self> {
         let name = attribute(answer, number::SET_NAME).map(read_text)?;
         let length = attribute(answer, number::SET_KEY_LENGTH)?.first_chunk().copied();
+        let size = attribute_at(answer, &[number::SET_DESCRIPTION, number::DESCRIPTION_SIZE]);
+        let size = size.and_then(|size| size.first_chunk()).copied().map(u32::from_be_bytes);
         let mut content = Vec::new();
-        // Others, such as the number of elements, change by themselves.
+        // Other attributes, such as the number of elements, change with elements.
         for kind in [
             number::SET_FLAGS,
             number::SET_KEY_TYPE,
@@ -125,7 +128,7 @@ impl ObservedSet {
         ] {
             write(&mut content, kind, attribute(answer, kind).unwrap_or_default());
         }
-        Some(Self { name, key_length: u32::from_be_bytes(length?), digest: digest(&content) })
+        Some(Self { name, key_length: u32::from_be_bytes(length?), size, digest: digest(&content) })
     }
 
     pub(crate) fn is_anonymous(&self) -> bool {
@@ -160,7 +163,7 @@ impl ListedExpression {
         let name = attribute(expression, number::EXPR_NAME).map(read_text)?;
         let data = attribute(expression, number::EXPR_DATA).unwrap_or_default();
         let attributes = match name.as_str() {
-            // Packets and bytes.
+            // Its attributes are numbers of packets and bytes.
             "counter" => Vec::new(),
             _ => attributes(data).map(|(kind, value)| (kind, value.to_vec())).collect(),
         };
@@ -186,7 +189,7 @@ impl ListedExpression {
     }
 }
 
-/// With its length, so that no two sequences are written alike.
+/// With the length, so that different sequences have different bytes.
 fn write(out: &mut Vec<u8>, kind: u16, value: &[u8]) {
     out.extend(kind.to_be_bytes());
     out.extend(value.len().to_be_bytes());
@@ -198,8 +201,8 @@ fn digest(content: &[u8]) -> u32 {
 }
 
 impl Firewall {
-    /// The table, or None where there is none. A listing that another process may have changed counts only if the one before it
-    /// says the same: pods that come and go change other things than structure.
+    /// None if the table does not exist. If another process changed tables during the listing, it counts only if the previous one is
+    /// equal: ADD and DEL of pods change no structure.
     pub(crate) fn observe(&mut self, table: TableId<'_>) -> Result<Option<ObservedTable>, Error> {
         let mut before = None;
         for _ in 0..TRIES {
@@ -216,7 +219,7 @@ impl Firewall {
 
     fn observe_once(&mut self, table: TableId<'_>) -> Result<Option<ObservedTable>, Error> {
         let Some(is_dormant) = self.is_dormant(table)? else { return Ok(None) };
-        // Digests first: one of an object that was removed since then is stale, and one of a new object is not seen as stale.
+        // Digests first: otherwise the digest of an object that is added meanwhile would seem to be stale.
         let applied = self.numbers(table, APPLIED)?;
         let revision = self.numbers(table, REVISION)?.get(&REVISION_KEY).copied();
         let mut chains = self.listed(table, &request::get_chains(table.family), ListedChain::read)?;
@@ -229,7 +232,7 @@ impl Firewall {
         Ok(Some(ObservedTable { is_dormant, revision, chains, sets, applied }))
     }
 
-    /// None for a table that does not exist.
+    /// None if the table does not exist.
     fn is_dormant(&mut self, table: TableId<'_>) -> Result<Option<bool>, Error> {
         match self.socket.ask(&[request::get_table(table)])?.pop() {
             Some(Ok(found)) => Ok(Some(request::is_dormant(&found))),
@@ -249,7 +252,7 @@ impl Firewall {
         let mut numbers = BTreeMap::new();
         let word = |bytes: &[u8]| bytes.first_chunk().copied().map(u32::from_ne_bytes);
         self.dump_if_there(&request::get_elements(table, map), |answer| {
-            let pairs = request::elements(answer).filter_map(|e| Some((word(e.key)?, word(e.value?)?)));
+            let pairs = request::elements(answer).filter_map(|e| Some((word(e.key)?, word(&e.value?)?)));
             numbers.extend(pairs);
         })?;
         Ok(numbers)
@@ -280,25 +283,25 @@ impl Firewall {
         self.listed(table, &request::get_sets(table), ObservedSet::read)
     }
 
-    /// The names of the tables of this family that Podwire makes.
-    pub(crate) fn own_tables(&mut self, family: TableFamily) -> Result<Vec<String>, Error> {
+    /// The names of the managed tables of this family.
+    pub(crate) fn managed_tables(&mut self, family: TableFamily) -> Result<Vec<String>, Error> {
         let mut names = Vec::new();
         self.dump_if_there(&request::get_tables(family), |table| {
             names.extend(request::name_of_table(table));
         })?;
-        names.retain(|name| desired::is_own_table(name));
+        names.retain(|name| desired::is_managed_table(name));
         names.sort();
         names.dedup();
         Ok(names)
     }
 
-    /// The number that every change of any table increases; none without nf_tables.
+    /// The generation: every change of any table increases it. None if the kernel lacks nf_tables.
     pub(crate) fn generation(&mut self) -> Result<Option<u32>, Error> {
         let answer = self.socket.ask(&[request::get_generation()])?.pop();
         Ok(answer.and_then(Result::ok).and_then(|found| request::generation(&found)))
     }
 
-    /// A table that was removed in the meantime lists nothing, and neither does a kernel without nf_tables.
+    /// Empty if the table was removed or the kernel lacks nf_tables.
     fn listed<T: PartialEq>(
         &mut self,
         table: TableId<'_>,
@@ -314,7 +317,7 @@ impl Firewall {
         }
     }
 
-    /// Without nf_tables, the table or the set there is nothing to list. Elements may be seen twice.
+    /// Lists nothing if the table or set does not exist, or if the kernel lacks nf_tables. Elements may be listed twice.
     pub(crate) fn dump_if_there(
         &mut self,
         request: &NftRequest<'_>,

@@ -1,4 +1,4 @@
-//! What the firewall has to know of a pod.
+//! A pod as the firewall needs it.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use ipnet::IpNet;
 pub use types::{AttachMode, Protocol};
 use types::{AttachmentKey, Digest, IfName, Mac, NetworkName};
 
-/// One attachment, as the firewall sees it. The same value goes to `add_pod`, `missing` and `remove_pod`.
+/// One attachment. `add_pod`, `missing` and `remove_pod` get the same value.
 #[derive(Debug, Clone, Copy)]
 pub struct FirewallPod<'a> {
     /// The host end of the pod's link.
@@ -14,32 +14,32 @@ pub struct FirewallPod<'a> {
     /// The MAC of the pod's end.
     pub mac: Mac,
     pub mode: AttachMode,
-    /// In mode `bridge`: the bridge through which all packets of the pod reach the host. None where that is not known, or
-    /// where another router is the pod's gateway and its packets may come from elsewhere.
+    /// In mode `bridge`: the bridge on which all packets of the pod reach the host. None if it is not known, or if another router is
+    /// the pod's gateway and its packets may arrive on another link.
     pub bridge: Option<&'a IfName>,
     pub addresses: &'a [IpAddr],
-    /// The chain that decides what of this pod is masqueraded; without one, nothing is.
+    /// The chain that masquerades traffic of this pod. None: no masquerading.
     pub masquerade: Option<&'a NetworkChain>,
     pub guard: Guard,
     pub ports: &'a [HostPort],
 }
 
-/// What a pod may send from.
+/// The permitted sources of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guard {
     /// Its own MAC and addresses, and nothing but IPv4, IPv6 and ARP.
     On,
-    /// As `On`, and in mode `bridge` it may ask a DHCP server from 0.0.0.0.
+    /// As `On`. In mode `bridge` it may also send DHCP requests from 0.0.0.0.
     Dhcp,
-    /// Its own MAC, in mode `bridge`: which addresses it has is not known.
+    /// Its own MAC, in mode `bridge`. Its addresses are not known.
     Mac,
     Off,
 }
 
-/// One published port. A port on an address of the host goes before the same port on every address.
+/// One published port. A port on one address of the host has precedence over the same port on all addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostPort {
-    /// Which address of the host; none, `0.0.0.0` and `::` mean every address of the pod's family.
+    /// The address of the host. None, `0.0.0.0` and `::` mean every address of the pod's family.
     pub host_ip: Option<IpAddr>,
     pub host_port: u16,
     pub protocol: Protocol,
@@ -47,10 +47,10 @@ pub struct HostPort {
     pub pod_port: u16,
 }
 
-/// Of a chain's sets: IPv4, IPv6.
+/// Suffixes of a chain's sets: IPv4, IPv6.
 const SUFFIXES: [&str; 2] = ["-4", "-6"];
 
-/// The chain all pods of one network share: traffic to `cidrs` keeps its source, the rest is masqueraded.
+/// The chain of all pods of one network. Traffic to `cidrs` keeps its source, all other traffic is masqueraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkChain {
     id: String,
@@ -60,11 +60,11 @@ pub struct NetworkChain {
 }
 
 impl NetworkChain {
-    /// How the names of chains and sets of networks begin.
+    /// The prefix of names of these chains and their sets.
     pub(crate) const PREFIX: &'static str = "net-";
 
-    /// The chain's name is made from both: other CIDRs give another chain, so one that exists is never out of date. The
-    /// chains of one network begin alike.
+    /// The chain's name is derived from both. Other CIDRs result in another chain, so an existing one is never outdated. All chains of
+    /// one network have the same prefix.
     pub fn new(network: &NetworkName, cidrs: &[IpNet]) -> Self {
         // nft refuses a set whose ranges overlap.
         let mut cidrs = IpNet::aggregate(&cidrs.iter().map(IpNet::trunc).collect::<Vec<_>>());
@@ -74,23 +74,23 @@ impl NetworkChain {
             ["network chain 3"].into_iter().chain(texts.iter().map(String::as_str)).collect();
         let id = format!(
             "{}{}",
-            Self::beginning(&AttachmentKey::network_dir(network)),
+            Self::prefix_of(&AttachmentKey::network_dir(network)),
             Digest::of(&words).base32(7)
         );
         let [set4, set6] = Self::sets_of(&id);
         Self { id, set4, set6, cidrs }
     }
 
-    fn beginning(network: &str) -> String {
+    fn prefix_of(network: &str) -> String {
         format!("{}{}", Self::PREFIX, Digest::of(&["network", network]).base32(6))
     }
 
-    /// Whether a chain or set of this name belongs to the network, which is named as its directory is.
+    /// Whether a chain or set of this name belongs to the network, which is named as its directory.
     pub(crate) fn is_of(name: &str, network: &str) -> bool {
-        name.starts_with(&Self::beginning(network))
+        name.starts_with(&Self::prefix_of(network))
     }
 
-    /// The chain that a set belongs to, if it is one of a network's.
+    /// The chain that a set belongs to, if it is a set of a network.
     pub(crate) fn id_of_set(set: &str) -> Option<&str> {
         let id = SUFFIXES.iter().find_map(|suffix| set.strip_suffix(suffix))?;
         Self::is_id(id).then_some(id)
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_cidrs_become_one() {
+    fn overlapping_cidrs_are_merged() {
         let a = chain("blue", &["10.0.0.0/8", "10.1.0.0/16", "fd00::/48", "fd00::/64"]);
         assert_eq!(
             a.cidrs().iter().map(ToString::to_string).collect::<Vec<_>>(),

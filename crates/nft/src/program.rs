@@ -1,4 +1,4 @@
-//! The nft program: it makes our tables' structure from text. No shell, no arguments made from names, bounded time.
+//! Runs the nft program, which applies the structure of tables. No shell, no arguments from names, bounded time.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -15,26 +15,26 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const RUN: &str = "run the nft program";
 /// Runtimes often start plugins with a PATH that has no sbin in it.
 const PLACES: [&str; 4] = ["nft", "/usr/sbin/nft", "/sbin/nft", "/usr/local/sbin/nft"];
-/// What nft says of one mistake fits; the rest repeats.
-const LONGEST_COMPLAINT: usize = 4096;
+/// The message about one error fits; nft repeats itself after it.
+const LONGEST_MESSAGE: usize = 4096;
 
 /// Applies a text in one transaction, in the network namespace of the calling thread.
 pub(crate) fn apply(text: &str) -> Result<(), Error> {
     let mut child = start(text)?;
     let Some(stderr) = child.stderr.take() else { return Err(Error::Structure { message: String::new() }) };
-    let complaint = listen(stderr, Instant::now() + TIMEOUT);
-    if complaint.is_err() {
-        // It may have ended by itself in the meantime; either way it is waited for below.
+    let message = read_until(stderr, Instant::now() + TIMEOUT);
+    if message.is_err() {
+        // It may have exited meanwhile. It is waited for below in both cases.
         let _ = child.kill();
     }
     let status = child.wait().map_err(|e| Error::io(RUN, e))?;
-    verdict(status, &complaint?)
+    result(status, &message?)
 }
 
 /// The command that installs the program.
 pub const INSTALL: &str = "apt install nftables";
 
-/// Whether there is a program to make tables with.
+/// Whether the program is installed and executable.
 pub fn check_program() -> Result<(), Error> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path)
@@ -59,7 +59,7 @@ fn first_executable(places: impl Iterator<Item = PathBuf>) -> Result<(), Error> 
 fn start(text: &str) -> Result<Child, Error> {
     let mut refused = None;
     for place in PLACES {
-        // A file in memory instead of a pipe: nothing here can block on a child that does not read.
+        // A file in memory instead of a pipe: a child that does not read cannot block this process.
         let input = in_memory(text).map_err(|e| Error::io(RUN, e))?;
         let mut command = Command::new(place);
         command
@@ -87,9 +87,9 @@ fn in_memory(text: &str) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// Reads until the child closes its stderr, which it does by ending.
-fn listen(mut stderr: ChildStderr, deadline: Instant) -> Result<String, Error> {
-    let (mut heard, mut chunk) = (Vec::new(), [0; 4096]);
+/// Reads until the child exits, which closes its stderr.
+fn read_until(mut stderr: ChildStderr, deadline: Instant) -> Result<String, Error> {
+    let (mut message, mut chunk) = (Vec::new(), [0; 4096]);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         // poll(2) reports a child that writes without a pause as ready, whatever the timeout.
@@ -104,34 +104,34 @@ fn listen(mut stderr: ChildStderr, deadline: Instant) -> Result<String, Error> {
             Ok(_) => {}
         }
         match stderr.read(&mut chunk).map_err(|e| Error::io(RUN, e))? {
-            0 => return Ok(String::from_utf8_lossy(&heard).into_owned()),
-            read if heard.len() < LONGEST_COMPLAINT => heard.extend_from_slice(&chunk[..read]),
+            0 => return Ok(String::from_utf8_lossy(&message).into_owned()),
+            read if message.len() < LONGEST_MESSAGE => message.extend_from_slice(&chunk[..read]),
             _ => {}
         }
     }
 }
 
-fn verdict(status: ExitStatus, complaint: &str) -> Result<(), Error> {
+fn result(status: ExitStatus, stderr: &str) -> Result<(), Error> {
     if status.success() {
         return Ok(());
     }
-    // nft shows a mistake in three lines: where and what, the text there, and carets below it.
-    let mut lines = complaint.lines().map(str::trim).filter(|line| !line.is_empty());
+    // nft reports an error in three lines: position and reason, the text, and carets below it.
+    let mut lines = stderr.lines().map(str::trim).filter(|line| !line.is_empty());
     let (what, line) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
     if what.contains("Operation not permitted") {
-        return Err(Error::Permission { operation: "make the firewall's tables" });
+        return Err(Error::Permission { operation: "create the firewall's tables" });
     }
-    // The syntax is ours and known to be right: a rule the kernel does not find parts for means a missing module.
+    // The text is valid. If the kernel does not find an expression, a module is missing.
     let lacking = what.contains("not supported") || what.contains("No such file or directory");
     if what.contains("Could not process rule") && lacking {
         let option = option_for(line);
         return Err(Error::Unsupported { what: format!("what the rule '{line}' needs"), option });
     }
-    let message = if complaint.is_empty() { status.to_string() } else { format!("{what}: {line}") };
+    let message = if stderr.is_empty() { status.to_string() } else { format!("{what}: {line}") };
     Err(Error::Structure { message })
 }
 
-/// The kernel option a refused line of our structure needs.
+/// The kernel option that a refused line needs.
 fn option_for(line: &str) -> &'static str {
     let known = [
         ("table bridge", "CONFIG_NF_TABLES_BRIDGE"),
@@ -152,8 +152,8 @@ mod tests {
 
     use super::*;
 
-    fn of(complaint: &str) -> Error {
-        verdict(ExitStatus::from_raw(256), complaint).unwrap_err()
+    fn of(stderr: &str) -> Error {
+        result(ExitStatus::from_raw(256), stderr).unwrap_err()
     }
 
     #[test]
@@ -171,12 +171,12 @@ mod tests {
     }
 
     #[test]
-    fn what_nft_says_becomes_an_error_that_says_what_to_do() {
+    fn messages_of_nft_become_errors_with_a_fix() {
         let bridge = of(
             "/dev/stdin:9:1-5: Error: Could not process rule: Operation not supported\ntable bridge podwire {\n^^^^^\n",
         );
         assert!(matches!(bridge, Error::Unsupported { option: "CONFIG_NF_TABLES_BRIDGE", .. }), "{bridge}");
-        assert_eq!(bridge.module(), None, "a part of nf_tables, which is loaded: no modprobe can help");
+        assert_eq!(bridge.module(), None, "a part of nf_tables, which is loaded: modprobe does not help");
         let fib = of(
             "/dev/stdin:9:1-5: Error: Could not process rule: No such file or directory\n\t\tfib daddr type != local return\n",
         );

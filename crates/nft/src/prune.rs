@@ -1,4 +1,4 @@
-//! Chains of networks that have no pod any more: every new connection of the node would pass them for nothing.
+//! Removes chains of networks without pods, because every new connection of the node passes them.
 
 use std::collections::BTreeSet;
 
@@ -18,23 +18,23 @@ const POD_TABLE: TableId<'static> = TableId::of_pods(TableFamily::Inet);
 /// Which idle chains are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle<'a> {
-    /// All if there are more than a few. A network whose last pod is restarted then finds its chain, which saves a run of the
-    /// nft program.
+    /// All of them if there are more than a few. Otherwise a network whose only pod is restarted keeps its chain, which saves a run
+    /// of the nft program.
     KeepFew,
-    /// The same, and those of this network, which is named as its directory is, in any case.
+    /// The same, and always those of this network, which is named as its directory.
     Remove(&'a str),
     RemoveAll,
 }
 
-/// Too few to cost anything: an idle chain is two lookups in an empty set, for the first packet of a connection.
+/// So many idle chains cost little: each is two lookups in an empty set for the first packet of a connection.
 const FEW: usize = 4;
 
 impl Firewall {
-    /// Removes the chains and sets of these networks that have no pod; returns how many. Networks are named as their directories
-    /// are. Chains of other networks stay, and so does the chain `kept`: their owners would make them again. A pod that comes in
-    /// the meantime is never harmed: the kernel removes only if nothing changed since the sets were seen to be empty.
+    /// Removes the chains and sets of these networks if they have no pod. Returns the number of chains. Networks are named as their
+    /// directories. Chains of other networks and the chain `kept` stay, because their owners would create them again. If a pod is
+    /// added meanwhile, the kernel refuses the removal: the generation has changed since the sets were empty.
     pub fn prune(&mut self, idle: Idle<'_>, networks: &[String], kept: Option<&str>) -> Result<usize, Error> {
-        // Read first: a change after it is then noticed.
+        // Read first, so that later changes are detected.
         let Some(generation) = self.generation()? else { return Ok(0) };
         let mut chains = self.idle_chains()?;
         chains.retain(|chain| {
@@ -67,7 +67,7 @@ impl Firewall {
         Ok(chains.into_iter().map(ToOwned::to_owned).collect())
     }
 
-    /// Objects that are gone already keep nothing else.
+    /// Objects that do not exist are left out.
     fn remove_chains(&mut self, chains: &[String], generation: u32) -> Result<usize, Error> {
         let mut requests: Vec<NftRequest<'_>> = chains.iter().flat_map(|chain| deletions(chain)).collect();
         while !requests.is_empty() {
@@ -75,26 +75,26 @@ impl Firewall {
                 return Ok(chains.len());
             };
             match refused.whole {
-                // A table was changed: perhaps a pod came. The next call tries again.
+                // A table was changed; a pod may have been added. The next call retries.
                 Some(Refusal { errno: Errno::RESTART, .. }) => return Ok(0),
                 Some(refusal) => return Err(Error::refused(PRUNE, TABLE.to_owned(), refusal)),
                 None => {}
             }
-            let mut gone = BTreeSet::new();
-            for (place, refusal) in refused.requests {
+            let mut absent = BTreeSet::new();
+            for (index, refusal) in refused.requests {
                 if refusal.errno != Errno::NOENT {
                     return Err(Error::refused(PRUNE, TABLE.to_owned(), refusal));
                 }
-                gone.insert(place);
+                absent.insert(index);
             }
-            let mut places = 0..;
-            requests.retain(|_| places.next().is_some_and(|place| !gone.contains(&place)));
+            let mut indexes = 0..;
+            requests.retain(|_| indexes.next().is_some_and(|index| !absent.contains(&index)));
         }
         Ok(0)
     }
 }
 
-/// The chain first: its rules use the sets. The digests of all go with them.
+/// The chain first, because its rules use the sets. The digests are deleted, too.
 fn deletions(chain: &str) -> Vec<NftRequest<'_>> {
     let sets = NetworkChain::sets_of(chain);
     let digest =
@@ -115,9 +115,9 @@ mod tests {
     use super::*;
     use crate::pod::{AttachMode, FirewallPod, Guard};
 
-    /// Deleting a set deletes its elements without a word: nothing but the generation keeps the pod in force.
+    /// Deleting a set also deletes its elements. Only the generation protects the elements of the pod.
     #[test]
-    fn f5_a_pod_that_comes_after_the_look_keeps_its_chain() {
+    fn f5_a_pod_added_after_the_check_keeps_its_chain() {
         let in_a_namespace = || {
             let link = IfName::try_from("pwabc").unwrap();
             let chain = NetworkChain::new(&"blue".try_into().unwrap(), &["10.0.0.0/24".parse().unwrap()]);

@@ -18,13 +18,13 @@ use crate::error::Error;
 use crate::firewall::{BOTH, ElementAction, Firewall, Replace, additions, named};
 use crate::pod::FirewallPod;
 
-const REPAIR: &str = "put a pod back into the firewall";
-/// Structure may be pruned again before pods are in it; the rest is for races.
+const REPAIR: &str = "restore a pod in the firewall";
+/// Attempts: another process may prune chains before pods are in them.
 const TRIES: usize = 3;
 /// Elements in one transaction.
 const BATCH: usize = 1000;
 
-/// How a batch of elements ended.
+/// The result of adding a batch of elements.
 enum Filled {
     All,
     /// A table or set was removed in the meantime.
@@ -32,8 +32,8 @@ enum Filled {
 }
 
 impl Firewall {
-    /// How the tables of pods differ from this structure, in words. A table that exists is compared even if it is not needed.
-    /// [`Firewall::repair`] removes the differences. Elements are for [`Firewall::missing_of`].
+    /// How the tables of pods differ from this structure, in words. Existing tables are compared even if they are not needed.
+    /// [`Firewall::repair`] removes the differences. [`Firewall::missing_of`] compares elements.
     pub fn drift(&mut self, structure: &Structure<'_>) -> Result<Vec<String>, Error> {
         let mut found = Vec::new();
         for table in self.tables_of(structure)? {
@@ -42,8 +42,8 @@ impl Firewall {
         Ok(found)
     }
 
-    /// The revision of a table of pods that another version of Podwire made and no process changed since then. Two agents of
-    /// different versions would replace each other's tables without end if both did so at once.
+    /// The revision of a table of pods that another version of Podwire applied and no process changed since. Two agents of different
+    /// versions would replace each other's tables without end if both did so immediately.
     pub fn other_version(&mut self, structure: &Structure<'_>) -> Result<Option<u32>, Error> {
         for table in self.tables_of(structure)? {
             let observed = self.observe(table.id())?;
@@ -65,21 +65,21 @@ impl Firewall {
         Ok(tables)
     }
 
-    /// Makes the structure, so that the first pod finds it.
+    /// Applies the structure before the first pod is added.
     pub fn prepare(&mut self, structure: &Structure<'_>) -> Result<(), Error> {
         let tables = self.tables_of(structure)?;
         self.apply(&tables, &[])
     }
 
-    /// Makes the structure and puts these pods in force. Elements of other pods stay, except where a set of a wrong type makes
-    /// it necessary to begin with an empty table. Of two pods that claim one host port, the first has it. Fails while another
-    /// version of Podwire keeps changing the tables.
+    /// Applies the structure and adds these pods. Elements of other pods stay, unless a set of a wrong type makes it necessary to
+    /// replace the table. Of two pods that request one host port, the first has it. Fails while another version of Podwire keeps
+    /// changing the tables.
     pub fn repair(&mut self, structure: &Structure<'_>, pods: &[FirewallPod<'_>]) -> Result<(), Error> {
         let elements = elements_of(pods)?;
         let mut is_applied = true;
-        // Another process may apply the tables at the same time, and store its digests a moment later: once more is enough.
+        // Another process may apply the tables at the same time and store its digests a moment later: one retry is enough.
         for _ in 0..TRIES {
-            is_applied = self.renew(structure, &elements)?;
+            is_applied = self.reapply(structure, &elements)?;
             if !is_applied {
                 break;
             }
@@ -89,7 +89,7 @@ impl Firewall {
         }
         let tables = self.tables_of(structure)?;
         if is_applied && self.is_of_another_version(&families(&tables))? {
-            // Replacing the tables would not end that, and would remove the elements of other pods.
+            // Replacing the tables would not end this, and would remove the elements of other pods.
             let message = "another version of Podwire changes the same tables at the same time".to_owned();
             return Err(Error::Structure { message });
         }
@@ -97,14 +97,14 @@ impl Firewall {
         self.expect_no_drift(structure)
     }
 
-    /// As [`repair`](Self::repair), but elements of other pods stay in any case: there may be pods of other run directories.
-    /// Fails where only an empty table would help.
+    /// As [`repair`](Self::repair), but elements of other pods always stay: there may be pods of other run directories. Fails if
+    /// only replacing the table would help.
     pub fn repair_in_place(
         &mut self,
         structure: &Structure<'_>,
         pods: &[FirewallPod<'_>],
     ) -> Result<(), Error> {
-        if !self.renew(structure, &elements_of(pods)?)? {
+        if !self.reapply(structure, &elements_of(pods)?)? {
             let message = "a set or chain in them cannot be changed in place".to_owned();
             return Err(Error::Structure { message });
         }
@@ -114,24 +114,25 @@ impl Firewall {
     fn expect_no_drift(&mut self, structure: &Structure<'_>) -> Result<(), Error> {
         match self.drift(structure)?.as_slice() {
             [] => Ok(()),
-            left => {
-                Err(Error::Structure { message: format!("it was applied, and still: {}", left.join(", ")) })
+            drift => {
+                let message = format!("still different after it was applied: {}", drift.join(", "));
+                Err(Error::Structure { message })
             }
         }
     }
 
-    /// False when existing objects are in the way.
-    fn renew(&mut self, structure: &Structure<'_>, elements: &[Element<'_>]) -> Result<bool, Error> {
+    /// False if existing objects conflict with the structure.
+    fn reapply(&mut self, structure: &Structure<'_>, elements: &[Element<'_>]) -> Result<bool, Error> {
         for attempt in 0..TRIES {
             let tables = self.tables_of(structure)?;
-            // New rules may use new sets: without their elements they would drop what running pods send. And a chain that
-            // another process pruned before its pods were in it must not be empty this time.
+            // New rules may use new sets: without elements they would drop packets of running pods. And a chain that another process
+            // pruned before its pods were in it must not be empty this time.
             let is_filled = attempt > 0 || self.is_of_another_version(&families(&tables))?;
             let members = elements.iter().filter(|e| is_filled && matches!(e.role, Role::Member));
             match self.apply(&tables, members) {
                 Ok(()) => {}
-                // The text itself is right: it does not go together with what exists. If it does not go with this
-                // kernel either, replacing will say so.
+                // The text itself is valid, but conflicts with existing objects. If the kernel does not support it, replacing fails with
+                // that reason.
                 Err(Error::Structure { .. } | Error::Unsupported { .. }) => return Ok(false),
                 Err(error) => return Err(error),
             }
@@ -164,7 +165,7 @@ impl Firewall {
                 replace[step.element] = match (step.action, refusal.errno, element.role) {
                     (ElementAction::Add, Errno::NOENT, _) => return Ok(Filled::NoStructure),
                     (ElementAction::Delete, Errno::NOENT, _) => Replace::No,
-                    // A pod that is not among these has no claim to the port.
+                    // A pod that is not in the list has no right to the port.
                     (ElementAction::Add, Errno::EXIST, Role::HostPort(_)) => Replace::Yes,
                     (_, _, _) => return Err(refused_element(element, refusal)),
                 };
@@ -186,12 +187,12 @@ fn refused_element(element: &Element<'_>, refusal: Refusal) -> Error {
     Error::refused(REPAIR, element.to_string(), refusal)
 }
 
-/// All elements of all pods, each key once: the first pod has it.
+/// All elements of all pods, each key once. If two pods need the same key, the first one has it.
 fn elements_of<'a>(pods: &[FirewallPod<'a>]) -> Result<Vec<Element<'a>>, Error> {
-    let (mut all, mut seen) = (Vec::new(), HashSet::new());
+    let (mut all, mut known) = (Vec::new(), HashSet::new());
     for pod in pods {
         let own = element::of(pod)?.into_iter();
-        all.extend(own.filter(|e| seen.insert((e.table, e.set.to_string(), bytes(&e.key)))));
+        all.extend(own.filter(|e| known.insert((e.table, e.set.to_string(), bytes(&e.key)))));
     }
     Ok(all)
 }

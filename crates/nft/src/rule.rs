@@ -1,12 +1,12 @@
-//! A rule of another program as the kernel lists it, as far as one can tell without knowing every expression: its verdict, and
-//! whether it has a condition.
+//! A rule of an unmanaged table as the kernel lists it: its verdict, and whether it has a condition. Not every expression is
+//! evaluated.
 
 use netlink::wire::{attribute, attribute_at, attributes, read_text};
 
 use crate::condition::{self, PacketTest};
 use crate::number;
 
-/// What becomes of a packet that the rule matches.
+/// The verdict for packets that match the rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RuleVerdict {
     Accept,
@@ -16,13 +16,13 @@ pub(crate) enum RuleVerdict {
     Jump(String),
     Goto(String),
     Masquerade,
-    /// Any other, or none.
+    /// Another verdict, or none.
     Other,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rule {
-    pub(crate) ending: RuleVerdict,
+    pub(crate) verdict: RuleVerdict,
     pub(crate) condition: RuleCondition,
 }
 
@@ -32,20 +32,20 @@ pub(crate) enum RuleCondition {
     Sometimes,
 }
 
-/// A rule with what only the kernel's own has.
+/// A rule with the attributes of its listing.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct KernelRule {
     pub(crate) table: String,
     pub(crate) chain: String,
-    /// Later rules have larger ones.
+    /// It increases with each added rule.
     pub(crate) handle: u64,
     pub(crate) comment: Option<String>,
-    /// What packets are compared with: of a link's name before a wildcard, just that.
+    /// The values that packets are compared with. Of a link's name with a wildcard, the part before it.
     pub(crate) compared: Vec<Vec<u8>>,
-    /// What must hold for it to match, as far as it can be told.
+    /// Conditions that must be true for a match, as far as they can be evaluated.
     pub(crate) tests: Vec<PacketTest>,
-    /// An [`RuleVerdict::Other`] that leaves the packet to the next rule.
-    pub(crate) goes_on: bool,
+    /// A [`RuleVerdict::Other`] after which the next rule is evaluated.
+    pub(crate) continues: bool,
     /// It changes the packet's source, or its destination to another host.
     pub(crate) translates: bool,
     pub(crate) rule: Rule,
@@ -64,9 +64,9 @@ impl KernelRule {
         let comment = attribute(answer, number::RULE_USERDATA).and_then(comment).or_else(of_iptables);
         let compared = expressions.iter().filter_map(Expression::compared).map(<[u8]>::to_vec).collect();
         let tests = condition::tests(&expressions);
-        let goes_on = expressions.last().is_none_or(Expression::goes_on);
+        let continues = expressions.last().is_none_or(Expression::continues);
         let (translates, rule) = (expressions.iter().any(Expression::translates), rule(&expressions));
-        Some(Self { table, chain, handle, comment, compared, tests, goes_on, translates, rule })
+        Some(Self { table, chain, handle, comment, compared, tests, continues, translates, rule })
     }
 }
 
@@ -74,13 +74,6 @@ pub(crate) struct Expression<'a> {
     pub(crate) name: String,
     pub(crate) data: &'a [u8],
 }
-
-/// The code of a verdict; the kernel's own are negative.
-const DROP: i32 = 0;
-const ACCEPT: i32 = 1;
-const JUMP: i32 = -3;
-const GOTO: i32 = -4;
-const RETURN: i32 = -5;
 
 impl<'a> Expression<'a> {
     fn read(expression: &'a [u8]) -> Option<Self> {
@@ -100,7 +93,7 @@ impl<'a> Expression<'a> {
         attribute(self.data, number::MATCH_INFO).map(read_text)
     }
 
-    fn ending(&self) -> RuleVerdict {
+    fn rule_verdict(&self) -> RuleVerdict {
         match self.name.as_str() {
             "immediate" => self.verdict(),
             "reject" => RuleVerdict::Reject,
@@ -125,17 +118,17 @@ impl<'a> Expression<'a> {
         let chain = || part(number::VERDICT_CHAIN).map(read_text).unwrap_or_default();
         match part(number::VERDICT_CODE).and_then(|code| code.first_chunk()).copied().map(i32::from_be_bytes)
         {
-            Some(DROP) => RuleVerdict::Drop,
-            Some(ACCEPT) => RuleVerdict::Accept,
-            Some(JUMP) => RuleVerdict::Jump(chain()),
-            Some(GOTO) => RuleVerdict::Goto(chain()),
-            Some(RETURN) => RuleVerdict::Return,
+            Some(number::DROP) => RuleVerdict::Drop,
+            Some(number::ACCEPT) => RuleVerdict::Accept,
+            Some(number::JUMP) => RuleVerdict::Jump(chain()),
+            Some(number::GOTO) => RuleVerdict::Goto(chain()),
+            Some(number::RETURN) => RuleVerdict::Return,
             Some(_) | None => RuleVerdict::Other,
         }
     }
 
-    /// Does it at most look at a packet or mark it?
-    fn goes_on(&self) -> bool {
+    /// Whether it only tests or marks the packet.
+    fn continues(&self) -> bool {
         match self.name.as_str() {
             "counter" | "log" | "limit" | "cmp" | "bitwise" | "meta" | "ct" | "payload" | "exthdr" => true,
             "target" => {
@@ -154,24 +147,24 @@ impl<'a> Expression<'a> {
         }
     }
 
-    /// Does it let every packet pass on to the next expression?
-    fn is_plain(&self) -> bool {
+    /// Whether the next expression is evaluated for every packet.
+    fn is_unconditional(&self) -> bool {
         matches!(self.name.as_str(), "counter" | "log") || self.comment().is_some()
     }
 }
 
 fn rule(expressions: &[Expression<'_>]) -> Rule {
-    let ending = expressions.last().map_or(RuleVerdict::Other, Expression::ending);
-    let before = match ending {
+    let verdict = expressions.last().map_or(RuleVerdict::Other, Expression::rule_verdict);
+    let before = match verdict {
         RuleVerdict::Other => expressions,
         _ => expressions.split_last().map_or(expressions, |(_, before)| before),
     };
-    let is_plain = before.iter().all(Expression::is_plain);
-    let condition = if is_plain { RuleCondition::Always } else { RuleCondition::Sometimes };
-    Rule { ending, condition }
+    let is_unconditional = before.iter().all(Expression::is_unconditional);
+    let condition = if is_unconditional { RuleCondition::Always } else { RuleCondition::Sometimes };
+    Rule { verdict, condition }
 }
 
-/// Of the list of type, length, value in the rule's user data, the comment is type 0.
+/// The rule's user data is a list of type, length and value. The comment has type 0.
 fn comment(mut data: &[u8]) -> Option<String> {
     while let [kind, length, rest @ ..] = data {
         let value = rest.get(..usize::from(*length))?;

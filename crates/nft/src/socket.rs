@@ -1,5 +1,5 @@
-//! Netfilter's way of using a netlink socket: transactions, questions and dumps. One request is one send; the kernel
-//! works it off before the send returns, so that its answers are there at once.
+//! Requests to netfilter over netlink: transactions, single requests and dumps. Each is one send. The kernel processes it before the
+//! send returns, so replies can be read at once.
 
 use std::ops::{ControlFlow, Range};
 use std::time::Duration;
@@ -11,19 +11,19 @@ use rustix::io::Errno;
 use crate::error::Error;
 use crate::number;
 
-/// Answers to questions are larger than acknowledgements: ask no more at a time than the default room holds.
+/// Requests with a reply per send. Replies are larger than acknowledgements and must fit into the default receive buffer.
 const QUESTIONS: usize = 16;
-/// A dump that was overtaken by a change is begun again, this often.
+/// Attempts of a dump if a change interrupts it.
 const DUMPS: usize = 10;
-/// So often where it must not be overtaken; one takes a fraction of a millisecond.
+/// Attempts of a dump that must be consistent. One takes a fraction of a millisecond.
 const LISTINGS: usize = 100;
 /// `struct nfgenmsg`: family, version, resource id (big endian).
 const GENERAL: usize = 4;
 
-const TALK: &str = "talk to netfilter";
+const TALK: &str = "exchange messages with netfilter";
 const LIST: &str = "list the firewall";
 
-/// How often, and how long, a set that is being made larger is waited for.
+/// Attempts and pause while the kernel enlarges a set.
 const BUSY_TRIES: usize = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 
@@ -32,7 +32,7 @@ pub(crate) struct NftSocket {
     batch: Batch,
 }
 
-/// What kind of request, for whom.
+/// The type of a request, and its address family.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MessageHeader {
     pub(crate) kind: u16,
@@ -61,14 +61,14 @@ impl NftSocket {
         })
     }
 
-    /// All or nothing. The answer holds each request that was refused, by its place; none means done. With a
-    /// generation, the kernel also refuses all when anything changed since (ERESTART).
+    /// All or nothing. An inner error has each request that was refused, by its index. With a generation, the kernel also refuses the
+    /// transaction if anything changed since (ERESTART).
     pub(crate) fn transact(
         &mut self,
         requests: &[NftRequest<'_>],
         generation: Option<u32>,
     ) -> Result<Result<(), RefusedTransaction>, Error> {
-        // A set that is just being made larger takes nothing for a moment.
+        // While the kernel enlarges a set, it accepts no elements.
         let is_busy =
             |refused: &RefusedTransaction| refused.requests.iter().any(|(_, r)| r.errno == Errno::BUSY);
         for _ in 0..BUSY_TRIES {
@@ -89,27 +89,27 @@ impl NftSocket {
             return Ok(Ok(()));
         }
         let enlarge = |e| Error::netlink("enlarge a netfilter socket", e);
-        self.inner.make_room(requests.len()).map_err(enlarge)?;
+        self.inner.reserve_buffers(requests.len()).map_err(enlarge)?;
         let sequences = self.inner.take_sequences(requests.len() + 2);
         write_transaction(&mut self.batch, requests, sequences.clone(), generation)?;
         let mut refused = RefusedTransaction::default();
         let answerable = sequences.start..sequences.end - 1;
-        let answered = self.inner.exchange(&self.batch, answerable, |place, reply| {
-            match (reply.content, place.checked_sub(1)) {
+        let answered = self.inner.exchange(&self.batch, answerable, |index, reply| {
+            match (reply.content, index.checked_sub(1)) {
                 (Content::Refused(refusal), None) => refused.whole = Some(refusal),
-                (Content::Refused(refusal), Some(place)) => refused.requests.push((place, refusal)),
+                (Content::Refused(refusal), Some(index)) => refused.requests.push((index, refusal)),
                 (Content::Ack, _) => {}
                 (Content::Data(_) | Content::Done, _) => return ControlFlow::Continue(()),
             }
-            // An error of the opening bracket is one of the whole transaction, and may be all that comes.
-            let ended = place == 0 || place == requests.len();
-            if ended { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            // An error of the first message concerns the whole transaction and may be the only reply.
+            let is_last = index == 0 || index == requests.len();
+            if is_last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         answered.map_err(talk)?;
         Ok(if refused.whole.is_none() && refused.requests.is_empty() { Ok(()) } else { Err(refused) })
     }
 
-    /// Asks many things at once; for each the attributes of the answer, empty for a mere acknowledgement.
+    /// Sends several requests. Returns the attributes of each reply, empty for an acknowledgement.
     pub(crate) fn ask(
         &mut self,
         requests: &[NftRequest<'_>],
@@ -133,26 +133,26 @@ impl NftSocket {
             write(&mut self.batch, request, NLM_F_ACK, sequence)?;
             answers.push(Ok(Vec::new()));
         }
-        let answered = self.inner.exchange(&self.batch, sequences, |place, reply| {
+        let answered = self.inner.exchange(&self.batch, sequences, |index, reply| {
             match reply.content {
                 Content::Data(message) => {
-                    answers[start + place] = Ok(attributes(message).to_vec());
+                    answers[start + index] = Ok(attributes(message).to_vec());
                     return ControlFlow::Continue(());
                 }
-                // Without privileges the kernel refuses the first request and does not look at the others.
+                // Without privileges the kernel refuses the first request and ignores the others.
                 Content::Refused(refusal) if refusal.errno == Errno::PERM => {
-                    answers[start + place..].fill(Err(refusal));
+                    answers[start + index..].fill(Err(refusal));
                     return ControlFlow::Break(());
                 }
-                Content::Refused(refusal) => answers[start + place] = Err(refusal),
+                Content::Refused(refusal) => answers[start + index] = Err(refusal),
                 Content::Ack | Content::Done => {}
             }
-            if place + 1 == requests.len() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if index + 1 == requests.len() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         answered.map_err(talk)
     }
 
-    /// Everything of a kind; begun again when it changed in the middle, so that some may be seen twice.
+    /// A dump. It is repeated if a change interrupts it, so `each` may be called twice for an object.
     pub(crate) fn dump(
         &mut self,
         request: &NftRequest<'_>,
@@ -165,12 +165,12 @@ impl NftSocket {
                 Dump::Refused(refusal) => return Ok(Err(refusal)),
             }
         }
-        // After many tries what was seen is as good as it gets.
+        // After several attempts the last dump is used.
         Ok(Ok(()))
     }
 
-    /// The same for those who must see each exactly once, in its order: a reading that was overtaken counts only when
-    /// the one before it says the same. (Pods that come and go overtake often, and change nothing of structure.)
+    /// A consistent dump: each object once, in order. A dump that was interrupted is used only if the previous one is equal. (ADD and
+    /// DEL of pods interrupt dumps often, and change no structure.)
     pub(crate) fn list<T: PartialEq>(
         &mut self,
         request: &NftRequest<'_>,
@@ -186,7 +186,7 @@ impl NftSocket {
                 Dump::Refused(refusal) => return Ok(Err(refusal)),
             }
         }
-        let (object, reason) = ("all tables".to_owned(), "they kept changing meanwhile".to_owned());
+        let (object, reason) = ("all tables".to_owned(), "they kept changing during the listing".to_owned());
         Err(Error::Transaction { operation: LIST, object, reason, source: Errno::INTR.into() })
     }
 
@@ -198,11 +198,11 @@ impl NftSocket {
     }
 }
 
-/// Why a transaction changed nothing.
+/// Why the kernel refused a transaction.
 #[derive(Debug, Default)]
 pub(crate) struct RefusedTransaction {
     pub(crate) whole: Option<Refusal>,
-    /// By place among the requests, in their order.
+    /// By index of the request, in order.
     pub(crate) requests: Vec<(usize, Refusal)>,
 }
 
@@ -212,7 +212,7 @@ impl RefusedTransaction {
     }
 }
 
-/// The requests between their brackets, which have sequence numbers too.
+/// The requests between the first and last message of a batch, which have sequence numbers, too.
 fn write_transaction(
     batch: &mut Batch,
     requests: &[NftRequest<'_>],
@@ -221,17 +221,17 @@ fn write_transaction(
 ) -> Result<(), Error> {
     let mut next = || sequences.next().unwrap_or_default();
     batch.clear();
-    bracket(batch, number::BATCH_BEGIN, next(), generation)?;
-    for (place, request) in requests.iter().enumerate() {
-        // Refusals come without being asked for. The acknowledgement of the last request ends our reading; the
-        // brackets themselves are acknowledged only since Linux 6.10.
-        let ack = if place + 1 == requests.len() { NLM_F_ACK } else { 0 };
+    delimiter(batch, number::BATCH_BEGIN, next(), generation)?;
+    for (index, request) in requests.iter().enumerate() {
+        // Refusals are sent without a flag. The acknowledgement of the last request ends the reading. The first and last message of
+        // the batch are acknowledged only since Linux 6.10.
+        let ack = if index + 1 == requests.len() { NLM_F_ACK } else { 0 };
         write(batch, request, ack, next())?;
     }
-    bracket(batch, number::BATCH_END, next(), None)
+    delimiter(batch, number::BATCH_END, next(), None)
 }
 
-fn bracket(batch: &mut Batch, kind: u16, sequence: u32, generation: Option<u32>) -> Result<(), Error> {
+fn delimiter(batch: &mut Batch, kind: u16, sequence: u32, generation: Option<u32>) -> Result<(), Error> {
     let written = batch.message(Head { kind, flags: NLM_F_REQUEST, sequence }, |body| {
         let [high, low] = (number::SUBSYS_NFTABLES >> 8).to_be_bytes();
         body.raw(&[0, 0, high, low]);
@@ -251,7 +251,7 @@ fn write(batch: &mut Batch, request: &NftRequest<'_>, flags: u16, sequence: u32)
     written.map_err(too_long)
 }
 
-/// What follows netfilter's general header.
+/// The attributes after the `nfgenmsg` header.
 fn attributes(message: &[u8]) -> &[u8] {
     message.get(GENERAL..).unwrap_or_default()
 }

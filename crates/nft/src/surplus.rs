@@ -1,11 +1,11 @@
-//! Elements of pods, each with the link or address that it is for: to find those that are surplus, and to remove them. An element
-//! is surplus if its link does not exist or no pod has its address ([`LiveOwners::lacks`]), or if the pod that has them should not have
-//! this element ([`LiveOwners::disowns`]). Needs a listing of all sets: not for the path of a pod.
+//! Finds and removes surplus elements of pods. Each element belongs to a link or an address. It is surplus if the link does not
+//! exist or no pod has the address ([`LiveOwners::lacks`]), or if the pod that has them should not have this element
+//! ([`LiveOwners::disowns`]). Needs a listing of all sets: not for the path of a pod.
 //!
 //! Surplus elements are removed only if no table changed since they were listed. That is not enough for a concurrent ADD of a pod
-//! with the same addresses: if all of its elements exist already, its transaction changes nothing, and the kernel does not count
-//! it. An ADD claims its address and writes its record before it adds elements. So after the removal, records are read once more,
-//! and elements that a pod has by now are restored ([`Firewall::remove_surplus`]).
+//! with the same addresses: if all its elements exist already, its transaction changes nothing, and the generation stays. An ADD
+//! claims its address and writes its record before it adds elements. So records are read once more after the removal, and elements
+//! that a pod has by now are restored ([`Firewall::remove_surplus`]).
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,12 +13,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rustix::io::Errno;
 use types::{IfName, Protocol};
 
-use crate::census::ListedElements;
 use crate::desired::pods::{self, BINDINGS, SETS4, SETS6};
-use crate::desired::{TABLE, TableFamily, TableId, Type};
+use crate::desired::{SetValue, TABLE, TableFamily, TableId, Type};
 use crate::element::{self, bytes};
 use crate::error::Error;
 use crate::firewall::Firewall;
+use crate::listing::ListedElements;
 use crate::observe::ObservedSet;
 use crate::pod::{FirewallPod, NetworkChain};
 use crate::request;
@@ -30,12 +30,12 @@ const REMOVE: &str = "remove surplus elements";
 pub struct LiveOwners {
     pub links: HashSet<String>,
     pub addresses: HashSet<IpAddr>,
-    /// Pods may have addresses that are not in `addresses`: no element of an address is an orphan.
+    /// Pods may have further addresses, so that no element of an address is an orphan.
     pub has_more_addresses: bool,
     pub known: KnownPods,
 }
 
-/// Pods, and the elements that they should have.
+/// Known pods, and the elements that they should have.
 #[derive(Debug, Default)]
 pub struct KnownPods {
     links: HashSet<String>,
@@ -43,11 +43,11 @@ pub struct KnownPods {
     wanted: HashMap<(TableFamily, String), WantedKeys>,
 }
 
-/// The keys that a set should have. Two pods may want one host port: then either value is right.
+/// The keys that a set should have. If two pods request one host port, both values are valid.
 type WantedKeys = HashMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
 
 impl KnownPods {
-    /// The pod should have its elements.
+    /// Adds the elements of a pod.
     pub fn want(&mut self, pod: &FirewallPod<'_>) -> Result<(), Error> {
         for element in element::of(pod)? {
             let set = self.wanted.entry((element.table.family, element.set.to_string())).or_default();
@@ -56,13 +56,13 @@ impl KnownPods {
         Ok(())
     }
 
-    /// This link and these addresses should have only elements that are wanted.
+    /// This link and these addresses should have only wanted elements.
     pub fn own(&mut self, link: &IfName, addresses: impl IntoIterator<Item = IpAddr>) {
         self.links.insert(link.to_string());
         self.addresses.extend(addresses);
     }
 
-    /// A pod of which less is known has this link and these addresses: they may have other elements, too.
+    /// A pod with an incomplete record has this link and these addresses: they may have other elements, too.
     pub fn leave(&mut self, link: &str, addresses: impl IntoIterator<Item = IpAddr>) {
         self.links.remove(link);
         for address in addresses {
@@ -70,7 +70,7 @@ impl KnownPods {
         }
     }
 
-    /// A pod of which less is known may have any address.
+    /// A pod with an incomplete record may have any address.
     pub fn leave_addresses(&mut self) {
         self.addresses.clear();
     }
@@ -93,39 +93,39 @@ fn has(set: &WantedKeys, key: &[u8], value: Option<&Vec<u8>>) -> bool {
     set.get(key).is_some_and(|values| values.iter().any(|wanted| wanted.as_ref() == value))
 }
 
-/// Elements of pods, and the generation of the tables in which they were listed.
+/// Elements of pods, and the generation of the tables when they were listed.
 #[derive(Debug)]
 pub struct PodElements {
     pub elements: Vec<PodElement>,
-    /// None without nf_tables.
+    /// None if the kernel lacks nf_tables.
     generation: Option<u32>,
 }
 
-/// A pod without a record: its links and addresses are all that is known.
+/// A pod without a record. Only its links and addresses are known.
 #[derive(Debug, Clone, Copy)]
 pub struct Stray<'a> {
-    /// The host ends of its links, if any are known.
+    /// The host ends of its links, if they are known.
     pub links: &'a [IfName],
     pub addresses: &'a [IpAddr],
 }
 
-/// An element of a pod; surplus where [`LiveOwners::lacks`] it.
+/// An element of a pod. It is surplus if [`LiveOwners::lacks`] or [`LiveOwners::disowns`] is true.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodElement {
     pub what: String,
-    /// As nft names it, without its data: `inet podwire pods4 { 10.0.0.2 }`.
+    /// In the syntax of nft, without its data: `inet podwire pods4 { 10.0.0.2 }`.
     pub element: String,
-    /// The links and addresses that it names. The first is the one that it is for.
+    /// The links and addresses in it. It belongs to the first one.
     owners: Vec<ElementOwner>,
     family: TableFamily,
     set: String,
     key: Vec<u8>,
-    /// Of a map.
+    /// The value of a map's element.
     value: Option<Vec<u8>>,
 }
 
 impl PodElement {
-    /// The pod's address, where the element has one.
+    /// The address that it belongs to, if any.
     pub fn address(&self) -> Option<IpAddr> {
         match self.owners.first() {
             Some(ElementOwner::Address(address)) => Some(*address),
@@ -133,7 +133,7 @@ impl PodElement {
         }
     }
 
-    /// Whether it binds an address to a link: a packet from the address is dropped if another link receives it.
+    /// Whether it binds an address to a link. A packet from the address is dropped if another link receives it.
     pub fn is_binding(&self) -> bool {
         BINDINGS.contains(&self.set.as_str())
     }
@@ -153,7 +153,7 @@ enum ElementOwner {
 }
 
 impl LiveOwners {
-    /// Whether the element is for none of these.
+    /// Whether the element belongs to none of these.
     pub fn lacks(&self, element: &PodElement) -> bool {
         match element.owners.first() {
             Some(ElementOwner::Link(link)) => !self.links.contains(link),
@@ -164,7 +164,7 @@ impl LiveOwners {
         }
     }
 
-    /// Whether the element is for a known pod that should not have it.
+    /// Whether the element belongs to a known pod that should not have it.
     pub fn disowns(&self, element: &PodElement) -> bool {
         self.known.owns(element) && !self.known.wants(element)
     }
@@ -176,13 +176,13 @@ pub(crate) fn is_of_pods(family: TableFamily, set: &ObservedSet) -> bool {
 }
 
 impl ListedElements {
-    /// All elements. To be compared with an [`LiveOwners`] that is made after the listing.
+    /// All elements. To be compared with [`LiveOwners`] that were read after the listing.
     pub fn elements(&self) -> PodElements {
         self.elements_without(&KnownPods::default())
     }
 
-    /// The elements of these pods that they should not have. Records that were read before the listing lack the pods of
-    /// concurrent ADDs: to be compared with an [`LiveOwners`] that is made after the listing.
+    /// The elements of these pods that they should not have. Records that were read before the listing lack the pods of concurrent
+    /// ADDs: to be compared with [`LiveOwners`] that were read after the listing.
     pub fn surplus_of(&self, known: &KnownPods) -> PodElements {
         let mut found = self.elements_without(known);
         found.elements.retain(|element| known.owns(element));
@@ -190,7 +190,7 @@ impl ListedElements {
         found
     }
 
-    /// The elements that are not wanted by these.
+    /// The elements that these pods do not want.
     fn elements_without(&self, known: &KnownPods) -> PodElements {
         let mut elements = Vec::new();
         for (family, set, contents) in &self.sets {
@@ -198,24 +198,24 @@ impl ListedElements {
             let wanted = known.wanted.get(&(*family, set.name.clone()));
             let is_wanted =
                 |key: &[u8], value: Option<&Vec<u8>>| wanted.is_some_and(|wanted| has(wanted, key, value));
-            let rest = contents.iter().filter(|(key, value)| !is_wanted(key, value.as_ref()));
+            let unwanted = contents.iter().filter(|(key, value)| !is_wanted(key, value.as_ref()));
             let decode = |(key, value): (&Vec<u8>, &Option<Vec<u8>>)| {
                 layout.element((*family, &set.name), key, value.as_deref())
             };
-            elements.extend(rest.filter_map(decode));
+            elements.extend(unwanted.filter_map(decode));
         }
         PodElements { elements, generation: self.generation }
     }
 }
 
 impl Firewall {
-    /// The elements of all pods. To be compared with an [`LiveOwners`] that is made after this returned.
+    /// The elements of all pods. To be compared with [`LiveOwners`] that are read afterwards.
     pub fn pod_elements(&mut self) -> Result<PodElements, Error> {
         self.list_elements().map(|listing| listing.elements())
     }
 
-    /// Removes these elements, but not if a table was changed since they were listed. `now` lists the pods once more: elements
-    /// that one of them has by now are restored. Returns those that are removed.
+    /// Removes these elements if no table was changed since they were listed. `now` lists the pods once more: elements that one of
+    /// them has by now are restored. Returns the removed elements.
     pub fn remove_surplus<E: From<Error>>(
         &mut self,
         surplus: PodElements,
@@ -226,7 +226,7 @@ impl Firewall {
             return Ok(Vec::new());
         }
         let alive = now();
-        // Not known: a missing element is repaired, and a surplus one removed by the next call.
+        // If the pods cannot be listed, all elements are restored, and the next call removes surplus ones.
         let is_surplus = |element: &PodElement| {
             alive.as_ref().is_ok_and(|alive| alive.lacks(element) || alive.disowns(element))
         };
@@ -237,7 +237,7 @@ impl Firewall {
         alive.map(|_| removed)
     }
 
-    /// False: a table was changed since that generation, and nothing is removed.
+    /// False if a table was changed since that generation. Then nothing is removed.
     fn remove_at(&mut self, elements: &[PodElement], generation: Option<u32>) -> Result<bool, Error> {
         let Some(generation) = generation else { return Ok(false) };
         let deletions: Vec<_> = elements.iter().map(PodElement::deletion).collect();
@@ -250,7 +250,7 @@ impl Firewall {
         }
     }
 
-    /// Its pod may have added it again with another value, or the table may be gone.
+    /// Its pod may have added it with another value, or the table may not exist any more.
     fn restore(&mut self, element: &PodElement) -> Result<(), Error> {
         let table = TableId::of_pods(element.family);
         let addition = request::add_key((table, &element.set), &element.key, element.value.as_deref());
@@ -263,7 +263,7 @@ impl Firewall {
         }
     }
 
-    /// Removes whatever the tables of pods have of this link and these addresses. The caller knows that no pod has them.
+    /// Removes all elements of these links and addresses. The caller knows that no pod has them.
     pub fn sweep(&mut self, stray: &Stray<'_>) -> Result<(), Error> {
         let all = self.pod_elements()?.elements;
         let own = all.iter().filter(|element| element.is_of(stray));
@@ -277,7 +277,7 @@ impl PodElement {
     }
 }
 
-/// The parts of a set's keys, and of a map's values.
+/// The types of a set's keys and values.
 #[derive(Debug, Clone, Copy)]
 struct SetLayout<'a> {
     key: &'a [Type],
@@ -285,20 +285,24 @@ struct SetLayout<'a> {
 }
 
 impl SetLayout<'static> {
-    /// None for sets that hold nothing of pods.
+    /// None for sets without elements of pods.
     fn of(family: TableFamily, set: &ObservedSet) -> Option<Self> {
         if family == TableFamily::Inet && NetworkChain::id_of_set(&set.name).is_some() {
-            // The sources that a network masquerades.
+            // The addresses that a network masquerades.
             let key: &[Type] = if set.key_length == 4 { &[Type::Ip4] } else { &[Type::Ip6] };
             return Some(Self { key, value: &[] });
         }
-        let found = pods::base(family).filled_sets().find(|known| known.name == set.name)?;
-        Some(Self { key: &found.key, value: &found.value })
+        let known = pods::base(family).filled_sets().find(|known| known.name == set.name)?;
+        let value: &[Type] = match &known.value {
+            SetValue::Data(types) => types,
+            SetValue::None | SetValue::Verdict => &[],
+        };
+        Some(Self { key: &known.key, value })
     }
 }
 
 impl SetLayout<'_> {
-    /// None where the bytes do not fit the layout: then its pod is not known.
+    /// None if the bytes do not fit the layout.
     fn element(
         self,
         (family, set): (TableFamily, &str),
@@ -307,7 +311,7 @@ impl SetLayout<'_> {
     ) -> Option<PodElement> {
         let (words, of_key) = decode(self.key, key)?;
         let (target, of_value) = decode(self.value, value.unwrap_or_default())?;
-        // A map leads to its value; the key of one is an address of the host.
+        // The value of a map is the pod. Its key is an address of the host.
         let owners = if self.value.is_empty() { of_key } else { of_value };
         let element = format!("{} {set} {{ {words} }}", TableId::of_pods(family));
         let what = match owners.first()? {
@@ -330,7 +334,7 @@ fn decode(parts: &[Type], bytes: &[u8]) -> Option<(String, Vec<ElementOwner>)> {
         let (word, found, length) = part.decode(rest)?;
         words.push(word);
         owners.extend(found);
-        // Every part of a concatenation begins at a multiple of four.
+        // Every field of a concatenation begins at a multiple of four.
         at += usize::next_multiple_of(length, 4);
     }
     Some((words.join(" . "), owners))
@@ -364,7 +368,9 @@ impl Type {
                 Some((known.map_or_else(|| number.to_string(), |protocol| protocol.to_string()), None, 1))
             }
             Self::Port => Some((u16::from_be_bytes(*bytes.first_chunk()?).to_string(), None, 2)),
-            Self::Mark => Some((format!("{:#x}", u32::from_ne_bytes(*bytes.first_chunk()?)), None, 4)),
+            Self::LinkGroup | Self::Mark | Self::Class => {
+                Some((format!("{:#x}", u32::from_ne_bytes(*bytes.first_chunk()?)), None, 4))
+            }
         }
     }
 }
@@ -375,7 +381,7 @@ mod tests {
     use crate::element::Field;
     use crate::pod::{AttachMode, Guard, HostPort};
 
-    /// Every element that a pod has is known to be this pod's, and is written as nft writes it.
+    /// Every element of a pod is recognised as this pod's, and is written as nft writes it.
     #[test]
     fn a8_every_element_of_a_pod_has_a_layout() {
         let (link, bridge) = ("pwabc".try_into().unwrap(), "br0".try_into().unwrap());
@@ -436,27 +442,28 @@ mod tests {
 
     fn layout(family: TableFamily, set: &str, length: usize) -> SetLayout<'static> {
         let key_length = u32::try_from(length).unwrap();
-        SetLayout::of(family, &ObservedSet { name: set.to_owned(), key_length, digest: 0 }).unwrap()
+        SetLayout::of(family, &ObservedSet { name: set.to_owned(), key_length, size: None, digest: 0 })
+            .unwrap()
     }
 
     #[test]
-    fn a_hostport_is_for_the_pod_that_it_leads_to() {
+    fn a_hostport_belongs_to_the_pod_of_its_value() {
         let layout = layout(TableFamily::Inet, "hostport4_any", 8);
-        let place = (TableFamily::Inet, "hostport4_any");
-        let found = layout.element(place, &[6, 0, 0, 0, 0x1f, 0x90, 0, 0], Some(&[10, 0, 0, 2, 0, 80, 0, 0]));
+        let set = (TableFamily::Inet, "hostport4_any");
+        let found = layout.element(set, &[6, 0, 0, 0, 0x1f, 0x90, 0, 0], Some(&[10, 0, 0, 2, 0, 80, 0, 0]));
         let found = found.unwrap();
         assert_eq!(found.what, "host port tcp . 8080 to 10.0.0.2 . 80");
         assert_eq!(found.element, "inet podwire hostport4_any { tcp . 8080 }");
         assert_eq!(found.address(), Some("10.0.0.2".parse().unwrap()));
-        assert!(layout.element(place, &[6], None).is_none());
+        assert!(layout.element(set, &[6], None).is_none());
         for name in ["revision", "applied", "__set0"] {
-            let set = ObservedSet { name: name.to_owned(), key_length: 4, digest: 0 };
+            let set = ObservedSet { name: name.to_owned(), key_length: 4, size: None, digest: 0 };
             assert!(SetLayout::of(TableFamily::Inet, &set).is_none(), "{name}");
         }
     }
 
     #[test]
-    fn an_element_is_a_strays_by_link_address_or_where_it_leads() {
+    fn an_element_belongs_to_a_stray_by_link_address_or_value() {
         let link = IfName::try_from("pwabc").unwrap();
         let addresses = ["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
         let stray = Stray { links: std::slice::from_ref(&link), addresses: &addresses };
@@ -490,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a13_bindings_stay_if_a_pod_came_after_the_look() {
+    fn a13_bindings_stay_if_a_pod_was_added_after_the_listing() {
         let in_a_namespace = || {
             let (link, bridge) = ("pwabc".try_into().unwrap(), "br0".try_into().unwrap());
             let pod = FirewallPod {
@@ -505,18 +512,18 @@ mod tests {
             };
             let mut firewall = Firewall::open().unwrap();
             firewall.add_pod(&pod).unwrap();
-            let seen = bindings(&mut firewall);
-            assert_eq!(seen.elements.len(), 4, "{seen:?}");
+            let listed = bindings(&mut firewall);
+            assert_eq!(listed.elements.len(), 4, "{listed:?}");
             Firewall::open()
                 .unwrap()
                 .add_pod(&FirewallPod { addresses: &["10.0.0.3".parse().unwrap()], ..pod })
                 .unwrap();
             let none = || Ok::<_, Error>(LiveOwners::default());
-            assert_eq!(firewall.remove_surplus(seen, none).unwrap(), []);
+            assert_eq!(firewall.remove_surplus(listed, none).unwrap(), []);
             assert_eq!(firewall.missing(&pod).unwrap(), [""; 0]);
-            let seen = bindings(&mut firewall);
-            assert_eq!(seen.elements.len(), 6, "{seen:?}");
-            assert_eq!(firewall.remove_surplus(seen, none).unwrap().len(), 6);
+            let listed = bindings(&mut firewall);
+            assert_eq!(listed.elements.len(), 6, "{listed:?}");
+            assert_eq!(firewall.remove_surplus(listed, none).unwrap().len(), 6);
             assert_eq!(bindings(&mut firewall).elements, []);
             assert_eq!(firewall.missing(&pod).unwrap().len(), 4, "only bindings are removed");
         };

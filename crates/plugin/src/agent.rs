@@ -262,7 +262,7 @@ impl Forwarder<'_> {
     ) -> (Result<Done, Error>, ExchangeResult) {
         let key = call.key();
         let tombstones = Tombstones::new(self.paths.run_dir);
-        match tombstones.leave(&self.call, &key) {
+        match tombstones.write(&self.call, &key) {
             Ok(()) => {
                 let dir = tombstones.dir().display();
                 let message =

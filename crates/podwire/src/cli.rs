@@ -1,4 +1,6 @@
-//! What can be asked on the command line.
+//! Arguments of all commands.
+
+pub(crate) mod examples;
 
 use std::path::PathBuf;
 
@@ -8,8 +10,17 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use types::{AttachMode, IfName, NetworkName, NodeName};
 
+/// Help is wrapped to the terminal, and to this width on wider ones.
+const MAX_HELP_WIDTH: usize = 80;
+
 #[derive(Debug, Parser)]
-#[command(name = "podwire", version, about = "A pod network for Linux")]
+#[command(
+    name = "podwire",
+    version,
+    about = "A pod network for Linux",
+    max_term_width = MAX_HELP_WIDTH,
+    after_long_help = examples::PODWIRE
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: CliCommand,
@@ -17,40 +28,89 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
-    /// Show it all on a node of its own: two pods through the agent, faults and repairs, and nothing left behind
+    /// Run a demo: two pods, a killed agent, repairs, cleanup
+    ///
+    /// The demo runs in network namespaces of its own. It removes everything that it created.
+    #[command(after_long_help = examples::DEMO)]
     Demo,
-    /// Many nodes on this machine, each a network namespace with a real agent, to see and to try a whole cluster
+    /// Run a cluster of network namespaces on this host
+    ///
+    /// Every node is a network namespace with a real agent. The interfaces, routes and firewall of the host are not
+    /// changed.
+    #[command(after_long_help = examples::LAB)]
     Lab(Box<crate::commands::lab::LabArgs>),
-    /// Run the node agent: serve the plugin, keep pods' networks right
+    /// Run the node agent
+    ///
+    /// The agent serves the CNI plugin, joins the cluster, and repairs pod networks that were changed. It runs in the
+    /// foreground until SIGTERM or SIGINT.
+    #[command(after_long_help = examples::AGENT)]
     Agent(Box<AgentArgs>),
-    /// Show the status of this node; exits with 0 if it is ready, also if degraded, 1 if not, 3 if its agent is not reachable
+    /// Show the status of this node
+    ///
+    /// If no agent answers, the status is read from files and from the kernel.
+    ///
+    /// Exit codes: 0 if the node is ready (also if it is degraded), 1 if it is not ready, 3 if the node needs an agent and
+    /// none is reachable.
+    #[command(after_long_help = examples::STATUS)]
     Status(StatusArgs),
-    /// Look at everything that pods' networks need on this node; what is wrong comes with the command that helps, and ends with 1
-    Doctor(Doctor),
-    /// Show the pods on this node and their addresses; exits with 1 if a record cannot be read
-    Pods(Pods),
-    /// Show all nodes of the cluster; exits with 1 if a record is refused or in conflict, or if the data is stale
+    /// Check everything that pod networks need on this node
+    ///
+    /// A problem is listed with the command that fixes it. Without --repair nothing is changed: kernel features are probed
+    /// in temporary network namespaces.
+    ///
+    /// Exit codes: 0 if no problem was found, 1 if there is a problem.
+    #[command(after_long_help = examples::DOCTOR)]
+    Doctor(DoctorArgs),
+    /// List the pods on this node and their addresses
+    ///
+    /// Exit codes: 0, or 1 if a record cannot be read.
+    #[command(after_long_help = examples::PODS)]
+    Pods(PodsArgs),
+    /// List the nodes of the cluster
+    ///
+    /// Exit codes: 0, or 1 if a record is refused or in conflict, or if the data is stale.
+    #[command(after_long_help = examples::NODES)]
     Nodes(ClusterArgs),
-    /// Change what the cluster knows of a node
-    #[command(subcommand)]
+    /// Manage nodes of the cluster
+    #[command(subcommand, after_long_help = examples::NODE)]
     Node(NodeCommand),
-    /// Show the routes to other nodes: what should be and what is; ends with 1 if that differs
+    /// List routes to other nodes, compared with the kernel
+    ///
+    /// Exit codes: 0, or 1 if a route is missing, different or stale, or if the data is stale.
+    #[command(after_long_help = examples::ROUTES)]
     Routes(ClusterArgs),
-    /// Show which node has which block of the network; exits with 1 if records contradict each other or the data is stale
+    /// List address blocks and the nodes that own them
+    ///
+    /// Exit codes: 0, or 1 if the records are inconsistent, or if the data is stale.
+    #[command(after_long_help = examples::BLOCKS)]
     Blocks(ClusterArgs),
-    /// Look at attachments one by one
-    #[command(subcommand)]
+    /// Inspect attachments of pods
+    #[command(subcommand, after_long_help = examples::ATTACHMENT)]
     Attachment(AttachmentCommand),
-    /// Put the plugin and a network config where the container runtime looks for them
+    /// Install plugin and network config for the runtime
+    ///
+    /// The command waits until the agent is ready, because a network config makes the runtime start pods. An agent with
+    /// install.enabled does this itself.
+    #[command(after_long_help = examples::INSTALL)]
     Install(Box<InstallArgs>),
-    /// Remove everything of Podwire from this node: pods' links, bridge, firewall, sysctls, state, installed files
-    Cleanup(Cleanup),
+    /// Remove Podwire from this node
+    ///
+    /// Removes pod links, bridges, firewall tables, state and installed files, and restores sysctls. It refuses to run
+    /// while an agent is running. The agent's config file, logs and systemd unit are listed and kept.
+    ///
+    /// Exit codes: 0, or 1 if an object could not be removed.
+    #[command(after_long_help = examples::CLEANUP)]
+    Cleanup(CleanupArgs),
+    /// Show the versions of podwire, its API and CNI
+    #[command(after_long_help = examples::VERSION)]
+    Version(VersionArgs),
 }
 
 impl CliCommand {
-    /// Everything but text that is the same for every user.
+    /// Every command, except for text that does not depend on the node.
     pub(crate) fn needs_root(&self) -> bool {
         match self {
+            Self::Version(_) => false,
             Self::Agent(args) => {
                 !(args.print_config || args.print_config_reference || args.print_config_sample)
             }
@@ -69,7 +129,7 @@ impl CliCommand {
         }
     }
 
-    /// Those of commands that change the kernel's network or enter namespaces.
+    /// Commands that change the kernel's network or enter namespaces need capabilities.
     pub(crate) fn needed_capabilities(&self) -> &'static [Capability] {
         match self {
             Self::Agent(args) if args.check_config || !self.needs_root() => &[],
@@ -77,6 +137,7 @@ impl CliCommand {
             Self::Install(args) if args.network.standalone => &[Capability::NetAdmin],
             Self::Cleanup(_) => &[Capability::NetAdmin],
             Self::Install(_)
+            | Self::Version(_)
             | Self::Status(_)
             | Self::Doctor(_)
             | Self::Pods(_)
@@ -91,11 +152,11 @@ impl CliCommand {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
-    /// In 80 columns
+    /// A table in at most 80 columns
     Table,
-    /// All columns, in lines of any length
+    /// A table with all columns, in lines of any length
     Wide,
-    /// For programs; docs/schemas has the schemas
+    /// JSON; the schemas are part of the documentation
     Json,
 }
 
@@ -103,164 +164,182 @@ pub(crate) enum Output {
 pub(crate) struct AgentArgs {
     #[command(flatten)]
     pub(crate) flags: config::Flags,
-    /// Report everything that a start would refuse, without a start, and end; exits with 1 if there is anything
+    /// Report all problems that prevent a start, and exit
+    ///
+    /// Exit codes: 0 if the agent can start, 1 if it cannot.
     #[arg(long, conflicts_with_all = ["print_config", "print_config_reference", "print_config_sample"])]
     pub(crate) check_config: bool,
-    /// Print the configuration that is in effect, as TOML, and end
+    /// Print the effective configuration as TOML, and exit
     #[arg(long, conflicts_with_all = ["print_config_reference", "print_config_sample"])]
     pub(crate) print_config: bool,
-    /// Print all keys with their defaults, as a table in Markdown, and end
+    /// Print a Markdown table of all keys, and exit
     #[arg(long, conflicts_with = "print_config_sample")]
     pub(crate) print_config_reference: bool,
-    /// Print a config file with all keys and their defaults, and end
+    /// Print a config file with all keys and defaults, and exit
     #[arg(long)]
     pub(crate) print_config_sample: bool,
 }
 
-/// Which agent is meant. Nothing given: the one that the agent's configuration describes.
+/// Selects an agent. Without arguments, the agent's configuration decides.
 #[derive(Debug, Args)]
-pub(crate) struct Which {
-    /// The agent's run directory: node-local state, socket and lock
+pub(crate) struct AgentSelector {
+    /// Run directory of the agent: node state, socket and lock
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
-    /// The agent's socket [default: agent.sock in the run directory]
+    /// Socket of the agent [default: agent.sock in the run directory]
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
+    /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) agent: AgentSelector,
 }
 
-/// A question about the cluster, which this node's agent answers.
+/// A query about the cluster. The agent of this node answers it.
 #[derive(Debug, Args)]
 pub(crate) struct ClusterArgs {
+    /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) agent: AgentSelector,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum NodeCommand {
-    /// Remove a node that will not come back: others forget their routes to it, and its blocks are free again
-    Rm(RemoveNode),
+    /// Remove a dead node and free its blocks
+    ///
+    /// Other nodes remove their routes to it.
+    #[command(after_long_help = examples::NODE_RM)]
+    Rm(RemoveNodeArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct RemoveNode {
-    /// The node's name, as `podwire nodes` shows it
+pub(crate) struct RemoveNodeArgs {
+    /// Name of the node, as listed by `podwire nodes`
     #[arg(value_parser = name::<NodeName>)]
     pub(crate) name: NodeName,
-    /// Also while its agent is alive, which brings it back
+    /// Remove it also if its agent is alive
+    ///
+    /// An agent that is running adds the node again.
     #[arg(long)]
     pub(crate) force: bool,
+    /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) agent: AgentSelector,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Doctor {
-    /// Repair the bridges of pods and Podwire's firewall tables first, without interrupting pods; an agent does this by itself
+pub(crate) struct DoctorArgs {
+    /// Repair bridges and firewall tables first
+    ///
+    /// Pods are not interrupted. Only for nodes without an agent: an agent repairs its node itself.
     #[arg(long)]
     pub(crate) repair: bool,
+    /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
     #[command(flatten)]
-    pub(crate) which: Which,
-    /// Where the agent keeps what is to outlive a boot
+    pub(crate) agent: AgentSelector,
+    /// State directory of the agent
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Pods {
+pub(crate) struct PodsArgs {
+    /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
-    /// The directory of node-local state
+    /// Run directory with the node state
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AttachmentCommand {
-    /// Everything about one attachment: what is recorded, and what the kernel has of it right now
+    /// Show the record and the kernel state of an attachment
+    ///
+    /// Exit codes: 0, or 1 if a kernel object is missing.
+    #[command(after_long_help = examples::ATTACHMENT_SHOW)]
     Show(ShowAttachmentArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ShowAttachmentArgs {
-    /// The container's id, or its first characters, and the interface where there are several
+    /// Container ID or its first characters, and an interface
     #[arg(value_name = "CONTAINER[/IFNAME]")]
-    pub(crate) what: String,
+    pub(crate) attachment: String,
+    /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,
-    /// The directory of node-local state
+    /// Run directory with the node state
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct InstallArgs {
-    /// How long to wait until the agent is ready; nothing is written before
+    /// Time to wait until the agent is ready
     #[arg(long, value_name = "SECONDS", default_value_t = 30, conflicts_with = "standalone")]
     pub(crate) timeout: u64,
-    /// The agent's config file
+    /// Config file of the agent
     #[arg(long, value_name = "FILE", conflicts_with = "standalone")]
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) agent: AgentSelector,
     #[command(flatten)]
-    pub(crate) places: Places,
+    pub(crate) paths: InstallPaths,
     #[command(flatten)]
-    pub(crate) network: Standalone,
+    pub(crate) network: StandaloneNetwork,
 }
 
-/// Where things go; in agent mode what is not given comes from the agent's configuration.
+/// Paths of installed files. With an agent, the agent's configuration has the defaults.
 #[derive(Debug, Args)]
-pub(crate) struct Places {
-    /// The plugin's program file [default: podwire-cni beside podwire]
+pub(crate) struct InstallPaths {
+    /// Program file of the plugin [default: podwire-cni beside podwire]
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
-    /// Where the runtime looks for plugins [default: as containerd or CRI-O is configured, else /opt/cni/bin]
+    /// Plugin directory of the runtime [default: as configured for containerd or CRI-O, or /opt/cni/bin]
     #[arg(long, value_name = "DIR")]
     pub(crate) plugin_dir: Option<PathBuf>,
-    /// Where the runtime looks for network configs [default: as containerd or CRI-O is configured, else /etc/cni/net.d]
+    /// Config directory of the runtime [default: as configured for containerd or CRI-O, or /etc/cni/net.d]
     #[arg(long, value_name = "DIR")]
     pub(crate) config_dir: Option<PathBuf>,
-    /// The network config's file name [default: 10-NAME.conflist]
+    /// File name of the network config [default: 10-NAME.conflist]
     #[arg(long, value_name = "NAME")]
     pub(crate) config_name: Option<String>,
-    /// A template for the network config instead of the one that is built in
+    /// Template of the network config [default: built in]
     #[arg(long, value_name = "FILE")]
     pub(crate) template: Option<PathBuf>,
-    /// What is installed is recorded here, for `podwire cleanup` [default: /var/lib/podwire]
+    /// Directory with the list of installed files, for `podwire cleanup` [default: /var/lib/podwire]
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
 }
 
-/// A network without an agent, which must be described here.
+/// Settings of a network without an agent.
 #[derive(Debug, Args)]
-pub(crate) struct Standalone {
-    /// A network without an agent: the plugin does all by itself
+pub(crate) struct StandaloneNetwork {
+    /// Install a network without an agent
     #[arg(long)]
     pub(crate) standalone: bool,
-    /// The network's name
+    /// Name of the network
     #[arg(long, default_value = "podwire", requires = "standalone", value_parser = name::<NetworkName>)]
     pub(crate) name: NetworkName,
-    /// How a pod meets its host: `bridge` or `routed`
+    /// How pods are attached to the node
     #[arg(long, default_value = "bridge", requires = "standalone")]
     pub(crate) mode: ModeArg,
-    /// The bridge's name
+    /// Name of the bridge
     #[arg(long, default_value = "podwire0", requires = "standalone", value_parser = name::<IfName>)]
     pub(crate) bridge: IfName,
-    /// Subnets of the pods, one for each family
+    /// Pod subnet, once for each address family
     #[arg(
         long = "subnet",
         value_name = "CIDR",
@@ -272,7 +351,9 @@ pub(crate) struct Standalone {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ModeArg {
+    /// Pods are ports of a bridge
     Bridge,
+    /// Every pod has a host route on the node
     Routed,
 }
 
@@ -286,15 +367,24 @@ impl From<ModeArg> for AttachMode {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Cleanup {
+pub(crate) struct CleanupArgs {
     #[command(flatten)]
-    pub(crate) which: Which,
-    /// Where installed files are recorded; with another --run-dir than the configured one they stay unless this is given
+    pub(crate) agent: AgentSelector,
+    /// Directory with the list of installed files
+    ///
+    /// Needed to remove installed files if --run-dir is not the configured run directory.
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// Also remove the pods of other run directories, and what they need
+    /// Also remove the pods and networks of other run directories
     #[arg(long)]
     pub(crate) all: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VersionArgs {
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
 }
 
 fn name<T>(text: &str) -> Result<T, types::NameError>
@@ -303,3 +393,7 @@ where
 {
     T::try_from(text)
 }
+
+#[cfg(test)]
+#[path = "cli/tests.rs"]
+mod tests;

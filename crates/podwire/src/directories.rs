@@ -1,86 +1,86 @@
-//! Where the agent that is meant keeps its things: what was given, else what the agent's configuration says.
+//! Directories and socket of an agent: from arguments, otherwise from the agent's configuration.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use config::{Config, Flags};
 
-use crate::cli::Which;
+use crate::cli::AgentSelector;
 use crate::print;
 
 #[derive(Debug)]
 pub(crate) struct AgentDirectories {
     pub(crate) run_dir: PathBuf,
     pub(crate) socket: PathBuf,
-    /// None: another agent is meant than the configured one, and nobody said where it keeps what it installed.
+    /// None if the run directory is not the configured one and no state directory was given.
     pub(crate) state_dir: Option<PathBuf>,
 }
 
-/// What the agent's configuration says, or would say if it were right.
-struct Configured {
+/// From the agent's configuration. If the configuration is invalid, the defaults.
+struct ConfiguredDirectories {
     run_dir: PathBuf,
     socket: PathBuf,
     state_dir: PathBuf,
 }
 
 impl AgentDirectories {
-    pub(crate) fn find(which: &Which, state_dir: Option<PathBuf>) -> Self {
-        match which.run_dir.clone() {
+    pub(crate) fn find(selector: &AgentSelector, state_dir: Option<PathBuf>) -> Self {
+        match selector.run_dir.clone() {
             Some(run_dir) => Self {
-                socket: which.socket.clone().unwrap_or_else(|| netconf::default_socket(&run_dir)),
+                socket: selector.socket.clone().unwrap_or_else(|| netconf::default_socket(&run_dir)),
                 state_dir: state_dir.or_else(|| {
-                    let configured = Configured::load();
+                    let configured = ConfiguredDirectories::load();
                     (configured.run_dir == run_dir).then_some(configured.state_dir)
                 }),
                 run_dir,
             },
             None => {
-                let configured = Configured::load();
+                let configured = ConfiguredDirectories::load();
                 Self {
                     run_dir: configured.run_dir,
-                    socket: which.socket.clone().unwrap_or(configured.socket),
+                    socket: selector.socket.clone().unwrap_or(configured.socket),
                     state_dir: state_dir.or(Some(configured.state_dir)),
                 }
             }
         }
     }
 
-    /// For commands that remove: an invalid configuration is refused, because its default directories may be those of
-    /// another network. A run directory that is given needs no configuration.
-    pub(crate) fn find_exact(which: &Which, state_dir: Option<PathBuf>) -> Result<Self> {
-        match (Config::load(&Flags::default(), std::env::vars_os()), which.run_dir.clone()) {
-            (Ok(_), _) => Ok(Self::find(which, state_dir)),
+    /// For commands that remove objects. An invalid configuration is refused, because the default directories may belong to
+    /// another network. If a run directory is given, the configuration is not needed.
+    pub(crate) fn find_strict(selector: &AgentSelector, state_dir: Option<PathBuf>) -> Result<Self> {
+        match (Config::load(&Flags::default(), std::env::vars_os()), selector.run_dir.clone()) {
+            (Ok(_), _) => Ok(Self::find(selector, state_dir)),
             (Err(error), None) => Err(error).context(
                 "the agent's configuration is invalid, and its default directories may belong to another network; \
-                 correct it, or name the directories (podwire cleanup --run-dir DIR --state-dir DIR)",
+                 correct it, or give the directories: 'podwire cleanup --run-dir DIR --state-dir DIR'",
             ),
             (Err(error), Some(run_dir)) => {
                 print::warn(format_args!(
-                    "podwire: the agent's configuration is invalid, and only the given directories are used: {error}"
+                    "podwire: the agent's configuration is invalid; using only the given directories: {error}"
                 ));
-                let socket = which.socket.clone().unwrap_or_else(|| netconf::default_socket(&run_dir));
+                let socket = selector.socket.clone().unwrap_or_else(|| netconf::default_socket(&run_dir));
                 Ok(Self { run_dir, socket, state_dir })
             }
         }
     }
 
-    /// Only the directory of node-local state is asked for.
+    /// The directory with the node state.
     pub(crate) fn run_dir(given: Option<PathBuf>) -> PathBuf {
-        given.unwrap_or_else(|| Configured::load().run_dir)
+        given.unwrap_or_else(|| ConfiguredDirectories::load().run_dir)
     }
 }
 
-impl Configured {
-    /// A configuration that is wrong must not keep a person from looking.
+impl ConfiguredDirectories {
+    /// Queries must work with an invalid configuration, so this does not fail.
     fn load() -> Self {
         match Config::load(&Flags::default(), std::env::vars_os()) {
             Ok(config) => {
                 Self { run_dir: config.run_dir, socket: config.socket, state_dir: config.state_dir }
             }
             Err(_) => {
-                // `status` and `doctor` have the mistake in their condition.
-                print::warn("podwire: the agent's configuration is invalid; default directories are used");
-                print::warn("podwire: `podwire agent --check-config` shows what is wrong");
+                // The condition `ConfigInvalid` of `status` and `doctor` has the error.
+                print::warn("podwire: the agent's configuration is invalid; using default directories");
+                print::warn("podwire: `podwire agent --check-config` shows the errors");
                 let run_dir = PathBuf::from(netconf::DEFAULT_RUN_DIR);
                 let socket = netconf::default_socket(&run_dir);
                 Self { run_dir, socket, state_dir: PathBuf::from("/var/lib/podwire") }

@@ -1,4 +1,4 @@
-//! How every command ends. docs/exit-codes.md has the table for operators.
+//! Exit codes of all commands. docs/reference/exit-codes.md has the table for operators.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -14,17 +14,17 @@ use types::Fix;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExitStatus {
     Success,
-    /// The command works, and the node, the cluster or the request does not.
+    /// The node, the cluster or the request has a problem.
     ProblemFound,
     /// Arguments, variables or the config file are invalid.
     Usage,
     AgentUnreachable,
     PermissionDenied,
-    /// Of a program that `podwire lab exec` cannot start, as shells report it.
+    /// `podwire lab exec` cannot start a program; shells use the same codes.
     Program(u8),
 }
 
-/// An argument that is refused after clap has accepted it.
+/// An argument that clap accepted and a later check refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Usage(pub(crate) String);
@@ -34,19 +34,19 @@ pub(crate) struct Usage(pub(crate) String);
 #[error("this needs root; run: {0}")]
 pub(crate) struct NeedsRoot(Fix);
 
-/// This process is root, and may not do what the command needs.
+/// The process is root and lacks capabilities that the command needs.
 #[derive(Debug, thiserror::Error)]
 #[error("{} missing", .0.join(" and ") + if .0.len() == 1 { " is" } else { " are" })]
-pub(crate) struct LacksCapabilities(Vec<&'static str>);
+pub(crate) struct MissingCapabilities(Vec<&'static str>);
 
 impl ExitStatus {
-    pub(crate) fn of(error: &anyhow::Error) -> Self {
-        error.chain().find_map(of_cause).unwrap_or(Self::ProblemFound)
+    pub(crate) fn from_error(error: &anyhow::Error) -> Self {
+        error.chain().find_map(status_of_cause).unwrap_or(Self::ProblemFound)
     }
 
-    /// For commands that report whether all is well.
-    pub(crate) fn problem_unless(is_well: bool) -> Self {
-        if is_well { Self::Success } else { Self::ProblemFound }
+    /// For commands that report whether there are problems.
+    pub(crate) fn problem_unless(is_ok: bool) -> Self {
+        if is_ok { Self::Success } else { Self::ProblemFound }
     }
 
     fn code(self) -> u8 {
@@ -67,8 +67,8 @@ impl From<ExitStatus> for ExitCode {
     }
 }
 
-fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<ExitStatus> {
-    if cause.is::<NeedsRoot>() || cause.is::<LacksCapabilities>() {
+fn status_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<ExitStatus> {
+    if cause.is::<NeedsRoot>() || cause.is::<MissingCapabilities>() {
         return Some(ExitStatus::PermissionDenied);
     }
     if cause.is::<Usage>() {
@@ -78,7 +78,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<ExitStatus> {
         return Some(if config.is_denied() { ExitStatus::PermissionDenied } else { ExitStatus::Usage });
     }
     if let Some(client) = cause.downcast_ref::<ClientError>() {
-        return of_client(client);
+        return status_of_client(client);
     }
     let denied = match (cause.downcast_ref::<io::Error>(), cause.downcast_ref::<Errno>()) {
         (Some(error), _) => error.kind() == ErrorKind::PermissionDenied,
@@ -88,7 +88,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<ExitStatus> {
     denied.then_some(ExitStatus::PermissionDenied)
 }
 
-fn of_client(error: &ClientError) -> Option<ExitStatus> {
+fn status_of_client(error: &ClientError) -> Option<ExitStatus> {
     match error {
         ClientError::NoListener { .. } | ClientError::Broken { .. } | ClientError::TimedOut { .. } => {
             Some(ExitStatus::AgentUnreachable)
@@ -101,27 +101,27 @@ fn of_client(error: &ClientError) -> Option<ExitStatus> {
     }
 }
 
-/// State, sockets and the kernel's network are readable by root only. Without this check an unreadable record would
-/// count as none.
+/// Only root can read node state, sockets and the kernel's network state. Without this check an unreadable record would
+/// count as no record.
 pub(crate) fn ensure_root() -> Result<(), NeedsRoot> {
     if geteuid().is_root() { Ok(()) } else { Err(NeedsRoot(with_sudo(std::env::args_os()))) }
 }
 
-/// Root in a container may lack them. The errors of the kernel do not name the capability.
-pub(crate) fn ensure_capabilities(needed: &[Capability]) -> Result<(), LacksCapabilities> {
+/// Root in a container may lack capabilities, and errors of the kernel do not name them.
+pub(crate) fn ensure_capabilities(needed: &[Capability]) -> Result<(), MissingCapabilities> {
     let missing = missing_capabilities(needed);
     if missing.is_empty() {
         Ok(())
     } else {
-        Err(LacksCapabilities(missing.into_iter().map(Capability::name).collect()))
+        Err(MissingCapabilities(missing.into_iter().map(Capability::name).collect()))
     }
 }
 
-/// Advice for an error that is not about the user alone, such as a missing capability.
+/// Advice for errors that another user or more capabilities can solve.
 pub(crate) fn advice(status: ExitStatus) -> Option<String> {
     match status {
         ExitStatus::PermissionDenied if geteuid().is_root() => Some(
-            "this process is root and lacks a capability or access; run it on the node itself, outside of a container"
+            "the process is root and lacks a capability or access; run the command on the node itself, outside of a container"
                 .to_owned(),
         ),
         ExitStatus::PermissionDenied => Some(format!("run: {}", with_sudo(std::env::args_os()))),
@@ -133,7 +133,7 @@ pub(crate) fn advice(status: ExitStatus) -> Option<String> {
     }
 }
 
-/// The same command, ready to paste.
+/// The command line with sudo, quoted for a shell.
 fn with_sudo(args: impl Iterator<Item = OsString>) -> Fix {
     let words = args.map(|word| word.to_string_lossy().into_owned());
     Fix::words(std::iter::once("sudo".to_owned()).chain(words))
@@ -145,10 +145,10 @@ mod tests {
 
     use super::*;
 
-    const DOCS: &str = include_str!("../../../docs/exit-codes.md");
+    const DOCS: &str = include_str!("../../../docs/reference/exit-codes.md");
 
     #[test]
-    fn a7_the_documented_table_has_every_code() {
+    fn a7_the_documentation_lists_every_exit_code() {
         use ExitStatus::{AgentUnreachable, PermissionDenied, ProblemFound, Success, Usage};
         let rows: Vec<&str> = DOCS.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
         let all = [Success, ProblemFound, Usage, AgentUnreachable, PermissionDenied];
@@ -159,13 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn a7_an_error_has_the_code_of_its_cause() {
-        let of = |error: anyhow::Error| ExitStatus::of(&error.context("outer").context("outermost"));
+    fn a7_the_cause_of_an_error_decides_the_exit_code() {
+        let of = |error: anyhow::Error| ExitStatus::from_error(&error.context("outer").context("outermost"));
         let denied = || io::Error::from(ErrorKind::PermissionDenied);
         let socket = std::path::PathBuf::from("/x");
-        let listens = ClientError::NoListener { socket: socket.clone(), source: ErrorKind::NotFound.into() };
+        let no_listener =
+            ClientError::NoListener { socket: socket.clone(), source: ErrorKind::NotFound.into() };
         let connect = ClientError::Connect { socket, source: denied() };
-        assert_eq!(of(listens.into()), ExitStatus::AgentUnreachable);
+        assert_eq!(of(no_listener.into()), ExitStatus::AgentUnreachable);
         assert_eq!(of(connect.into()), ExitStatus::PermissionDenied);
         assert_eq!(of(denied().into()), ExitStatus::PermissionDenied);
         assert_eq!(
@@ -173,11 +174,11 @@ mod tests {
             ExitStatus::PermissionDenied
         );
         assert_eq!(of(Usage("x".to_owned()).into()), ExitStatus::Usage);
-        assert_eq!(of(anyhow::anyhow!("anything else")), ExitStatus::ProblemFound);
+        assert_eq!(of(anyhow::anyhow!("another error")), ExitStatus::ProblemFound);
     }
 
     #[test]
-    fn a3_the_command_with_sudo_can_be_pasted() {
+    fn a3_the_command_with_sudo_is_quoted_for_a_shell() {
         let words = ["podwire", "lab", "exec", "n1", "--", "sh", "-c", "echo it's", ""];
         assert_eq!(
             &*with_sudo(words.iter().map(OsString::from)),

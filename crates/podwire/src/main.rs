@@ -1,11 +1,16 @@
-//! podwire, the command-line tool. `cli` says what can be asked, `commands` does it, `print` shows it, `exit` has the codes.
+//! podwire, the command-line tool. `cli` defines the arguments, `commands` implements the commands, `print` writes the output,
+//! and `exit` has the exit codes.
 
 mod cli;
 mod commands;
 mod directories;
+#[cfg(test)]
+mod docs_tests;
 mod exit;
 mod print;
-mod when;
+#[cfg(test)]
+mod reference;
+mod time;
 
 use std::process::ExitCode;
 
@@ -15,9 +20,10 @@ use cli::{AttachmentCommand, Cli, CliCommand, NodeCommand};
 use exit::ExitStatus;
 
 fn main() -> ExitCode {
+    print::detect_terminal();
     let status = run(Cli::parse()).unwrap_or_else(|error| {
         print::warn(format_args!("podwire: {}", print::causes(&error)));
-        let status = ExitStatus::of(&error);
+        let status = ExitStatus::from_error(&error);
         if !error.is::<exit::NeedsRoot>()
             && let Some(advice) = exit::advice(status)
         {
@@ -47,6 +53,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitStatus> {
         CliCommand::Attachment(AttachmentCommand::Show(args)) => return commands::attachment::show(&args),
         CliCommand::Install(args) => commands::install::run(&args),
         CliCommand::Cleanup(args) => commands::cleanup::run(&args),
+        CliCommand::Version(args) => commands::version::run(&args),
     };
     done.map(|()| ExitStatus::Success)
 }

@@ -1,7 +1,8 @@
-//! Tables that a person can read, and the way out. Everything that a command says goes through here, and leaves without
-//! control characters: records, pod names and answers may hold any.
+//! Output of all commands. Control characters are escaped, because records, pod names and answers may contain any character.
 
+mod colour;
 mod layout;
+mod terminal;
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal as _, Write};
@@ -9,71 +10,71 @@ use std::io::{self, ErrorKind, IsTerminal as _, Write};
 use anyhow::{Context, Result};
 pub(crate) use types::count;
 
+pub(crate) use colour::{bad, degraded, good};
 use layout::is_path;
-pub(crate) use layout::{LayOut, WIDTH, hang, key_values, list, table, unlimited, wrap};
+pub(crate) use layout::{TableLayout, hanging, key_values, list, table, wide_table, wrap};
+pub(crate) use terminal::{detect_terminal, width};
 
-const BAR: usize = 20;
+const BAR_WIDTH: usize = 20;
 
-/// A line, or several, on stdout. A reader that has gone (`| head`) has seen enough, and that is no failure; what cannot be
-/// written for any other reason is one.
-pub(crate) fn say(text: impl Display) -> Result<()> {
+/// Prints one or more lines. A closed pipe (`| head`) is not an error.
+pub(crate) fn line(text: impl Display) -> Result<()> {
     write(io::stdout().lock(), format_args!("{text}\n"))
 }
 
-/// A sentence on stdout, in as many lines as it needs.
-pub(crate) fn say_wrapped(text: impl Display) -> Result<()> {
-    say(hang(&wrap(&text.to_string(), WIDTH - 2), 2))
+/// Prints a sentence, wrapped to the width of the output.
+pub(crate) fn sentence(text: impl Display) -> Result<()> {
+    line(hanging(&wrap(&text.to_string(), width() - 2), 2))
 }
 
-/// The same without an end of line: the text has its own.
-pub(crate) fn say_text(text: &str) -> Result<()> {
+/// Prints text that ends with a line break.
+pub(crate) fn text(text: &str) -> Result<()> {
     write(io::stdout().lock(), text)
 }
 
-/// For programs, and still readable.
-pub(crate) fn say_json(value: &impl serde::Serialize) -> Result<()> {
-    say(types::printable_json(&serde_json::to_string_pretty(value)?))
+/// Prints indented JSON.
+pub(crate) fn json(value: &impl serde::Serialize) -> Result<()> {
+    line(types::printable_json(&serde_json::to_string_pretty(value)?))
 }
 
 fn write(mut out: impl Write, text: impl Display) -> Result<()> {
     let text = text.to_string();
-    match out.write_all(types::printable(&text).as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(colour::rendered(&text).as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to stdout"),
     }
 }
 
-/// A message on stderr: in a log one line, on a terminal as many as it needs. Where that cannot be written, there is nobody left
-/// to tell.
+/// Prints a message on stderr: one line, or wrapped on a terminal. A write error is ignored, because it cannot be reported.
 pub(crate) fn warn(text: impl Display) {
     let (text, mut stderr) = (text.to_string(), io::stderr().lock());
     let text = if stderr.is_terminal() { layout::message(&text) } else { text };
     let _ = writeln!(stderr, "{}", types::printable(&text));
 }
 
-/// A value from outside that is shown as it is. Without this a line break in it would begin another line or row.
-pub(crate) fn value(text: &str) -> String {
+/// A value from outside, on one line. A line break in it is escaped; otherwise it could forge a row of a table.
+pub(crate) fn one_line(text: &str) -> String {
     types::one_line(text).into_owned()
 }
 
-/// What went wrong, and why. Many errors have their cause in their own sentence: it is not told twice.
+/// The error and its causes. A cause that the message already contains is not repeated.
 pub(crate) fn causes(error: &anyhow::Error) -> String {
-    let mut told = error.to_string();
+    let mut message = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
-        if !told.contains(&cause) {
-            told.push_str(": ");
-            told.push_str(&cause);
+        if !message.contains(&cause) {
+            message.push_str(": ");
+            message.push_str(&cause);
         }
     }
-    told
+    message
 }
 
-/// The line below a problem that has no command of its own. None if the message says the same.
+/// The line below a problem without a fix. None if the message contains the advice.
 pub(crate) fn advice(text: &str, message: &str) -> Option<String> {
     (!message.contains(text)).then(|| format!("advice: {text}"))
 }
 
-/// A bar, and the share in percent. What is used at all shows, and what is not full is not shown as full.
+/// A bar and a percentage. Any use fills at least one cell, and only full use fills all cells.
 pub(crate) fn bar(used: u64, total: u64) -> String {
     let share = |of: usize| {
         let of = of as u128;
@@ -82,16 +83,16 @@ pub(crate) fn bar(used: u64, total: u64) -> String {
         let most = if used < total { of.saturating_sub(1) } else { of };
         usize::try_from(exact.clamp(least.min(most), most)).unwrap_or(0)
     };
-    let full = share(BAR);
+    let full = share(BAR_WIDTH);
     let percent = match share(100) {
         1 if u128::from(used) * 100 < u128::from(total) => "<1".to_owned(),
         percent => percent.to_string(),
     };
-    format!("{}{} {percent:>3} %", "█".repeat(full), "░".repeat(BAR - full))
+    format!("{}{} {percent:>3} %", "█".repeat(full), "░".repeat(BAR_WIDTH - full))
 }
 
-/// Runtimes make ids of 64 hex digits, of which people use the first twelve. Other ids may differ at their end only. Paths
-/// stay as they are: a shortened one leads nowhere.
+/// Shortens container IDs of 64 hex digits to the usual 12. Other IDs may differ in their last characters only, and a shortened
+/// path would be wrong, so both stay unchanged.
 pub(crate) fn short_ids(text: &str) -> String {
     text.split_inclusive(char::is_whitespace)
         .map(|word| if is_path(word) { word.to_owned() } else { short_ids_in(word) })
@@ -107,7 +108,7 @@ fn short_ids_in(text: &str) -> String {
     words.collect()
 }
 
-/// `10 Mbit`, in the largest unit that needs no fraction: no digit of a limit is lost.
+/// `10 Mbit`: in the largest unit that needs no fraction.
 pub(crate) fn bits(number: u64) -> String {
     let units = [(1_000_000_000, "Gbit"), (1_000_000, "Mbit"), (1000, "kbit")];
     match units.iter().find(|(unit, _)| number >= *unit && number.is_multiple_of(*unit)) {
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_show_the_first_and_the_last() {
+    fn bars_show_the_first_and_the_last_address() {
         let cells = |used, total| bar(used, total).matches('█').count();
         assert_eq!((cells(0, 10), cells(1, 1 << 40), cells(5, 10)), (0, 1, 10));
         assert_eq!((cells((1 << 40) - 1, 1 << 40), cells(7, 7), cells(0, 0)), (19, 20, 0));
@@ -138,10 +139,10 @@ mod tests {
         }
     }
 
-    /// Says no to everything, in this way.
-    struct Closed(ErrorKind);
+    /// Fails every write with this error.
+    struct FailingWriter(ErrorKind);
 
-    impl Write for Closed {
+    impl Write for FailingWriter {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {
             Err(self.0.into())
         }
@@ -152,17 +153,17 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_has_gone_is_no_failure_and_a_full_disk_is() {
-        assert!(write(Closed(ErrorKind::BrokenPipe), "x").is_ok());
-        let error = write(Closed(ErrorKind::StorageFull), "x").unwrap_err();
+    fn a_closed_pipe_is_ignored_and_a_full_disk_is_an_error() {
+        assert!(write(FailingWriter(ErrorKind::BrokenPipe), "x").is_ok());
+        let error = write(FailingWriter(ErrorKind::StorageFull), "x").unwrap_err();
         assert!(causes(&error).starts_with("cannot write to stdout: "), "{error:#}");
     }
 
-    /// A line break that forges a row, and sequences that a terminal would obey.
+    /// A line break that forges a row, and escape sequences for a terminal.
     const HOSTILE: &str = "a\nb\r\u{1b}[2J\u{9b}2J\u{202e}\u{7f}";
 
     #[test]
-    fn output_has_no_control_characters_from_outside() {
+    fn control_characters_from_outside_are_escaped() {
         let written = |text: String| {
             let mut out = Vec::new();
             write(&mut out, text).unwrap();
@@ -170,38 +171,38 @@ mod tests {
         };
         let bad = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
         let table =
-            table(&["NAME", "NEXT"], vec![vec![value(HOSTILE), "x".to_owned()], vec![HOSTILE.to_owned()]]);
+            table(&["NAME", "NEXT"], vec![vec![one_line(HOSTILE), "x".to_owned()], vec![HOSTILE.to_owned()]]);
         for text in
             [HOSTILE.to_owned(), table.clone(), key_values([("k", HOSTILE.to_owned())]), wrap(HOSTILE, 40)]
         {
             let shown = written(text);
             assert!(!shown.contains(bad) && shown.contains("[2J"), "{shown:?}");
         }
-        // Columns stay in line, because what is shown was measured.
+        // Columns are aligned, because cells are measured after escaping.
         let shown = written(table.clone());
         assert_eq!(shown, table);
         assert!(shown.starts_with("NAME ") && shown.lines().nth(1).unwrap().ends_with("  x"), "{shown}");
-        assert_eq!(value("a\nb"), "a\\nb");
+        assert_eq!(one_line("a\nb"), "a\\nb");
     }
 
     #[test]
-    fn a_cause_is_told_once() {
-        let inner = || anyhow::Error::from(io::Error::other("no such thing"));
-        assert_eq!(causes(&inner().context("cannot open a")), "cannot open a: no such thing");
-        let told = inner().context("cannot open a (no such thing): make it").context("b");
-        assert_eq!(causes(&told), "b: cannot open a (no such thing): make it");
+    fn a_cause_is_not_repeated() {
+        let inner = || anyhow::Error::from(io::Error::other("no such file"));
+        assert_eq!(causes(&inner().context("cannot open a")), "cannot open a: no such file");
+        let repeated = inner().context("cannot open a (no such file): create it").context("b");
+        assert_eq!(causes(&repeated), "b: cannot open a (no such file): create it");
     }
 
     #[test]
     fn f13_advice_is_not_repeated() {
-        assert_eq!(advice("restart the pod", "its link is gone").unwrap(), "advice: restart the pod");
-        assert_eq!(advice("restart the pod", "its link is gone; restart the pod"), None);
+        assert_eq!(advice("restart the pod", "its link is missing").unwrap(), "advice: restart the pod");
+        assert_eq!(advice("restart the pod", "its link is missing; restart the pod"), None);
     }
 
     #[test]
-    fn only_hashes_are_shortened() {
+    fn only_container_ids_are_shortened() {
         let id = "0123456789abcdef".repeat(4);
-        assert_eq!(short_ids(&format!("net/{id}/eth0: gone")), "net/0123456789ab/eth0: gone");
+        assert_eq!(short_ids(&format!("net/{id}/eth0: missing")), "net/0123456789ab/eth0: missing");
         let path = format!("/run/podwire/networks/pods/attachments/{id}@eth0.ready");
         for file in [path.clone(), format!("`{path}`"), format!("({path})")] {
             assert_eq!(short_ids(&format!("file {file} of {id}")), format!("file {file} of 0123456789ab"));

@@ -1,4 +1,4 @@
-//! What both backends refuse, so that nothing works with one and fails with the other.
+//! Limits that both backends enforce, so that a request never works with one and fails with the other.
 
 use std::collections::BTreeSet;
 
@@ -8,9 +8,9 @@ use crate::types::{Change, Compare};
 
 pub const MAX_KEY: usize = 4 << 10;
 pub const MAX_VALUE: usize = 1 << 20;
-/// All keys and values of one commit; etcd takes 1.5 MiB of request.
+/// The total size of keys and values of one commit. etcd accepts requests of 1.5 MiB.
 pub const MAX_COMMIT: usize = (1 << 20) + (256 << 10);
-/// Compares, and changes, of one commit: etcd's own default.
+/// The maximum number of compares, and of changes, in one commit: etcd's default.
 pub const MAX_CHANGES: usize = 128;
 
 fn invalid(operation: &Operation, problem: String) -> Error {
@@ -23,27 +23,27 @@ pub(crate) fn key(operation: &Operation, key: &str) -> Result<()> {
         1..=MAX_KEY => Ok(()),
         long => Err(invalid(
             operation,
-            format!("a key of {long} bytes is too long, at most {MAX_KEY} are allowed"),
+            format!("a key of {long} bytes is too long; the maximum is {MAX_KEY} bytes"),
         )),
     }
 }
 
-/// A directory ends with a slash, so that `/hosts` is never taken for `/hosts2`.
+/// A directory ends with a slash, so that `/hosts` never matches `/hosts2`.
 pub(crate) fn directory(operation: &Operation, prefix: &str) -> Result<()> {
     key(operation, prefix)?;
     if prefix.ends_with('/') {
         Ok(())
     } else {
-        Err(invalid(operation, format!("a directory's name ends with '/', {prefix} does not")))
+        Err(invalid(operation, format!("directory {prefix} does not end with '/'")))
     }
 }
 
 pub(crate) fn commit(operation: &Operation, compares: &[Compare], changes: &[Change]) -> Result<()> {
     if compares.len() > MAX_CHANGES || changes.len() > MAX_CHANGES {
-        let found = compares.len().max(changes.len());
+        let count = compares.len().max(changes.len());
         return Err(invalid(
             operation,
-            format!("{found} parts are too many for one commit, at most {MAX_CHANGES} are allowed"),
+            format!("{count} compares or changes are too many for one commit; the maximum is {MAX_CHANGES}"),
         ));
     }
     for compare in compares {
@@ -65,7 +65,7 @@ pub(crate) fn commit(operation: &Operation, compares: &[Compare], changes: &[Cha
     if total > MAX_COMMIT {
         return Err(invalid(
             operation,
-            format!("a commit of {total} bytes is too large, at most {MAX_COMMIT} are allowed"),
+            format!("a commit of {total} bytes is too large; the maximum is {MAX_COMMIT} bytes"),
         ));
     }
     Ok(())
@@ -77,7 +77,7 @@ fn value(operation: &Operation, change: &Change) -> Result<usize> {
             let size = value.len();
             Err(invalid(
                 operation,
-                format!("a value of {size} bytes for {key} is too large, at most {MAX_VALUE} are allowed"),
+                format!("a value of {size} bytes for {key} is too large; the maximum is {MAX_VALUE} bytes"),
             ))
         }
         Change::Put { value, .. } => Ok(value.len()),

@@ -1,11 +1,11 @@
-//! Which store, and how to get at it.
+//! Configuration of a store.
 
 use std::fmt;
 use std::path::PathBuf;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreConfig {
-    /// A directory of this machine, made if need be.
+    /// A local directory. It is created if it does not exist.
     Embedded {
         dir: PathBuf,
     },
@@ -14,20 +14,20 @@ pub enum StoreConfig {
 
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct EtcdConfig {
-    /// `https://host:2379`, `http://host:2379`; `host:2379` is https if there is a CA or a certificate, else http.
+    /// `https://host:2379` or `http://host:2379`. `host:2379` means https if a CA or a certificate is set, otherwise http.
     pub endpoints: Vec<String>,
-    /// PEM: who signs the servers' certificates; none: whom the system trusts. Files are read anew with every connection.
+    /// CA bundle (PEM) for the servers' certificates. None: system trust store. All files are read for every connection.
     pub ca: Option<PathBuf>,
-    /// PEM: our certificate and its key.
+    /// Client certificate and key (PEM).
     pub cert: Option<PathBuf>,
     pub key: Option<PathBuf>,
     pub user: Option<String>,
     pub password: Option<String>,
-    /// User and password may go over http.
+    /// Whether user and password may be sent over http.
     pub insecure: bool,
 }
 
-/// Without the password: it must not get into a log.
+/// Omits the password, so that it is never logged.
 impl fmt::Debug for EtcdConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdConfig")

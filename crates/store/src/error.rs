@@ -1,4 +1,4 @@
-//! What can go wrong, said for people.
+//! Errors of the store.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::types::LeaseId;
 
-/// What was tried, on what: `read /podwire/network`.
+/// The attempted operation and its object: `read /podwire/network`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
     pub verb: &'static str,
@@ -22,9 +22,9 @@ impl Operation {
 }
 
 impl Operation {
-    /// Needs the right to write.
+    /// Whether the operation needs write permission.
     fn is_write(&self) -> bool {
-        matches!(self.verb, "write" | "count up" | "revoke")
+        matches!(self.verb, "write" | "increment" | "revoke")
     }
 }
 
@@ -42,59 +42,59 @@ pub enum Error {
         "cannot {operation}: {store} cannot be reached ({source}): is it running, and can this node reach it?"
     )]
     Unreachable { operation: Operation, store: String, source: BoxedSource },
-    #[error("cannot {operation}: {store} does not let us in ({source}): {advice}")]
+    #[error("cannot {operation}: {store} denied access ({source}): {advice}")]
     Denied { operation: Operation, store: String, advice: &'static str, source: BoxedSource },
     #[error("cannot {operation}: {store} did not answer within {} s: it is overloaded or stuck", waited.as_secs_f64())]
-    TooLate { operation: Operation, store: String, waited: Duration },
-    #[error("cannot {operation}: the lease {lease} has run out; grant another")]
-    LeaseGone { operation: Operation, lease: LeaseId },
-    #[error("cannot {operation}: {store} refuses: {source}")]
+    Timeout { operation: Operation, store: String, waited: Duration },
+    #[error("cannot {operation}: lease {lease} has expired; grant a new one")]
+    LeaseExpired { operation: Operation, lease: LeaseId },
+    #[error("cannot {operation}: {store} refused the request: {source}")]
     Failed { operation: Operation, store: String, source: BoxedSource },
     #[error("cannot {operation}: {problem}")]
     Invalid { operation: Operation, problem: String },
-    #[error("the store broke off while {prefix} was watched ({source}): it is asked again")]
-    WatchBroke { prefix: String, source: BoxedSource },
+    #[error("watch of {prefix} failed ({source}); retrying")]
+    WatchFailed { prefix: String, source: BoxedSource },
     #[error("cannot {operation}: cannot {verb} {}: {source}", path.display())]
     Io { operation: Operation, verb: &'static str, path: PathBuf, source: io::Error },
     #[error(
-        "{} is damaged at byte {offset} ({problem}); nothing was changed: stop the agent, move the file away or restore \
-         an earlier copy of it, and start the agent again",
+        "{} is corrupt at byte {offset} ({problem}); nothing was changed: stop the agent, move the file away or restore \
+         a backup, and start the agent again",
         path.display()
     )]
-    Damaged { path: PathBuf, offset: u64, problem: String },
+    Corrupt { path: PathBuf, offset: u64, problem: String },
     #[error(
-        "the store in {} is in use by {holder}: stop it, or give this agent a store of its own (--store-dir); agents share \
-         a store through etcd",
+        "the store in {} is in use by {holder}: stop it, or configure a different directory for this agent (--store-dir); \
+         agents share a store through etcd",
         dir.display()
     )]
     Held { dir: PathBuf, holder: String },
-    #[error("the store's settings are wrong: {problem}")]
+    #[error("invalid store configuration: {problem}")]
     Config { problem: String },
 }
 
 impl Error {
-    /// Worth another try later, without anybody doing anything about it.
+    /// Whether a retry may succeed without any action by an operator.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::TooLate { .. } | Self::WatchBroke { .. } => true,
-            // A full disk is emptied by somebody, but nobody has to tell us.
+            Self::Unreachable { .. } | Self::Timeout { .. } | Self::WatchFailed { .. } => true,
+            // For example a full disk: once there is free space, a retry succeeds.
             Self::Io { .. } => true,
             Self::Denied { .. }
-            | Self::LeaseGone { .. }
+            | Self::LeaseExpired { .. }
             | Self::Failed { .. }
             | Self::Invalid { .. }
-            | Self::Damaged { .. }
+            | Self::Corrupt { .. }
             | Self::Held { .. }
             | Self::Config { .. } => false,
         }
     }
 
-    /// A name or password, a certificate, or a right is missing or wrong.
+    /// A user name, password, certificate or permission is missing or wrong.
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::Denied { .. })
     }
 
-    /// The right to write is missing. Reads may succeed all the same.
+    /// Write permission is missing. Reads may still succeed.
     pub fn is_denied_write(&self) -> bool {
         matches!(self, Self::Denied { operation, .. } if operation.is_write())
     }

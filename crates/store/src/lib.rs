@@ -1,18 +1,17 @@
-//! Where the cluster's objects live: in etcd, or in a directory of this machine. Raw keys and values; what they mean is the
-//! business of others.
+//! The store for cluster objects: etcd, or a local directory. It stores raw keys and values; callers define their meaning.
 //!
 //! ```text
-//!   agent, tool ──► Store ──► check (sizes, directories: the same for both)
-//!                     ├──► etcd       one connection, to whichever endpoint answers; a stream for each watch
+//!   agent, tool ──► Store ──► check (limits, which are the same for both)
+//!                     ├──► etcd       one connection to the endpoint that answers first; a stream for each watch
 //!                     └──► embedded   a log in a directory, owned by one process
 //! ```
 //!
-//! Both keep the same promises, and pass the same suite (`tests/conformance`):
+//! Both backends give the same guarantees and pass the same suite (`tests/conformance`):
 //!
-//! * a commit happens as a whole or not at all, and is durable when it returns;
-//! * every change has a revision, one higher than the last; a watch from `Listing::revision + 1` misses nothing;
-//! * every call ends by its deadline, whatever the store does;
-//! * a commit that ends with `Unreachable` or `TooLate` may have happened: look before doing it again.
+//! * A commit is atomic, and durable when the call returns.
+//! * Every change increments the revision by one. A watch from `Listing::revision + 1` misses no event.
+//! * Every call ends by its deadline, in all failure modes of the store.
+//! * A commit that fails with `Unreachable` or `Timeout` may have been executed: read the state before a retry.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The store as its users see it: checks what they ask for, and hands it to the backend.
+//! The public interface. It validates calls and passes them to the backend.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::etcd::{EtcdBackend, EtcdWatch};
 use crate::types::{Change, CommitOutcome, Compare, Entry, LeaseId, LeaseState, Listing, Watched};
 use crate::{Result, check};
 
-/// How long a call may take, if nothing else is said.
+/// The default timeout of a call.
 pub const DEADLINE: Duration = Duration::from_secs(5);
 
-/// A handle; its clones share one connection.
+/// A handle. Clones share one connection.
 #[derive(Debug, Clone)]
 pub struct Store {
     backend: Backend,
@@ -28,7 +28,7 @@ enum Backend {
     Etcd(Arc<EtcdBackend>),
 }
 
-/// One call: what it is about, and when it has to end.
+/// One call: its operation and its deadline.
 #[derive(Debug, Clone)]
 pub(crate) struct StoreCall {
     pub(crate) operation: Operation,
@@ -37,13 +37,13 @@ pub(crate) struct StoreCall {
 }
 
 impl StoreCall {
-    pub(crate) fn too_late(&self, store: String) -> Error {
-        Error::TooLate { operation: self.operation.clone(), store, waited: self.timeout }
+    pub(crate) fn timed_out(&self, store: String) -> Error {
+        Error::Timeout { operation: self.operation.clone(), store, waited: self.timeout }
     }
 }
 
 impl Store {
-    /// Checks the settings. The server need not be there yet.
+    /// Validates the configuration. The server need not be running yet.
     pub fn open(config: &StoreConfig) -> Result<Self> {
         let backend = match config {
             StoreConfig::Embedded { dir } => Backend::Embedded(Arc::new(Embedded::open(dir)?)),
@@ -52,7 +52,7 @@ impl Store {
         Ok(Self { backend, deadline: DEADLINE })
     }
 
-    /// The same store, with another deadline for each call.
+    /// The same store with another timeout for each call.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { backend: self.backend.clone(), deadline }
     }
@@ -79,7 +79,7 @@ impl Store {
         }
     }
 
-    /// All of a directory (its name ends with a slash), with everything below.
+    /// All entries below a directory, which ends with a slash.
     pub async fn list(&self, prefix: &str) -> Result<Listing> {
         let call = self.call("list", prefix);
         check::directory(&call.operation, prefix)?;
@@ -89,9 +89,9 @@ impl Store {
         }
     }
 
-    /// The names of all of a directory, without their values.
+    /// All keys below a directory, without values.
     pub async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
-        let call = self.call("list the names of", prefix);
+        let call = self.call("list keys of", prefix);
         check::directory(&call.operation, prefix)?;
         match &self.backend {
             Backend::Embedded(embedded) => embedded.keys(&call, prefix).await,
@@ -99,12 +99,12 @@ impl Store {
         }
     }
 
-    /// All changes, if all compares hold; else none.
+    /// Applies all changes if all compares hold, otherwise none.
     pub async fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<CommitOutcome> {
         let object = match changes {
             [] => "nothing".to_owned(),
             [one] => one.key().to_owned(),
-            [first, rest @ ..] => format!("{} and {} more", first.key(), rest.len()),
+            [first, others @ ..] => format!("{} and {} more", first.key(), others.len()),
         };
         let call = self.call("write", object);
         check::commit(&call.operation, compares, changes)?;
@@ -114,10 +114,10 @@ impl Store {
         }
     }
 
-    /// Counts how often this was called: one write, and the number before it, 0 for the first. A call that failed may have
-    /// counted.
+    /// Increments a counter with a single write, and returns its previous value, starting with 0. A failed call may have
+    /// incremented it.
     pub async fn put_counter(&self, key: &str) -> Result<u64> {
-        let call = self.call("count up", key);
+        let call = self.call("increment", key);
         check::key(&call.operation, key)?;
         match &self.backend {
             Backend::Embedded(embedded) => embedded.put_counter(&call, key).await,
@@ -125,7 +125,7 @@ impl Store {
         }
     }
 
-    /// All changes in a directory, this revision's and later ones.
+    /// Watches a directory for changes from this revision on.
     pub async fn watch(&self, prefix: &str, from: u64) -> Result<Watch> {
         let call = self.call("watch", prefix);
         check::directory(&call.operation, prefix)?;
@@ -135,7 +135,7 @@ impl Store {
         }))
     }
 
-    /// A lease that runs out when it was not kept alive for so long. The store may make it longer.
+    /// Grants a lease that expires unless it is renewed within `ttl`. The store may use a longer time.
     pub async fn grant(&self, ttl: Duration) -> Result<LeaseId> {
         let call = self.call("grant", format!("a lease of {} s", ttl.as_secs_f64()));
         match &self.backend {
@@ -145,16 +145,16 @@ impl Store {
     }
 
     pub async fn keep_alive(&self, lease: LeaseId) -> Result<LeaseState> {
-        let call = self.call("keep alive", format!("the lease {lease}"));
+        let call = self.call("keep alive", format!("lease {lease}"));
         match &self.backend {
             Backend::Embedded(embedded) => embedded.keep_alive(&call, lease).await,
             Backend::Etcd(etcd) => etcd.keep_alive(&call, lease).await,
         }
     }
 
-    /// Ends a lease and removes its keys. It may be gone already.
+    /// Ends a lease and removes its keys. An expired lease is not an error.
     pub async fn revoke(&self, lease: LeaseId) -> Result<()> {
-        let call = self.call("revoke", format!("the lease {lease}"));
+        let call = self.call("revoke", format!("lease {lease}"));
         match &self.backend {
             Backend::Embedded(embedded) => embedded.revoke(&call, lease).await,
             Backend::Etcd(etcd) => etcd.revoke(&call, lease).await,
@@ -162,7 +162,7 @@ impl Store {
     }
 }
 
-/// A watch that is open. Dropped, it ends.
+/// An open watch. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Watch(Watching);
 
@@ -173,7 +173,7 @@ enum Watching {
 }
 
 impl Watch {
-    /// Asks whether the watch works and is complete: [`Watched::Current`] follows if it is.
+    /// Asks whether the watch works and is complete. If so, [`Watched::Current`] follows.
     pub async fn request_progress(&mut self) -> Result<()> {
         match &mut self.0 {
             Watching::Embedded(watch) => {
@@ -184,8 +184,8 @@ impl Watch {
         }
     }
 
-    /// Waits for what happens next. May be cancelled and called again: nothing is lost. An error means that the watch is
-    /// broken: list again and watch from there.
+    /// Waits for the next events. Can be cancelled and called again without losing events. After an error the watch has ended:
+    /// list again, and watch from that revision.
     pub async fn next(&mut self) -> Result<Watched> {
         match &mut self.0 {
             Watching::Embedded(watch) => watch.next().await,

@@ -1,37 +1,37 @@
-//! What goes into a store and what comes out of it.
+//! Data of the store's interface.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A key that exists. A key that is no UTF-8 (somebody else's, in our directory) comes with replacement characters.
+/// An existing key. Invalid UTF-8 in a key, which Podwire never writes, is replaced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     pub key: String,
     pub value: Vec<u8>,
-    /// Of its last change.
+    /// The revision of the last change.
     pub revision: u64,
-    /// Of the change that made it. It stays the same until the key is deleted.
+    /// The revision of the creation. It changes only if the key is deleted and created again.
     pub created: u64,
-    /// How often it was written since it was made; 1 for a new one.
+    /// The number of writes since creation, starting with 1.
     pub version: u64,
     pub lease: Option<LeaseId>,
 }
 
-/// All entries of a directory at one moment, by key.
+/// All entries of a directory at one revision, sorted by key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
     pub entries: Vec<Entry>,
-    /// A watch from the next revision misses nothing.
+    /// A watch from the next revision misses no event.
     pub revision: u64,
 }
 
-/// What must hold for a commit.
+/// A precondition of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Compare {
     Absent(String),
     Exists(String),
-    /// Not changed since this revision.
+    /// The key was not changed after this revision.
     Revision(String, u64),
 }
 
@@ -42,7 +42,7 @@ pub enum Change {
         value: Vec<u8>,
         lease: Option<LeaseId>,
     },
-    /// It need not exist.
+    /// The key need not exist.
     Delete(String),
 }
 
@@ -56,9 +56,9 @@ impl Change {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommitOutcome {
-    /// Where nothing was there to be changed, the revision is the last one.
+    /// If the commit had no effect, `revision` is the current one.
     Done { revision: u64 },
-    /// A compare did not hold; nothing changed.
+    /// A compare did not hold, and nothing was changed.
     Refused,
 }
 
@@ -86,27 +86,27 @@ impl Event {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Watched {
-    /// At least one, in the order in which they happened; the revision is that of the last.
+    /// At least one event, in order. `revision` is the revision of the last one.
     Events { events: Vec<Event>, revision: u64 },
-    /// Nothing else has happened. It is the answer to `Watch::request_progress`.
+    /// No further events are pending. The answer to `Watch::request_progress`.
     Current,
-    /// The store has forgotten what happened since: list again, and watch from there.
+    /// The events since the start revision were compacted: list again, and watch from that revision.
     Compacted,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseState {
     Alive,
-    /// It ran out or was revoked, and its keys are gone.
+    /// The lease expired or was revoked, and its keys were removed.
     Gone,
 }
 
-/// A lease: keys that were put with it go when it goes.
+/// A lease. When it ends, the keys that were put with it are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LeaseId(pub(crate) i64);
 
-/// As etcdctl shows it.
+/// As etcdctl prints it.
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)

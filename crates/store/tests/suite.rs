@@ -1,9 +1,10 @@
-//! The store against its promises: the same suite for both backends, then what is special to each.
+//! Tests of the store's guarantees: one suite for both backends, then tests of each backend.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "etcd/awaited.rs"]
-mod awaited;
+// libtest starts tests in alphabetical order. This slow test has to start first.
+#[path = "etcd/after_waiting.rs"]
+mod after_waiting;
 mod common;
 mod conformance;
 mod embedded;

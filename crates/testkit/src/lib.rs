@@ -9,6 +9,7 @@
 //! No program that ships depends on this crate (`tools/arrows`).
 
 mod dhcp;
+pub mod docs;
 mod echo;
 pub mod frames;
 mod packet;

@@ -19,8 +19,10 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_s
 
 use crate::{Call, DEADLINE, Ns, Outcome, Plugin, wait_for_group};
 
+mod held;
 mod sys;
 
+pub use held::HeldThread;
 use sys::WaitStatus;
 
 #[derive(Debug)]

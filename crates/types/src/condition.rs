@@ -28,7 +28,7 @@ impl Severity {
     }
 }
 
-/// One table, so that name, severity, meaning and fix cannot diverge. `docs/conditions.md` is generated from it.
+/// One table, so that name, severity, meaning and fix cannot diverge. `docs/reference/conditions.md` is generated from it.
 macro_rules! codes {
     ($($name:ident $severity:ident $meaning:literal $fix:literal;)*) => {
         /// The kind of a condition. The names are stable: they are labels of metrics and reasons of events.

@@ -1,4 +1,4 @@
-//! Why a question about the cluster has no answer. The server maps each variant to an HTTP status.
+//! Why a query about the cluster failed. The server maps each variant to an HTTP status.
 
 use types::NodeName;
 
@@ -18,21 +18,21 @@ pub(crate) enum AskError {
     TimedOut { seconds: u64 },
     #[error("the agent no longer follows the store: see `podwire status`")]
     Stopped,
-    /// This node cannot answer, whatever the store says.
+    /// This node cannot answer, independent of the store.
     #[error("{0}")]
     Failed(String),
     #[error(
-        "there is no node {0} in the store: see `podwire nodes` (nodes that knew it before the store lost its data forget it \
+        "there is no node {0} in the store: see `podwire nodes` (nodes that know it from before the store lost its data drop it \
          within an hour)"
     )]
     NotFound(NodeName),
     #[error(
-        "the agent of {0} is alive: stop it first (with --force its record goes all the same, and comes back)"
+        "the agent of {0} is alive: stop it first (--force removes its record nevertheless, and the agent registers it again)"
     )]
     Alive(NodeName),
     #[error("{0} is this node: stop its agent, then remove it from another node")]
     Own(NodeName),
-    /// What a newer version wrote, or what is damaged, is not removed.
+    /// A record of a newer version, or a corrupt record, which is not removed.
     #[error("{key} in the store: {problem}")]
     Unreadable { key: String, problem: String },
     #[error("the record of {0} changed {TRIES} times while it was removed: try again")]

@@ -1,4 +1,4 @@
-//! Blocks for a node that needs one: at its start, and when it is full.
+//! Claims blocks for a node at its start, and when its blocks are full.
 
 use std::collections::BTreeSet;
 
@@ -7,28 +7,28 @@ use model::{BlockLayout, NodeRecord, Object as _};
 use store::{Change, CommitOutcome, Compare};
 use tracing::info;
 
-use super::join::{Candidate, JoinError, Joined, MOST_BLOCKS, Registry, TRIES, block_layouts};
+use super::join::{Candidate, JoinError, Joined, MAX_BLOCKS, Registry, TRIES, block_layouts};
 
-/// How many claims are tried before the list of free ones is read again.
+/// How many claims are tried before the list of free blocks is read again.
 const CLAIMS: usize = 32;
 
-/// Where to look for a block.
+/// Parameters of a search for a free block.
 struct Search<'a> {
     block_layout: &'a BlockLayout,
-    /// Where to begin.
+    /// The first candidate.
     start: u64,
-    /// Blocks of nodes that are known here. After the store lost its data they are free there, and in use.
+    /// Blocks of known nodes. After the store lost its data, they are free in the store but in use.
     known: &'a [IpNet],
 }
 
 impl Registry {
-    /// Registers the node, and claims a block of each subnet where it has none.
+    /// Registers the node, and claims a block of each subnet in which it has none.
     pub(crate) async fn join(&self, candidate: &Candidate, known: &[IpNet]) -> Result<Joined, JoinError> {
         let (joined, _) = self.enter(candidate).await?;
         self.complete(joined, candidate, known).await
     }
 
-    /// Claims a block of each subnet where the node has none.
+    /// Claims a block of each subnet in which the node has none.
     pub(crate) async fn complete(
         &self,
         mut joined: Joined,
@@ -42,9 +42,9 @@ impl Registry {
         if missing.is_empty() {
             return Ok(joined);
         }
-        // A store that knew us lost nothing: whom it does not know any more was removed.
+        // A store that has this node's record lost no data: nodes that it does not know were removed.
         let known = if joined.was_forgotten { known } else { &[] };
-        // One PUT for all families: the blocks of a node have the same number where they can.
+        // One PUT for all families, so that the blocks of a node have the same number if possible.
         let start = self.store.put_counter(self.layout.counter()).await?;
         for block_layout in missing {
             joined = self.claim(joined, &Search { block_layout, start, known }).await?;
@@ -52,21 +52,21 @@ impl Registry {
         Ok(joined)
     }
 
-    /// One more block of this family.
+    /// Claims one more block of this family.
     pub(crate) async fn grow(
         &self,
         joined: Joined,
         block_layout: &BlockLayout,
         known: &[IpNet],
     ) -> Result<Joined, JoinError> {
-        if joined.record.blocks.len() >= MOST_BLOCKS {
+        if joined.record.blocks.len() >= MAX_BLOCKS {
             return Err(JoinError::TooMany);
         }
         let start = self.store.put_counter(self.layout.counter()).await?;
         self.claim(joined, &Search { block_layout, start, known }).await
     }
 
-    /// Claims a block: the transaction on the block's own key decides, whatever the counter said.
+    /// Claims a block. The counter is only a hint. The transaction on the block's key decides.
     async fn claim(&self, joined: Joined, search: &Search<'_>) -> Result<Joined, JoinError> {
         let block_layout = search.block_layout;
         for _ in 0..TRIES {
@@ -74,24 +74,24 @@ impl Registry {
             let taken: BTreeSet<IpNet> = keys.iter().filter_map(|key| self.layout.block_of(key)).collect();
             for block in search.free(&taken)? {
                 if let Some(joined) = self.try_claim(&joined, block).await? {
-                    info!("claimed block {block}");
+                    info!(%block, "claimed block");
                     return Ok(joined);
                 }
                 let key = self.layout.node(&joined.record.name);
                 if self.revision_of(&key).await? != Some(joined.revision) {
-                    return Err(JoinError::Restless {
-                        what: format!("the record of {}", joined.record.name),
+                    return Err(JoinError::Contended {
+                        object: format!("the record of {}", joined.record.name),
                     });
                 }
                 if self.revision_of(&self.layout.network()).await? != Some(joined.network) {
-                    return Err(JoinError::Restless { what: "the network".to_owned() });
+                    return Err(JoinError::Contended { object: "the network".to_owned() });
                 }
             }
         }
-        Err(JoinError::Restless { what: format!("the list of blocks of {}", block_layout.subnet()) })
+        Err(JoinError::Contended { object: format!("the list of blocks of {}", block_layout.subnet()) })
     }
 
-    /// None: somebody was quicker, or something changed.
+    /// None if another node was faster, or if the record or the network changed.
     async fn try_claim(&self, joined: &Joined, block: IpNet) -> Result<Option<Joined>, JoinError> {
         let mut record: NodeRecord = joined.record.clone();
         record.blocks.push(block);
@@ -111,9 +111,10 @@ impl Registry {
 }
 
 impl Search<'_> {
-    /// Some blocks that may be claimed; at least one.
+    /// Blocks that may be claimed, at least one.
     fn free(&self, taken: &BTreeSet<IpNet>) -> Result<Vec<IpNet>, JoinError> {
-        // A claim of another size is no claim of a block: no node routes it, and one for all addresses would leave none free.
+        // Only claims of the right size count. Peers do not route other ones, and a claim for all addresses would leave no
+        // block free.
         let known: BTreeSet<&IpNet> = self.known.iter().collect();
         let is_taken = |block: &IpNet| taken.contains(block) || known.contains(block);
         let offered: Vec<IpNet> = self.block_layout.offer(self.start, is_taken).take(CLAIMS).collect();
@@ -121,10 +122,10 @@ impl Search<'_> {
             return Ok(offered);
         }
         let (subnet, count) = (self.block_layout.subnet(), self.block_layout.count());
-        let is_awaited =
+        let is_reserved =
             |block: &&IpNet| self.block_layout.subnet().contains(*block) && !taken.contains(*block);
-        Err(match self.known.iter().find(is_awaited) {
-            Some(_) => JoinError::Awaited { subnet },
+        Err(match self.known.iter().find(is_reserved) {
+            Some(_) => JoinError::Reserved { subnet },
             None => JoinError::Exhausted { subnet, count },
         })
     }

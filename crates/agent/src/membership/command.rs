@@ -1,4 +1,4 @@
-//! What the rest of the agent asks of the cluster's side.
+//! Commands to the membership thread.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,78 +10,79 @@ use tokio::sync::oneshot;
 use types::NodeName;
 
 use super::ask_error::AskError;
+use super::block_requests::{BlockRequest, GrowError};
 use super::contact::Contact;
-use super::grow::{BlockRequest, GrowError};
 use super::join::Registry;
 
-/// How often something is read again that changed under our eyes; also how many transactions a node's claims may need.
+/// How often a read is repeated if the object changed meanwhile. Also the limit of transactions for the claims of a removed
+/// node.
 pub(crate) const TRIES: u32 = 20;
-/// Claims that go in one transaction.
-const AT_ONCE: usize = 100;
+/// Claims that are deleted in one transaction.
+const CLAIMS_PER_COMMIT: usize = 100;
 
 #[derive(Debug)]
 pub(crate) enum MembershipCommand {
-    /// One more block. The member alone does so, since it is about its own record.
+    /// Claims one more block. Only the member does so, because it changes the node's own record.
     Grow(Arc<BlockRequest>),
     Ask(StoreQuery),
 }
 
-/// What takes nothing but the store.
+/// Queries that need only the store.
 #[derive(Debug)]
 pub(crate) enum StoreQuery {
-    /// Everything that stands in the store.
-    Look(oneshot::Sender<Result<StoreContents, AskError>>),
-    /// Removes a node for good; the blocks that are free now.
+    /// Lists the whole store.
+    ReadContents(oneshot::Sender<Result<StoreContents, AskError>>),
+    /// Removes a node permanently. Returns the blocks that it freed.
     Remove { name: NodeName, force: bool, done: oneshot::Sender<Result<Vec<IpNet>, AskError>> },
 }
 
-/// What stands in the store.
+/// The contents of the store.
 #[derive(Debug, Default)]
 pub(crate) struct StoreContents {
     pub(crate) nodes: Vec<StoredNode>,
-    /// Nodes whose record is of no use, and why.
+    /// Nodes with an unusable record, and the reason.
     pub(crate) unread: Vec<(NodeName, String)>,
     pub(crate) claims: Vec<(IpNet, NodeName)>,
-    /// Nodes whose agent is alive, and since when. None: not known.
+    /// Nodes with a running agent, and since when. None if unknown.
     pub(crate) alive: Option<BTreeMap<NodeName, u64>>,
 }
 
 impl MembershipCommand {
-    /// Answers that it cannot be done now.
-    pub(crate) fn refuse(self, why: AskError) {
+    /// Answers that the command cannot be executed now.
+    pub(crate) fn refuse(self, reason: AskError) {
         match self {
-            Self::Grow(request) => request.answer(Err(GrowError::Refused(why.to_string()))),
-            Self::Ask(ask) => ask.refuse(why),
+            Self::Grow(request) => request.answer(Err(GrowError::Refused(reason.to_string()))),
+            Self::Ask(ask) => ask.refuse(reason),
         }
     }
 }
 
 impl StoreQuery {
-    /// Whoever asked may have given up.
-    pub(crate) fn refuse(self, why: AskError) {
+    /// The client may have stopped waiting.
+    pub(crate) fn refuse(self, reason: AskError) {
         match self {
-            Self::Look(done) => drop(done.send(Err(why))),
-            Self::Remove { done, .. } => drop(done.send(Err(why))),
+            Self::ReadContents(done) => drop(done.send(Err(reason))),
+            Self::Remove { done, .. } => drop(done.send(Err(reason))),
         }
     }
 
-    /// Nobody waits for the answer any more.
-    pub(crate) fn is_over(&self) -> bool {
+    /// Whether the client has stopped waiting.
+    pub(crate) fn is_abandoned(&self) -> bool {
         match self {
-            Self::Look(done) => done.is_closed(),
+            Self::ReadContents(done) => done.is_closed(),
             Self::Remove { done, .. } => done.is_closed(),
         }
     }
 
     pub(crate) async fn answer(self, registry: Registry, own: NodeName, contact: &Contact) {
         match self {
-            Self::Look(done) => {
-                let looked = look(&registry).await;
-                match &looked {
+            Self::ReadContents(done) => {
+                let contents = read_contents(&registry).await;
+                match &contents {
                     Ok(_) => contact.answered(),
-                    Err(error) => contact.question_failed(error),
+                    Err(error) => contact.query_failed(error),
                 }
-                drop(done.send(looked.map_err(AskError::from)));
+                drop(done.send(contents.map_err(AskError::from)));
             }
             Self::Remove { name, force, done } => {
                 let removed = if name == own {
@@ -89,8 +90,8 @@ impl StoreQuery {
                 } else {
                     remove(&registry, &name, force).await
                 };
-                if let Err(AskError::Unreachable(why)) = &removed {
-                    contact.unanswered(why.clone());
+                if let Err(AskError::Unreachable(reason)) = &removed {
+                    contact.query_timed_out(reason.clone());
                 }
                 drop(done.send(removed));
             }
@@ -98,14 +99,14 @@ impl StoreQuery {
     }
 }
 
-pub(crate) async fn look(registry: &Registry) -> Result<StoreContents, store::Error> {
+pub(crate) async fn read_contents(registry: &Registry) -> Result<StoreContents, store::Error> {
     let Registry { store, layout } = registry;
     let mut contents = StoreContents::default();
     let mut alive = BTreeMap::new();
     for Entry { key, value, created, .. } in store.list(&layout.root()).await?.entries {
         match layout.node_at(&key, &value) {
             Some((_, Ok(record))) => contents.nodes.push(StoredNode { record, created }),
-            Some((name, Err(why))) => contents.unread.push((name, why)),
+            Some((name, Err(reason))) => contents.unread.push((name, reason)),
             None => {}
         }
         if let Some((block, Ok(owner))) = layout.claim_at(&key, &value) {
@@ -116,14 +117,14 @@ pub(crate) async fn look(registry: &Registry) -> Result<StoreContents, store::Er
     Ok(StoreContents { alive: Some(alive), ..contents })
 }
 
-/// The node whose agent a key is about, and since when it is alive.
+/// The node of an `alive` key, and since when its agent runs.
 pub(crate) fn alive_at(layout: &KeyLayout, key: &str, value: &[u8]) -> Option<(NodeName, u64)> {
     let name = layout.alive_of(key)?;
     Some((name, AliveRecord::decode(value).ok()?.since))
 }
 
-/// Takes a node and its claims out of the store, also claims that no record names. While its agent is alive only by force,
-/// and it will come back.
+/// Removes a node and its claims from the store, including claims that no record names. A node with a running agent is removed
+/// only with `force`, and its agent registers it again.
 async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec<IpNet>, AskError> {
     let Registry { store, layout } = registry;
     let (node, alive) = (layout.node(name), layout.alive(name));
@@ -137,17 +138,17 @@ async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec
         if record.is_none() && claims.is_empty() {
             return if freed.is_empty() { Err(AskError::NotFound(name.clone())) } else { Ok(freed) };
         }
-        let lives = store.get(&alive).await?.is_some();
-        if lives && !force {
+        let is_alive = store.get(&alive).await?.is_some();
+        if is_alive && !force {
             return Err(AskError::Alive(name.clone()));
         }
-        let is_last = claims.len() <= AT_ONCE;
-        claims.truncate(AT_ONCE);
+        let is_last = claims.len() <= CLAIMS_PER_COMMIT;
+        claims.truncate(CLAIMS_PER_COMMIT);
         let mut compares = vec![match &record {
             Some(entry) => Compare::Revision(node.clone(), entry.revision),
             None => Compare::Absent(node.clone()),
         }];
-        compares.extend((!lives).then(|| Compare::Absent(alive.clone())));
+        compares.extend((!is_alive).then(|| Compare::Absent(alive.clone())));
         let mut changes: Vec<Change> =
             claims.iter().map(|block| Change::Delete(layout.block(block))).collect();
         changes.extend(record.map(|_| Change::Delete(node.clone())));
@@ -161,23 +162,23 @@ async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec
     Err(AskError::Contended(name.clone()))
 }
 
-/// What a newer version wrote is never removed; what is damaged only by force, since nobody can tell what it says.
+/// A record of a newer version is never removed, and a corrupt one only with `force`, because its content is unknown.
 fn may_remove(entry: &Entry, force: bool) -> Result<(), AskError> {
     let refused = |problem| Err(AskError::Unreadable { key: entry.key.clone(), problem });
     match NodeRecord::decode(&entry.value) {
         Ok(_) => Ok(()),
         Err(DecodeError::Unreadable { .. }) if force => Ok(()),
         Err(error @ DecodeError::Unreadable { .. }) => {
-            refused(format!("{error}; --force removes it all the same"))
+            refused(format!("{error}; --force removes it nevertheless"))
         }
         Err(error @ DecodeError::Newer { .. }) => refused(error.to_string()),
     }
 }
 
-/// The blocks that are claimed by a node, whatever its record says.
+/// All blocks that a node has claimed, also those that its record does not name.
 async fn claims_of(registry: &Registry, name: &NodeName) -> Result<Vec<IpNet>, store::Error> {
     let Registry { store, layout } = registry;
     let listing = store.list(&layout.blocks()).await?;
-    let is_its = |entry: &&Entry| BlockClaim::decode(&entry.value).is_ok_and(|claim| claim.node == *name);
-    Ok(listing.entries.iter().filter(is_its).filter_map(|entry| layout.block_of(&entry.key)).collect())
+    let is_of_node = |entry: &&Entry| BlockClaim::decode(&entry.value).is_ok_and(|claim| claim.node == *name);
+    Ok(listing.entries.iter().filter(is_of_node).filter_map(|entry| layout.block_of(&entry.key)).collect())
 }

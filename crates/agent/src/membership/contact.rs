@@ -1,5 +1,5 @@
-//! Contact with the store: whether it answers, and how old this node's copy of its contents is. Questions that come while
-//! the store does not answer get that copy, with its age. Status, metrics and `podwire nodes` all read it here.
+//! Contact with the store: whether it is reachable, and how old this node's copy of its contents is. While the store is
+//! unreachable, queries return that copy with its age. Status, metrics and `podwire nodes` read this state.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,45 +16,45 @@ use super::member::Member;
 use super::shared::SharedMembership;
 use crate::clock::unix_time;
 
-/// A store that answered before counts as unreachable after this many failures in a row. A single one is a broken watch or a
-/// slow answer, and the retry follows within half a second.
-const MISSES: u32 = 2;
-/// A watch that broke is begun again within this time, unless there is a reason that lasts.
+/// A store that was reachable counts as unreachable after this many failures in a row. A single failure is a broken watch or a
+/// slow answer, and is retried within half a second.
+const OUTAGE_FAILURES: u32 = 2;
+/// A broken watch is restarted within this time, unless there is a lasting cause.
 const REJOIN: Duration = Duration::from_secs(10);
-/// How often the time of the copy on disk is set.
-const NOTE: Duration = Duration::from_secs(60);
+/// How often the modification time of the copy on disk is set.
+const SAVE_TIME_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Contact {
     inner: Mutex<ContactInner>,
-    reach: watch::Sender<Reach>,
+    reachability: watch::Sender<StoreReachability>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum StoreReachability {
     Untried,
-    Answers,
-    /// It does not answer, for this reason.
-    Silent(String),
-    /// It answers, and denies the agent what it asks for. The watch may run all the same.
-    Denies(String),
+    Reachable,
+    /// The store does not answer. Has the cause.
+    Unreachable(String),
+    /// The store answers but denies calls of the agent. The watch may still run.
+    Denied(String),
 }
 
 #[derive(Debug)]
 struct ContactInner {
     started: Instant,
-    /// Failures in a row.
-    misses: u32,
+    /// The number of failures in a row.
+    failures_in_a_row: u32,
     is_watching: bool,
-    /// Why writes are denied. Reads that succeed say nothing about it.
+    /// Why writes are denied. Successful reads do not change it.
     denied_write: Option<String>,
-    /// Why there is no watch, after it was tried.
+    /// Why the last attempt to watch failed.
     failure: Option<String>,
-    /// When the watch was last known to be complete.
+    /// When the watch was last confirmed to be complete.
     confirmed: Option<Instant>,
-    /// When the time of the copy on disk was set.
-    noted: Option<Instant>,
-    /// When the copy on disk was right, in seconds since 1970. It counts until there is a watch for the first time.
+    /// When the modification time of the copy on disk was last set.
+    time_saved: Option<Instant>,
+    /// Unix time at which the copy on disk was last known to be right. Used until the first watch.
     saved: Option<u64>,
     listed: Option<ListedNodes>,
 }
@@ -65,16 +65,16 @@ pub(crate) enum Age {
     /// There is no copy.
     NoCopy,
     Known(Duration),
-    /// The time of the copy on disk is in the future: a clock was wrong.
+    /// The time of the copy on disk is in the future, because a clock was wrong.
     Unknown,
 }
 
-/// Parts of the last listing, kept up to date by the watch, that no route depends on.
+/// Parts of the last listing that no route depends on. The watch keeps them up to date.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ListedNodes {
-    /// Nodes whose agent is alive, and since when, in seconds since 1970.
+    /// Nodes with a running agent, and since when (Unix time).
     pub(crate) alive: BTreeMap<NodeName, u64>,
-    /// Nodes whose record cannot be read, and why.
+    /// Nodes with an unreadable record, and the reason.
     pub(crate) unread: BTreeMap<NodeName, String>,
 }
 
@@ -83,77 +83,79 @@ impl Contact {
     pub(crate) fn new(saved: Option<u64>) -> Self {
         let inner = ContactInner {
             started: Instant::now(),
-            misses: 0,
+            failures_in_a_row: 0,
             is_watching: false,
             denied_write: None,
             failure: None,
             confirmed: None,
-            noted: None,
+            time_saved: None,
             saved,
             listed: None,
         };
-        Self { inner: Mutex::new(inner), reach: watch::Sender::new(Reach::Untried) }
+        Self { inner: Mutex::new(inner), reachability: watch::Sender::new(StoreReachability::Untried) }
     }
 
-    /// Everything was listed, and a watch runs from there.
-    pub(crate) fn watching(&self, listed: ListedNodes) {
+    /// The store was listed, and a watch runs from that revision.
+    pub(crate) fn watch_started(&self, listed: ListedNodes) {
         {
             let mut inner = self.lock();
             (inner.is_watching, inner.failure, inner.listed) = (true, None, Some(listed));
-            // This node wrote its own keys before.
+            // This node has written its own keys before.
             inner.denied_write = None;
         }
-        self.set_reach(Reach::Answers);
+        self.set_reachability(StoreReachability::Reachable);
         self.watch_confirmed();
     }
 
-    /// The watch delivered events, or answered that there are none.
+    /// The watch delivered events, or confirmed that there are none.
     pub(crate) fn watch_confirmed(&self) {
         self.lock().confirmed = Some(Instant::now());
-        // etcd checks the rights of a watch when it begins, and never again.
+        // etcd checks the permissions of a watch only at its start.
         if self.denial().is_none() {
             self.answered();
         }
     }
 
-    /// The store answered. Without a watch that ends no outage: the watch may fail all the same. A write that was denied stays
-    /// denied: a role may have the right to read only.
+    /// The store answered a call. Without a watch this does not end an outage, because the watch may still fail. It does not end
+    /// a denied write either, because a role may be read-only.
     pub(crate) fn answered(&self) {
         let (is_watching, denied_write) = {
             let mut inner = self.lock();
             if inner.is_watching {
-                inner.misses = 0;
+                inner.failures_in_a_row = 0;
             }
             (inner.is_watching, inner.denied_write.clone())
         };
-        if is_watching || *self.reach.borrow() == Reach::Untried {
-            self.set_reach(denied_write.map_or(Reach::Answers, Reach::Denies));
+        if is_watching || *self.reachability.borrow() == StoreReachability::Untried {
+            self.set_reachability(
+                denied_write.map_or(StoreReachability::Reachable, StoreReachability::Denied),
+            );
         }
     }
 
     /// The store accepted a write of this node.
-    pub(crate) fn written(&self) {
+    pub(crate) fn write_succeeded(&self) {
         self.lock().denied_write = None;
         self.answered();
     }
 
-    /// Whether a write was denied, and none succeeded since.
+    /// Whether a write was denied and none has succeeded since.
     pub(crate) fn is_write_denied(&self) -> bool {
         self.lock().denied_write.is_some()
     }
 
-    /// A call of the agent's own failed. A refusal is an answer.
+    /// A call of the agent failed. A refusal is an answer.
     pub(crate) fn call_failed(&self, error: &store::Error) {
         match error.is_transient() {
-            true => drop(self.missed(error.to_string(), 1)),
+            true => drop(self.count_failures(error.to_string(), 1)),
             false => self.refused(error),
         }
     }
 
-    /// A question of a client failed. The client was refused: that is an outage at once.
-    pub(crate) fn question_failed(&self, error: &store::Error) {
+    /// A client's query failed. Because the client got an error, this is an outage without a second failure.
+    pub(crate) fn query_failed(&self, error: &store::Error) {
         match error.is_transient() {
-            true => self.unanswered(error.to_string()),
+            true => self.query_timed_out(error.to_string()),
             false => self.refused(error),
         }
     }
@@ -164,16 +166,16 @@ impl Contact {
         }
         self.answered();
         if matches!(error, store::Error::Denied { .. }) && self.is_reachable() {
-            self.set_reach(Reach::Denies(error.to_string()));
+            self.set_reachability(StoreReachability::Denied(error.to_string()));
         }
     }
 
-    /// A question of a client was not answered.
-    pub(crate) fn unanswered(&self, why: String) {
-        self.missed(why, MISSES);
+    /// A client's query was not answered.
+    pub(crate) fn query_timed_out(&self, reason: String) {
+        self.count_failures(reason, OUTAGE_FAILURES);
     }
 
-    /// This node could not join, or its watch broke. An error that is not the store's is based on its answers.
+    /// This node could not join, or its watch broke. Every error other than `Store` follows from answers of the store.
     pub(crate) fn session_failed(&self, error: &JoinError) {
         let (is_transient, refused) = match error {
             JoinError::Store(error) => (error.is_transient(), Some(error.to_string())),
@@ -182,34 +184,34 @@ impl Contact {
             | JoinError::Held { .. }
             | JoinError::Network { .. }
             | JoinError::Exhausted { .. }
-            | JoinError::Awaited { .. }
+            | JoinError::Reserved { .. }
             | JoinError::TooMany
-            | JoinError::Restless { .. } => (false, None),
+            | JoinError::Contended { .. } => (false, None),
         };
         let failure = if is_transient {
-            self.missed(error.to_string(), 1).then(|| error.to_string())
+            self.count_failures(error.to_string(), 1).then(|| error.to_string())
         } else {
-            self.lock().misses = 0;
-            self.set_reach(Reach::Answers);
+            self.lock().failures_in_a_row = 0;
+            self.set_reachability(StoreReachability::Reachable);
             refused
         };
         self.lock().failure = failure;
     }
 
-    /// The thread that asks the store has ended.
-    pub(crate) fn stopped(&self, why: &str) {
+    /// The membership thread has ended.
+    pub(crate) fn stopped(&self, reason: &str) {
         {
             let mut inner = self.lock();
-            (inner.is_watching, inner.failure) = (false, Some(why.to_owned()));
+            (inner.is_watching, inner.failure) = (false, Some(reason.to_owned()));
         }
-        self.set_reach(Reach::Silent(why.to_owned()));
+        self.set_reachability(StoreReachability::Unreachable(reason.to_owned()));
     }
 
-    /// Why the copy may be older than what the store has; None: the watch keeps it up to date.
-    pub(crate) fn lag(&self) -> Option<String> {
-        let why = self.failure().or_else(|| self.silence());
+    /// Why the copy may be outdated. None while the watch keeps it up to date.
+    pub(crate) fn stale_reason(&self) -> Option<String> {
+        let reason = self.failure().or_else(|| self.outage());
         let inner = self.lock();
-        why.or_else(|| match (inner.is_watching, inner.confirmed) {
+        reason.or_else(|| match (inner.is_watching, inner.confirmed) {
             (true, _) => None,
             (false, None) => Some("the store has not been listed yet".to_owned()),
             (false, Some(confirmed)) if confirmed.elapsed() > REJOIN => {
@@ -219,46 +221,47 @@ impl Contact {
         })
     }
 
-    /// Whether the store counts as unreachable now.
-    fn missed(&self, why: String, weight: u32) -> bool {
-        let misses = {
+    /// Adds failures. Returns whether the store now counts as unreachable.
+    fn count_failures(&self, reason: String, count: u32) -> bool {
+        let failures = {
             let mut inner = self.lock();
-            inner.misses = inner.misses.saturating_add(weight);
-            inner.misses
+            inner.failures_in_a_row = inner.failures_in_a_row.saturating_add(count);
+            inner.failures_in_a_row
         };
-        let is_silent = misses >= MISSES || !self.is_reachable();
-        if is_silent {
-            self.set_reach(Reach::Silent(why));
+        let is_outage = failures >= OUTAGE_FAILURES || !self.is_reachable();
+        if is_outage {
+            self.set_reachability(StoreReachability::Unreachable(reason));
         }
-        is_silent
+        is_outage
     }
 
-    fn set_reach(&self, reach: Reach) {
-        self.reach.send_if_modified(|before| {
-            let is_changed = *before != reach;
-            *before = reach;
+    fn set_reachability(&self, reachability: StoreReachability) {
+        self.reachability.send_if_modified(|before| {
+            let is_changed = *before != reachability;
+            *before = reachability;
             is_changed
         });
     }
 
-    /// How long ago the copy was confirmed, if there was a watch.
+    /// The watch ended. Returns how long ago the copy was confirmed, if a watch ran.
     pub(crate) fn watch_ended(&self) -> Option<Duration> {
         let mut inner = self.lock();
         let was_watching = std::mem::replace(&mut inner.is_watching, false);
         inner.confirmed.filter(|_| was_watching).map(|confirmed| confirmed.elapsed())
     }
 
-    /// Whether the time of the copy on disk is to be set again.
-    fn is_note_due(&self, now: Instant) -> bool {
+    /// Whether the modification time of the copy on disk has to be set again.
+    fn is_save_due(&self, now: Instant) -> bool {
         let mut inner = self.lock();
-        let is_due = inner.noted.is_none_or(|noted| now.saturating_duration_since(noted) >= NOTE);
+        let is_due =
+            inner.time_saved.is_none_or(|saved| now.saturating_duration_since(saved) >= SAVE_TIME_INTERVAL);
         if is_due {
-            inner.noted = Some(now);
+            inner.time_saved = Some(now);
         }
         is_due
     }
 
-    /// An agent is alive since this time, or is not any more.
+    /// The agent of a node runs since this time, or has stopped.
     pub(crate) fn set_alive(&self, node: NodeName, since: Option<u64>) {
         let mut inner = self.lock();
         let Some(listed) = &mut inner.listed else { return };
@@ -274,33 +277,35 @@ impl Contact {
         }
     }
 
-    /// None before there was a watch for the first time.
+    /// None before the first watch.
     pub(crate) fn listed(&self) -> Option<ListedNodes> {
         self.lock().listed.clone()
     }
 
-    /// Why the store need not be asked: it refuses this node or does not answer, and the agent retries.
+    /// Why the store need not be queried: it refuses this node or does not answer, and the agent retries.
     pub(crate) fn failure(&self) -> Option<String> {
         self.lock().failure.clone()
     }
 
     pub(crate) fn is_reachable(&self) -> bool {
-        matches!(*self.reach.borrow(), Reach::Answers | Reach::Denies(_))
+        matches!(*self.reachability.borrow(), StoreReachability::Reachable | StoreReachability::Denied(_))
     }
 
     /// Why the store denies calls of this node.
     pub(crate) fn denial(&self) -> Option<String> {
-        match &*self.reach.borrow() {
-            Reach::Denies(why) => Some(why.clone()),
-            Reach::Untried | Reach::Answers | Reach::Silent(_) => None,
+        match &*self.reachability.borrow() {
+            StoreReachability::Denied(reason) => Some(reason.clone()),
+            StoreReachability::Untried | StoreReachability::Reachable | StoreReachability::Unreachable(_) => {
+                None
+            }
         }
     }
 
     /// Why the store counts as unreachable.
-    pub(crate) fn silence(&self) -> Option<String> {
-        match &*self.reach.borrow() {
-            Reach::Silent(why) => Some(why.clone()),
-            Reach::Untried | Reach::Answers | Reach::Denies(_) => None,
+    pub(crate) fn outage(&self) -> Option<String> {
+        match &*self.reachability.borrow() {
+            StoreReachability::Unreachable(reason) => Some(reason.clone()),
+            StoreReachability::Untried | StoreReachability::Reachable | StoreReachability::Denied(_) => None,
         }
     }
 
@@ -315,7 +320,7 @@ impl Contact {
         }
     }
 
-    /// How long ago the watch was known to be complete; since the start of the agent if it never was.
+    /// The time since the watch was last confirmed, or since the start of the agent if it never was.
     pub(crate) fn watch_age(&self) -> Duration {
         let inner = self.lock();
         inner.confirmed.unwrap_or(inner.started).elapsed()
@@ -327,47 +332,48 @@ impl Contact {
 }
 
 impl SharedMembership {
-    /// Reports when the store becomes unreachable or reachable, whichever part of the agent notices it.
-    pub(crate) async fn report_reach(&self) {
-        let mut reach = self.contact.reach.subscribe();
-        while reach.changed().await.is_ok() {
-            self.tell();
+    /// Reports when the store becomes unreachable or reachable. Any part of the agent may notice it.
+    pub(crate) async fn report_reachability(&self) {
+        let mut reachability = self.contact.reachability.subscribe();
+        while reachability.changed().await.is_ok() {
+            self.report();
         }
     }
 
-    /// Sets the time of the copy on disk: an agent that starts while the store is away reports its age.
+    /// Sets the modification time of the copy on disk, so that an agent that starts during an outage can report its age.
     pub(crate) fn watch_ended(&self) -> Option<JoinHandle<()>> {
-        self.contact.watch_ended().and_then(|age| self.note_copy(age))
+        self.contact.watch_ended().and_then(|age| self.save_copy_time(age))
     }
 
-    /// On another thread: a slow disk does not delay the watch. None: the call before has not ended. On a disk that hangs they
-    /// would take all threads, and names of etcd's endpoints could not be resolved.
-    fn note_copy(&self, age: Duration) -> Option<JoinHandle<()>> {
-        let alone = Arc::clone(&self.noting).try_lock_owned().ok()?;
+    /// Runs on a blocking thread, so that a slow disk does not delay the watch. None if the previous call has not ended. On a
+    /// hanging disk, such calls would occupy all threads, and names of etcd's endpoints could not be resolved.
+    fn save_copy_time(&self, age: Duration) -> Option<JoinHandle<()>> {
+        let guard = Arc::clone(&self.saving_time).try_lock_owned().ok()?;
         let confirmed = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
         let node_state = self.node_state.clone();
         Some(spawn_blocking(move || {
-            let _alone = alone;
+            let _guard = guard;
             if let Err(error) = node_state.confirm_peers(confirmed) {
-                debug!("the time of peers.json could not be set: {error}");
+                debug!(%error, "cannot set the modification time of peers.json");
             }
         }))
     }
 }
 
 impl Member {
-    /// The watch is complete. The copy on disk gets the time now and then, for an agent or a machine that ends without notice.
+    /// The watch is complete. From time to time this also updates the copy on disk, in case the agent or the host ends abruptly.
     pub(crate) fn watch_confirmed(&self) {
         self.shared.contact.watch_confirmed();
-        if self.shared.contact.is_note_due(Instant::now()) {
-            drop(self.shared.note_copy(Duration::ZERO));
+        if self.shared.contact.is_save_due(Instant::now()) {
+            drop(self.shared.save_copy_time(Duration::ZERO));
         }
     }
 
-    /// Nodes whose record cannot be read, and why.
+    /// Nodes with an unreadable record, and the reason.
     pub(crate) fn unread_nodes(&self) -> BTreeMap<NodeName, String> {
         let layout = &self.registry.layout;
-        let nodes = self.unread.iter().filter_map(|(key, why)| Some((layout.node_of(key)?, why.clone())));
+        let nodes =
+            self.unread.iter().filter_map(|(key, reason)| Some((layout.node_of(key)?, reason.clone())));
         nodes.collect()
     }
 }
@@ -378,7 +384,7 @@ mod tests {
 
     fn broken() -> store::Error {
         let source = std::io::Error::other("connection refused").into();
-        store::Error::WatchBroke { prefix: "/podwire/".to_owned(), source }
+        store::Error::WatchFailed { prefix: "/podwire/".to_owned(), source }
     }
 
     fn refusal() -> store::Error {
@@ -390,10 +396,10 @@ mod tests {
         let contact = Contact::new(None);
         contact.answered();
         assert!(contact.is_reachable() && contact.age() == Age::NoCopy);
-        contact.watching(ListedNodes::default());
+        contact.watch_started(ListedNodes::default());
         let confirmed = contact.lock().confirmed;
         contact.answered();
-        assert_eq!(contact.lock().confirmed, confirmed, "a heartbeat or a listing is not the watch");
+        assert_eq!(contact.lock().confirmed, confirmed, "only the watch may confirm the copy");
         contact.watch_confirmed();
         assert!(contact.lock().confirmed > confirmed);
         assert!(contact.watch_ended() < Some(Duration::from_secs(60)));
@@ -401,38 +407,38 @@ mod tests {
     }
 
     #[test]
-    fn a4_one_broken_watch_is_no_outage_and_two_failures_are() {
+    fn a4_two_failures_in_a_row_are_an_outage() {
         let contact = Contact::new(None);
-        contact.watching(ListedNodes::default());
+        contact.watch_started(ListedNodes::default());
         contact.watch_ended();
         contact.session_failed(&broken().into());
-        assert!(contact.is_reachable() && contact.silence().is_none() && contact.failure().is_none());
+        assert!(contact.is_reachable() && contact.outage().is_none() && contact.failure().is_none());
         contact.session_failed(&broken().into());
-        assert!(!contact.is_reachable() && contact.silence() == contact.failure());
-        // Calls may be answered where watches are not.
+        assert!(!contact.is_reachable() && contact.outage() == contact.failure());
+        // Calls may succeed while watches fail.
         contact.answered();
         assert!(!contact.is_reachable());
-        contact.watching(ListedNodes::default());
+        contact.watch_started(ListedNodes::default());
         assert!(contact.is_reachable() && contact.failure().is_none());
-        // A heartbeat that is late once is no outage either, and an answer ends what heartbeats began.
+        // A single late heartbeat is no outage either, and an answer ends an outage that heartbeats detected.
         contact.call_failed(&broken());
         assert!(contact.is_reachable());
         contact.call_failed(&broken());
-        assert!(contact.silence().unwrap().contains("connection refused"));
+        assert!(contact.outage().unwrap().contains("connection refused"));
         contact.answered();
         assert!(contact.is_reachable());
-        contact.unanswered("the store did not answer within 8 s".to_owned());
-        assert!(!contact.is_reachable(), "a client waited for it");
+        contact.query_timed_out("the store did not answer within 8 s".to_owned());
+        assert!(!contact.is_reachable(), "a client's query timed out");
         contact.answered();
-        contact.question_failed(&refusal());
+        contact.query_failed(&refusal());
         assert!(contact.is_reachable());
-        contact.question_failed(&broken());
-        assert!(!contact.is_reachable(), "a client was refused");
+        contact.query_failed(&broken());
+        assert!(!contact.is_reachable(), "a client got an error");
     }
 
-    /// F9: rights that are withdrawn while the watch runs are found by the heartbeat.
+    /// F9: the heartbeat detects permissions that are revoked while the watch runs.
     #[test]
-    fn f9_a_denied_call_is_known_until_a_call_succeeds() {
+    fn f9_a_denied_call_is_reported_until_a_call_succeeds() {
         let denied = || store::Error::Denied {
             operation: store::Operation { verb: "read", object: "/podwire/alive/n1".to_owned() },
             store: "etcd".to_owned(),
@@ -440,20 +446,20 @@ mod tests {
             source: "user name is empty".into(),
         };
         let contact = Contact::new(None);
-        contact.watching(ListedNodes::default());
+        contact.watch_started(ListedNodes::default());
         contact.call_failed(&denied());
         contact.watch_confirmed();
         assert!(contact.is_reachable() && contact.denial().unwrap().contains("user name is empty"));
         contact.answered();
         assert_eq!(contact.denial(), None);
-        contact.question_failed(&denied());
-        contact.watching(ListedNodes::default());
-        assert_eq!(contact.denial(), None, "this node may list and watch again");
+        contact.query_failed(&denied());
+        contact.watch_started(ListedNodes::default());
+        assert_eq!(contact.denial(), None, "listing and watching succeeded");
     }
 
-    /// F9: etcd gave this node a role that may only read.
+    /// F9: etcd gave this node a read-only role.
     #[test]
-    fn f9_a_denied_write_is_known_until_a_write_succeeds() {
+    fn f9_a_denied_write_is_reported_until_a_write_succeeds() {
         let denied = store::Error::Denied {
             operation: store::Operation { verb: "write", object: "/podwire/blocks/10.42.1.0".to_owned() },
             store: "etcd".to_owned(),
@@ -461,88 +467,88 @@ mod tests {
             source: "permission denied".into(),
         };
         let contact = Contact::new(None);
-        contact.watching(ListedNodes::default());
+        contact.watch_started(ListedNodes::default());
         contact.call_failed(&denied);
-        let mut reach = contact.reach.subscribe();
-        reach.mark_unchanged();
+        let mut reachability = contact.reachability.subscribe();
+        reachability.mark_unchanged();
         for _ in 0..3 {
             contact.answered();
             contact.watch_confirmed();
         }
-        assert!(!reach.has_changed().unwrap(), "the condition does not flap");
+        assert!(!reachability.has_changed().unwrap(), "the condition must not flap");
         assert!(contact.is_write_denied() && contact.denial().unwrap().contains("permission denied"));
-        // Also not by an outage that ends.
-        contact.question_failed(&broken());
+        // The end of an outage does not end the denial.
+        contact.query_failed(&broken());
         contact.answered();
         assert!(contact.denial().is_some());
-        contact.written();
+        contact.write_succeeded();
         assert!(!contact.is_write_denied() && contact.denial().is_none());
         contact.call_failed(&denied);
-        contact.watching(ListedNodes::default());
-        assert_eq!(contact.denial(), None, "a node that joined has written");
+        contact.watch_started(ListedNodes::default());
+        assert_eq!(contact.denial(), None, "joining includes a write");
     }
 
     #[test]
-    fn a4_a_store_that_never_answered_is_unreachable_at_once_and_one_that_refuses_is_not() {
+    fn a4_the_first_failure_is_an_outage_and_a_refusal_is_not() {
         let contact = Contact::new(None);
         contact.session_failed(&broken().into());
         assert!(!contact.is_reachable() && contact.failure().is_some());
         contact.session_failed(&refusal().into());
         assert!(contact.is_reachable() && contact.failure().unwrap().contains("no right to read"));
-        // Every other error follows from answers of the store: it can be asked.
+        // Every other error follows from answers of the store, so it can be queried.
         contact.session_failed(&broken().into());
         contact.session_failed(&JoinError::TooMany);
         assert!(contact.is_reachable() && contact.failure().is_none());
     }
 
     #[test]
-    fn a_copy_on_disk_counts_until_there_is_a_watch() {
+    fn the_copy_on_disk_is_used_until_the_first_watch() {
         let contact = Contact::new(Some(unix_time() - 7200));
         let is_old = |age| matches!(age, Age::Known(age) if age >= Duration::from_secs(7200));
         assert!(is_old(contact.age()));
         assert!(contact.watch_age() < Duration::from_secs(7200) && contact.listed().is_none());
-        contact.watching(ListedNodes::default());
+        contact.watch_started(ListedNodes::default());
         assert!(!is_old(contact.age()));
         assert_eq!(Contact::new(Some(unix_time() + 7200)).age(), Age::Unknown, "a clock was wrong");
     }
 
     #[test]
-    fn a5_after_the_end_of_the_thread_the_store_is_not_reachable() {
+    fn a5_the_store_is_unreachable_after_the_thread_ended() {
         let contact = Contact::new(None);
-        contact.watching(ListedNodes::default());
+        contact.watch_started(ListedNodes::default());
         contact.stopped("ended");
-        assert!(!contact.is_reachable() && contact.silence() == contact.failure());
-        assert_eq!(contact.lag().as_deref(), Some("ended"));
+        assert!(!contact.is_reachable() && contact.outage() == contact.failure());
+        assert_eq!(contact.stale_reason().as_deref(), Some("ended"));
     }
 
     #[test]
-    fn a12_a_copy_is_up_to_date_while_it_is_watched() {
+    fn a12_the_copy_is_up_to_date_while_it_is_watched() {
         let contact = Contact::new(Some(unix_time()));
-        assert!(contact.lag().unwrap().contains("not been listed"));
+        assert!(contact.stale_reason().unwrap().contains("not been listed"));
         contact.session_failed(&broken().into());
-        assert!(contact.lag().unwrap().contains("connection refused"));
-        contact.watching(ListedNodes::default());
-        assert_eq!(contact.lag(), None);
+        assert!(contact.stale_reason().unwrap().contains("connection refused"));
+        contact.watch_started(ListedNodes::default());
+        assert_eq!(contact.stale_reason(), None);
         contact.watch_ended();
-        assert_eq!(contact.lag(), None, "it is begun again in a moment");
+        assert_eq!(contact.stale_reason(), None, "a broken watch is restarted soon");
         contact.lock().confirmed = Some(Instant::now() - REJOIN * 2);
-        assert!(contact.lag().unwrap().contains("not watched"));
+        assert!(contact.stale_reason().unwrap().contains("not watched"));
     }
 
     #[test]
-    fn a4_the_time_of_the_copy_on_disk_is_set_once_a_minute() {
+    fn a4_the_copy_on_disk_gets_a_new_time_once_a_minute() {
         let (contact, now) = (Contact::new(None), Instant::now());
-        let is_due = |seconds| contact.is_note_due(now + Duration::from_secs(seconds));
+        let is_due = |seconds| contact.is_save_due(now + Duration::from_secs(seconds));
         assert_eq!([0, 5, 59, 60, 65, 120].map(is_due), [true, false, false, true, false, true]);
     }
 
     #[test]
-    fn agents_come_and_go_with_the_watch() {
+    fn the_watch_updates_the_list_of_running_agents() {
         let contact = Contact::new(None);
         let name: NodeName = "n2".try_into().unwrap();
         contact.set_alive(name.clone(), Some(7));
-        assert!(contact.listed().is_none(), "not before everything was listed");
-        contact.watching(ListedNodes::default());
+        assert!(contact.listed().is_none(), "there is no list before the first watch");
+        contact.watch_started(ListedNodes::default());
         contact.set_alive(name.clone(), Some(7));
         assert_eq!(contact.listed().unwrap().alive, BTreeMap::from([(name.clone(), 7)]));
         contact.set_alive(name, None);

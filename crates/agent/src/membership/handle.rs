@@ -1,4 +1,4 @@
-//! How the rest of the agent talks to the cluster's side.
+//! The interface of membership for the other components.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -19,37 +19,37 @@ use super::command::{MembershipCommand, StoreContents, StoreQuery};
 use super::contact::{Age, Contact};
 use super::node_state::NodeStateDir;
 use super::shared::SharedMembership;
-use super::{ClusterError, MembershipParts, Site, ThreadExitGuard, store_config};
+use super::{ClusterError, ClusterThread, MembershipParts, ThreadExitGuard, store_config};
 use crate::clock::unix_time;
 use crate::peers::inputs::PeerContents;
 use crate::peers::{KnownPeers, PeerInputs, PeerReportReceivers, Question};
 use crate::thread::AgentThread;
 
-/// How long somebody who asks waits for the store.
+/// How long a query waits for the store.
 const TIMEOUT: Duration = Duration::from_secs(8);
-/// Why there is nothing to answer with.
+/// Why a query cannot be answered from the copy.
 const NO_COPY: &str = "this node has no saved state of the cluster";
-/// How long the end may take.
-const GOODBYE: Duration = Duration::from_secs(1);
-/// Threads that may wait for the disk or for names of etcd's endpoints. At most four wait for files of this module, so that a
-/// disk that hangs leaves some for the names.
-const WAITING_THREADS: usize = 8;
+/// How long each thread may take to end.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Threads for blocking calls: disk, and names of etcd's endpoints. At most four of them wait for files of this module, so that
+/// a hanging disk leaves threads for name resolution.
+const BLOCKING_THREADS: usize = 8;
 
-/// Membership before it is started. What it remembers is in force: this node's blocks and its peers.
+/// Membership before it is started. The saved blocks and peers of this node are already in force.
 pub(crate) struct Membership {
     shared: Arc<SharedMembership>,
     /// The part of this node's record that never changes.
     pub(crate) record: NodeRecord,
-    /// This machine's name as it is remembered, if that was another one.
+    /// The saved name of this host, if it differs from the configured one.
     former: Option<NodeName>,
-    remembered_peers: Vec<NodeRecord>,
+    saved_peers: Vec<NodeRecord>,
     runtime: Runtime,
     store: Store,
     peers: PeerInputs,
     commands: (mpsc::Sender<MembershipCommand>, mpsc::Receiver<MembershipCommand>),
 }
 
-/// Its clones talk to the same one.
+/// Clones refer to the same threads.
 #[derive(Clone)]
 pub(crate) struct MembershipHandle {
     commands: mpsc::Sender<MembershipCommand>,
@@ -58,13 +58,13 @@ pub(crate) struct MembershipHandle {
     shared: Arc<SharedMembership>,
     record: NodeRecord,
     contact: Arc<Contact>,
-    /// In messages: `etcd`, or `the store`.
+    /// The store in messages: `etcd` or `the store`.
     store_name: &'static str,
     end: Arc<ThreadEnd>,
     pub(crate) name: NodeName,
 }
 
-/// How the threads end.
+/// Stops the threads.
 struct ThreadEnd {
     stop: watch::Sender<bool>,
     ended: Mutex<std::sync::mpsc::Receiver<Infallible>>,
@@ -72,7 +72,7 @@ struct ThreadEnd {
 }
 
 impl Membership {
-    /// Reads what this node remembers, and opens the store. Nothing runs yet.
+    /// Reads the saved state of this node and opens the store. Starts no thread.
     pub(crate) fn load(parts: MembershipParts) -> Result<Self, ClusterError> {
         let config = Arc::clone(&parts.config);
         let (peers, commands) = (parts.peers.clone(), parts.commands);
@@ -88,31 +88,27 @@ impl Membership {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             transport: Some(config.cluster.transport),
         };
-        let remembered = node_state.record().filter(|saved| saved.uid == record.uid);
-        let former = remembered.as_ref().map(|saved| saved.name.clone()).filter(|former| *former != name);
-        let shared = Arc::new(SharedMembership::new(
-            &config,
-            (parts.allocations, parts.agent_status),
-            parts.peers,
-            node_state,
-        ));
-        shared.remember(remembered.map(|saved| saved.blocks).unwrap_or_default());
-        let remembered_peers = shared.node_state.peers();
-        shared.know_peers(&remembered_peers, Vec::new());
+        let saved = node_state.record().filter(|saved| saved.uid == record.uid);
+        let former = saved.as_ref().map(|record| record.name.clone()).filter(|former| *former != name);
+        let shared =
+            Arc::new(SharedMembership::new(&config, (parts.allocations, parts.agent_status), node_state));
+        shared.set_saved_blocks(saved.map(|record| record.blocks).unwrap_or_default());
+        let saved_peers = shared.node_state.peers();
+        shared.set_peers(&saved_peers, Vec::new());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(WAITING_THREADS)
+            .max_blocking_threads(BLOCKING_THREADS)
             .build()
             .map_err(ClusterError::Thread)?;
         let store = {
-            let _inside = runtime.enter();
+            let _entered = runtime.enter();
             Store::open(&store_config(&config, &shared.node_state))?
         };
-        shared.explain_asking(&store.describe());
-        Ok(Self { shared, record, former, remembered_peers, runtime, store, peers, commands })
+        shared.explain_waiting(&store.describe());
+        Ok(Self { shared, record, former, saved_peers, runtime, store, peers, commands })
     }
 
-    /// The peers as they are known before the store has answered.
+    /// The saved peers, for use until the store has answered.
     pub(crate) fn known_peers(&self) -> KnownPeers {
         let config = &self.shared.config;
         let local_node = LocalNode {
@@ -125,7 +121,7 @@ impl Membership {
             tunnels: Tunnels::default(),
             sources: Vec::new(),
         };
-        KnownPeers::new(local_node, self.remembered_peers.clone())
+        KnownPeers::new(local_node, self.saved_peers.clone())
     }
 
     /// Starts the thread that joins the cluster and follows the store.
@@ -137,8 +133,8 @@ impl Membership {
         let Self { shared, record, former, runtime, store, peers, commands: (commands, waiting), .. } = self;
         let contact = Arc::clone(&shared.contact);
         let (stop, stopped) = watch::channel(false);
-        let (ending, ended) = std::sync::mpsc::channel::<Infallible>();
-        let last = ThreadExitGuard {
+        let (alive, ended) = std::sync::mpsc::channel::<Infallible>();
+        let exit_guard = ThreadExitGuard {
             agent_status: Arc::clone(&shared.agent_status),
             contact: Arc::clone(&contact),
             stop: stopped.clone(),
@@ -147,7 +143,7 @@ impl Membership {
             config::StoreChoice::Embedded => "the store",
             config::StoreChoice::Etcd(_) => "etcd",
         };
-        let site = Site {
+        let thread = ClusterThread {
             shared: Arc::clone(&shared),
             record: record.clone(),
             former,
@@ -161,8 +157,8 @@ impl Membership {
             .name("podwire-cluster".to_owned())
             .stack_size(1 << 20)
             .spawn(move || {
-                let (_ending, _last) = (ending, last);
-                runtime.block_on(site.run());
+                let (_alive, _exit_guard) = (alive, exit_guard);
+                runtime.block_on(thread.run());
             })
             .map_err(ClusterError::Thread)?;
         Ok(MembershipHandle {
@@ -180,16 +176,16 @@ impl Membership {
 }
 
 impl MembershipHandle {
-    /// Says goodbye: another machine may have this node's name at once. Routes and record stay.
+    /// Releases this node's name for other hosts and stops the threads. Routes and record remain.
     pub(crate) fn end(&self) {
         self.end.stop.send_replace(true);
-        // Nothing is ever sent: it is closed when the thread ends, or else the lease runs out by itself.
-        let _ = self.end.ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(GOODBYE);
-        self.end.peers.end(GOODBYE);
+        // Never carries a value. It closes when the thread ends. After a timeout, the lease expires after its TTL.
+        let _ = self.end.ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(STOP_TIMEOUT);
+        self.end.peers.end(STOP_TIMEOUT);
     }
 
-    /// The last state that this node knows, its own record included.
-    fn contents(&self, peers: PeerContents) -> StoreContents {
+    /// The last known contents of the store, including this node's own record.
+    fn last_contents(&self, peers: PeerContents) -> StoreContents {
         let addresses = self.addresses.borrow().clone().unwrap_or_default();
         let record = NodeRecord { addresses, blocks: self.shared.blocks(), ..self.record.clone() };
         let listed = self.contact.listed();
@@ -205,17 +201,17 @@ impl MembershipHandle {
         }
     }
 
-    /// Everything that stands in the store. If the store cannot be asked: the last state that this node knows.
-    pub(crate) async fn look(&self) -> Result<(StoreContents, Freshness), AskError> {
-        let why = match self.contact.failure() {
-            Some(why) if self.contact.is_reachable() => AskError::Refused(why),
-            Some(why) => AskError::Unreachable(why),
-            None => match self.ask(StoreQuery::Look).await {
+    /// The contents of the store, or the last known contents if the store cannot be queried.
+    pub(crate) async fn read_contents(&self) -> Result<(StoreContents, Freshness), AskError> {
+        let error = match self.contact.failure() {
+            Some(reason) if self.contact.is_reachable() => AskError::Refused(reason),
+            Some(reason) => AskError::Unreachable(reason),
+            None => match self.query(StoreQuery::ReadContents).await {
                 Ok(contents) => return Ok((contents, freshness(Some(Duration::ZERO), None))),
-                Err(why) => why,
+                Err(error) => error,
             },
         };
-        let reason = self.reason(&why.to_string());
+        let reason = self.reason(&error.to_string());
         let age = match self.contact.age() {
             Age::NoCopy => {
                 let reason = format!("{reason}; {NO_COPY}");
@@ -227,20 +223,20 @@ impl MembershipHandle {
             Age::Known(age) => Some(age),
             Age::Unknown => None,
         };
-        let contents = self.contents(self.question(Question::Contents).await?);
+        let contents = self.last_contents(self.ask_peers(Question::Contents).await?);
         Ok((contents, freshness(age, Some(reason))))
     }
 
-    fn reason(&self, why: &str) -> String {
+    fn reason(&self, cause: &str) -> String {
         match self.contact.is_reachable() {
-            true => why.to_owned(),
-            false => format!("{} is not reachable: {why}", self.store_name),
+            true => cause.to_owned(),
+            false => format!("{} is not reachable: {cause}", self.store_name),
         }
     }
 
     /// Whether this node's copy of the store's contents, which its routes follow, is up to date.
     fn freshness_of_copy(&self) -> Freshness {
-        let reason = self.contact.lag().map(|why| self.reason(&why));
+        let reason = self.contact.stale_reason().map(|cause| self.reason(&cause));
         match self.contact.age() {
             Age::Known(age) => freshness(Some(age), reason),
             Age::Unknown => freshness(None, reason),
@@ -252,18 +248,18 @@ impl MembershipHandle {
         &self.contact
     }
 
-    /// Removes a node for good; the blocks that are free now.
+    /// Removes a node permanently. Returns the blocks that it freed.
     pub(crate) async fn remove(&self, name: NodeName, force: bool) -> Result<Vec<IpNet>, AskError> {
-        self.ask(|done| StoreQuery::Remove { name, force, done }).await
+        self.query(|done| StoreQuery::Remove { name, force, done }).await
     }
 
-    /// The routes to other nodes: wanted, there, and the difference.
+    /// The routes to peers: desired, observed, and the difference.
     pub(crate) async fn routes(&self) -> Result<RoutesView, AskError> {
-        let routes = self.question(Question::Routes).await??;
+        let routes = self.ask_peers(Question::Routes).await??;
         Ok(RoutesView { freshness: self.freshness_of_copy(), routes })
     }
 
-    async fn question<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Question) -> Result<T, AskError> {
+    async fn ask_peers<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Question) -> Result<T, AskError> {
         let (answer, answered) = oneshot::channel();
         self.peers.ask(ask(answer))?;
         tokio::time::timeout(TIMEOUT, answered)
@@ -272,7 +268,7 @@ impl MembershipHandle {
             .map_err(|_| AskError::Stopped)
     }
 
-    async fn ask<T>(
+    async fn query<T>(
         &self,
         ask: impl FnOnce(oneshot::Sender<Result<T, AskError>>) -> StoreQuery,
     ) -> Result<T, AskError> {
@@ -282,15 +278,15 @@ impl MembershipHandle {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(AskError::Stopped),
             Err(_) => {
-                let why = format!("the store did not answer within {} s", TIMEOUT.as_secs());
-                self.contact.unanswered(why.clone());
-                Err(AskError::Unreachable(why))
+                let reason = format!("the store did not answer within {} s", TIMEOUT.as_secs());
+                self.contact.query_timed_out(reason.clone());
+                Err(AskError::Unreachable(reason))
             }
         }
     }
 }
 
-/// A full channel is busy; one that is closed has lost its thread.
+/// A full channel means that the thread is busy. A closed channel means that it has ended.
 fn send<T>(channel: &mpsc::Sender<T>, message: T) -> Result<(), AskError> {
     channel.try_send(message).map_err(|error| match error {
         TrySendError::Full(_) => AskError::Busy,
@@ -298,7 +294,7 @@ fn send<T>(channel: &mpsc::Sender<T>, message: T) -> Result<(), AskError> {
     })
 }
 
-/// A reason means that the store could not be asked.
+/// A reason means that the store could not be queried.
 fn freshness(age: Option<Duration>, reason: Option<String>) -> Freshness {
     let age_seconds = age.map(|age| age.as_secs());
     let as_of = age_seconds.map(|age| api::Timestamp(unix_time().saturating_sub(age)));
@@ -310,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a5_a_thread_that_has_ended_is_not_busy() {
+    fn a5_an_ended_thread_is_not_reported_as_busy() {
         let (sender, receiver) = mpsc::channel(1);
         assert_eq!(send(&sender, 1), Ok(()));
         assert_eq!(send(&sender, 2), Err(AskError::Busy));

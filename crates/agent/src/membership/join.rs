@@ -1,7 +1,7 @@
-//! How a node becomes one of the cluster, and stays the one it was.
+//! How a node joins the cluster and keeps its identity.
 //!
-//! Everything is decided by transactions: a node's name belongs to the uid in its record, a block to the claim that is
-//! named by it, and a record never names a block without the claim (both are written in one transaction).
+//! Transactions decide all conflicts. A node's name belongs to the uid in its record. A block belongs to the node in its claim.
+//! A record never names a block without a claim, because both are written in one transaction.
 
 use std::collections::BTreeSet;
 
@@ -13,9 +13,9 @@ use store::{Change, CommitOutcome, Compare, Entry, Store};
 use tracing::{info, warn};
 use types::{Code, Finding, NodeName};
 
-use super::alive::Hold;
+use super::heartbeat::NameLease;
 
-/// How often something is read again that changed under our eyes.
+/// How often a read is repeated if the object changed meanwhile.
 pub(crate) const TRIES: u32 = 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -27,89 +27,89 @@ pub enum JoinError {
     #[error(transparent)]
     BlockLayout(#[from] BlockLayoutError),
     #[error(
-        "the name {name} belongs to another machine whose agent is alive (uid {uid}, at {at}): give this node another \
-         name, or stop that agent; this one takes over when it is gone"
+        "the name {name} belongs to another host whose agent is running (uid {uid}, at {at}): set another name for this node, or \
+         stop that agent; this agent takes over the name afterwards"
     )]
     Held { name: NodeName, uid: String, at: String },
     #[error(
-        "this cluster's network is {theirs}, but this node is configured with {ours}: configure all nodes alike, or use \
-         another `etcd.prefix`"
+        "the network of this cluster is {stored}, but this node is configured with {configured}: use the same configuration on \
+         all nodes, or another `etcd.prefix`"
     )]
-    Network { theirs: String, ours: String },
+    Network { stored: String, configured: String },
     #[error(
-        "all {count} blocks of {subnet} are taken: remove nodes that are gone for good (`podwire nodes`, `podwire node rm \
-         NAME`), or use a larger subnet"
+        "all {count} blocks of {subnet} are in use: remove dead nodes (`podwire nodes`, `podwire node rm NAME`), or use a larger \
+         subnet"
     )]
     Exhausted { subnet: IpNet, count: u64 },
     #[error(
-        "no block of {subnet} is free: some belong to nodes that are known here and are not in the store, which lost its \
-         data; start their agents, or wait until they are given up"
+        "no block of {subnet} is free: some belong to known nodes that are missing in the store, which lost its data; start their \
+         agents, or wait until their blocks are released"
     )]
-    Awaited { subnet: IpNet },
+    Reserved { subnet: IpNet },
     #[error(
-        "this node has {MOST_BLOCKS} blocks, and no node may have more: spread pods over more nodes, or use a smaller \
-         margin, so that blocks are larger"
+        "this node has {MAX_BLOCKS} blocks, which is the maximum: spread pods over more nodes, or use a smaller margin, so that \
+         blocks are larger"
     )]
     TooMany,
-    #[error("{what} changed {TRIES} times while it was read")]
-    Restless { what: String },
+    #[error("{object} changed {TRIES} times while it was read")]
+    Contended { object: String },
 }
 
 impl JoinError {
-    pub(crate) fn network(theirs: &NetworkSpec, ours: &NetworkSpec) -> Self {
-        Self::Network { theirs: words(theirs), ours: words(ours) }
+    pub(crate) fn network(stored: &NetworkSpec, configured: &NetworkSpec) -> Self {
+        Self::Network { stored: describe(stored), configured: describe(configured) }
     }
 
-    /// The store did not answer; everything else follows from its answers.
+    /// Whether the store did not answer. All other errors follow from its answers.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(self, Self::Store(error) if error.is_transient())
     }
 
     pub(crate) fn finding(&self) -> Finding {
-        let found = |code, object: String| Finding::new(code, object, self);
+        let finding = |code, object: String| Finding::new(code, object, self);
         match self {
-            Self::Store(_) | Self::BlockLayout(_) | Self::Restless { .. } => {
-                found(Code::StoreFailed, "store".to_owned())
+            Self::Store(_) | Self::BlockLayout(_) | Self::Contended { .. } => {
+                finding(Code::StoreFailed, "store".to_owned())
             }
-            Self::Decode { key, .. } => found(Code::StoreValueUnreadable, format!("key {key}")),
-            Self::Held { name, .. } => found(Code::NodeNameTaken, format!("node {name}")),
-            Self::Network { .. } => found(Code::NetworkMismatch, "store".to_owned()),
-            Self::Exhausted { subnet, .. } | Self::Awaited { subnet } => {
-                found(Code::BlocksExhausted, format!("subnet {subnet}"))
+            Self::Decode { key, .. } => finding(Code::StoreValueUnreadable, format!("key {key}")),
+            Self::Held { name, .. } => finding(Code::NodeNameTaken, format!("node {name}")),
+            Self::Network { .. } => finding(Code::NetworkMismatch, "store".to_owned()),
+            Self::Exhausted { subnet, .. } | Self::Reserved { subnet } => {
+                finding(Code::BlocksExhausted, format!("subnet {subnet}"))
             }
-            Self::TooMany => found(Code::BlocksExhausted, "node".to_owned()),
+            Self::TooMany => finding(Code::BlocksExhausted, "node".to_owned()),
         }
     }
 }
 
-/// How many blocks a node may have: all of them are written in one transaction when a store lost its data, and etcd takes
-/// 128 changes.
-pub(crate) const MOST_BLOCKS: usize = 100;
+/// How many blocks a node may have. After a store lost its data, one transaction writes all of them, and etcd allows 128
+/// changes.
+pub(crate) const MAX_BLOCKS: usize = 100;
 
-/// Our record as it stands in the store.
+/// This node's record in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Joined {
     pub(crate) record: NodeRecord,
     pub(crate) revision: u64,
-    /// Of what all nodes agree on, which holds for this record.
+    /// The revision of the network that was checked for this record.
     pub(crate) network: u64,
-    /// Blocks that were ours and belong to another node now.
+    /// Former blocks of this node that now belong to other nodes.
     pub(crate) lost: Vec<(IpNet, NodeName)>,
-    /// We were known before, and the store had no record of us.
+    /// The node was known before, but the store had no record of it.
     pub(crate) was_forgotten: bool,
 }
 
-/// A node that wants in.
+/// A node that joins.
 #[derive(Debug, Clone)]
 pub(crate) struct Candidate {
     pub(crate) spec: NetworkSpec,
-    /// Without blocks: what this node says of itself.
+    /// This node's record without blocks.
     pub(crate) record: NodeRecord,
-    /// The blocks it remembers, for a store that forgot them.
-    pub(crate) remembered: Vec<IpNet>,
-    /// The name under which it remembers them, if that was another one.
+    /// The blocks from the node's saved record, for a store that lost its data.
+    pub(crate) saved_blocks: Vec<IpNet>,
+    /// The name in the saved record, if it differs from the current one.
     pub(crate) former: Option<NodeName>,
-    /// When its agent began to work, in seconds since 1970.
+    /// When its agent started, as Unix time.
     pub(crate) since: u64,
 }
 
@@ -120,92 +120,94 @@ pub(crate) struct Registry {
     pub(crate) layout: KeyLayout,
 }
 
-/// An object and the revision at which it stands.
+/// An object and its revision.
 pub(crate) struct RevisionedObject<T> {
     pub(crate) object: T,
     revision: u64,
 }
 
-/// What stands under a key of ours.
+/// The value of a key.
 enum StoredObject<T> {
     Absent,
-    Found(RevisionedObject<T>),
-    /// Damaged, and not by a newer version: it may be written anew.
+    Present(RevisionedObject<T>),
+    /// Corrupt, but not written by a newer version. It may be overwritten.
     Unreadable {
         revision: u64,
-        why: DecodeError,
+        cause: DecodeError,
     },
 }
 
 impl Registry {
-    /// Takes the name and registers the node, with those of its blocks that are still its own. It may have none.
-    pub(crate) async fn enter(&self, candidate: &Candidate) -> Result<(Joined, Hold), JoinError> {
-        let network = self.agree(&candidate.spec, &candidate.record.name).await?;
-        let hold = self.hold(candidate).await?;
-        Ok((self.register(candidate, network, &hold).await?, hold))
+    /// Takes the name and registers the node with those of its blocks that it still owns, possibly none.
+    pub(crate) async fn enter(&self, candidate: &Candidate) -> Result<(Joined, NameLease), JoinError> {
+        let network = self.agree_on_network(&candidate.spec, &candidate.record.name).await?;
+        let lease = self.acquire_name(candidate).await?;
+        Ok((self.register(candidate, network, &lease).await?, lease))
     }
 
-    /// The first node says what the network is, the others must mean the same. A node that is alone may change its mind.
-    /// Gives the revision.
-    async fn agree(&self, ours: &NetworkSpec, name: &NodeName) -> Result<u64, JoinError> {
+    /// The first node stores the network, and other nodes must have the same configuration. A node without peers may change it.
+    /// Returns the revision.
+    async fn agree_on_network(&self, configured: &NetworkSpec, name: &NodeName) -> Result<u64, JoinError> {
         let key = self.layout.network();
         let put = |spec: &NetworkSpec| [Change::Put { key: key.clone(), value: spec.encode(), lease: None }];
         for _ in 0..TRIES {
-            let theirs = match self.get::<NetworkSpec>(&key).await? {
-                Some(theirs) if theirs.object == *ours => return Ok(theirs.revision),
-                theirs => theirs,
+            let stored = match self.get::<NetworkSpec>(&key).await? {
+                Some(stored) if stored.object == *configured => return Ok(stored.revision),
+                stored => stored,
             };
-            let refuse = |theirs: &NetworkSpec| JoinError::network(theirs, ours);
-            let compare = match &theirs {
+            let refuse = |stored: &NetworkSpec| JoinError::network(stored, configured);
+            let compare = match &stored {
                 None => Compare::Absent(key.clone()),
-                Some(theirs) if self.has_others(name).await? => return Err(refuse(&theirs.object)),
-                Some(theirs) => Compare::Revision(key.clone(), theirs.revision),
+                Some(stored) if self.has_peers(name).await? => return Err(refuse(&stored.object)),
+                Some(stored) => Compare::Revision(key.clone(), stored.revision),
             };
-            let CommitOutcome::Done { revision } = self.store.commit(&[compare], &put(ours)).await? else {
+            let CommitOutcome::Done { revision } = self.store.commit(&[compare], &put(configured)).await?
+            else {
                 continue;
             };
-            let Some(theirs) = theirs.map(|found| found.object) else { return Ok(revision) };
-            // Somebody may have come in after we looked. Whoever comes now meets the new one.
-            if self.has_others(name).await? {
-                let back = [Compare::Revision(key.clone(), revision)];
-                self.store.commit(&back, &put(&theirs)).await?;
-                return Err(refuse(&theirs));
+            let Some(stored) = stored.map(|stored| stored.object) else { return Ok(revision) };
+            // Another node may have joined after the check. Nodes that join from now on read the new network.
+            if self.has_peers(name).await? {
+                let unchanged = [Compare::Revision(key.clone(), revision)];
+                self.store.commit(&unchanged, &put(&stored)).await?;
+                return Err(refuse(&stored));
             }
-            info!("the network was {} and is {} now", words(&theirs), words(ours));
+            info!(from = describe(&stored), to = describe(configured), "network changed");
             return Ok(revision);
         }
-        Err(JoinError::Restless { what: "the network".to_owned() })
+        Err(JoinError::Contended { object: "the network".to_owned() })
     }
 
-    pub(crate) async fn has_others(&self, name: &NodeName) -> Result<bool, JoinError> {
+    pub(crate) async fn has_peers(&self, name: &NodeName) -> Result<bool, JoinError> {
         let nodes = self.store.keys(&self.layout.nodes()).await?;
         Ok(nodes.iter().any(|key| self.layout.node_of(key).is_some_and(|node| node != *name)))
     }
 
-    /// Our record, with the blocks that are ours; of a name that another machine had, too, now that its agent is gone.
+    /// Writes this node's record with the blocks that it owns. Takes over a name of another host whose agent no longer runs.
     pub(crate) async fn register(
         &self,
         candidate: &Candidate,
         network: u64,
-        hold: &Hold,
+        lease: &NameLease,
     ) -> Result<Joined, JoinError> {
         let name = &candidate.record.name;
         let key = self.layout.node(name);
         for _ in 0..TRIES {
-            let standing = self.standing::<NodeRecord>(&key).await?;
+            let current = self.read_object::<NodeRecord>(&key).await?;
             let mut compares = vec![
-                may_write(&key, &standing),
+                record_precondition(&key, &current),
                 Compare::Revision(self.layout.network(), network),
-                Compare::Revision(hold.key.clone(), hold.revision),
+                Compare::Revision(lease.key.clone(), lease.revision),
             ];
-            let found = match &standing {
-                StoredObject::Found(found) => Some(found),
+            let stored = match &current {
+                StoredObject::Present(stored) => Some(stored),
                 StoredObject::Absent | StoredObject::Unreadable { .. } => None,
             };
-            // Where another machine had the new name, its blocks are what we get: ours stay with the old name, as others know it.
-            let former = if found.is_some() { None } else { self.former(candidate).await? };
-            let claims = self.claims(candidate, found.map(|found| &found.object), former.is_some()).await?;
-            let record = NodeRecord { blocks: claims.ours, ..candidate.record.clone() };
+            // Another host had the new name: this node takes over that host's blocks. Its own blocks stay with the old name.
+            let former = if stored.is_some() { None } else { self.former_record(candidate).await? };
+            let claims =
+                self.claims(candidate, stored.map(|stored| &stored.object), former.is_some()).await?;
+            let record = NodeRecord { blocks: claims.owned, ..candidate.record.clone() };
             let joined = |revision, was_forgotten| Joined {
                 record: record.clone(),
                 revision,
@@ -213,11 +215,12 @@ impl Registry {
                 lost: claims.lost.clone(),
                 was_forgotten,
             };
-            if let Some(found) = found.filter(|found| found.object == record && claims.changes.is_empty()) {
-                return Ok(joined(found.revision, false));
+            if let Some(stored) = stored.filter(|stored| stored.object == record && claims.changes.is_empty())
+            {
+                return Ok(joined(stored.revision, false));
             }
-            let was_forgotten = matches!(standing, StoredObject::Absent)
-                && !candidate.remembered.is_empty()
+            let was_forgotten = matches!(current, StoredObject::Absent)
+                && !candidate.saved_blocks.is_empty()
                 && candidate.former.is_none();
             compares.extend(claims.compares);
             let mut changes = claims.changes;
@@ -227,89 +230,90 @@ impl Registry {
             }
             changes.push(Change::Put { key: key.clone(), value: record.encode(), lease: None });
             if let CommitOutcome::Done { revision } = self.store.commit(&compares, &changes).await? {
-                if let Some(before) = found.map(|found| &found.object.uid).filter(|uid| **uid != record.uid) {
-                    info!(
-                        "the name {name} and its blocks belonged to uid {before}, which is gone: they are ours now"
-                    );
+                if let Some(before) =
+                    stored.map(|stored| &stored.object.uid).filter(|uid| **uid != record.uid)
+                {
+                    info!(%name, former_uid = %before, "took over the name and the blocks of a host whose agent no longer runs");
                 }
                 return Ok(joined(revision, was_forgotten));
             }
             if self.revision_of(&self.layout.network()).await? != Some(network) {
-                return Err(JoinError::Restless { what: "the network".to_owned() });
+                return Err(JoinError::Contended { object: "the network".to_owned() });
             }
-            if self.revision_of(&hold.key).await? != Some(hold.revision) {
-                return Err(JoinError::Restless { what: hold.key.clone() });
+            if self.revision_of(&lease.key).await? != Some(lease.revision) {
+                return Err(JoinError::Contended { object: lease.key.clone() });
             }
         }
-        Err(JoinError::Restless { what: format!("the record of {name}") })
+        Err(JoinError::Contended { object: format!("the record of {name}") })
     }
 
-    /// The record of this very machine under the name that it had: it goes, and its blocks come along.
-    async fn former(&self, candidate: &Candidate) -> Result<Option<(String, u64)>, JoinError> {
+    /// The record of this host under its former name. It is removed, and its blocks are taken over.
+    async fn former_record(&self, candidate: &Candidate) -> Result<Option<(String, u64)>, JoinError> {
         let Some(former) = &candidate.former else { return Ok(None) };
         let key = self.layout.node(former);
-        Ok(match self.standing::<NodeRecord>(&key).await? {
-            StoredObject::Found(found) if found.object.uid == candidate.record.uid => {
-                Some((key, found.revision))
+        Ok(match self.read_object::<NodeRecord>(&key).await? {
+            StoredObject::Present(stored) if stored.object.uid == candidate.record.uid => {
+                Some((key, stored.revision))
             }
-            StoredObject::Found(_) | StoredObject::Absent | StoredObject::Unreadable { .. } => None,
+            StoredObject::Present(_) | StoredObject::Absent | StoredObject::Unreadable { .. } => None,
         })
     }
 
-    /// Which of our blocks are still ours, or free to be; and what must hold and change for it.
+    /// Determines which blocks this node still owns or may claim again, with the necessary compares and changes.
     async fn claims(
         &self,
         candidate: &Candidate,
-        found: Option<&NodeRecord>,
+        stored: Option<&NodeRecord>,
         was_renamed: bool,
     ) -> Result<ReclaimedBlocks, JoinError> {
         let (block_layouts, name) = (block_layouts(&candidate.spec)?, &candidate.record.name);
         let is_former = |node: &NodeName| was_renamed && candidate.former.as_ref() == Some(node);
         let mut claims = ReclaimedBlocks::default();
-        // A record that was written by another program may name a block twice, or more than fit into one transaction.
-        let mut named = BTreeSet::new();
-        let blocks = found.map_or(&candidate.remembered, |found| &found.blocks);
-        for block in blocks.iter().filter(|block| named.insert(block.trunc())).take(MOST_BLOCKS) {
+        // A record of another program may name a block twice, or more blocks than fit into one transaction.
+        let mut unique = BTreeSet::new();
+        let blocks = stored.map_or(&candidate.saved_blocks, |stored| &stored.blocks);
+        for block in blocks.iter().filter(|block| unique.insert(block.trunc())).take(MAX_BLOCKS) {
             let key = self.layout.block(block);
-            let is_wanted = block_layouts.iter().any(|block_layout| block_layout.owns(block));
-            match self.standing::<BlockClaim>(&key).await? {
-                StoredObject::Found(claim) if is_wanted && is_former(&claim.object.node) => {
+            let is_in_network = block_layouts.iter().any(|block_layout| block_layout.owns(block));
+            match self.read_object::<BlockClaim>(&key).await? {
+                StoredObject::Present(claim) if is_in_network && is_former(&claim.object.node) => {
                     claims.changes.push(self.put_claim(block, name));
                     claims.compares.push(Compare::Revision(key, claim.revision));
                 }
-                StoredObject::Found(claim) if claim.object.node != *name => {
-                    if is_wanted {
-                        warn!("block {block} was ours and belongs to {} now", claim.object.node);
+                StoredObject::Present(claim) if claim.object.node != *name => {
+                    if is_in_network {
+                        warn!(%block, node = %claim.object.node, "block lost to another node");
                         claims.lost.push((*block, claim.object.node));
                     }
                     continue;
                 }
-                // The network changed: it goes back.
-                StoredObject::Found(_) if !is_wanted => {
+                // The network changed, so the block is released.
+                StoredObject::Present(_) if !is_in_network => {
                     claims.changes.push(Change::Delete(key));
                     continue;
                 }
-                StoredObject::Absent if !is_wanted => continue,
-                // Who removes our claims removes our record too. Where there is none, nothing else tells.
-                StoredObject::Found(claim) if found.is_none() => {
+                StoredObject::Absent if !is_in_network => continue,
+                // `podwire node rm` removes claims together with the record. Without a record, only the claim's revision shows
+                // a removal.
+                StoredObject::Present(claim) if stored.is_none() => {
                     claims.compares.push(Compare::Revision(key, claim.revision));
                 }
-                StoredObject::Found(_) => {}
+                StoredObject::Present(_) => {}
                 StoredObject::Absent => {
                     claims.changes.push(self.put_claim(block, name));
                     claims.compares.push(Compare::Absent(key));
                 }
-                StoredObject::Unreadable { revision, why } if is_wanted && found.is_some() => {
-                    warn!("{key} in the store is written anew, since our record names it: {why}");
+                StoredObject::Unreadable { revision, cause } if is_in_network && stored.is_some() => {
+                    warn!(key, %cause, "overwriting a corrupt claim of this node's record");
                     claims.changes.push(self.put_claim(block, name));
                     claims.compares.push(Compare::Revision(key, revision));
                 }
-                StoredObject::Unreadable { why, .. } => {
-                    warn!("{key} in the store is left alone, and the block with it: {why}");
+                StoredObject::Unreadable { cause, .. } => {
+                    warn!(key, %cause, "ignoring a corrupt claim and its block");
                     continue;
                 }
             }
-            claims.ours.push(*block);
+            claims.owned.push(*block);
         }
         Ok(claims)
     }
@@ -324,35 +328,35 @@ impl Registry {
     }
 
     pub(crate) async fn get<T: Object>(&self, key: &str) -> Result<Option<RevisionedObject<T>>, JoinError> {
-        match self.standing(key).await? {
+        match self.read_object(key).await? {
             StoredObject::Absent => Ok(None),
-            StoredObject::Found(found) => Ok(Some(found)),
-            StoredObject::Unreadable { why, .. } => {
-                Err(JoinError::Decode { key: key.to_owned(), source: why })
+            StoredObject::Present(stored) => Ok(Some(stored)),
+            StoredObject::Unreadable { cause, .. } => {
+                Err(JoinError::Decode { key: key.to_owned(), source: cause })
             }
         }
     }
 
-    /// What a newer version wrote is an error: nobody here may touch it.
-    async fn standing<T: Object>(&self, key: &str) -> Result<StoredObject<T>, JoinError> {
+    /// Fails for an object of a newer version, which must not be changed.
+    async fn read_object<T: Object>(&self, key: &str) -> Result<StoredObject<T>, JoinError> {
         let Some(Entry { key, value, revision, .. }) = self.store.get(key).await? else {
             return Ok(StoredObject::Absent);
         };
         match T::decode(&value) {
-            Ok(object) => Ok(StoredObject::Found(RevisionedObject { object, revision })),
+            Ok(object) => Ok(StoredObject::Present(RevisionedObject { object, revision })),
             Err(source) if source.is_newer() => Err(JoinError::Decode { key, source }),
-            Err(why) => Ok(StoredObject::Unreadable { revision, why }),
+            Err(cause) => Ok(StoredObject::Unreadable { revision, cause }),
         }
     }
 }
 
-/// What must hold for our record to be written. One that is damaged is nobody's.
-fn may_write(key: &str, standing: &StoredObject<NodeRecord>) -> Compare {
-    match standing {
+/// The precondition for writing this node's record. A corrupt record may be overwritten.
+fn record_precondition(key: &str, current: &StoredObject<NodeRecord>) -> Compare {
+    match current {
         StoredObject::Absent => Compare::Absent(key.to_owned()),
-        StoredObject::Found(found) => Compare::Revision(key.to_owned(), found.revision),
-        StoredObject::Unreadable { revision, why } => {
-            warn!("{key} in the store is written anew: {why}");
+        StoredObject::Present(stored) => Compare::Revision(key.to_owned(), stored.revision),
+        StoredObject::Unreadable { revision, cause } => {
+            warn!(key, %cause, "overwriting a corrupt record");
             Compare::Revision(key.to_owned(), *revision)
         }
     }
@@ -360,7 +364,7 @@ fn may_write(key: &str, standing: &StoredObject<NodeRecord>) -> Compare {
 
 #[derive(Default)]
 struct ReclaimedBlocks {
-    ours: Vec<IpNet>,
+    owned: Vec<IpNet>,
     lost: Vec<(IpNet, NodeName)>,
     compares: Vec<Compare>,
     changes: Vec<Change>,
@@ -370,9 +374,9 @@ pub(crate) fn block_layouts(spec: &NetworkSpec) -> Result<Vec<BlockLayout>, Bloc
     spec.subnets.iter().map(|subnet| BlockLayout::new(*subnet, spec.margin)).collect()
 }
 
-fn words(spec: &NetworkSpec) -> String {
+fn describe(spec: &NetworkSpec) -> String {
     let NetworkSpec { subnets, margin, vni, vxlan_port } = spec;
-    // There is one of each family, unless another program wrote it.
+    // A valid spec has at most one subnet per family. Another program may have written more.
     let subnets: Vec<String> = subnets.iter().take(4).map(ToString::to_string).collect();
     format!("{} with {margin} bits for nodes, VNI {vni} on port {vxlan_port}", subnets.join(" and "))
 }

@@ -1,4 +1,4 @@
-//! The keys of nodes and leases in the store, as they are listed and watched.
+//! Converts listed and watched keys of nodes and leases to lease events.
 
 use model::KeyLayout;
 use store::{Event, Listing};
@@ -8,10 +8,10 @@ use super::leases::LeaseEvent;
 use super::member::Member;
 
 impl Member {
-    /// Agents that came or went. No route depends on them; `podwire nodes` and conditions show them.
-    pub(crate) fn note_agents(&self, events: &[Event]) {
+    /// Agents that started or stopped. No route depends on them. `podwire nodes` and conditions show them.
+    pub(crate) fn update_agents(&self, events: &[Event]) {
         let (layout, contact) = (&self.registry.layout, &self.shared.contact);
-        self.shared.note_leases(events.iter().filter_map(|event| lease_event(layout, event)));
+        self.shared.apply_lease_events(events.iter().filter_map(|event| lease_event(layout, event)));
         for event in events {
             let Some(name) = layout.alive_of(event.key()) else { continue };
             let since = match event {
@@ -22,7 +22,7 @@ impl Member {
         }
     }
 
-    /// Every key counts, also one whose value cannot be read.
+    /// Counts every key, also one with an unreadable value.
     pub(crate) fn list_leases(&self, listing: &Listing) {
         let layout = &self.registry.layout;
         let keys = || listing.entries.iter().map(|entry| entry.key.as_str());

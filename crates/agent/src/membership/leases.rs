@@ -1,7 +1,7 @@
-//! Nodes of the store whose agent holds no lease, and since when. Pure: the caller passes the time.
+//! Nodes without a lease of their agent, and since when. Pure: the caller passes the time.
 //!
-//! A lease that ends while the store is watched is reported at once. A node that has none when everything is listed may be
-//! starting, or joining again after an outage of the store like this one: it is reported after a grace period.
+//! If a lease ends while the store is watched, the node is reported immediately. A node that has no lease when the store is
+//! listed may be starting, or joining again after the same outage. It is reported after a grace period.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use types::{Code, Finding, NodeName};
 
 use crate::clock::Now;
 
-/// A node that lost the store retries within some seconds.
+/// A node that lost the store retries within a few seconds.
 const GRACE: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(crate) struct Leases {
     /// Nodes whose agent holds a lease.
     held: BTreeSet<NodeName>,
     lapses: BTreeMap<NodeName, Lapse>,
-    /// Lapses up to here are reported.
+    /// Lapses that were due at this time have been reported.
     reported_at: Option<Instant>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Leases {
 struct Lapse {
     since: Instant,
     report_at: Instant,
-    /// The end of the lease was observed.
+    /// The watch reported the end of the lease.
     was_observed: bool,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum LeaseEvent {
 }
 
 impl Leases {
-    /// Everything was listed.
+    /// The store was listed.
     pub(crate) fn set_all(&mut self, nodes: BTreeSet<NodeName>, held: BTreeSet<NodeName>, now: Instant) {
         (self.nodes, self.held) = (nodes, held);
         let Self { nodes, held, lapses, .. } = self;
@@ -52,7 +52,7 @@ impl Leases {
         }
     }
 
-    /// Whether that changes which nodes lack a lease.
+    /// Returns whether the set of nodes without a lease changed.
     pub(crate) fn apply(&mut self, event: LeaseEvent, now: Instant) -> bool {
         match event {
             LeaseEvent::Registered(name) => {
@@ -82,18 +82,18 @@ impl Leases {
         }
     }
 
-    /// When a lapse that was not reported yet is to be.
+    /// When the next lapse has to be reported.
     pub(crate) fn report_at(&self) -> Option<Instant> {
         let times = self.lapses.values().map(|lapse| lapse.report_at);
         times.filter(|at| self.reported_at.is_none_or(|reported| *at > reported)).min()
     }
 
-    /// The lapses of all nodes but this one. Some have a record that cannot be read.
+    /// The lapses of all other nodes. `unread` has the nodes with an unreadable record.
     pub(crate) fn findings(&mut self, own: &str, unread: &BTreeSet<NodeName>, now: &Now) -> Vec<Finding> {
         self.reported_at = Some(now.instant);
         let is_due = |lapse: &Lapse| lapse.report_at <= now.instant;
-        let others = self.lapses.iter().filter(|(name, lapse)| name.as_str() != own && is_due(lapse));
-        others.map(|(name, lapse)| lapse.finding(name, unread.contains(name), now)).collect()
+        let due = self.lapses.iter().filter(|(name, lapse)| name.as_str() != own && is_due(lapse));
+        due.map(|(name, lapse)| lapse.finding(name, unread.contains(name), now)).collect()
     }
 }
 
@@ -102,19 +102,19 @@ impl Lapse {
         Self { since: now, report_at: now + GRACE, was_observed: false }
     }
 
-    /// Without a fix: a node that is only switched off must not lose its blocks because a command was pasted.
+    /// Has no fix: a pasted command must not remove the blocks of a node that is only switched off.
     fn finding(&self, name: &NodeName, is_unread: bool, now: &Now) -> Finding {
         let since = now.wall_time(self.since);
-        let what = match self.was_observed {
+        let lapse = match self.was_observed {
             true => format!("the lease of its agent ended at {since}"),
-            false => format!("its agent has held no lease since {since} or earlier"),
+            false => format!("its agent has held no lease since {since} or longer"),
         };
         let removal = match is_unread {
             // `podwire node rm` refuses without --force, and always if a newer version wrote the record.
-            true => "its record cannot be read: StoreValueUnreadable says what to do".to_owned(),
-            false => format!("'podwire node rm {name}' removes a node that is gone for good"),
+            true => "its record cannot be read: see the condition StoreValueUnreadable".to_owned(),
+            false => format!("'podwire node rm {name}' removes a node permanently"),
         };
-        let message = format!("{what}; pods on it may run on; {removal}");
+        let message = format!("{lapse}; its pods may still run; {removal}");
         Finding::new(Code::PeerAway, format_args!("node {name}"), message)
     }
 }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     fn names(all: &[&str]) -> BTreeSet<NodeName> {
-        all.iter().map(|one| name(one)).collect()
+        all.iter().map(|text| name(text)).collect()
     }
 
     struct Case {
@@ -155,45 +155,45 @@ mod tests {
             self.leases.apply(event, now)
         }
 
-        fn away(&mut self, seconds: u64) -> Vec<Finding> {
+        fn findings(&mut self, seconds: u64) -> Vec<Finding> {
             let wall = UNIX_EPOCH + Duration::from_secs(1_800_000_000 + seconds);
             let now = Now { instant: self.at(seconds), wall };
             self.leases.findings("n1", &names(&["unread"]), &now)
         }
 
         fn objects(&mut self, seconds: u64) -> Vec<String> {
-            self.away(seconds).into_iter().map(|found| found.object).collect()
+            self.findings(seconds).into_iter().map(|finding| finding.object).collect()
         }
     }
 
     #[test]
-    fn a1_a_lease_that_ends_is_reported_at_once_until_the_agent_is_back_or_the_node_is_removed() {
+    fn a1_an_ended_lease_is_reported_until_it_is_held_or_the_node_removed() {
         let mut case = Case::new(&["n1", "n2", "n3"], &["n1", "n2", "n3"]);
         assert!(case.apply(Ended(name("n2")), 5) && case.apply(Ended(name("n3")), 5));
-        let away = case.away(6);
-        assert_eq!((away.len(), away[0].object.as_str(), &away[0].fix), (2, "node n2", &None));
-        assert!(away[0].message.contains("ended at 2027-01-15T08:00:05Z"), "{}", away[0].message);
-        assert!(away[0].message.contains("'podwire node rm n2'"), "{}", away[0].message);
+        let findings = case.findings(6);
+        assert_eq!((findings.len(), findings[0].object.as_str(), &findings[0].fix), (2, "node n2", &None));
+        assert!(findings[0].message.contains("ended at 2027-01-15T08:00:05Z"), "{}", findings[0].message);
+        assert!(findings[0].message.contains("'podwire node rm n2'"), "{}", findings[0].message);
         assert!(case.apply(Held(name("n2")), 7) && case.apply(Removed(name("n3")), 7));
         assert_eq!(case.objects(8), [""; 0]);
     }
 
     #[test]
-    fn a1_no_removal_that_is_refused_is_named_for_a_record_that_cannot_be_read() {
+    fn a1_an_unreadable_record_gets_no_removal_command() {
         let mut case = Case::new(&["n1", "unread"], &["n1", "unread"]);
         assert!(case.apply(Ended(name("unread")), 5));
-        let message = case.away(6).remove(0).message;
+        let message = case.findings(6).remove(0).message;
         assert!(!message.contains("node rm") && message.contains("StoreValueUnreadable"), "{message}");
     }
 
     #[test]
-    fn a1_a_node_that_is_seen_for_the_first_time_may_be_starting() {
+    fn a1_a_node_without_lease_at_the_first_listing_has_a_grace_period() {
         let mut case = Case::new(&["n1", "n2"], &["n1"]);
         assert_eq!((case.objects(19).len(), case.leases.report_at()), (0, Some(case.at(20))));
         assert_eq!(case.objects(20), ["node n2"]);
-        assert_eq!(case.leases.report_at(), None, "it is reported");
-        assert!(case.away(21)[0].message.contains("since 2027-01-15T08:00:00Z or earlier"));
-        // A node that registers has its lease already; a record without one gets the same time.
+        assert_eq!(case.leases.report_at(), None, "the lapse was reported");
+        assert!(case.findings(21)[0].message.contains("since 2027-01-15T08:00:00Z or longer"));
+        // A node that registers already has its lease. A record without a lease has the same grace period.
         assert!(!case.apply(Held(name("n4")), 30) && !case.apply(Registered(name("n4")), 30));
         assert!(case.apply(Registered(name("n5")), 30));
         assert_eq!(
@@ -203,13 +203,13 @@ mod tests {
     }
 
     #[test]
-    fn a1_after_an_outage_of_the_store_nodes_have_time_to_join_again() {
+    fn a1_nodes_have_time_to_join_after_an_outage_of_the_store() {
         let mut case = Case::new(&["n1", "n2", "n3"], &["n1", "n2", "n3"]);
         case.apply(Ended(name("n3")), 5);
         assert_eq!(case.objects(6), ["node n3"]);
         let now = case.at(100);
         case.leases.set_all(names(&["n1", "n2", "n3"]), names(&["n1"]), now);
-        assert_eq!(case.objects(101), ["node n3"], "it was away before");
+        assert_eq!(case.objects(101), ["node n3"], "its lease had ended before");
         case.apply(Held(name("n2")), 105);
         assert_eq!(case.objects(200), ["node n3"]);
     }

@@ -1,4 +1,4 @@
-//! What `make bench` calls without an agent around it: the very code that an agent runs, and nothing of its own.
+//! The join of an agent as a function for `make bench`, which calls it without an agent.
 
 use model::{KeyLayout, NetworkSpec, NodeRecord};
 use store::Store;
@@ -6,7 +6,7 @@ use store::Store;
 use super::join::{Candidate, Registry};
 use crate::clock::unix_time;
 
-/// Joins a cluster; gives the record as it stands in the store.
+/// Joins a cluster and returns the record in the store.
 pub async fn join(
     store: Store,
     layout: KeyLayout,
@@ -14,7 +14,7 @@ pub async fn join(
     record: NodeRecord,
 ) -> Result<NodeRecord, String> {
     let since = unix_time();
-    let candidate = Candidate { spec, record, remembered: Vec::new(), former: None, since };
+    let candidate = Candidate { spec, record, saved_blocks: Vec::new(), former: None, since };
     let joined = Registry { store, layout }.join(&candidate, &[]).await.map_err(|error| error.to_string())?;
     Ok(joined.record)
 }

@@ -1,5 +1,5 @@
-//! The store's side: join, tell who we are, hear of the others. It waits for the store as long as it takes; nothing that
-//! runs waits for it.
+//! The session with the store: joins the cluster, publishes this node's record and receives those of peers. It waits for the
+//! store without a limit. No other component waits for it.
 //!
 //! ```text
 //! join ─► list all ─► watch from there ─► Update … ─► routes
@@ -7,7 +7,7 @@
 //!   └───────────────────────┘
 //! ```
 //!
-//! Records and claims are listed together, as they were at one moment, and watched together from there.
+//! Records and claims are listed together at one revision, and watched together from there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,27 +22,27 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info};
 use types::{Digest, NodeName, NodeUid};
 
-use super::alive::Hold;
 use super::ask_error::AskError;
 use super::command::{MembershipCommand, StoreQuery, alive_at};
 use super::contact::ListedNodes;
+use super::heartbeat::NameLease;
 use super::join::{Candidate, JoinError, Joined, Registry};
 use super::shared::SharedMembership;
 use crate::peers::PeerInputs;
 use crate::peers::inputs::{ClaimedBlock, RecordUpdate, StoreListing};
 
-/// How long after a failure it is tried again: at first, and at most.
+/// The first and the longest delay after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// A session that ended sooner is not begun again at once.
-const SHORT: Duration = Duration::from_secs(1);
-/// A name that another machine holds is asked for again after this time.
-const HELD: Duration = Duration::from_secs(3);
-/// How often it is asked whether pods have addresses of blocks that were lost, and written down what could not be.
-const AFTERCARE: Duration = Duration::from_secs(5);
-/// How often the watch is asked whether it is complete.
-const PROGRESS: Duration = Duration::from_secs(5);
-/// Questions that are answered at the same time.
-const AT_ONCE: usize = 8;
+/// After a session that was shorter than this, the next one is delayed.
+const SHORT_SESSION: Duration = Duration::from_secs(1);
+/// Delay before another attempt to take a name that another host holds.
+const NAME_RETRY: Duration = Duration::from_secs(3);
+/// How often maintenance runs: checks for pods in lost blocks, and retries failed writes to disk.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(5);
+/// How often the watch is asked to confirm that it is complete.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
+/// Queries that are answered concurrently.
+const MAX_QUERIES: usize = 8;
 
 pub(crate) struct Member {
     pub(crate) registry: Registry,
@@ -50,68 +50,69 @@ pub(crate) struct Member {
     /// How the network is divided into blocks.
     pub(crate) block_layouts: Vec<BlockLayout>,
     pub(crate) shared: Arc<SharedMembership>,
-    /// Our addresses, as they are now. None: nobody has looked yet.
+    /// This node's current addresses. None before the first check.
     pub(crate) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
-    /// What keeps our name.
-    pub(crate) holds: watch::Sender<Option<Hold>>,
-    /// Somebody else has it, or nobody.
-    pub(crate) lost: Arc<Notify>,
-    /// Where updates of other nodes go.
+    /// The lease of this node's name.
+    pub(crate) name_lease: watch::Sender<Option<NameLease>>,
+    /// Notified when another host holds the name, or none does.
+    pub(crate) name_lost: Arc<Notify>,
+    /// Receives updates about peers.
     pub(crate) peers: PeerInputs,
     pub(crate) commands: mpsc::Receiver<MembershipCommand>,
-    /// Of the last list. A store that was made anew counts from the beginning.
+    /// The revision of the last listing. A new store starts from the beginning.
     pub(crate) revision: u64,
-    /// Keys of records and claims that cannot be read, and why.
+    /// Unreadable keys of records and claims, and the reason.
     pub(crate) unread: BTreeMap<String, String>,
-    /// The store lost what it knew, and the routes have not been told yet.
+    /// The store lost its data, and the peers thread has not been notified yet.
     pub(crate) was_wiped: bool,
-    /// Questions that are being answered. They end with the member.
-    pub(crate) asked: JoinSet<()>,
-    /// When what was left undone is looked at.
-    pub(crate) aftercare_at: Instant,
-    /// When the watch is asked whether it is complete.
+    /// Queries in progress. They end with the member.
+    pub(crate) queries: JoinSet<()>,
+    /// When maintenance is due.
+    pub(crate) maintenance_at: Instant,
+    /// When the watch is asked to confirm that it is complete.
     pub(crate) progress_at: Instant,
 }
 
 /// Why a session with the store ended.
 pub(crate) enum SessionEnd {
-    /// Begin again at once: the watch was compacted, or our record changed.
-    Again,
-    /// The agent ends.
-    Over,
+    /// Join again immediately: the watch was compacted, or this node's record changed.
+    Rejoin,
+    /// The agent is stopping.
+    Stopped,
 }
 
 impl Member {
     pub(crate) async fn run(mut self) {
-        // So that others never hear of a node without knowing where it is.
+        // Peers must never receive a record without addresses.
         if self.addresses.wait_for(Option::is_some).await.is_err() {
             return;
         }
         let (mut pause, mut tries) = (RETRY.0, 0_u64);
         loop {
-            let begun = Instant::now();
+            let started = Instant::now();
             let ended = self.session(&mut pause).await;
             drop(self.shared.watch_ended());
             match ended {
-                Ok(SessionEnd::Over) => return,
-                Ok(SessionEnd::Again) if begun.elapsed() > SHORT => {}
-                // Somebody who changes our record each time (a machine that was cloned with its uid) must not make a race of it.
-                Ok(SessionEnd::Again) => {
+                Ok(SessionEnd::Stopped) => return,
+                Ok(SessionEnd::Rejoin) if started.elapsed() > SHORT_SESSION => {}
+                // Another host may change the record each time, for example a clone with the same uid. The delay prevents a
+                // busy loop.
+                Ok(SessionEnd::Rejoin) => {
                     tries += 1;
-                    // The store works: whoever asks meanwhile waits as well, and is not refused.
-                    sleep(spread(RETRY.0, &self.candidate.record.uid, tries)).await;
+                    // The store works, so queries wait meanwhile and are not refused.
+                    sleep(with_jitter(RETRY.0, &self.candidate.record.uid, tries)).await;
                 }
                 Err(error) => {
                     self.shared.store_failed(&error);
-                    let is_held = matches!(error, JoinError::Held { .. });
-                    if is_held {
-                        self.holds.send_replace(None);
+                    let is_name_held = matches!(error, JoinError::Held { .. });
+                    if is_name_held {
+                        self.name_lease.send_replace(None);
                         self.lose_all(&error.to_string()).await;
                     }
-                    let wait = if is_held { HELD } else { pause };
+                    let wait = if is_name_held { NAME_RETRY } else { pause };
                     pause = (pause * 2).min(RETRY.1);
                     tries += 1;
-                    if self.idle(spread(wait, &self.candidate.record.uid, tries)).await.is_break() {
+                    if self.idle(with_jitter(wait, &self.candidate.record.uid, tries)).await.is_break() {
                         return;
                     }
                 }
@@ -119,19 +120,19 @@ impl Member {
         }
     }
 
-    /// Waits. Meanwhile clients are refused if the store is away, and answered if it is only this node that cannot join.
+    /// Waits. Meanwhile, queries are refused if the store is unreachable, and answered if only the join failed.
     async fn idle(&mut self, wait: Duration) -> std::ops::ControlFlow<()> {
-        let over = sleep(wait);
-        tokio::pin!(over);
+        let timer = sleep(wait);
+        tokio::pin!(timer);
         loop {
             tokio::select! {
-                () = &mut over => return std::ops::ControlFlow::Continue(()),
+                () = &mut timer => return std::ops::ControlFlow::Continue(()),
                 command = self.commands.recv() => match command {
-                    Some(MembershipCommand::Ask(ask)) if self.shared.contact.failure().is_none() => {
+                    Some(MembershipCommand::Ask(query)) if self.shared.contact.failure().is_none() => {
                         let own = self.candidate.record.name.clone();
-                        self.answer(ask, &own);
+                        self.answer(query, &own);
                     }
-                    Some(command) => command.refuse(AskError::Unreachable(self.shared.store_trouble())),
+                    Some(command) => command.refuse(AskError::Unreachable(self.shared.store_problem())),
                     None => return std::ops::ControlFlow::Break(()),
                 },
             }
@@ -140,10 +141,10 @@ impl Member {
 
     async fn session(&mut self, pause: &mut Duration) -> Result<SessionEnd, JoinError> {
         self.candidate.record.addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
-        let (entered, hold) = self.registry.enter(&self.candidate).await?;
-        self.holds.send_replace(Some(hold));
+        let (entered, lease) = self.registry.enter(&self.candidate).await?;
+        self.name_lease.send_replace(Some(lease));
         self.was_wiped |= entered.was_forgotten;
-        // What is not ours any more is given up before anything else can fail.
+        // Lost blocks are withdrawn before anything else can fail.
         self.accept(&entered).await;
         let entered = Joined { was_forgotten: self.was_wiped, ..entered };
         let mut joined =
@@ -152,12 +153,10 @@ impl Member {
         let root = self.registry.layout.root();
         let listing = self.registry.store.list(&root).await?;
         let own = self.registry.layout.node(&joined.record.name);
-        let stands = listing.entries.iter().find(|entry| entry.key == own).map(|entry| entry.revision);
-        if stands != Some(joined.revision) || !self.has_claims(&joined, &listing) {
-            info!(
-                "the record of this node or a claim of its blocks was changed during the join; joining again"
-            );
-            return Ok(SessionEnd::Again);
+        let revision = listing.entries.iter().find(|entry| entry.key == own).map(|entry| entry.revision);
+        if revision != Some(joined.revision) || !self.has_claims(&joined, &listing) {
+            info!("record or block claim of this node was changed during the join; joining again");
+            return Ok(SessionEnd::Rejoin);
         }
         let mut watch = self.registry.store.watch(&root, listing.revision + 1).await?;
         let store_listing = self.store_listing(&listing);
@@ -167,19 +166,21 @@ impl Member {
         self.was_wiped = false;
         let layout = &self.registry.layout;
         let agents = listing.entries.iter().filter_map(|entry| alive_at(layout, &entry.key, &entry.value));
-        self.shared.contact.watching(ListedNodes { alive: agents.collect(), unread: self.unread_nodes() });
+        self.shared
+            .contact
+            .watch_started(ListedNodes { alive: agents.collect(), unread: self.unread_nodes() });
         self.list_leases(&listing);
         self.shared.store_works();
         *pause = RETRY.0;
         loop {
             joined = match self.next(&mut watch, joined).await? {
-                Next::Go(joined) => joined,
+                Next::Continue(joined) => joined,
                 Next::End(end) => return Ok(end),
             };
         }
     }
 
-    /// Whether the claims of this node's blocks name it.
+    /// Whether all blocks of this node have a claim that names it.
     fn has_claims(&self, joined: &Joined, listing: &Listing) -> bool {
         let layout = &self.registry.layout;
         let mut missing: BTreeSet<String> =
@@ -192,7 +193,7 @@ impl Member {
         missing.is_empty()
     }
 
-    /// Whether this claim names this node. What a newer version wrote is not changed here.
+    /// Whether this claim names this node. A claim of a newer version counts as well, because it must not be changed.
     fn is_own_claim(&self, joined: &Joined, key: &str, value: &[u8]) -> bool {
         self.registry.layout.block_of(key).is_some()
             && match BlockClaim::decode(value) {
@@ -214,100 +215,100 @@ impl Member {
         StoreListing { nodes, claims, unread, was_wiped: self.was_wiped }
     }
 
-    /// One thing that happens.
+    /// Handles the next event.
     async fn next(&mut self, watch: &mut Watch, joined: Joined) -> Result<Next, JoinError> {
         let lapse_at = self.shared.next_lapse();
         tokio::select! {
-            () = sleep_until(self.aftercare_at), if self.needs_aftercare() => {
-                self.aftercare(&joined.record).await;
-                Ok(Next::Go(joined))
+            () = sleep_until(self.maintenance_at), if self.needs_maintenance() => {
+                self.maintain(&joined.record).await;
+                Ok(Next::Continue(joined))
             }
             watched = watch.next() => match watched? {
                 Watched::Compacted => {
-                    info!("the store forgot what happened since: everything is listed again");
-                    Ok(Next::End(SessionEnd::Again))
+                    info!("store watch was compacted; listing again");
+                    Ok(Next::End(SessionEnd::Rejoin))
                 }
                 Watched::Current => {
                     self.watch_confirmed();
-                    Ok(Next::Go(joined))
+                    Ok(Next::Continue(joined))
                 }
                 Watched::Events { events, .. } => {
                     self.watch_confirmed();
-                    self.observed(events, joined).await
+                    self.apply_events(events, joined).await
                 }
             },
             () = sleep_until(lapse_at.unwrap_or_else(Instant::now)), if lapse_at.is_some() => {
-                self.shared.tell();
-                Ok(Next::Go(joined))
+                self.shared.report();
+                Ok(Next::Continue(joined))
             }
             () = sleep_until(self.progress_at) => {
-                self.progress_at = Instant::now() + PROGRESS;
+                self.progress_at = Instant::now() + PROGRESS_INTERVAL;
                 watch.request_progress().await?;
-                Ok(Next::Go(joined))
+                Ok(Next::Continue(joined))
             }
             changed = self.addresses.changed() => {
                 if changed.is_err() {
-                    return Ok(Next::End(SessionEnd::Over));
+                    return Ok(Next::End(SessionEnd::Stopped));
                 }
                 let addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
                 if joined.record.addresses == addresses {
-                    return Ok(Next::Go(joined));
+                    return Ok(Next::Continue(joined));
                 }
-                info!("this node is at {} now", words(&addresses));
-                self.connect_anew()?;
-                Ok(Next::End(SessionEnd::Again))
+                info!(addresses = join_addresses(&addresses), "addresses of this node changed");
+                self.reconnect()?;
+                Ok(Next::End(SessionEnd::Rejoin))
             },
             command = self.commands.recv() => match command {
-                None => Ok(Next::End(SessionEnd::Over)),
-                Some(command) => self.obey(command, joined).await,
+                None => Ok(Next::End(SessionEnd::Stopped)),
+                Some(command) => self.run_command(command, joined).await,
             },
-            () = self.lost.notified() => Ok(Next::End(SessionEnd::Again)),
+            () = self.name_lost.notified() => Ok(Next::End(SessionEnd::Rejoin)),
         }
     }
 
-    fn needs_aftercare(&self) -> bool {
-        self.shared.has_lost() || self.shared.is_unsaved() || self.shared.lacks_free_block()
+    fn needs_maintenance(&self) -> bool {
+        self.shared.has_lost() || self.shared.is_unsaved() || self.shared.has_block_shortage()
     }
 
-    async fn aftercare(&mut self, record: &NodeRecord) {
+    async fn maintain(&mut self, record: &NodeRecord) {
         if self.shared.has_lost() {
-            self.shared.forget_lost().await;
+            self.shared.drop_unused_lost_blocks().await;
         }
         if self.shared.is_unsaved() {
-            self.shared.save_again(record).await;
+            self.shared.retry_save(record).await;
         }
-        self.shared.end_growth_trouble(self.shared.config.reconcile * 3 + AFTERCARE);
-        self.aftercare_at = Instant::now() + AFTERCARE;
+        self.shared.end_block_shortage(self.shared.config.reconcile * 3 + MAINTENANCE_INTERVAL);
+        self.maintenance_at = Instant::now() + MAINTENANCE_INTERVAL;
     }
 
-    async fn observed(&mut self, events: Vec<Event>, joined: Joined) -> Result<Next, JoinError> {
-        self.note_agents(&events);
+    async fn apply_events(&mut self, events: Vec<Event>, joined: Joined) -> Result<Next, JoinError> {
+        self.update_agents(&events);
         let own = self.registry.layout.node(&joined.record.name);
         let is_removal = |event: &Event| matches!(event, Event::Delete { key, revision } if *key == own && *revision > joined.revision);
         if events.iter().any(is_removal) {
-            // Who goes together with us was not removed by itself: the store was wiped.
-            info!("our record was removed from the store: joining again");
-            return Ok(Next::End(SessionEnd::Again));
+            // Peers whose records are removed at the same time were not removed by an operator: the store was wiped.
+            info!("record of this node was removed from the store; joining again");
+            return Ok(Next::End(SessionEnd::Rejoin));
         }
         if events.iter().any(|event| self.takes_claim(event, &joined)) {
-            info!("the claim of a block of this node was changed in the store; joining again");
-            return Ok(Next::End(SessionEnd::Again));
+            info!("block claim of this node was changed in the store; joining again");
+            return Ok(Next::End(SessionEnd::Rejoin));
         }
         for event in events {
             let (key, update) = match event {
                 Event::Put(entry) => {
-                    // Also one that cannot be read any more. What a newer version wrote is not ours to change.
+                    // Also for a record that is now unreadable, unless a newer version wrote it.
                     let is_newer = || NodeRecord::decode(&entry.value).is_err_and(|error| error.is_newer());
                     if entry.key == own && entry.revision > joined.revision && !is_newer() {
-                        info!("our record was changed by somebody: joining again");
-                        return Ok(Next::End(SessionEnd::Again));
+                        info!("record of this node was changed in the store; joining again");
+                        return Ok(Next::End(SessionEnd::Rejoin));
                     }
                     let update = match (self.read(&entry), self.read_claim(&entry)) {
                         (Some(node), _) => RecordUpdate::Node(node),
                         (None, Some(claim @ ClaimedBlock { owner: Some(_), .. })) => {
                             RecordUpdate::Claim(claim)
                         }
-                        // What cannot be read is no reason to forget what is known.
+                        // An unreadable value does not replace the last known one.
                         (None, Some(ClaimedBlock { owner: None, .. }) | None) => continue,
                     };
                     (entry.key, update)
@@ -324,15 +325,15 @@ impl Member {
                     (key, update)
                 }
             };
-            debug!("heard of {key}");
+            debug!(key, "received a change from the store");
             self.peers.update(update);
         }
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.shared.contact.set_unread(self.unread_nodes());
-        Ok(Next::Go(joined))
+        Ok(Next::Continue(joined))
     }
 
-    /// Whether the claim of a block of this node went away, or to another node. The claim decides, so it is written again.
+    /// Whether the claim of a block of this node was removed or names another node. A new join writes it again.
     fn takes_claim(&self, event: &Event, joined: &Joined) -> bool {
         let layout = &self.registry.layout;
         let is_own = layout.block_of(event.key()).is_some_and(|block| joined.record.blocks.contains(&block));
@@ -344,30 +345,30 @@ impl Member {
             }
     }
 
-    async fn obey(&mut self, command: MembershipCommand, joined: Joined) -> Result<Next, JoinError> {
+    async fn run_command(&mut self, command: MembershipCommand, joined: Joined) -> Result<Next, JoinError> {
         match command {
             MembershipCommand::Grow(request) => self.grow(&request, joined).await,
-            MembershipCommand::Ask(ask) => {
-                self.answer(ask, &joined.record.name);
-                Ok(Next::Go(joined))
+            MembershipCommand::Ask(query) => {
+                self.answer(query, &joined.record.name);
+                Ok(Next::Continue(joined))
             }
         }
     }
 
-    /// Beside everything else: a store that is slow to list holds up no news.
-    fn answer(&mut self, ask: StoreQuery, own: &NodeName) {
-        while self.asked.try_join_next().is_some() {}
-        if self.asked.len() >= AT_ONCE {
-            ask.refuse(AskError::Busy);
-        } else if !ask.is_over() {
+    /// Answers in a separate task, so that a slow listing does not delay events.
+    fn answer(&mut self, query: StoreQuery, own: &NodeName) {
+        while self.queries.try_join_next().is_some() {}
+        if self.queries.len() >= MAX_QUERIES {
+            query.refuse(AskError::Busy);
+        } else if !query.is_abandoned() {
             let (registry, own, contact) =
                 (self.registry.clone(), own.clone(), Arc::clone(&self.shared.contact));
-            self.asked.spawn(async move { ask.answer(registry, own, &contact).await });
+            self.queries.spawn(async move { query.answer(registry, own, &contact).await });
         }
     }
 
-    /// A connection that leads from an address which is gone is silent for long, and so is everything that was heard by it.
-    fn connect_anew(&mut self) -> Result<(), JoinError> {
+    /// A connection from a removed source address would time out only after a long time, and with it the watch.
+    fn reconnect(&mut self) -> Result<(), JoinError> {
         let config = super::store_config(&self.shared.config, &self.shared.node_state);
         if matches!(config, StoreConfig::Etcd(_)) {
             self.registry.store = Store::open(&config)?;
@@ -375,70 +376,69 @@ impl Member {
         Ok(())
     }
 
-    /// Our record as the store has it: what we have is what it says.
+    /// Adopts this node's record from the store.
     pub(crate) async fn accept(&mut self, joined: &Joined) {
-        self.candidate.remembered.clone_from(&joined.record.blocks);
+        self.candidate.saved_blocks.clone_from(&joined.record.blocks);
         self.candidate.former = None;
         self.shared.accept(joined).await;
     }
 
-    /// Our name is another machine's, and our blocks with it. If it goes, both come back with the record.
-    async fn lose_all(&mut self, why: &str) {
-        self.candidate.remembered.clear();
-        self.shared.lose_all(&self.candidate.record, why).await;
+    /// Another host holds this node's name and thus its blocks. Both return with the record when that host releases the name.
+    async fn lose_all(&mut self, reason: &str) {
+        self.candidate.saved_blocks.clear();
+        self.shared.lose_all(&self.candidate.record, reason).await;
     }
 
-    /// What cannot be read is told, and is no reason to forget what we know of that node.
+    /// Decodes a record. An unreadable record is reported, and the last known one stays in use.
     fn read(&mut self, entry: &Entry) -> Option<StoredNode> {
         let (name, read) = self.registry.layout.node_at(&entry.key, &entry.value)?;
         let is_newer = NodeRecord::decode(&entry.value).is_err_and(|error| error.is_newer());
-        let read = read.map_err(|why| match is_newer {
-            true => why,
+        let read = read.map_err(|reason| match is_newer {
+            true => reason,
             false => format!(
-                "{why}; its agent replaces it when it starts; 'podwire node rm --force {name}' removes a node that is \
-                 gone for good"
+                "{reason}; its agent replaces it at its next start; 'podwire node rm --force {name}' removes a node permanently"
             ),
         });
-        let record = self.note(&entry.key, read)?;
+        let record = self.track_unread(&entry.key, read)?;
         Some(StoredNode { record, created: entry.created })
     }
 
-    /// A claim of a block. What is no block of this network is no claim, whatever its key says.
+    /// Decodes a claim. A key that names no block of this network is ignored.
     fn read_claim(&mut self, entry: &Entry) -> Option<ClaimedBlock> {
         let (block, read) = self.registry.layout.claim_at(&entry.key, &entry.value)?;
         if !self.block_layouts.iter().any(|block_layout| block_layout.owns(&block)) {
             return None;
         }
-        Some(ClaimedBlock { block, owner: self.note(&entry.key, read) })
+        Some(ClaimedBlock { block, owner: self.track_unread(&entry.key, read) })
     }
 
-    /// Remembers which keys cannot be read.
-    fn note<T>(&mut self, key: &str, read: Result<T, String>) -> Option<T> {
-        let what = match read {
+    /// Tracks which keys cannot be read.
+    fn track_unread<T>(&mut self, key: &str, read: Result<T, String>) -> Option<T> {
+        let reason = match read {
             Ok(object) => {
                 self.unread.remove(key);
                 return Some(object);
             }
-            Err(what) => what,
+            Err(reason) => reason,
         };
-        self.unread.insert(key.to_owned(), what);
+        self.unread.insert(key.to_owned(), reason);
         None
     }
 }
 
-/// Half of it up to one and a half: after an outage not all nodes come back in the same moment.
-pub(crate) fn spread(wait: Duration, uid: &NodeUid, tries: u64) -> Duration {
+/// Between half and one and a half of `wait`, so that nodes do not join at the same moment after an outage.
+pub(crate) fn with_jitter(wait: Duration, uid: &NodeUid, tries: u64) -> Duration {
     let byte = Digest::of(&["wait", uid.as_str(), &tries.to_string()]).first5()[0];
     wait / 2 + wait * u32::from(byte) / 256
 }
 
-fn words(addresses: &[IpAddr]) -> String {
+fn join_addresses(addresses: &[IpAddr]) -> String {
     let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     if texts.is_empty() { "no address".to_owned() } else { texts.join(" and ") }
 }
 
-/// What follows from something that happened.
+/// The result of an event.
 pub(crate) enum Next {
-    Go(Joined),
+    Continue(Joined),
     End(SessionEnd),
 }

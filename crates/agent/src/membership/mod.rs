@@ -1,22 +1,22 @@
-//! This node as one of many: its record and its blocks in the store.
+//! Membership in the cluster: this node's record and its blocks in the store.
 //!
-//! One thread with a small runtime of its own. Its parts never wait for each other, and none makes a blocking kernel call:
+//! It runs on one thread with its own runtime. Its parts never wait for each other and make no blocking kernel calls:
 //!
 //! ```text
 //! member (store: join, list, watch) ── records, own blocks ──► peers thread (kernel: routes, tunnels)
 //! heartbeat (store: alive/NAME)        ◄─ addresses, MTU, peers to save ──┘
 //! ```
 //!
-//! Nothing here stands in a pod's way: requests work with the node's [`netconf::NodeAllocation`], which is remembered over reboots. While the
-//! store is away the allocation stays, and so does every route.
+//! Pods do not wait for membership: requests use the node's [`netconf::NodeAllocation`], which is saved on disk. While the
+//! store is unreachable, the allocation and all routes stay in force.
 
-mod alive;
 pub(crate) mod ask_error;
+mod block_requests;
 mod claim;
 pub(crate) mod command;
 mod contact;
-mod grow;
 mod handle;
+mod heartbeat;
 pub(crate) mod join;
 mod lease_watch;
 mod leases;
@@ -48,10 +48,10 @@ use crate::conditions::Source;
 use crate::peers::routes::StartError;
 use crate::peers::{PeerInputs, PeerReportReceivers};
 pub(crate) use ask_error::AskError;
+pub(crate) use block_requests::{BlockRequests, GrowError};
 use command::MembershipCommand;
 use config::Config;
 pub(crate) use contact::Contact;
-pub(crate) use grow::{BlockRequests, GrowError};
 pub(crate) use handle::{Membership, MembershipHandle};
 use join::{Candidate, Registry};
 pub use node_state::{Forgotten, forget};
@@ -59,10 +59,10 @@ use node_state::{NodeStateDir, NodeStateDirError};
 use shared::SharedMembership;
 pub(crate) use view::{blocks, nodes};
 
-/// Commands that may wait.
+/// How many commands may wait.
 const COMMANDS: usize = 256;
 
-/// What requests and clients ask of the member.
+/// Commands of requests and API clients to the membership thread.
 pub(crate) fn commands() -> (mpsc::Sender<MembershipCommand>, mpsc::Receiver<MembershipCommand>) {
     mpsc::channel(COMMANDS)
 }
@@ -75,13 +75,12 @@ pub enum ClusterError {
     NodeStateDir(#[from] NodeStateDirError),
     #[error(transparent)]
     Store(#[from] store::Error),
-    #[error("cannot start the cluster's thread: {0}")]
+    #[error("cannot start the membership thread: {0}")]
     Thread(std::io::Error),
     #[error(transparent)]
     Peers(#[from] StartError),
 }
 
-/// What membership works with.
 pub(crate) struct MembershipParts {
     pub(crate) config: Arc<Config>,
     pub(crate) allocations: Arc<NodeAllocations>,
@@ -90,26 +89,26 @@ pub(crate) struct MembershipParts {
     pub(crate) commands: (mpsc::Sender<MembershipCommand>, mpsc::Receiver<MembershipCommand>),
 }
 
-/// A node that nobody can join: one block is all there is, and nobody else uses the store.
+/// A single node that no other node can join: its block is the whole network, and only it uses the store.
 pub(crate) fn is_alone(config: &Config) -> bool {
     matches!(config.store, config::StoreChoice::Embedded) && config.cluster.margin == 0
 }
 
-/// Everything the thread starts with.
-struct Site {
+/// The state with which the membership thread starts.
+struct ClusterThread {
     shared: Arc<SharedMembership>,
     record: NodeRecord,
-    /// This machine's name as it is remembered, if that was another one.
+    /// The saved name of this host, if it differs from the configured one.
     former: Option<NodeName>,
     store: Store,
     peers: PeerInputs,
     reports: PeerReportReceivers,
     commands: mpsc::Receiver<MembershipCommand>,
-    /// Comes true when the agent ends.
+    /// Set when the agent stops.
     stop: watch::Receiver<bool>,
 }
 
-/// Says so when the thread ends though nobody asked for it, however it does: nothing would follow the cluster any more.
+/// Reports an unexpected end of the membership thread, also by a panic.
 struct ThreadExitGuard {
     agent_status: Arc<AgentStatus>,
     contact: Arc<Contact>,
@@ -118,79 +117,84 @@ struct ThreadExitGuard {
 
 impl Drop for ThreadExitGuard {
     fn drop(&mut self) {
-        // Where nobody is left who could ask for it, nobody is left to be told.
+        // A dropped sender means that the agent is ending.
         if *self.stop.borrow() || self.stop.has_changed().is_err() {
             return;
         }
-        let message = "the agent no longer follows the store: routes to other nodes and this node's record stay as they \
-                       are; its log has the reason";
+        let message = "the agent no longer follows the store; its routes to peers and this node's record do not change; the \
+                       agent's log has the cause";
         self.contact.stopped("the agent no longer follows the store");
-        let found = Finding::new(Code::StoreWatchStopped, "store", message).fix("systemctl restart podwire");
-        self.agent_status.set(Source::Cluster, vec![found]);
+        let finding =
+            Finding::new(Code::StoreWatchStopped, "store", message).fix("systemctl restart podwire");
+        self.agent_status.set(Source::Cluster, vec![finding]);
     }
 }
 
-impl Site {
+impl ClusterThread {
     async fn run(self) {
         let Self { shared, record, former, store, peers, reports, commands, mut stop } = self;
         let config = Arc::clone(&shared.config);
         let registry = Registry { store, layout: config.layout.clone() };
-        info!("the cluster is in {}, under {}", registry.store.describe(), registry.layout.prefix());
-        let (holds, held) = watch::channel(None);
-        let lost = Arc::<Notify>::default();
-        let remembered = shared.blocks();
+        info!(store = registry.store.describe(), prefix = %registry.layout.prefix(), "joining the cluster");
+        let (name_lease, current_lease) = watch::channel(None);
+        let name_lost = Arc::<Notify>::default();
+        let saved_blocks = shared.blocks();
         let since = unix_time();
-        let candidate = Candidate { spec: spec(&config), record, remembered, former, since };
+        let candidate = Candidate { spec: spec(&config), record, saved_blocks, former, since };
         let contact = Arc::clone(&shared.contact);
-        let heartbeat = alive::Heartbeat { holds: held.clone(), lost: Arc::clone(&lost), contact };
-        let reporting = Arc::clone(&shared);
+        let heartbeat = heartbeat::Heartbeat {
+            name_lease: current_lease.clone(),
+            name_lost: Arc::clone(&name_lost),
+            contact,
+        };
+        let shared_state = Arc::clone(&shared);
         let member = member::Member {
             registry,
             candidate,
             block_layouts: block_layouts(&config),
             shared,
             addresses: reports.addresses,
-            holds,
-            lost,
+            name_lease,
+            name_lost,
             peers,
             commands,
             revision: 0,
             unread: BTreeMap::new(),
             was_wiped: false,
-            asked: JoinSet::new(),
+            queries: JoinSet::new(),
             progress_at: tokio::time::Instant::now(),
-            aftercare_at: tokio::time::Instant::now(),
+            maintenance_at: tokio::time::Instant::now(),
         };
         tokio::select! {
             () = member.run() => {}
-            () = reporting.report_reach() => {}
-            () = reporting.follow_position(reports.position) => {}
-            () = reporting.save_peers(reports.records) => {}
+            () = shared_state.report_reachability() => {}
+            () = shared_state.follow_position(reports.position) => {}
+            () = shared_state.save_peers(reports.records) => {}
             () = heartbeat.run() => {}
-            // An error means that nobody is left who could say so.
+            // An error means that the sender was dropped.
             _ = stop.wait_for(|stop| *stop) => {}
         }
-        let (noting, hold) = (reporting.watch_ended(), held.borrow().clone());
-        let note = async {
-            if let Some(noting) = noting
-                && let Err(error) = noting.await
+        let (saving, lease) = (shared_state.watch_ended(), current_lease.borrow().clone());
+        let save_time = async {
+            if let Some(saving) = saving
+                && let Err(error) = saving.await
             {
-                debug!("the time of peers.json could not be set: {error}");
+                debug!(%error, "cannot set the modification time of peers.json");
             }
         };
-        // Beside each other: a disk that hangs does not keep the name.
-        let give_back = async {
-            if let Some(hold) = hold {
-                hold.give_back().await;
+        // Concurrently: a hanging disk must not delay the release of the name.
+        let release = async {
+            if let Some(lease) = lease {
+                lease.release().await;
             }
         };
-        tokio::join!(note, give_back);
+        tokio::join!(save_time, release);
     }
 }
 
-/// How the network is cut into blocks.
+/// How the network is divided into blocks.
 pub(crate) fn block_layouts(config: &Config) -> Vec<BlockLayout> {
-    // Checked when the configuration was read.
+    // Validated when the configuration was loaded.
     join::block_layouts(&spec(config)).unwrap_or_default()
 }
 

@@ -1,13 +1,13 @@
-//! What a node remembers of itself over reboots, in STATE_DIR/NETWORK:
+//! The state of a node that is saved over reboots, in STATE_DIR/NETWORK:
 //!
 //! ```text
-//! uid          who this machine is, chosen once
-//! node.json    its record as the store had it last: its blocks are its own also while the store is away
-//! peers.json   the others, for a node that boots while the store is away
-//! mtu          that of its pods, for a node that boots before its link has an address
+//! uid          identity of this host, generated once
+//! node.json    the node's last record in the store; its blocks stay in force while the store is unreachable
+//! peers.json   records of the peers, for a boot while the store is unreachable
+//! mtu          MTU of the pods, for a boot before the node's link has an address
 //! ```
 //!
-//! Each is replaced atomically and flushed to the disk.
+//! Each file is replaced atomically and flushed to disk.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ use types::{NetworkName, NodeName, NodeUid};
 pub enum NodeStateDirError {
     #[error("cannot {operation} {}: {source}", path.display())]
     Io { operation: &'static str, path: PathBuf, source: io::Error },
-    #[error("{} does not hold a node's uid ({reason}): restore it, or remove it to join as a new machine", path.display())]
+    #[error("{} does not contain a node uid ({reason}): restore it, or remove it to join as a new node", path.display())]
     Uid { path: PathBuf, reason: types::NameError },
     #[error("the state directory is not safe: {0}")]
     Unsafe(#[from] files::UnsafeDir),
@@ -32,7 +32,7 @@ pub enum NodeStateDirError {
 
 /// The files of a network's directory.
 const FILES: [&str; 4] = ["node.json", "peers.json", "mtu", "uid"];
-/// The embedded store, and its files. Earlier versions made `log.new` and `gate`.
+/// The embedded store and its files. Earlier versions created `log.new` and `gate`.
 const STORE: &str = "store";
 const STORE_FILES: [&str; 4] = ["log", "log.new", "gate", "lock"];
 
@@ -50,14 +50,14 @@ impl NodeStateDir {
         &self.dir
     }
 
-    /// The uid of this machine; made up if there is none yet.
+    /// The uid of this host. Generates one if there is none.
     pub(crate) fn uid(&self) -> Result<NodeUid, NodeStateDirError> {
         if let Some(uid) = self.known_uid()? {
             return Ok(uid);
         }
         let mut bytes = [0; 16];
         getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|e| NodeStateDirError::Io {
-            operation: "get random numbers for",
+            operation: "generate a uid for",
             path: self.dir.join("uid"),
             source: e.into(),
         })?;
@@ -66,7 +66,7 @@ impl NodeStateDir {
         Ok(uid)
     }
 
-    /// The uid of this machine, if it has one.
+    /// The uid of this host, if it has one.
     pub(crate) fn known_uid(&self) -> Result<Option<NodeUid>, NodeStateDirError> {
         self.dir.parent().map_or(Ok(()), files::check_dir)?;
         files::check_dir(&self.dir)?;
@@ -80,19 +80,21 @@ impl NodeStateDir {
         }
     }
 
-    /// The record that was saved last. One that cannot be read is as good as none: the store has it too.
+    /// The saved record. An unreadable one is ignored, because the store has it, too.
     pub(crate) fn record(&self) -> Option<NodeRecord> {
-        let bytes = self.remembered("node.json")?;
-        NodeRecord::decode(&bytes).inspect_err(|e| tracing::warn!("{}: {e}", self.dir.display())).ok()
+        let bytes = self.read_optional("node.json")?;
+        NodeRecord::decode(&bytes)
+            .inspect_err(|error| tracing::warn!(dir = %self.dir.display(), %error, "cannot read node.json"))
+            .ok()
     }
 
     pub(crate) fn save_record(&self, record: &NodeRecord) -> Result<(), NodeStateDirError> {
         self.write("node.json", &record.encode())
     }
 
-    /// The others as they were known last.
+    /// The saved records of the peers.
     pub(crate) fn peers(&self) -> Vec<NodeRecord> {
-        let Some(bytes) = self.remembered("peers.json") else { return Vec::new() };
+        let Some(bytes) = self.read_optional("peers.json") else { return Vec::new() };
         let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         lines.filter_map(|line| NodeRecord::decode(line).ok()).collect()
     }
@@ -109,30 +111,32 @@ impl NodeStateDir {
         self.write("peers.json", &text)
     }
 
-    /// When the copy of the cluster's records was written or last confirmed, in seconds since 1970.
+    /// Unix time at which the copy of the cluster's records was written or last confirmed.
     pub(crate) fn saved_at(&self) -> Option<u64> {
         let modified = |name: &str| self.dir.join(name).metadata().and_then(|meta| meta.modified()).ok();
         let time = modified("peers.json").or_else(|| modified("node.json"))?;
         time.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs())
     }
 
-    /// The copy of the other nodes' records was right at this time: an agent that starts without the store reports its age.
+    /// Sets the time at which the saved records were last right, so that an agent that starts without the store can report it.
     pub(crate) fn confirm_peers(&self, time: SystemTime) -> io::Result<()> {
         let path = self.dir.join("peers.json");
         let file = optional(files::open(&path, File::options().write(true)))?;
         file.map_or(Ok(()), |file| file.set_modified(time))
     }
 
-    /// The MTU that was saved last. One that cannot be read is found out again.
+    /// The saved MTU. An unreadable one is ignored, because the agent determines it again.
     pub(crate) fn mtu(&self) -> Option<u32> {
-        String::from_utf8(self.remembered("mtu")?).ok()?.trim().parse().ok()
+        String::from_utf8(self.read_optional("mtu")?).ok()?.trim().parse().ok()
     }
 
-    /// A file that the node can do without.
-    fn remembered(&self, name: &str) -> Option<Vec<u8>> {
+    /// Reads a file that may be missing or unreadable.
+    fn read_optional(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.dir.join(name);
         let read = optional(files::read(&path));
-        read.inspect_err(|error| tracing::warn!("cannot read {}: {error}", path.display())).ok().flatten()
+        read.inspect_err(|error| tracing::warn!(path = %path.display(), %error, "cannot read saved state"))
+            .ok()
+            .flatten()
     }
 
     pub(crate) fn save_mtu(&self, mtu: u32) -> Result<(), NodeStateDirError> {
@@ -141,24 +145,24 @@ impl NodeStateDir {
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<(), NodeStateDirError> {
         let failed = |operation, path| move |source| NodeStateDirError::Io { operation, path, source };
-        files::create_dir(&self.dir).map_err(failed("make the directory", self.dir.clone()))?;
+        files::create_dir(&self.dir).map_err(failed("create the directory", self.dir.clone()))?;
         let path = self.dir.join(name);
         let written = files::replace(&path, bytes, Replacement::DURABLE);
         written.map_err(failed("write", path))
     }
 }
 
-/// What was removed, and what could not be.
+/// Removed directories, and those that were not removed, each with the reason.
 #[derive(Debug, Default)]
 pub struct Forgotten {
     pub done: Vec<String>,
     pub left: Vec<String>,
-    /// The names under which this machine may still be known to others.
+    /// Names under which this host may still have a record in a shared store.
     pub names: Vec<NodeName>,
 }
 
-/// Forgets who this machine was, in every network of a state directory. A directory counts as a network's if it has a uid and
-/// belongs to this user alone. Only files that Podwire writes are removed.
+/// Removes the saved identity of this host for every network in a state directory. A directory belongs to a network if it has a
+/// uid and only this user can write to it. Only files of Podwire are removed.
 pub fn forget(state_dir: &Path) -> Forgotten {
     let mut forgotten = Forgotten::default();
     let Ok(entries) = fs::read_dir(state_dir) else { return forgotten };
@@ -171,13 +175,13 @@ pub fn forget(state_dir: &Path) -> Forgotten {
             forgotten.left.push(format!("directory {} stays: {reason}", node_state.dir.display()));
             continue;
         }
-        // The embedded store goes with it, and nobody else knows of us then.
+        // The embedded store is removed with the directory, so that no other node knows this one.
         let is_shared = !node_state.dir.join(STORE).exists();
         forgotten.names.extend(node_state.record().map(|record| record.name).filter(|_| is_shared));
         match node_state.remove() {
             Ok(()) => forgotten.done.push(format!("directory {} removed", node_state.dir.display())),
             Err(reason) => {
-                forgotten.left.push(format!("directory {} stays: {reason}", node_state.dir.display()))
+                forgotten.left.push(format!("directory {} stays: {reason}", node_state.dir.display()));
             }
         }
     }
@@ -185,17 +189,18 @@ pub fn forget(state_dir: &Path) -> Forgotten {
 }
 
 impl NodeStateDir {
-    /// Why this is not a network's directory, or not safe to work in.
+    /// Checks that this is a network's directory, and that it is safe to use.
     fn verify(&self) -> Result<(), String> {
         if self.dir.is_symlink() {
             return Err("it is a symlink".to_owned());
         }
         files::check_dir(&self.dir).map_err(|error| error.to_string())?;
-        let text = files::read_text(&self.dir.join("uid")).map_err(|error| format!("its uid: {error}"))?;
+        let text = files::read_text(&self.dir.join("uid"))
+            .map_err(|error| format!("cannot read its uid: {error}"))?;
         NodeUid::try_from(text.trim()).map(drop).map_err(|error| error.to_string())
     }
 
-    /// Removes what Podwire wrote, the uid last: what is left can then be removed by another run.
+    /// Removes Podwire's files, the uid last, so that another run can remove the remaining ones.
     fn remove(&self) -> Result<(), String> {
         let store = self.dir.join(STORE);
         if store.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
@@ -203,24 +208,25 @@ impl NodeStateDir {
             remove_files(&store, &STORE_FILES)?;
             remove_dir(&store)?;
         }
-        let (uid, rest) = FILES.split_last().map_or(("", FILES.as_slice()), |(uid, rest)| (*uid, rest));
-        remove_files(&self.dir, rest)?;
+        let (uid, other_files) =
+            FILES.split_last().map_or(("", FILES.as_slice()), |(uid, files)| (*uid, files));
+        remove_files(&self.dir, other_files)?;
         // Temporary files of earlier versions.
-        let earlier: Vec<String> = FILES.iter().map(|name| format!(".{name}.new")).collect();
-        remove_files(&self.dir, &earlier)?;
+        let old_temp_files: Vec<String> = FILES.iter().map(|name| format!(".{name}.new")).collect();
+        remove_files(&self.dir, &old_temp_files)?;
         remove_leftovers(&self.dir)?;
-        let others: Vec<String> = names(&self.dir, |name| name != uid)?;
-        if !others.is_empty() {
-            return Err(format!("it holds files that Podwire did not write ({})", others.join(", ")));
+        let unmanaged: Vec<String> = names(&self.dir, |name| name != uid)?;
+        if !unmanaged.is_empty() {
+            return Err(format!("it contains files that Podwire did not write ({})", unmanaged.join(", ")));
         }
         remove_files(&self.dir, &[uid])?;
         remove_dir(&self.dir)
     }
 }
 
-fn names(dir: &Path, is_wanted: impl Fn(&OsStr) -> bool) -> Result<Vec<String>, String> {
+fn names(dir: &Path, filter: impl Fn(&OsStr) -> bool) -> Result<Vec<String>, String> {
     let entries = fs::read_dir(dir).map_err(|error| error.to_string())?;
-    let names = entries.flatten().map(|entry| entry.file_name()).filter(|name| is_wanted(name));
+    let names = entries.flatten().map(|entry| entry.file_name()).filter(|name| filter(name));
     Ok(names.map(|name| name.to_string_lossy().into_owned()).collect())
 }
 
@@ -236,12 +242,12 @@ fn remove_leftovers(dir: &Path) -> Result<(), String> {
     removed.map(drop).map_err(|error| format!("cannot remove temporary files in {}: {error}", dir.display()))
 }
 
-/// A directory that is not empty holds files of others, and stays.
+/// A directory that is not empty contains files of other programs and is not removed.
 fn remove_dir(dir: &Path) -> Result<(), String> {
     match fs::remove_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-            let others = names(dir, |_| true)?.join(", ");
-            Err(format!("{} holds files that Podwire did not write ({others})", dir.display()))
+            let unmanaged = names(dir, |_| true)?.join(", ");
+            Err(format!("{} contains files that Podwire did not write ({unmanaged})", dir.display()))
         }
         removed => removed.map_err(|error| format!("cannot remove {}: {error}", dir.display())),
     }
@@ -270,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_uid_is_made_once() {
+    fn the_uid_is_generated_once() {
         let dir = tempfile::tempdir().unwrap();
         let uid = node_state(dir.path()).uid().unwrap();
         assert_eq!(node_state(dir.path()).uid().unwrap(), uid);
@@ -279,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_uid_is_told_and_stays() {
+    fn a_corrupt_uid_is_reported_and_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         node_state(dir.path()).uid().unwrap();
         let path = dir.path().join("pods/uid");
@@ -290,60 +296,60 @@ mod tests {
     }
 
     #[test]
-    fn an_mtu_is_remembered_and_a_damaged_one_is_none() {
+    fn a_saved_mtu_is_read_and_a_corrupt_one_ignored() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(node_state(dir.path()).mtu(), None);
         node_state(dir.path()).save_mtu(8950).unwrap();
         assert_eq!(node_state(dir.path()).mtu(), Some(8950));
-        fs::write(dir.path().join("pods/mtu"), "much").unwrap();
+        fs::write(dir.path().join("pods/mtu"), "large").unwrap();
         assert_eq!(node_state(dir.path()).mtu(), None);
     }
 
     #[test]
-    fn what_is_forgotten_is_ours() {
+    fn forget_removes_only_directories_of_networks() {
         let dir = tempfile::tempdir().unwrap();
         let node_state = node_state(dir.path());
         node_state.uid().unwrap();
         node_state.save_record(&record("n1")).unwrap();
-        // As killed processes of earlier versions leave them.
+        // Temporary files of killed processes of earlier versions.
         for name in [".node.json.new", ".peers.json.new", ".mtu.new", ".uid.new"] {
             fs::write(node_state.dir().join(name), "").unwrap();
         }
-        fs::create_dir(dir.path().join("theirs")).unwrap();
+        fs::create_dir(dir.path().join("unmanaged")).unwrap();
         let forgotten = forget(dir.path());
         assert_eq!((forgotten.done.len(), forgotten.left.len()), (1, 0));
         assert_eq!(forgotten.names[0].as_str(), "n1");
-        assert!(!node_state.dir().exists() && dir.path().join("theirs").exists());
+        assert!(!node_state.dir().exists() && dir.path().join("unmanaged").exists());
         assert!(forget(dir.path()).done.is_empty());
     }
 
-    /// The directory of another program may well have a file of that name.
+    /// A directory of another program may contain files with these names.
     #[test]
-    fn a14_directories_that_are_no_networks_stay_whole() {
+    fn a14_forget_keeps_directories_of_other_programs() {
         let dir = tempfile::tempdir().unwrap();
-        let make = |name: &str, uid: &str| {
+        let create = |name: &str, uid: &str| {
             fs::create_dir(dir.path().join(name)).unwrap();
             fs::write(dir.path().join(name).join("uid"), uid).unwrap();
             fs::write(dir.path().join(name).join("mtu"), "1500").unwrap();
             dir.path().join(name)
         };
         let uid = NodeUid::from_random([7; 16]).to_string();
-        make("postgres", "1000");
-        let open = make("open", &uid);
+        create("postgres", "1000");
+        let open = create("open", &uid);
         fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-        let theirs = make("theirs", &uid);
-        std::os::unix::fs::chown(&theirs, Some(1000), None).unwrap();
-        let elsewhere = tempfile::tempdir().unwrap();
-        fs::write(elsewhere.path().join("uid"), &uid).unwrap();
-        std::os::unix::fs::symlink(elsewhere.path(), dir.path().join("link")).unwrap();
-        let mixed = make("mixed", &uid);
+        let other_users = create("other-users", &uid);
+        std::os::unix::fs::chown(&other_users, Some(1000), None).unwrap();
+        let link_target = tempfile::tempdir().unwrap();
+        fs::write(link_target.path().join("uid"), &uid).unwrap();
+        std::os::unix::fs::symlink(link_target.path(), dir.path().join("link")).unwrap();
+        let mixed = create("mixed", &uid);
         fs::write(mixed.join("thesis.tex"), "years").unwrap();
         let forgotten = forget(dir.path());
         assert_eq!((forgotten.done.len(), forgotten.left.len()), (0, 5), "{forgotten:?}");
-        for name in ["postgres", "open", "theirs"] {
+        for name in ["postgres", "open", "other-users"] {
             assert_eq!(fs::read_dir(dir.path().join(name)).unwrap().count(), 2, "{name}");
         }
-        assert!(elsewhere.path().join("uid").exists());
+        assert!(link_target.path().join("uid").exists());
         assert!(
             mixed.join("thesis.tex").exists() && mixed.join("uid").exists() && !mixed.join("mtu").exists()
         );
@@ -351,14 +357,14 @@ mod tests {
     }
 
     #[test]
-    fn a14_the_embedded_store_goes_and_other_files_stay() {
+    fn a14_forget_removes_the_embedded_store_but_no_other_files() {
         let dir = tempfile::tempdir().unwrap();
         let node_state = node_state(dir.path());
         node_state.uid().unwrap();
         let store = node_state.dir().join(STORE);
         fs::create_dir(&store).unwrap();
         STORE_FILES.iter().for_each(|name| fs::write(store.join(name), "").unwrap());
-        // As a killed agent leaves them.
+        // Temporary files of a killed agent.
         fs::write(store.join(".log.podwire-tmp"), "").unwrap();
         fs::write(node_state.dir().join(".node.json.podwire-tmp"), "").unwrap();
         fs::write(store.join("dump"), "").unwrap();
@@ -379,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_remembered_and_damage_is_none() {
+    fn saved_records_are_read_and_corrupt_ones_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let node_state = node_state(dir.path());
         assert_eq!((node_state.record(), node_state.peers()), (None, Vec::new()));

@@ -1,23 +1,24 @@
-//! The condition of a store that does not answer, with a command that checks it.
+//! The condition of an unreachable store, with a command that checks it.
 
 use types::{Code, Finding, Fix};
 
 use config::{Etcd, StoreChoice};
 
-pub(crate) fn finding(store: &StoreChoice, why: &str) -> Finding {
+pub(crate) fn finding(store: &StoreChoice, reason: &str) -> Finding {
     match store {
-        StoreChoice::Embedded => Finding::new(Code::StoreFailed, "store", why),
+        StoreChoice::Embedded => Finding::new(Code::StoreFailed, "store", reason),
         StoreChoice::Etcd(etcd) => {
-            let message = format!("{why}; start etcd, or correct etcd.endpoints (the command checks them)");
+            let message =
+                format!("{reason}; start etcd, or correct etcd.endpoints (the command checks them)");
             Finding::new(Code::StoreUnreachable, "store", message).fix(check(etcd))
         }
     }
 }
 
-/// Asks each endpoint for its health, with the certificates that the agent uses.
+/// Queries the health of each endpoint with the agent's certificates.
 fn check(etcd: &Etcd) -> Fix {
     let mut words = ["curl", "-m", "3"].map(str::to_owned).to_vec();
-    // curl reads a colon in the name of a certificate as the beginning of its password.
+    // curl takes a colon in the path of a certificate for the start of its password.
     let escaped = |path: &std::path::PathBuf| path.to_string_lossy().replace('\\', r"\\").replace(':', r"\:");
     let plain = |path: &std::path::PathBuf| path.to_string_lossy().into_owned();
     let files = [
@@ -51,20 +52,20 @@ mod tests {
     }
 
     #[test]
-    fn a2_an_outage_of_etcd_has_a_command_that_checks_its_endpoints() {
+    fn a2_an_outage_of_etcd_has_a_fix_that_checks_its_endpoints() {
         let plain = etcd(&["http://192.0.2.1:2379", "http://[2001:db8::1]:2379"]);
-        let found = finding(&StoreChoice::Etcd(plain.clone()), "connection refused");
-        assert_eq!(found.code, Code::StoreUnreachable);
-        // The command only checks: the message names what ends the condition.
+        let outage = finding(&StoreChoice::Etcd(plain.clone()), "connection refused");
+        assert_eq!(outage.code, Code::StoreUnreachable);
+        // The command only checks the endpoints. The message says how to end the condition.
         let message = "connection refused; start etcd, or correct etcd.endpoints (the command checks them)";
-        assert_eq!(found.message, message);
-        let wanted = "curl -m 3 http://192.0.2.1:2379/health 'http://[2001:db8::1]:2379/health'";
-        assert_eq!(found.fix.as_deref(), Some(wanted));
+        assert_eq!(outage.message, message);
+        let expected = "curl -m 3 http://192.0.2.1:2379/health 'http://[2001:db8::1]:2379/health'";
+        assert_eq!(outage.fix.as_deref(), Some(expected));
         let path = |name: &str| Some(name.into());
         let (ca, cert, key) = (path("/etc/it's/ca.pem"), path("/etc/a:b.pem"), path("/etc/key.pem"));
         let tls = Etcd { ca, cert, key, endpoints: vec!["https://etcd-1:2379".to_owned()], ..plain };
-        let wanted = r"curl -m 3 --cacert '/etc/it'\''s/ca.pem' --cert '/etc/a\:b.pem' --key /etc/key.pem https://etcd-1:2379/health";
-        assert_eq!(finding(&StoreChoice::Etcd(tls), "").fix.as_deref(), Some(wanted));
+        let expected = r"curl -m 3 --cacert '/etc/it'\''s/ca.pem' --cert '/etc/a\:b.pem' --key /etc/key.pem https://etcd-1:2379/health";
+        assert_eq!(finding(&StoreChoice::Etcd(tls), "").fix.as_deref(), Some(expected));
         assert_eq!(finding(&StoreChoice::Embedded, "").fix, None);
     }
 }

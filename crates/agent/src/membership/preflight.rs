@@ -1,4 +1,4 @@
-//! What a start would meet in the store and on the node's links. Reads only.
+//! Checks of the store and of the node's addresses for `--check-config`. They change nothing.
 
 use model::{AliveRecord, NetworkSpec, Object as _};
 use store::{Change, Compare, Store};
@@ -11,10 +11,10 @@ use crate::peers::kernel::PeerKernel;
 use crate::peers::underlay;
 use config::Config;
 
-/// No object has it: a commit that compares with it changes nothing.
+/// A revision that no object has, so that a commit that compares with it changes nothing.
 const NO_REVISION: u64 = i64::MAX.cast_unsigned();
 
-/// Why this node could not join. The embedded store is a directory of this machine, which a start would make.
+/// Why this node could not join. The embedded store needs no check, because a start would create its directory.
 pub(crate) fn store(config: &Config) -> Result<(), JoinRefused> {
     let node_state = NodeStateDir::of(&config.state_dir, &config.network.name);
     let uid = node_state.known_uid().map_err(ClusterError::from)?;
@@ -39,42 +39,42 @@ pub enum JoinRefused {
     Join(#[from] JoinError),
 }
 
-/// What is wrong with the addresses by which other nodes would reach this one. A node that is alone needs none, but those
-/// that are configured must exist.
+/// Problems with the addresses under which peers would reach this node. A single node needs no address, but configured ones must
+/// exist.
 pub(crate) fn addresses(config: &Config) -> Result<Vec<Finding>, netlink::Error> {
-    let is_given = config.node_interface.is_some() || !config.node_addresses.is_empty();
-    if is_alone(config) && !is_given {
+    let is_configured = config.node_interface.is_some() || !config.node_addresses.is_empty();
+    if is_alone(config) && !is_configured {
         return Ok(Vec::new());
     }
-    let around = PeerKernel::open()?.surroundings(config.node_interface.as_ref())?;
+    let surroundings = PeerKernel::open()?.surroundings(config.node_interface.as_ref())?;
     let (bridge, tunnel) = (config.network.bridge.as_str(), config.cluster.tunnel.as_str());
     let is_managed = |link: &netlink::Link| link.name == bridge || link.name.starts_with(tunnel);
-    Ok(underlay::find(config, &around, is_managed, &[]).problems)
+    Ok(underlay::find(config, &surroundings, is_managed, &[]).problems)
 }
 
 impl Registry {
-    /// Login, role, network and name, as [`Registry::enter`] would need them.
+    /// Checks login, role, network and name as [`Registry::enter`] needs them.
     async fn check(
         &self,
-        ours: &NetworkSpec,
+        configured: &NetworkSpec,
         name: &NodeName,
         uid: Option<&NodeUid>,
     ) -> Result<(), JoinError> {
         let network = self.layout.network();
-        if let Some(theirs) = self.get::<NetworkSpec>(&network).await?
-            && theirs.object != *ours
-            && self.has_others(name).await?
+        if let Some(stored) = self.get::<NetworkSpec>(&network).await?
+            && stored.object != *configured
+            && self.has_peers(name).await?
         {
-            return Err(JoinError::network(&theirs.object, ours));
+            return Err(JoinError::network(&stored.object, configured));
         }
         let alive = self.layout.alive(name);
         if let Some(entry) = self.store.get(&alive).await?
-            && let Ok(held) = AliveRecord::decode(&entry.value)
-            && uid != Some(&held.uid)
+            && let Ok(holder) = AliveRecord::decode(&entry.value)
+            && uid != Some(&holder.uid)
         {
-            return Err(self.held(name, &held.uid).await?);
+            return Err(self.name_held(name, &holder.uid).await?);
         }
-        // etcd checks the role for all changes of a transaction before it compares.
+        // etcd checks the role for all changes of a transaction before it evaluates the compares.
         let put = |key: &str| Change::Put { key: key.to_owned(), value: Vec::new(), lease: None };
         let changes = [put(&network), put(&self.layout.node(name)), put(&alive), put(self.layout.counter())];
         self.store.commit(&[Compare::Revision(network.clone(), NO_REVISION)], &changes).await?;

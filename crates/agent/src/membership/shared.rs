@@ -1,4 +1,4 @@
-//! What the parts of the cluster's side share: the node's blocks and MTU, which make its allocation; and what is wrong.
+//! State that the parts of membership share: the blocks and the MTU, which determine the node's allocation, and the conditions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep};
 use tracing::{error, warn};
 use types::{Code, Finding, Fix, NodeName};
 
+use super::block_requests::BlockRequest;
 use super::contact::Contact;
-use super::grow::BlockRequest;
 use super::join::{JoinError, Joined};
 use super::leases::{LeaseEvent, Leases};
 use super::node_state::{NodeStateDir, NodeStateDirError};
@@ -25,23 +25,20 @@ use crate::agent_status::AgentStatus;
 use crate::allocation::{BlockUsage, NodeAllocations};
 use crate::clock::Now;
 use crate::conditions::Source;
-use crate::peers::PeerInputs;
 use crate::peers::inputs::{NodePosition, PeerRecords};
 use crate::peers::tunnel::OVERHEAD_V6;
 use config::Config;
 
-/// One for all of them.
 pub(crate) struct SharedMembership {
     pub(crate) config: Arc<Config>,
     pub(crate) node_state: NodeStateDir,
     pub(crate) contact: Arc<Contact>,
     allocations: Arc<NodeAllocations>,
     pub(crate) agent_status: Arc<AgentStatus>,
-    peers: PeerInputs,
-    /// A node that nobody can join: it has all of the network, whatever its store says.
+    /// A single node that no other node can join: it has the whole network, independent of its store.
     pub(crate) is_alone: bool,
-    /// Held while the time of the copy on disk is set.
-    pub(super) noting: Arc<tokio::sync::Mutex<()>>,
+    /// Held while the modification time of the copy on disk is set.
+    pub(super) saving_time: Arc<tokio::sync::Mutex<()>>,
     state: Mutex<MembershipState>,
 }
 
@@ -50,26 +47,27 @@ struct MembershipState {
     blocks: Vec<IpNet>,
     mtu: Option<u32>,
     /// Why the store cannot be used.
-    trouble: Option<Finding>,
-    /// Keys in the store that cannot be read, each with the reason.
+    store_problem: Option<Finding>,
+    /// Unreadable keys in the store, each with the reason.
     unread: BTreeMap<String, String>,
-    /// Nodes whose record is among them.
+    /// Nodes with an unreadable record.
     unread_nodes: BTreeSet<NodeName>,
-    /// Blocks that were ours, and whose they are.
+    /// Former blocks of this node, each with its new owner.
     lost: BTreeMap<IpNet, NodeName>,
-    /// Our record as it was written down last.
+    /// The record on disk.
     saved: Option<NodeRecord>,
+    /// Why the record could not be saved.
     unsaved: Option<String>,
-    /// Why the other nodes are not written down as they are.
-    forgetful: Option<String>,
-    /// Of the other nodes, as far as they are known.
+    /// Why the peers could not be saved.
+    unsaved_peers: Option<String>,
+    /// The blocks of known peers.
     peers_blocks: Vec<IpNet>,
-    /// Nodes that are known here, and that a store which lost its data does not know.
+    /// Known nodes that are missing in a store that lost its data.
     awaited: Vec<NodeName>,
-    /// Of this node.
+    /// Addresses that this node lost.
     lost_addresses: Vec<IpAddr>,
-    /// Why there is no other block, where one is needed.
-    cramped: Option<(Finding, Arc<BlockRequest>)>,
+    /// Why no other block can be claimed although one is needed.
+    block_shortage: Option<(Finding, Arc<BlockRequest>)>,
     leases: Leases,
 }
 
@@ -77,7 +75,6 @@ impl SharedMembership {
     pub(crate) fn new(
         config: &Arc<Config>,
         (allocations, agent_status): (Arc<NodeAllocations>, Arc<AgentStatus>),
-        peers: PeerInputs,
         node_state: NodeStateDir,
     ) -> Self {
         Self {
@@ -87,8 +84,7 @@ impl SharedMembership {
             node_state,
             allocations,
             agent_status,
-            peers,
-            noting: Arc::default(),
+            saving_time: Arc::default(),
             state: Mutex::default(),
         }
     }
@@ -97,8 +93,8 @@ impl SharedMembership {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The blocks that were ours when this was last known: they are in force until the store says otherwise.
-    pub(crate) fn remember(&self, mut blocks: Vec<IpNet>) {
+    /// Sets the saved blocks of this node. They are in force until the store says otherwise.
+    pub(crate) fn set_saved_blocks(&self, mut blocks: Vec<IpNet>) {
         if self.is_alone {
             blocks.clone_from(&self.config.network.subnets);
         } else {
@@ -110,14 +106,14 @@ impl SharedMembership {
             state.blocks = blocks;
             state.mtu = self.node_state.mtu().filter(|_| !self.is_alone);
         }
-        self.renew();
+        self.update_allocation();
     }
 
-    /// The store has our record.
+    /// Adopts this node's record from the store.
     pub(crate) async fn accept(&self, joined: &Joined) {
-        // Before the disk is asked, which may hang: another node may give away these addresses already.
-        self.give_up_others(&joined.record.blocks);
-        // New blocks are saved first: those whose addresses are given to pods must be known after a reboot.
+        // Before the disk is used, which may hang: another node may already allocate addresses of lost blocks.
+        self.retain_blocks(&joined.record.blocks);
+        // New blocks are saved before they are used: after a reboot, blocks with addresses of pods must be known.
         self.save(&joined.record).await;
         {
             let mut state = self.lock();
@@ -127,69 +123,69 @@ impl SharedMembership {
             state.lost.extend(joined.lost.iter().cloned());
             state.lost.retain(|block, _| !joined.record.blocks.contains(block));
         }
-        self.renew();
-        self.tell();
+        self.update_allocation();
+        self.report();
     }
 
-    /// Gives up the blocks that are not among these.
-    fn give_up_others(&self, blocks: &[IpNet]) {
+    /// Withdraws all blocks that are not in this list.
+    fn retain_blocks(&self, blocks: &[IpNet]) {
         if self.is_alone {
             return;
         }
-        let is_less = {
+        let has_lost = {
             let owned = &mut self.lock().blocks;
             let before = owned.len();
             owned.retain(|block| blocks.contains(block));
             owned.len() < before
         };
-        if is_less {
-            self.renew();
+        if has_lost {
+            self.update_allocation();
         }
     }
 
-    /// The store says that our name is another machine's: nothing is ours, now and after a reboot.
-    pub(crate) async fn lose_all(&self, record: &NodeRecord, why: &str) {
+    /// Another host holds this node's name: this node owns no block, now and after a reboot.
+    pub(crate) async fn lose_all(&self, record: &NodeRecord, reason: &str) {
         if self.is_alone {
             return;
         }
         self.lock().blocks.clear();
-        self.peers.set_blocks(Vec::new());
-        self.withdraw(why);
+        self.allocations.set_blocks(Vec::new());
+        self.withdraw(reason);
         self.save(&NodeRecord { blocks: Vec::new(), ..record.clone() }).await;
-        self.tell();
+        self.report();
     }
 
     pub(crate) fn has_lost(&self) -> bool {
         !self.lock().lost.is_empty()
     }
 
-    /// Lost blocks of which no pod has an address any more are no concern of anybody.
-    pub(crate) async fn forget_lost(&self) {
+    /// Drops lost blocks in which no pod has an address.
+    pub(crate) async fn drop_unused_lost_blocks(&self) {
         let lost: Vec<IpNet> = self.lock().lost.keys().copied().collect();
         let config = Arc::clone(&self.config);
-        let look = move || {
-            let is_free = |block: &IpNet| {
+        let find_unused = move || {
+            let is_unused = |block: &IpNet| {
                 let (name, run_dir) = (&config.network.name, config.run_dir.as_path());
                 let network = Network::new(&config.network, vec![*block], None);
                 network.is_ok_and(|network| !BlockUsage { network: &network, name, run_dir }.is_used())
             };
-            lost.into_iter().filter(is_free).collect::<Vec<_>>()
+            lost.into_iter().filter(is_unused).collect::<Vec<_>>()
         };
-        match spawn_blocking(look).await {
-            Ok(free) => self.lock().lost.retain(|block, _| !free.contains(block)),
-            Err(error) => warn!("cannot look for pods with addresses of lost blocks: {error}"),
+        match spawn_blocking(find_unused).await {
+            Ok(unused) => self.lock().lost.retain(|block, _| !unused.contains(block)),
+            Err(error) => warn!(%error, "cannot check for pods with addresses of lost blocks"),
         }
-        self.tell();
+        self.report();
     }
 
     pub(crate) fn is_unsaved(&self) -> bool {
         self.lock().unsaved.is_some()
     }
 
-    /// The disk may be better by now.
-    pub(crate) async fn save_again(&self, record: &NodeRecord) {
+    /// Called from time to time, because the disk may work again.
+    pub(crate) async fn retry_save(&self, record: &NodeRecord) {
         self.save(record).await;
-        self.tell();
+        self.report();
     }
 
     async fn save(&self, record: &NodeRecord) {
@@ -205,16 +201,16 @@ impl SharedMembership {
         }
     }
 
-    /// None says nothing: a link that is away for a moment comes back as it was. Returns the MTU if it is to be saved.
+    /// None changes nothing, because a link may be down only briefly. Returns the MTU if it has to be saved.
     fn set_mtu(&self, mtu: Option<u32>) -> Option<u32> {
-        // Alone there is no tunnel to make room for.
+        // A single node has no tunnel to peers.
         let mtu = mtu.filter(|mtu| !self.is_alone && self.lock().mtu != Some(*mtu))?;
         self.lock().mtu = Some(mtu);
-        self.renew();
+        self.update_allocation();
         Some(mtu)
     }
 
-    /// Follows what the peers thread finds out about this node.
+    /// Follows the reports of the peers thread about this node's addresses and MTU.
     pub(crate) async fn follow_position(&self, mut position: watch::Receiver<NodePosition>) {
         loop {
             let NodePosition { lost, mtu } = position.borrow_and_update().clone();
@@ -223,7 +219,7 @@ impl SharedMembership {
                 let node_state = self.node_state.clone();
                 let saved = spawn_blocking(move || node_state.save_mtu(mtu)).await;
                 if let Some(error) = failure(saved) {
-                    warn!("the MTU cannot be remembered: {error}");
+                    warn!(%error, "cannot save the MTU");
                 }
             }
             if position.changed().await.is_err() {
@@ -232,7 +228,7 @@ impl SharedMembership {
         }
     }
 
-    /// Writes the peers to disk when they change, for a boot without the store.
+    /// Saves the peers on each change, for a boot without the store.
     pub(crate) async fn save_peers(&self, mut reported: watch::Receiver<PeerRecords>) {
         let mut is_saved = true;
         loop {
@@ -244,75 +240,79 @@ impl SharedMembership {
                 return std::future::pending().await;
             }
             let PeerRecords { records, awaited } = reported.borrow_and_update().clone();
-            self.know_peers(&records, awaited);
+            self.set_peers(&records, awaited);
             let node_state = self.node_state.clone();
             let saved = failure(spawn_blocking(move || node_state.save_peers(records.iter())).await);
             is_saved = saved.is_none();
-            self.set_forgetful(saved.map(|error| {
-                format!("the other nodes cannot be written down, for a boot without the store: {error}")
-            }));
+            self.set_unsaved_peers(
+                saved.map(|error| format!("cannot save the peers for a boot without the store: {error}")),
+            );
         }
     }
 
-    /// What fits on most links with room for either tunnel, for a node that boots before its link has an address. A pod
-    /// keeps what it was made with: too little is slower, too much does not work.
-    fn cautious_mtu(&self) -> Option<u32> {
+    /// An MTU that fits on most links with either tunnel, for a boot before the node's link has an address. Pods keep the MTU
+    /// that they were created with. A small MTU only costs throughput, but one that is too large loses packets.
+    fn fallback_mtu(&self) -> Option<u32> {
         let has_tunnel = !self.is_alone && self.config.cluster.transport != model::Transport::Direct;
         has_tunnel.then_some(1500 - OVERHEAD_V6)
     }
 
-    /// Puts the allocation in force, if it differs from the one in force.
-    fn renew(&self) {
+    /// Sets the allocation if it changed.
+    fn update_allocation(&self) {
         let (blocks, mtu) = {
             let state = self.lock();
             (state.blocks.clone(), state.mtu)
         };
-        self.peers.set_blocks(blocks.clone());
+        self.allocations.set_blocks(blocks.clone());
         let network = &self.config.network;
         let has_none = |subnet: &&IpNet| !blocks.iter().any(|block| subnet.contains(block));
         if let Some(subnet) = network.subnets.iter().find(has_none) {
-            return self.withdraw(&format!("this node has no block of {subnet} any more"));
+            return self.withdraw(&format!("this node no longer has a block of {subnet}"));
         }
-        let mtu = network.mtu.or(mtu).or_else(|| self.cautious_mtu());
-        if self.allocations.default_network().is_ok_and(|own| own.blocks() == blocks && own.mtu() == mtu) {
+        let mtu = network.mtu.or(mtu).or_else(|| self.fallback_mtu());
+        if self
+            .allocations
+            .default_network()
+            .is_ok_and(|current| current.blocks() == blocks && current.mtu() == mtu)
+        {
             return;
         }
         match Network::new(network, blocks, mtu) {
             Ok(network) => self.allocations.set(NodeAllocation::of_default(Arc::new(network))),
-            Err(error) => self.allocations.explain(format!("the agent's own network: {error}")),
+            Err(error) => self.allocations.explain(format!("network of the agent: {error}")),
         }
     }
 
-    /// Withdraws the allocation. Requests that wait get no addresses that are another machine's. Pods that run keep what they
-    /// have, and so do those whose request is being served.
-    fn withdraw(&self, why: &str) {
-        if self.allocations.withdraw(why) {
-            error!("{why}: no pod gets an address until it has one");
+    /// Withdraws the allocation. Waiting requests get no addresses that now belong to another host. Running pods keep their
+    /// addresses, and so do requests that are being served.
+    fn withdraw(&self, reason: &str) {
+        if self.allocations.withdraw(reason) {
+            error!(reason, "block withdrawn; new pods get no addresses");
             self.allocations.report_block(&self.agent_status, &self.config.network.name);
         }
     }
 
-    /// The first answer may take a while.
-    pub(crate) fn explain_asking(&self, store: &str) {
-        self.allocations.explain(format!("this node has no block yet: {store} is asked for one"));
+    /// Sets the reason for the missing block until the store's first answer.
+    pub(crate) fn explain_waiting(&self, store: &str) {
+        self.allocations.explain(format!("this node has no block yet: waiting for {store}"));
     }
 
-    /// The other nodes, and those of them that the store does not know.
-    pub(crate) fn know_peers(&self, peers: &[NodeRecord], awaited: Vec<NodeName>) {
+    /// Sets the known peers, and those of them that are missing in the store.
+    pub(crate) fn set_peers(&self, peers: &[NodeRecord], awaited: Vec<NodeName>) {
         let blocks = peers.iter().flat_map(|peer| peer.blocks.iter().copied()).collect();
-        let is_event = {
+        let is_changed = {
             let mut state = self.lock();
             state.peers_blocks = blocks;
-            let is_event = state.awaited != awaited;
+            let is_changed = state.awaited != awaited;
             state.awaited = awaited;
-            is_event
+            is_changed
         };
-        if is_event {
-            self.tell();
+        if is_changed {
+            self.report();
         }
     }
 
-    /// They are nobody else's, whatever a store says that lost its data.
+    /// The blocks of known peers. They must not be claimed, even if a store that lost its data has no claim for them.
     pub(crate) fn peers_blocks(&self) -> Vec<IpNet> {
         self.lock().peers_blocks.clone()
     }
@@ -321,107 +321,110 @@ impl SharedMembership {
         self.lock().blocks.clone()
     }
 
-    /// This node could not join, or its watch broke. An outage is reported by [`Self::unreachable`].
+    /// This node could not join, or its watch broke. [`Contact`] reports outages.
     pub(crate) fn store_failed(&self, error: &JoinError) {
         self.contact.session_failed(error);
         if !error.is_transient() {
-            self.lock().trouble = Some(error.finding());
+            self.lock().store_problem = Some(error.finding());
         } else if !self.contact.is_reachable() {
-            self.lock().trouble = None;
+            self.lock().store_problem = None;
         }
-        self.tell();
+        self.report();
         self.allocations.explain(format!("this node has no block yet: {error}"));
     }
 
-    pub(crate) fn set_growth_trouble(&self, what: Option<(Finding, Arc<BlockRequest>)>) {
-        self.lock().cramped = what;
-        self.tell();
+    pub(crate) fn set_block_shortage(&self, shortage: Option<(Finding, Arc<BlockRequest>)>) {
+        self.lock().block_shortage = shortage;
+        self.report();
     }
 
-    pub(crate) fn lacks_free_block(&self) -> bool {
-        self.lock().cramped.is_some()
+    pub(crate) fn has_block_shortage(&self) -> bool {
+        self.lock().block_shortage.is_some()
     }
 
-    /// Reconcile rounds ask for a block while the node needs one. If none has asked for this time, the need is over.
-    pub(crate) fn end_growth_trouble(&self, after: Duration) {
-        let is_over = self.lock().cramped.as_ref().is_some_and(|(_, request)| request.idle() > after);
+    /// Reconcile rounds request a block while the node needs one. Without a request for this time, the shortage is over.
+    pub(crate) fn end_block_shortage(&self, after: Duration) {
+        let is_over = self.lock().block_shortage.as_ref().is_some_and(|(_, request)| request.idle() > after);
         if is_over {
-            self.set_growth_trouble(None);
+            self.set_block_shortage(None);
         }
     }
 
     pub(crate) fn store_works(&self) {
-        self.lock().trouble = None;
-        self.tell();
+        self.lock().store_problem = None;
+        self.report();
     }
 
-    /// Why the other nodes could not be written down; None: they are.
-    fn set_forgetful(&self, why: Option<String>) {
-        if self.lock().forgetful != why {
-            self.lock().forgetful = why;
-            self.tell();
+    /// Why the peers could not be saved. None if they were.
+    fn set_unsaved_peers(&self, reason: Option<String>) {
+        if self.lock().unsaved_peers != reason {
+            self.lock().unsaved_peers = reason;
+            self.report();
         }
     }
 
-    /// Keys, and the nodes whose record is at one of them.
+    /// Sets the unreadable keys, and the nodes of those that are records.
     pub(crate) fn set_unread(&self, unread: &BTreeMap<String, String>, nodes: &BTreeMap<NodeName, String>) {
         if self.lock().unread != *unread {
             let mut state = self.lock();
             state.unread.clone_from(unread);
             state.unread_nodes = nodes.keys().cloned().collect();
             drop(state);
-            self.tell();
+            self.report();
         }
     }
 
-    pub(crate) fn store_trouble(&self) -> String {
-        let trouble = self.lock().trouble.as_ref().map(|trouble| trouble.message.clone());
-        trouble
-            .or_else(|| self.contact.silence())
-            .unwrap_or_else(|| "the store is being asked for the first time".to_owned())
+    pub(crate) fn store_problem(&self) -> String {
+        let problem = self.lock().store_problem.as_ref().map(|problem| problem.message.clone());
+        problem
+            .or_else(|| self.contact.outage())
+            .unwrap_or_else(|| "the store has not answered yet".to_owned())
     }
 
-    pub(crate) fn tell(&self) {
-        let outage = self.contact.silence().map(|why| {
-            let found = outage::finding(&self.config.store, &why);
+    pub(crate) fn report(&self) {
+        let outage = self.contact.outage().map(|reason| {
+            let finding = outage::finding(&self.config.store, &reason);
             // etcd need not be the cause.
             match self.lock().lost_addresses.first() {
                 Some(lost) => Finding {
-                    message: format!("{why}; this node lost its address {lost}"),
-                    ..found.fix("ip address show")
+                    message: format!("{reason}; this node lost its address {lost}"),
+                    ..finding.fix("ip address show")
                 },
-                None => found,
+                None => finding,
             }
         });
         let (mut findings, lapses) = {
             let state = &mut *self.lock();
             let lapses = state.leases.findings(&self.config.node, &state.unread_nodes, &Now::read());
-            // While this node cannot join, nothing is known about the others.
-            (state.findings(&self.node_state), if state.trouble.is_none() { lapses } else { Vec::new() })
+            // While this node cannot join, the leases of other nodes are unknown.
+            (
+                state.findings(&self.node_state),
+                if state.store_problem.is_none() { lapses } else { Vec::new() },
+            )
         };
         match outage {
             Some(outage) => findings.push(outage),
             None => findings.extend(lapses),
         }
-        let denial = self.contact.denial().map(|why| Finding::new(Code::StoreFailed, "store", why));
-        // A failure to join has the same code and object, and is the later one.
-        findings.extend(denial.filter(|_| self.lock().trouble.is_none()));
+        let denial = self.contact.denial().map(|reason| Finding::new(Code::StoreFailed, "store", reason));
+        // A failed join has the same code and object, and is newer.
+        findings.extend(denial.filter(|_| self.lock().store_problem.is_none()));
         self.agent_status.set(Source::Cluster, findings);
     }
 
     fn set_lost_addresses(&self, lost: &[IpAddr]) {
         if self.lock().lost_addresses != lost {
             self.lock().lost_addresses = lost.to_vec();
-            self.tell();
+            self.report();
         }
     }
 
-    /// The store has these nodes, and these leases.
+    /// Sets the nodes and leases of a listing.
     pub(crate) fn list_leases(&self, nodes: BTreeSet<NodeName>, held: BTreeSet<NodeName>) {
         self.lock().leases.set_all(nodes, held, Now::read().instant);
     }
 
-    pub(crate) fn note_leases(&self, events: impl Iterator<Item = LeaseEvent>) {
+    pub(crate) fn apply_lease_events(&self, events: impl Iterator<Item = LeaseEvent>) {
         let now = Now::read().instant;
         let is_changed = {
             let mut state = self.lock();
@@ -429,7 +432,7 @@ impl SharedMembership {
             changes.contains(&true)
         };
         if is_changed {
-            self.tell();
+            self.report();
         }
     }
 
@@ -450,27 +453,26 @@ fn failure(written: Result<Result<(), NodeStateDirError>, task::JoinError>) -> O
 
 impl MembershipState {
     fn findings(&self, node_state: &NodeStateDir) -> Vec<Finding> {
-        let mut all: Vec<Finding> = self.trouble.iter().cloned().collect();
+        let mut all: Vec<Finding> = self.store_problem.iter().cloned().collect();
         let unread = self.unread.iter();
-        all.extend(
-            unread.map(|(key, why)| Finding::new(Code::StoreValueUnreadable, format_args!("key {key}"), why)),
-        );
-        let directory = node_state.dir().to_string_lossy();
-        let unsaved = self.unsaved.iter().chain(&self.forgetful);
-        all.extend(unsaved.map(|why| {
-            let found = Finding::new(Code::StateDirUnwritable, format_args!("directory {directory}"), why);
-            found.fix(Fix::words(["df", "-h", &directory]))
+        all.extend(unread.map(|(key, reason)| {
+            Finding::new(Code::StoreValueUnreadable, format_args!("key {key}"), reason)
         }));
-        all.extend(self.cramped.iter().map(|(found, _)| found.clone()));
+        let directory = node_state.dir().to_string_lossy();
+        let unsaved = self.unsaved.iter().chain(&self.unsaved_peers);
+        all.extend(unsaved.map(|reason| {
+            let finding =
+                Finding::new(Code::StateDirUnwritable, format_args!("directory {directory}"), reason);
+            finding.fix(Fix::words(["df", "-h", &directory]))
+        }));
+        all.extend(self.block_shortage.iter().map(|(finding, _)| finding.clone()));
         all.extend(self.awaited.iter().map(|node| {
-            let message = "it has not registered again since the store lost its data; its routes and blocks are kept \
-                           for an hour";
+            let message = "it has not registered again since the store lost its data; its routes and blocks are kept for an hour";
             Finding::new(Code::PeerNotRegistered, format_args!("node {node}"), message)
         }));
         all.extend(self.lost.iter().map(|(block, node)| {
             let message = format!(
-                "block {block} was this node's and belongs to {node} now: pods with addresses of it cannot be reached \
-                 from other nodes"
+                "block {block} of this node now belongs to {node}: pods with its addresses are not reachable from other nodes"
             );
             Finding::new(Code::BlockLost, format_args!("block {block}"), message)
         }));

@@ -1,4 +1,4 @@
-//! Joining, against a real store in a directory; and the choice of the node's addresses, from tables.
+//! Joins with a real store in a directory, and the choice of the node's addresses from tables.
 
 mod known;
 mod member;
@@ -19,7 +19,7 @@ use store::{Change, Store, StoreConfig};
 use types::{Mac, NodeUid};
 
 use super::ask_error::AskError;
-use super::command::{StoreQuery, look};
+use super::command::{StoreQuery, read_contents};
 use super::contact::Contact;
 use super::join::{Candidate, JoinError, Joined, Registry, block_layouts};
 
@@ -46,21 +46,21 @@ fn candidate(name: &str, uid: u8) -> Candidate {
         version: "1".to_owned(),
         transport: None,
     };
-    Candidate { spec: spec(), record, remembered: Vec::new(), former: None, since: 1 }
+    Candidate { spec: spec(), record, saved_blocks: Vec::new(), former: None, since: 1 }
 }
 
 async fn join(registry: &Registry, candidate: &Candidate) -> Result<Joined, JoinError> {
     registry.join(candidate, &[]).await
 }
 
-/// Each test has a directory of its own, and a runtime.
+/// Runs a test with a new store directory and a runtime.
 fn with_store<F: Future<Output = ()>>(test: impl FnOnce(Registry) -> F) {
     let dir = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { test(registry(dir.path())).await });
 }
 
-async fn say_alive(registry: &Registry, joined: &Joined) {
+async fn put_alive(registry: &Registry, joined: &Joined) {
     let value = AliveRecord { uid: joined.record.uid.clone(), since: 1 }.encode();
     let put = Change::Put { key: registry.layout.alive(&joined.record.name), value, lease: None };
     registry.store.commit(&[], &[put]).await.unwrap();
@@ -71,18 +71,18 @@ fn a3_a_node_gets_a_block_of_each_family_and_keeps_it() {
     with_store(|registry| async move {
         let first = join(&registry, &candidate("n1", 1)).await.unwrap();
         assert_eq!(first.record.blocks, nets(&["10.2.0.0/24", "fd00:2::/68"]));
-        let second = join(&registry, &candidate("n2", 2)).await.unwrap();
-        assert_eq!(second.record.blocks, nets(&["10.2.1.0/24", "fd00:2:0:0:1000::/68"]));
-        let again = join(&registry, &candidate("n1", 1)).await.unwrap();
-        assert_eq!(again, first, "nothing was written");
+        let other = join(&registry, &candidate("n2", 2)).await.unwrap();
+        assert_eq!(other.record.blocks, nets(&["10.2.1.0/24", "fd00:2:0:0:1000::/68"]));
+        let second_join = join(&registry, &candidate("n1", 1)).await.unwrap();
+        assert_eq!(second_join, first, "a second join must write nothing");
     });
 }
 
 #[test]
-fn a3_the_counter_is_a_hint_and_never_trusted() {
+fn a3_a_reset_counter_does_not_cause_duplicate_blocks() {
     with_store(|registry| async move {
         let first = join(&registry, &candidate("n1", 1)).await.unwrap();
-        // Somebody sets it back: the next one starts where the first one did.
+        // The counter is reset, so that the next node starts its search with the blocks of the first one.
         registry.store.commit(&[], &[Change::Delete(registry.layout.counter().to_owned())]).await.unwrap();
         let second = join(&registry, &candidate("n2", 2)).await.unwrap();
         assert!(second.record.blocks.iter().all(|block| !first.record.blocks.contains(block)));
@@ -90,7 +90,7 @@ fn a3_the_counter_is_a_hint_and_never_trusted() {
 }
 
 #[test]
-fn nodes_that_join_at_once_get_different_blocks() {
+fn nodes_that_join_concurrently_get_different_blocks() {
     with_store(|registry| async move {
         let mut joins = tokio::task::JoinSet::new();
         for n in 1..=16 {
@@ -99,7 +99,7 @@ fn nodes_that_join_at_once_get_different_blocks() {
         }
         let all: Vec<Joined> = joins.join_all().await;
         let blocks: BTreeSet<IpNet> = all.iter().flat_map(|joined| joined.record.blocks.clone()).collect();
-        assert_eq!(blocks.len(), 32, "each has one of each family, and nobody another's");
+        assert_eq!(blocks.len(), 32, "each node must have its own block of each family");
         let error = join(&registry, &candidate("n17", 17)).await.unwrap_err();
         assert!(matches!(error, JoinError::Exhausted { count: 16, .. }), "{error}");
         assert!(error.to_string().contains("podwire node rm"), "{error}");
@@ -107,16 +107,16 @@ fn nodes_that_join_at_once_get_different_blocks() {
 }
 
 #[test]
-fn a_name_that_is_held_is_refused_and_taken_over_afterwards() {
+fn a_held_name_is_refused_and_taken_over_after_its_release() {
     with_store(|registry| async move {
         let first = join(&registry, &candidate("n1", 1)).await.unwrap();
-        say_alive(&registry, &first).await;
+        put_alive(&registry, &first).await;
         let error = join(&registry, &candidate("n1", 2)).await.unwrap_err();
         let reported = error.to_string();
         assert!(matches!(error, JoinError::Held { .. }), "{reported}");
         assert!(reported.contains(first.record.uid.as_str()) && reported.contains("192.0.2.1"), "{reported}");
-        let gone = Change::Delete(registry.layout.alive(&first.record.name));
-        registry.store.commit(&[], &[gone]).await.unwrap();
+        let released = Change::Delete(registry.layout.alive(&first.record.name));
+        registry.store.commit(&[], &[released]).await.unwrap();
         let second = join(&registry, &candidate("n1", 2)).await.unwrap();
         assert_eq!(second.record.blocks, first.record.blocks);
         assert_ne!(second.record.uid, first.record.uid);
@@ -124,25 +124,25 @@ fn a_name_that_is_held_is_refused_and_taken_over_afterwards() {
 }
 
 #[test]
-fn a_store_that_was_wiped_gets_everything_back() {
+fn nodes_restore_their_blocks_in_a_wiped_store() {
     with_store(|registry| async move {
-        let nobody = candidate("n0", 9);
-        join(&registry, &nobody).await.unwrap();
+        let first_node = candidate("n0", 9);
+        join(&registry, &first_node).await.unwrap();
         let mut first = candidate("n1", 1);
-        first.remembered = nets(&["10.2.9.0/24", "fd00:2:0:0:7000::/68"]);
+        first.saved_blocks = nets(&["10.2.9.0/24", "fd00:2:0:0:7000::/68"]);
         let joined = join(&registry, &first).await.unwrap();
-        assert_eq!(joined.record.blocks, first.remembered);
-        // Somebody else who remembers the same one was too slow.
+        assert_eq!(joined.record.blocks, first.saved_blocks);
+        // Another node with the same saved blocks is slower.
         let mut second = candidate("n2", 2);
-        second.remembered.clone_from(&first.remembered);
+        second.saved_blocks.clone_from(&first.saved_blocks);
         let joined = join(&registry, &second).await.unwrap();
         assert_eq!(joined.lost.len(), 2);
-        assert!(joined.record.blocks.iter().all(|block| !first.remembered.contains(block)));
+        assert!(joined.record.blocks.iter().all(|block| !first.saved_blocks.contains(block)));
     });
 }
 
 #[test]
-fn all_nodes_mean_the_same_network_and_one_alone_may_change_it() {
+fn only_a_single_node_may_change_the_network() {
     with_store(|registry| async move {
         join(&registry, &candidate("n1", 1)).await.unwrap();
         let other = NetworkSpec { subnets: nets(&["10.9.0.0/16"]), margin: 8, ..spec() };
@@ -151,8 +151,8 @@ fn all_nodes_mean_the_same_network_and_one_alone_may_change_it() {
         let joined = join(&registry, &moved).await.unwrap();
         assert_eq!(joined.record.blocks.len(), 1);
         assert!(other.subnets[0].contains(&joined.record.blocks[0]));
-        let contents = look(&registry).await.unwrap();
-        assert_eq!(contents.claims.len(), 1, "the old ones went back");
+        let contents = read_contents(&registry).await.unwrap();
+        assert_eq!(contents.claims.len(), 1, "the old blocks must be released");
         let error = join(&registry, &candidate("n2", 2)).await.unwrap_err().to_string();
         assert!(error.contains("10.9.0.0/16 with 8 bits") && error.contains("10.2.0.0/20 and"), "{error}");
     });
@@ -167,7 +167,7 @@ fn a_full_node_gets_another_block() {
         assert_eq!(grown.record.blocks.len(), 3);
         assert_eq!(grown.record.blocks[..2], joined.record.blocks);
         assert_eq!(join(&registry, &candidate("n1", 1)).await.unwrap().record.blocks, grown.record.blocks);
-        // What is not known any more is not built upon.
+        // An outdated record must not be extended.
         assert!(registry.grow(joined, &block_layout, &[]).await.is_err());
     });
 }
@@ -193,23 +193,23 @@ async fn remove(registry: &Registry, name: &str, force: bool) -> Result<Vec<IpNe
 }
 
 #[test]
-fn a_removed_nodes_blocks_return() {
+fn the_blocks_of_a_removed_node_are_released() {
     with_store(|registry| async move {
         join(&registry, &candidate("n1", 1)).await.unwrap();
         let second = join(&registry, &candidate("n2", 2)).await.unwrap();
-        say_alive(&registry, &second).await;
+        put_alive(&registry, &second).await;
         assert!(remove(&registry, "n1", true).await.unwrap_err().to_string().contains("this node"));
         assert!(remove(&registry, "n9", false).await.unwrap_err().to_string().contains("no node n9"));
         assert!(remove(&registry, "n2", false).await.unwrap_err().to_string().contains("is alive"));
         assert_eq!(remove(&registry, "n2", true).await.unwrap(), second.record.blocks);
-        let contents = look(&registry).await.unwrap();
+        let contents = read_contents(&registry).await.unwrap();
         assert_eq!((contents.nodes.len(), contents.claims.len()), (1, 2));
     });
 }
 
-/// A route of ours that somebody changed is not the one that is wanted, also where it leads to the same place.
+/// A managed route with other attributes differs from the desired one, even with the same next hop.
 #[test]
-fn a_route_is_shown_as_different_whatever_of_it_is() {
+fn a_route_with_any_changed_attribute_is_shown_as_different() {
     let underlay =
         Underlay { link: 1, address: "192.0.2.1".parse().unwrap(), on_link: nets(&["192.0.2.0/24"]) };
     let mut mesh = Mesh::new(LocalNode {
@@ -229,23 +229,23 @@ fn a_route_is_shown_as_different_whatever_of_it_is() {
     };
     mesh.set_claim(record.blocks[0], Some(record.name.clone()));
     mesh.set_peer(StoredNode { record, created: 1 });
-    let wanted = mesh.take_changes().set_routes[0];
+    let desired = mesh.take_changes().set_routes[0];
     let other: IpAddr = "192.0.2.9".parse().unwrap();
-    let shown = |route: PeerRoute| {
+    let view = |route: PeerRoute| {
         let observed = ObservedPeers { routes: vec![route], ..ObservedPeers::default() };
         let routes = super::view::routes(&mesh, &observed, &mut RtSocket::open().unwrap());
         (routes.len(), routes[0].state, routes[0].message.clone().unwrap_or_default())
     };
-    assert_eq!(shown(wanted), (1, RouteState::Ok, String::new()));
+    assert_eq!(view(desired), (1, RouteState::Ok, String::new()));
     for (changed, word) in [
-        (PeerRoute { gateway: other, ..wanted }, "leads to 192.0.2.9 over lo"),
-        (PeerRoute { link: u32::MAX, ..wanted }, "leads to 192.0.2.2 over no link"),
-        (PeerRoute { src: None, ..wanted }, "another source address"),
-        (PeerRoute { onlink: !wanted.onlink, ..wanted }, "another way to its gateway"),
+        (PeerRoute { gateway: other, ..desired }, "via 192.0.2.9 dev lo"),
+        (PeerRoute { link: u32::MAX, ..desired }, "via 192.0.2.2 dev no link"),
+        (PeerRoute { src: None, ..desired }, "another source address"),
+        (PeerRoute { onlink: !desired.onlink, ..desired }, "onlink flag"),
     ] {
-        let (count, state, note) = shown(changed);
+        let (count, state, message) = view(changed);
         assert_eq!((count, state), (1, RouteState::Different));
-        assert!(note.contains(word), "{note}");
+        assert!(message.contains(word), "{message}");
     }
 }
 
@@ -300,8 +300,8 @@ mod position {
         Route { gateway: Some(gateway), link: Some(link), ..Route::to(dst.parse().unwrap()) }
     }
 
-    /// Two links with both families; the default routes are on the second.
-    fn around() -> Surroundings {
+    /// Two links with both families. The default routes use the second one.
+    fn surroundings() -> Surroundings {
         Surroundings {
             links: vec![link(1, "lo", 65536), link(2, "eth0", 1500), link(3, "eth1", 1400)],
             addresses: vec![
@@ -325,107 +325,104 @@ mod position {
     }
 
     #[test]
-    fn pain18_the_default_route_decides() {
-        let position = chosen(&config(None, &[]), &around());
+    fn pain18_the_default_route_selects_the_addresses() {
+        let position = chosen(&config(None, &[]), &surroundings());
         assert_eq!(addresses(&position), ["192.0.2.5", "2001:db8::5"]);
         assert_eq!((position.mtu, position.problems.len()), (Some(1400), 0));
         assert_eq!(position.underlays[0].on_link, nets(&["192.0.2.0/24"]));
     }
 
     #[test]
-    fn pain18_config_decides_before_routes_do() {
-        let position = chosen(&config(Some("eth0"), &[]), &around());
+    fn pain18_the_config_has_priority_over_the_default_route() {
+        let position = chosen(&config(Some("eth0"), &[]), &surroundings());
         assert_eq!((addresses(&position), position.mtu), (vec!["10.0.0.5".to_owned()], Some(1500)));
-        let position = chosen(&config(None, &["10.0.0.5"]), &around());
+        let position = chosen(&config(None, &["10.0.0.5"]), &surroundings());
         assert_eq!(position.underlays[0].link, 2);
         assert_eq!(addresses(&position), ["10.0.0.5", "2001:db8::5"]);
-        let position = chosen(&config(Some("eth7"), &[]), &around());
+        let position = chosen(&config(Some("eth7"), &[]), &surroundings());
         assert!(position.underlays.is_empty());
         assert!(
-            position.problems.iter().any(|what| what.message.contains("eth7")),
+            position.problems.iter().any(|finding| finding.message.contains("eth7")),
             "{:?}",
             position.problems
         );
     }
 
     #[test]
-    fn pain18_what_is_not_clear_is_told() {
-        let mut around = around();
+    fn pain18_an_ambiguous_choice_of_addresses_is_reported() {
+        let mut around = surroundings();
         around.defaults[1].link = None;
         let position = chosen(&config(None, &[]), &around);
-        assert_eq!(addresses(&position), ["192.0.2.5", "2001:db8::5"], "of IPv6 there is one link to choose");
+        assert_eq!(addresses(&position), ["192.0.2.5", "2001:db8::5"], "only one link has an IPv6 address");
         assert!(
             position.problems[0].message.contains("IPv6")
                 && position.problems[0].message.contains("node_interface")
         );
         around.defaults.clear();
         let position = chosen(&config(None, &[]), &around);
-        assert_eq!(addresses(&position), ["2001:db8::5"], "of IPv4 there are two");
+        assert_eq!(addresses(&position), ["2001:db8::5"], "two links have an IPv4 address");
         assert!(position.problems[0].message.contains("several links have addresses (eth0, eth1)"));
         around.addresses.clear();
         assert!(chosen(&config(None, &[]), &around).problems[0].message.contains("no address"));
     }
 
     #[test]
-    fn pain18_an_address_that_no_link_has_is_told() {
+    fn pain18_a_configured_address_without_link_is_reported() {
         for interface in [None, Some("eth0")] {
-            let position = chosen(&config(interface, &["10.0.0.77", "2001:db8::5"]), &around());
-            assert!(
-                addresses(&position).contains(&"10.0.0.77".to_owned()),
-                "it may be translated on its way"
-            );
-            let [problem] = &position.problems[..] else { panic!("{:?}", position.problems) };
-            assert!(problem.message.contains("node_addresses says 10.0.0.77, but no link"), "{problem:?}");
+            let position = chosen(&config(interface, &["10.0.0.77", "2001:db8::5"]), &surroundings());
+            assert!(addresses(&position).contains(&"10.0.0.77".to_owned()), "NAT may translate the address");
+            let [finding] = &position.problems[..] else { panic!("{:?}", position.problems) };
+            assert!(finding.message.contains("node_addresses says 10.0.0.77, but no link"), "{finding:?}");
         }
     }
 
     #[test]
-    fn pain17_an_address_stays_as_long_as_it_is_there() {
+    fn pain17_the_published_address_is_kept_while_it_exists() {
         let before: Vec<IpAddr> = vec!["192.0.2.6".parse().unwrap()];
-        let position = find(&config(None, &[]), &around(), |_| false, &before);
+        let position = find(&config(None, &[]), &surroundings(), |_| false, &before);
         assert_eq!(addresses(&position)[0], "192.0.2.6");
-        let mut around = around();
+        let mut around = surroundings();
         around.addresses.retain(|address| address.addr.addr() != before[0]);
         let position = find(&config(None, &[]), &around, |_| false, &before);
         assert_eq!(addresses(&position)[0], "192.0.2.5");
     }
 
     #[test]
-    fn an_address_that_was_removed_is_reported_until_the_family_has_one_again() {
-        let (config, whole) = (config(None, &[]), around());
+    fn a_removed_address_is_reported_until_its_family_has_one() {
+        let (config, whole) = (config(None, &[]), surroundings());
         let find = |around: &Surroundings, before: &Position| {
             find(&config, around, |_| false, &before.known_addresses())
         };
-        let mut around = around();
+        let mut around = surroundings();
         around.addresses.retain(|address| address.addr.addr().is_ipv6());
         around.defaults.remove(0);
         let first = find(&around, &chosen(&config, &whole));
         for position in [&first, &find(&around, &first)] {
             assert_eq!(addresses(position), ["2001:db8::5"]);
-            let [found] = &position.problems[..] else { panic!("{:?}", position.problems) };
+            let [finding] = &position.problems[..] else { panic!("{:?}", position.problems) };
             assert_eq!(
-                (found.code, found.object.as_str()),
+                (finding.code, finding.object.as_str()),
                 (types::Code::NodeAddressMissing, "address 192.0.2.5")
             );
         }
-        let back = find(&whole, &first);
-        assert_eq!((back.problems.len(), back.lost.len()), (0, 0));
+        let restored = find(&whole, &first);
+        assert_eq!((restored.problems.len(), restored.lost.len()), (0, 0));
         around.addresses.clear();
         let none = find(&around, &first);
-        let objects: Vec<&str> = none.problems.iter().map(|found| found.object.as_str()).collect();
+        let objects: Vec<&str> = none.problems.iter().map(|finding| finding.object.as_str()).collect();
         assert_eq!(objects, ["address 192.0.2.5", "address 2001:db8::5"]);
     }
 
     #[test]
-    fn an_address_that_is_not_usable_yet_is_not_published() {
-        let mut around = around();
+    fn a_tentative_address_is_not_published() {
+        let mut around = surroundings();
         around.addresses[5].tentative = true;
         assert_eq!(addresses(&chosen(&config(None, &[]), &around)), ["192.0.2.5"]);
     }
 
     #[test]
-    fn links_of_ours_are_never_chosen() {
-        let mut around = around();
+    fn managed_links_are_never_chosen() {
+        let mut around = surroundings();
         around.defaults.clear();
         let position = find(&config(None, &[]), &around, |link| link.name == "eth0", &[]);
         assert_eq!(addresses(&position), ["192.0.2.5", "2001:db8::5"]);
@@ -433,21 +430,21 @@ mod position {
 }
 
 #[test]
-fn an_end_that_nobody_asked_for_is_told() {
-    let reported = |asked: bool| {
+fn an_unexpected_end_of_the_thread_is_reported() {
+    let reported = |stop_requested: bool| {
         let agent_status = std::sync::Arc::new(crate::agent_status::AgentStatus::new());
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let contact = std::sync::Arc::new(Contact::new(None));
-        contact.watching(super::contact::ListedNodes::default());
+        contact.watch_started(super::contact::ListedNodes::default());
         let refused = types::Finding::new(types::Code::PeerRouteFailed, "route 10.2.3.0/24", "EINVAL");
         agent_status.set(crate::conditions::Source::Routes, vec![refused]);
-        let (copy, shown) = (std::sync::Arc::clone(&agent_status), std::sync::Arc::clone(&contact));
-        let ending = super::ThreadExitGuard { agent_status: copy, contact: shown, stop: stopped };
-        stop.send_replace(asked);
-        drop(ending);
+        let (copy, contact_copy) = (std::sync::Arc::clone(&agent_status), std::sync::Arc::clone(&contact));
+        let guard = super::ThreadExitGuard { agent_status: copy, contact: contact_copy, stop: stopped };
+        stop.send_replace(stop_requested);
+        drop(guard);
         let has = |code| agent_status.has(code);
         (has(types::Code::StoreWatchStopped), contact.is_reachable(), has(types::Code::PeerRouteFailed))
     };
-    // Routes are kept by another thread, which goes on.
+    // The peers thread maintains the routes and continues.
     assert_eq!((reported(false), reported(true)), ((true, false, true), (false, true, true)));
 }

@@ -1,4 +1,4 @@
-//! The cluster as a person asks for it.
+//! The cluster's nodes, blocks and routes for the API.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use types::NodeName;
 
 use super::command::StoreContents;
 
-/// What other nodes do not use of each record, and why.
+/// The parts of each record that peers refuse to use, and the reasons.
 fn record_problems<'a>(
     contents: &'a StoreContents,
     block_layouts: &[BlockLayout],
@@ -23,27 +23,27 @@ fn record_problems<'a>(
     let mut problems: BTreeMap<&NodeName, Vec<String>> = BTreeMap::new();
     for StoredNode { record, .. } in &contents.nodes {
         let refused = refusals(record, block_layouts, |block| owners.get(block).copied());
-        let sentences = refused.iter().map(|one| one.sentence(None));
+        let sentences = refused.iter().map(|refusal| refusal.sentence(None));
         problems.entry(&record.name).or_default().extend(sentences);
     }
-    for (name, what) in shared_parts(&contents.nodes) {
-        problems.entry(name).or_default().push(what);
+    for (name, problem) in shared_parts(&contents.nodes) {
+        problems.entry(name).or_default().push(problem);
     }
     problems
 }
 
-/// All nodes, by name.
+/// All nodes, ordered by name.
 pub(crate) fn nodes(
     contents: &StoreContents,
     block_layouts: &[BlockLayout],
-    here: &NodeName,
+    local_name: &NodeName,
 ) -> Vec<NodeView> {
     let mut problems = record_problems(contents, block_layouts);
     let alive_since = |name: &NodeName| contents.alive.as_ref()?.get(name).copied().map(Timestamp);
     let agent = |name: &NodeName| match &contents.alive {
         Some(alive) if alive.contains_key(name) => AgentState::Alive,
-        // This agent answers, also while its lease has run out.
-        _ if name == here => AgentState::Alive,
+        // This agent is running, even if its lease has expired.
+        _ if name == local_name => AgentState::Alive,
         Some(_) => AgentState::Away,
         None => AgentState::Unknown,
     };
@@ -58,9 +58,9 @@ pub(crate) fn nodes(
         alive_since: alive_since(&record.name),
         message: None,
         refused: problems.remove(&record.name).unwrap_or_default(),
-        local: record.name == *here,
+        local: record.name == *local_name,
     });
-    let unread = contents.unread.iter().map(|(name, why)| NodeView {
+    let unread = contents.unread.iter().map(|(name, reason)| NodeView {
         name: name.to_string(),
         uid: None,
         addresses: Vec::new(),
@@ -69,20 +69,20 @@ pub(crate) fn nodes(
         version: None,
         agent: agent(name),
         alive_since: alive_since(name),
-        message: Some(why.clone()),
+        message: Some(reason.clone()),
         refused: Vec::new(),
-        local: name == here,
+        local: name == local_name,
     });
     let mut nodes: Vec<NodeView> = known.chain(unread).collect();
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
     nodes
 }
 
-/// All blocks: claims beside what the nodes say themselves.
+/// All blocks, with conflicts between claims and records.
 pub(crate) fn blocks(
     (contents, freshness): (&StoreContents, Freshness),
     block_layouts: &[BlockLayout],
-    here: &NodeName,
+    local_name: &NodeName,
 ) -> BlocksView {
     let mut named: BTreeMap<IpNet, &NodeName> = BTreeMap::new();
     for StoredNode { record, .. } in &contents.nodes {
@@ -96,22 +96,26 @@ pub(crate) fn blocks(
         message,
         used: None,
         free: None,
-        local: node == here,
+        local: node == local_name,
     };
     let mut blocks: Vec<BlockView> = Vec::new();
     for (block, owner) in &claimed {
-        let problem = match named.get(block) {
+        let message = match named.get(block) {
             Some(name) if name == owner => None,
-            Some(name) => Some(format!("{name} says that it has it, too")),
+            Some(name) => Some(format!("the record of {name} names it, too")),
             None if contents.unread.iter().any(|(name, _)| name == *owner) => {
-                Some(format!("the record of {owner} is of no use: see `podwire nodes`"))
+                Some(format!("the record of {owner} cannot be used: see `podwire nodes`"))
             }
             None => Some(format!("claimed, but the record of {owner} does not name it")),
         };
-        blocks.push(view(*block, owner, problem));
+        blocks.push(view(*block, owner, message));
     }
     for (block, name) in named.iter().filter(|(block, _)| !claimed.contains_key(block)) {
-        blocks.push(view(*block, name, Some("not claimed: its agent does so when it starts".to_owned())));
+        blocks.push(view(
+            *block,
+            name,
+            Some("not claimed: its agent claims it at its next start".to_owned()),
+        ));
     }
     blocks.sort_by_key(|view| view.block);
     let subnet = |block_layout: &BlockLayout| SubnetView {
@@ -122,18 +126,18 @@ pub(crate) fn blocks(
     BlocksView { freshness, subnets: block_layouts.iter().map(subnet).collect(), blocks }
 }
 
-/// What should be, what the kernel has, and the difference.
+/// Desired routes, observed routes, and the difference.
 pub(crate) fn routes(mesh: &Mesh, observed: &ObservedPeers, socket: &mut RtSocket) -> Vec<RouteView> {
     let mut names: BTreeMap<u32, Option<String>> = BTreeMap::new();
     let mut name_of = |link: u32| {
-        let ask = || socket.link_at(link).ok().flatten().map(|link| link.name);
-        names.entry(link).or_insert_with(ask).clone()
+        let query = || socket.link_at(link).ok().flatten().map(|link| link.name);
+        names.entry(link).or_insert_with(query).clone()
     };
-    let mut there: BTreeMap<IpNet, &PeerRoute> =
+    let mut in_kernel: BTreeMap<IpNet, &PeerRoute> =
         observed.routes.iter().map(|route| (route.dst, route)).collect();
-    let mut shown = Vec::new();
+    let mut views = Vec::new();
     for (node, block, path) in mesh.paths() {
-        let found = there.remove(&block);
+        let route = in_kernel.remove(&block);
         let (transport, gateway, link, reason) = match path {
             PeerPath::Direct { gateway, link } => (RouteTransport::Direct, Some(*gateway), Some(*link), None),
             PeerPath::Vxlan { link, gateway, .. } => {
@@ -141,24 +145,24 @@ pub(crate) fn routes(mesh: &Mesh, observed: &ObservedPeers, socket: &mut RtSocke
             }
             PeerPath::None(why) => (RouteTransport::None, None, None, Some(why.to_string())),
         };
-        let leads_there = |route: &PeerRoute| Some(route.gateway) == gateway && Some(route.link) == link;
-        let (state, other) = match found {
+        let has_next_hop = |route: &PeerRoute| Some(route.gateway) == gateway && Some(route.link) == link;
+        let (state, difference) = match route {
             Some(route) if mesh.wants_route(route) => (RouteState::Ok, None),
-            Some(route) if leads_there(route) => {
-                let other = "leads there, but with another source address or another way to its gateway";
-                (RouteState::Different, Some(other.to_owned()))
+            Some(route) if has_next_hop(route) => {
+                let difference = "right next hop, but another source address or onlink flag";
+                (RouteState::Different, Some(difference.to_owned()))
             }
             Some(route) => {
-                let over = name_of(route.link).unwrap_or_else(|| "no link".to_owned());
-                (RouteState::Different, Some(format!("leads to {} over {over}", route.gateway)))
+                let link = name_of(route.link).unwrap_or_else(|| "no link".to_owned());
+                (RouteState::Different, Some(format!("via {} dev {link}", route.gateway)))
             }
             None => (RouteState::Missing, None),
         };
         let link = link.and_then(&mut name_of);
-        let (node, message) = (node.to_string(), reason.or(other));
-        shown.push(RouteView { block, node: Some(node), transport, gateway, link, state, message });
+        let (node, message) = (node.to_string(), reason.or(difference));
+        views.push(RouteView { block, node: Some(node), transport, gateway, link, state, message });
     }
-    shown.extend(there.into_values().map(|route| RouteView {
+    views.extend(in_kernel.into_values().map(|route| RouteView {
         block: route.dst,
         node: None,
         transport: RouteTransport::None,
@@ -167,6 +171,6 @@ pub(crate) fn routes(mesh: &Mesh, observed: &ObservedPeers, socket: &mut RtSocke
         state: RouteState::Stale,
         message: Some("no node has this block".to_owned()),
     }));
-    shown.sort_by_key(|route| route.block);
-    shown
+    views.sort_by_key(|route| route.block);
+    views
 }

@@ -1,9 +1,8 @@
-//! What the peers thread receives from other threads, and what it reports to them.
+//! The input of the peers thread from other threads, and its reports to them.
 //!
 //! ```text
-//! membership: records, this node's blocks ─► slot ─┐               ┌─► addresses, position, records ─► membership
-//! reconciler: the peer table was changed ──► slot ─┼─► peers thread ┤
-//! API: questions ──────────────────────────► queue ┘               └─► tunnel sizes ─► reconciler
+//! membership: records ─► slot ─┐                ┌─► addresses, position, records ─► membership
+//! API: questions ─────► queue ─┴─► peers thread ┴─► tunnel sizes ─► reconciler
 //! ```
 //!
 //! No thread waits for the peers thread. Records that change while it works are merged in the slot: the last state of each key
@@ -34,7 +33,7 @@ pub(crate) enum RecordUpdate {
     Claim(ClaimedBlock),
 }
 
-/// Who owns a block. In a listing None means that the claim cannot be read, in an update that there is none.
+/// The owner of a block. In a listing, None means that the claim cannot be read; in an update, that there is none.
 #[derive(Debug)]
 pub(crate) struct ClaimedBlock {
     pub(crate) block: IpNet,
@@ -46,18 +45,18 @@ pub(crate) struct ClaimedBlock {
 pub(crate) struct StoreListing {
     pub(crate) nodes: Vec<StoredNode>,
     pub(crate) claims: Vec<ClaimedBlock>,
-    /// They are in the store, but what it says of them cannot be read.
+    /// Nodes with a record that cannot be read.
     pub(crate) unread: BTreeSet<NodeName>,
-    /// The store has just lost what it knew: others will come back.
+    /// The store lost its data: nodes will register again.
     pub(crate) was_wiped: bool,
 }
 
 /// Updates that the peers thread has not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct RecordUpdates {
-    /// It comes before the changes.
+    /// Older than the changes below.
     pub(super) store_listing: Option<StoreListing>,
-    /// None: the node is gone.
+    /// None: the node was removed.
     pub(super) nodes: BTreeMap<NodeName, Option<StoredNode>>,
     pub(super) claims: BTreeMap<IpNet, Option<NodeName>>,
 }
@@ -89,27 +88,17 @@ impl RecordUpdates {
     }
 }
 
-/// What changed since the peers thread last looked.
-#[derive(Debug, Default)]
-pub(super) struct Pending {
-    pub(super) records: RecordUpdates,
-    /// This node's blocks, if they changed.
-    pub(super) blocks: Option<Vec<IpNet>>,
-    /// Another process changed the firewall's table of peers, or the peers thread did.
-    pub(super) is_table_changed: bool,
-}
-
-/// Questions that are answered without the store.
+/// Queries that need no store.
 #[derive(Debug)]
 pub(crate) enum Question {
-    /// The routes there are.
+    /// The routes of the kernel.
     Routes(oneshot::Sender<Result<Vec<api::RouteView>, AskError>>),
     /// The cluster as this node knows it.
     Contents(oneshot::Sender<PeerContents>),
 }
 
 impl Question {
-    /// The client does not wait for the answer any more.
+    /// The client does not wait any more.
     fn is_over(&self) -> bool {
         match self {
             Self::Routes(done) => done.is_closed(),
@@ -125,25 +114,25 @@ pub(crate) struct PeerContents {
     pub(crate) claims: Vec<(IpNet, NodeName)>,
 }
 
-/// How other threads reach the peers thread.
+/// The sending side, for other threads.
 #[derive(Debug, Clone)]
 pub(crate) struct PeerInputs {
-    slot: Arc<Mutex<Pending>>,
+    slot: Arc<Mutex<RecordUpdates>>,
     questions: SyncSender<Question>,
     waker: Waker,
 }
 
-/// The other end.
+/// The receiving side.
 #[derive(Debug)]
 pub(crate) struct PeerQueue {
-    slot: Arc<Mutex<Pending>>,
+    slot: Arc<Mutex<RecordUpdates>>,
     questions: Receiver<Question>,
     pub(super) waker: Waker,
 }
 
 /// `waker` wakes the peers thread.
 pub(crate) fn inputs(waker: Waker) -> (PeerInputs, PeerQueue) {
-    let slot = Arc::<Mutex<Pending>>::default();
+    let slot = Arc::<Mutex<RecordUpdates>>::default();
     let (questions, asked) = mpsc::sync_channel(QUESTIONS);
     let queue = PeerQueue { slot: Arc::clone(&slot), questions: asked, waker: waker.clone() };
     (PeerInputs { slot, questions, waker }, queue)
@@ -151,22 +140,11 @@ pub(crate) fn inputs(waker: Waker) -> (PeerInputs, PeerQueue) {
 
 impl PeerInputs {
     pub(crate) fn update(&self, update: RecordUpdate) {
-        lock(&self.slot).records.merge(update);
+        lock(&self.slot).merge(update);
         self.waker.wake();
     }
 
-    pub(crate) fn set_blocks(&self, blocks: Vec<IpNet>) {
-        lock(&self.slot).blocks = Some(blocks);
-        self.waker.wake();
-    }
-
-    /// The firewall's table of peers is to be compared.
-    pub(crate) fn table_changed(&self) {
-        lock(&self.slot).is_table_changed = true;
-        self.waker.wake();
-    }
-
-    /// A full queue is busy; one that is closed has lost its thread.
+    /// A full queue is busy. A closed queue means that the thread ended.
     pub(crate) fn ask(&self, question: Question) -> Result<(), AskError> {
         self.questions.try_send(question).map_err(|error| match error {
             TrySendError::Full(_) => AskError::Busy,
@@ -178,14 +156,14 @@ impl PeerInputs {
 }
 
 impl PeerQueue {
-    pub(super) fn take(&self) -> Pending {
-        // First: input that comes from here on wakes the thread again.
+    pub(super) fn take(&self) -> RecordUpdates {
+        // First, so that later input wakes the thread again.
         self.waker.clear();
         std::mem::take(&mut *lock(&self.slot))
     }
 
-    /// The next question. The thread is woken again for the one after it: in between it takes updates, so that clients that
-    /// ask without a pause delay no route.
+    /// The next query. The thread is woken again for the following one and takes updates in between, so that clients that send queries
+    /// without a pause delay no route.
     pub(super) fn question(&self) -> Option<Question> {
         let question = self.questions.try_iter().find(|question| !question.is_over())?;
         self.waker.wake();
@@ -193,16 +171,16 @@ impl PeerQueue {
     }
 }
 
-fn lock(slot: &Mutex<Pending>) -> MutexGuard<'_, Pending> {
+fn lock(slot: &Mutex<RecordUpdates>) -> MutexGuard<'_, RecordUpdates> {
     slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the kernel says about this node.
+/// This node's addresses and MTU, from the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct NodePosition {
-    /// Addresses that this node had, of families in which it has none now.
+    /// Former addresses of families in which this node has none now.
     pub(crate) lost: Vec<IpAddr>,
-    /// That of pods. None: not known now.
+    /// The MTU of pods. None: not known now.
     pub(crate) mtu: Option<u32>,
 }
 
@@ -214,10 +192,10 @@ pub(crate) struct PeerRecords {
     pub(crate) awaited: Vec<NodeName>,
 }
 
-/// What the peers thread reports to membership: the latest value of each.
+/// The reports of the peers thread to membership: the latest value of each.
 #[derive(Debug)]
 pub(crate) struct PeerReports {
-    /// Where this node is. None: not known yet.
+    /// This node's addresses. None: not known yet.
     pub(crate) addresses: watch::Sender<Option<Vec<IpAddr>>>,
     pub(crate) position: watch::Sender<NodePosition>,
     pub(crate) records: watch::Sender<PeerRecords>,
@@ -263,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_of_a_thread_that_hangs_are_merged() {
+    fn updates_for_a_blocked_thread_are_merged() {
         let (inputs, queue) = inputs(Waker::new().unwrap());
         let block: IpNet = "fd00:2:0:0:1000::/68".parse().unwrap();
         for created in 1..10_000 {
@@ -272,12 +250,12 @@ mod tests {
             inputs.update(RecordUpdate::Node(node("n3", created)));
             inputs.update(RecordUpdate::Gone("n3".try_into().unwrap()));
         }
-        let RecordUpdates { store_listing: none, nodes, claims } = queue.take().records;
+        let RecordUpdates { store_listing: none, nodes, claims } = queue.take();
         assert!(none.is_none() && claims.len() == 1, "{none:?} {claims:?}");
         let created: Vec<Option<u64>> =
             nodes.values().map(|node| node.as_ref().map(|it| it.created)).collect();
         assert_eq!(created, [Some(9_999), None]);
-        assert!(queue.take().records.is_empty());
+        assert!(queue.take().is_empty());
     }
 
     #[test]
@@ -287,13 +265,13 @@ mod tests {
         inputs.update(RecordUpdate::Node(node("n2", 1)));
         inputs.update(store_listing(false));
         inputs.update(RecordUpdate::Gone("n3".try_into().unwrap()));
-        let updates = queue.take().records;
+        let updates = queue.take();
         assert!(updates.store_listing.unwrap().was_wiped, "peers that it does not know are kept");
         assert_eq!(updates.nodes.len(), 1);
     }
 
     #[test]
-    fn updates_are_taken_between_questions_and_clients_that_left_get_no_answer() {
+    fn updates_are_taken_between_queries_of_clients() {
         let (inputs, queue) = inputs(Waker::new().unwrap());
         let ask = || {
             let (answer, waits) = oneshot::channel();
@@ -304,13 +282,13 @@ mod tests {
         drop(second);
         for is_asked in [true, true, false] {
             inputs.update(store_listing(false));
-            assert!(!queue.take().records.is_empty());
+            assert!(!queue.take().is_empty());
             assert_eq!((queue.question().is_some(), queue.waker.is_awake()), (is_asked, is_asked));
         }
     }
 
     #[test]
-    fn a_question_to_a_thread_that_hangs_or_ended_is_refused() {
+    fn a_query_to_a_blocked_or_ended_thread_is_refused() {
         let (inputs, queue) = inputs(Waker::new().unwrap());
         let ask = || inputs.ask(Question::Contents(oneshot::channel().0));
         for _ in 0..QUESTIONS {

@@ -1,5 +1,5 @@
-//! What the kernel has of what leads to other nodes, and how it is changed: in batches, each change with an answer of its
-//! own, so that one that fails keeps no other from being made.
+//! Lists and changes the kernel's routes, neighbours and forwarding entries of peers. Changes are sent in batches, and each has its own
+//! reply, so that one that fails does not prevent the others.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,12 +11,13 @@ use types::{PEER_PROTOCOL, TABLE_MAIN};
 
 use super::underlay::Surroundings;
 
-/// Our routes' metrics begin here: somebody else's route to the same place has another, and is never replaced.
+/// The first metric of managed routes. Another program's route to the same destination has another metric and is never replaced.
 const METRIC: u32 = 113_000;
-/// Linux keeps the next hops of IPv4 routes in lists by link, source, protocol and metric, but not by gateway. With one
-/// metric for all, thousands of routes over one link are one list, and each new one walks through all of it: 5,000 took 3 s
-/// instead of 0.4 s. So the destination decides about the metric, too.
+/// Linux keeps the next hops of IPv4 routes in lists by link, source, protocol and metric, but not by gateway. With one metric for
+/// all routes, thousands of routes over one link are one list that each new route walks: 5,000 took 3 s instead of 0.4 s. So the
+/// metric also depends on the destination.
 const METRICS: u32 = 4096;
+
 /// Changes that the kernel refused.
 #[derive(Debug, Default)]
 pub(crate) struct RefusedChanges {
@@ -34,8 +35,8 @@ impl PeerKernel {
         Ok(Self { socket: RtSocket::open()? })
     }
 
-    /// The node's own links and addresses. Links are asked for one by one: those of pods have no addresses, and listing
-    /// thousands of them while they come and go takes long.
+    /// The node's links and addresses. Links are requested one by one: those of pods have no addresses, and a listing of thousands of
+    /// them takes long while pods are added and removed.
     pub(crate) fn surroundings(
         &mut self,
         interface: Option<&types::IfName>,
@@ -59,19 +60,18 @@ impl PeerKernel {
         Ok(Surroundings { links, addresses, defaults })
     }
 
-    /// Everything of ours, as it is now; and apart from it routes that are not as we make them. Routes to other networks
-    /// are another agent's.
+    /// The managed objects, and routes with unexpected attributes. Routes to other networks belong to another agent.
     pub(crate) fn observed(
         &mut self,
         tunnels: &[u32],
         subnets: &[IpNet],
     ) -> Result<(ObservedPeers, Vec<Route>), netlink::Error> {
         let filter = RouteFilter { table: Some(TABLE_MAIN), link: None, protocol: Some(PEER_PROTOCOL) };
-        let is_made_here = |route: &Route| route.priority == Some(metric(&route.dst));
+        let is_expected = |route: &Route| route.priority == Some(metric(&route.dst));
         let mut found = self.socket.routes(filter)?;
         found.retain(|route| is_of(subnets, &route.dst));
-        let (ours, odd): (Vec<Route>, Vec<Route>) = found.into_iter().partition(is_made_here);
-        let routes = ours.iter().map(read).collect();
+        let (managed, odd): (Vec<Route>, Vec<Route>) = found.into_iter().partition(is_expected);
+        let routes = managed.iter().map(read).collect();
         let (mut neighbours, mut fdb) = (Vec::new(), Vec::new());
         for &link in tunnels {
             for neighbour in self.socket.neighbours(Some(link))? {
@@ -85,7 +85,7 @@ impl PeerKernel {
         Ok((ObservedPeers { routes, neighbours, fdb }, odd))
     }
 
-    /// Removes routes as they were listed. Others may have been quicker.
+    /// Removes listed routes. They may have been removed already.
     pub(crate) fn remove(&mut self, routes: &[Route]) -> Result<(), netlink::Error> {
         let ops: Vec<Op<'_>> = routes.iter().map(|route| Op::DelRoute(*route)).collect();
         let gone = |result: Result<(), netlink::Error>| {
@@ -94,12 +94,12 @@ impl PeerKernel {
         self.socket.run_all(&ops)?.into_iter().try_for_each(gone)
     }
 
-    /// Makes all changes; those that the kernel refused are returned.
+    /// Applies all changes. Returns those that the kernel refused.
     pub(crate) fn apply(&mut self, changes: &PeerChanges) -> Result<RefusedChanges, netlink::Error> {
         let ops = ops(changes);
         let (mut is_refused, mut reasons) = (Vec::new(), BTreeMap::new());
         for (op, result) in ops.iter().zip(self.socket.run_all(&ops)?) {
-            // Removing an object that is gone already is no failure.
+            // Removing an object that does not exist is no failure.
             let error = result.err().filter(|error| !(error.is_missing() && is_removal(op)));
             is_refused.push(error.is_some());
             reasons.extend(error.map(|error| (object(op), error.to_string())));
@@ -230,7 +230,7 @@ mod tests {
             assert!(lists.values().max() < Some(&12), "{lists:?}");
         }
         assert_eq!(metric(&"10.2.3.0/24".parse().unwrap()), metric(&"10.2.3.7/24".parse().unwrap()));
-        // Also what nobody has.
+        // The default route has a metric, too.
         metric(&"0.0.0.0/0".parse().unwrap());
     }
 }

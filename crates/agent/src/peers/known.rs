@@ -1,4 +1,4 @@
-//! What the routes' side knows, and when it looks next.
+//! The state of the peers thread: known nodes, and when they are compared with the kernel next.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -13,39 +13,39 @@ use super::routes::{PeerReportState, Peers, Trials};
 use super::tunnel::Tunnel;
 use super::underlay::Position;
 
-/// How long nodes that a wiped store does not know are kept. Pods run also where the agent does not, and a machine's agent
-/// may be down for as long as an update takes; for whoever is gone for good, nobody could tell us any more.
+/// How long nodes that are missing from a wiped store are kept. Pods run without an agent, and an agent may be stopped during an
+/// update. A node that never returns cannot be distinguished from such a node.
 const AWAITED: Duration = Duration::from_secs(3600);
 
-/// A new node claims its blocks one by one. One that has not all of them after this time has joined with those it has.
+/// A new node claims its blocks one by one. After this time, it has joined with the blocks that it has.
 const JOINING: Duration = Duration::from_secs(10);
 /// Changes of a listing that are logged one by one.
 const LOGGED: usize = 20;
 
-/// The other nodes, and where this one is.
+/// The peers, and the position of this node.
 pub(crate) struct KnownPeers {
     pub(crate) mesh: Mesh,
     pub(crate) position: Position,
     pub(crate) tunnels: Tunnels,
-    /// Whether the store has told all nodes: only then what is not among them goes.
+    /// Whether the store has listed all nodes. Only then objects of other nodes are removed.
     pub(crate) is_complete: bool,
-    /// Entries that an earlier agent left were removed: whatever is removed from now on, another process made.
+    /// Entries of an earlier agent were removed. Entries that are removed from now on were added by another process.
     pub(crate) was_swept: bool,
-    /// When everything is compared.
-    pub(crate) look_at: Instant,
+    /// When everything is compared next.
+    pub(crate) compare_at: Instant,
     /// When the peers are reported to membership, which writes them to disk.
     pub(crate) save_at: Option<Instant>,
     /// Nodes that a wiped store does not know yet, and until when they are kept.
     pub(crate) awaited: BTreeMap<NodeName, Instant>,
-    /// Since when an address that was published is not there.
+    /// Since when a published address is missing.
     pub(crate) missing_since: Option<Instant>,
-    /// What the tunnel devices should have been when they were last looked after, IPv6 and IPv4.
+    /// The desired tunnel devices of the last comparison, IPv6 and IPv4.
     pub(crate) kept_tunnels: [Option<Tunnel>; 2],
-    /// Why a tunnel device is not as it should be.
+    /// Failures of tunnel devices.
     pub(crate) tunnel_troubles: Vec<Finding>,
-    /// Links of others that have a name which a tunnel should have.
-    pub(crate) in_the_way: Vec<u32>,
-    /// Peers that the log has as joined.
+    /// Unmanaged links with the name of a tunnel.
+    pub(crate) conflicting_links: Vec<u32>,
+    /// Peers that were logged as joined.
     announced: BTreeSet<NodeName>,
     /// Peers with blocks of some subnets only, and since when.
     joining: BTreeMap<NodeName, Instant>,
@@ -55,10 +55,10 @@ pub(crate) struct KnownPeers {
 }
 
 impl KnownPeers {
-    /// With the others as they were remembered.
+    /// With the peers that were saved to disk.
     pub(crate) fn new(local_node: LocalNode, remembered: Vec<NodeRecord>) -> Self {
         let mut mesh = Mesh::new(local_node);
-        // They were admitted when they were written, in the order in which the store created their records.
+        // They were admitted when they were saved, in the order in which the store created their records.
         let owned = |record: &NodeRecord| {
             let name = record.name.clone();
             record.blocks.clone().into_iter().map(move |block| (block, name.clone()))
@@ -73,13 +73,13 @@ impl KnownPeers {
             tunnels: Tunnels::default(),
             is_complete: false,
             was_swept: false,
-            look_at: Instant::now(),
+            compare_at: Instant::now(),
             save_at: None,
             awaited: BTreeMap::new(),
             missing_since: None,
             kept_tunnels: [None, None],
             tunnel_troubles: Vec::new(),
-            in_the_way: Vec::new(),
+            conflicting_links: Vec::new(),
             announced,
             joining: BTreeMap::new(),
             peers: Peers::default(),
@@ -88,9 +88,9 @@ impl KnownPeers {
         }
     }
 
-    /// All nodes of the store take the place of those that were known, with two exceptions. After the store was wiped, those
-    /// who are not in it yet register again in a moment, and their pods are where they were. And whose record cannot be read
-    /// is not gone. Each node that joined, left or changed is logged; after many of them, their number.
+    /// Replaces the known nodes by those of the store, with two exceptions: after the store was wiped, nodes that have not registered
+    /// again are kept, and so are nodes with an unreadable record. Each node that joined, left or changed is logged; after many of
+    /// them, their number.
     pub(crate) fn set_all(&mut self, store_listing: StoreListing) {
         let changes = self.replace_all(store_listing);
         changes.iter().take(LOGGED).for_each(PeerChange::log);
@@ -100,7 +100,7 @@ impl KnownPeers {
         self.drop_superseded();
     }
 
-    /// What is to be logged. Records on disk have admitted parts only, so these are compared.
+    /// The changes for the log. Records on disk have admitted parts only, so these are compared.
     pub(crate) fn replace_all(&mut self, store_listing: StoreListing) -> Vec<PeerChange> {
         let before: BTreeMap<NodeName, NodeRecord> =
             self.mesh.admitted().into_iter().map(|record| (record.name.clone(), record)).collect();
@@ -192,7 +192,7 @@ impl KnownPeers {
             warn!(
                 "this node's record was gone from the store, and {count} nodes that are known here are not in it: they are kept for an hour"
             );
-            self.look_at = self.look_at.min(until);
+            self.compare_at = self.compare_at.min(until);
         }
     }
 
@@ -255,7 +255,7 @@ impl KnownPeers {
     }
 }
 
-/// A change of another node that the operator may look for in the log.
+/// A change of a peer for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PeerChange {
     Joined(NodeRecord),

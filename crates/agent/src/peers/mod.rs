@@ -1,8 +1,8 @@
-//! The other nodes in this kernel: routes, neighbours, tunnels and the firewall's table of peers, as the records say. All of
-//! it is done on one thread of its own, so that kernel work delays neither the lease nor the watch of the store.
+//! Peers in this kernel: routes, neighbours, tunnels and the firewall's table of peers follow the records. One thread does this, so
+//! that kernel work delays neither the lease nor the watch of the store.
 //!
 //! ```text
-//! membership ── records ──► inputs ──► Known (mesh: what they mean) ──► Routes ──► kernel
+//! membership ── records ──► inputs ──► KnownPeers (mesh: desired routes) ──► Routes ──► kernel
 //! ```
 
 pub(crate) mod inputs;

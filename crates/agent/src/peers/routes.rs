@@ -1,15 +1,15 @@
-//! The kernel's side: routes, neighbours and tunnel entries for all other nodes, always as the records say.
+//! Routes, neighbours and tunnel entries of all peers in the kernel. They follow the records.
 //!
 //! ```text
 //! updates from the store ───┐
 //! events from the kernel ───┼─► Mesh (desired) ─► what changed ─► one batch
-//! timer ────────────────────┘                └──► compared with all the kernel has: after losses, and on the timer
+//! timer ────────────────────┘                └──► compared with the kernel: after lost events, and on the timer
 //! ```
 //!
-//! `peers`: the firewall's table of them. `publish`: where this node is. `tunnels`: its devices. `trials`: whether they work. `report_state`: what people and the disk get
-//! to know.
+//! `peers`: the firewall's table of peers. `publish`: this node's position. `tunnels`: its devices. `trials`: tests of their
+//! checksums. `report_state`: conditions, metrics and records for the disk.
 //!
-//! What is there stays until the store has said otherwise: an agent that starts while the store is away sweeps nothing.
+//! Objects stay until the store has listed all nodes: an agent that starts while the store is unreachable removes nothing.
 
 mod peers;
 mod publish;
@@ -18,25 +18,26 @@ mod trials;
 mod tunnels;
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use model::{NodeRecord, PeerChanges, Repaired, Tunnels};
 use netlink::{PeerEvent, PeerMonitor, Route};
+use nft::RulesetMonitor;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::{debug, error, info};
-use types::IfName;
+use types::{Finding, IfName};
 
-use super::inputs::{PeerQueue, PeerReports, Pending, Question, RecordUpdates};
+use super::inputs::{PeerQueue, PeerReports, Question, RecordUpdates};
 use super::kernel::{PeerKernel, RefusedChanges};
 use super::known::KnownPeers;
 use crate::agent_status::{AgentStatus, WatchedThread};
 use crate::allocation::{NodeAllocations, TunnelSize};
 use crate::membership::AskError;
 use crate::metrics::Metrics;
+use crate::monitor::{MonitorSlot, Read};
 use crate::thread::{AgentThread, StopFlag};
 use crate::waker::Slot;
 use config::Config;
@@ -45,26 +46,26 @@ use report_state::AppliedPart;
 pub(crate) use report_state::PeerReportState;
 pub(crate) use trials::Trials;
 
-/// How long after an event everything is compared: what belongs together comes together.
+/// Everything is compared this long after an event, so that related events are handled together.
 const PAUSE: Duration = Duration::from_millis(20);
-/// After events were read, none are for a while: a pod that comes or goes makes a dozen of them, and to wake up for each takes
-/// more than to read them.
+/// No events are read for this time after some were read. Every ADD and DEL causes a dozen, and a wake-up for each costs more than
+/// reading them.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-/// How soon something that failed is tried again.
+/// The first pause before a retry.
 const RETRY: Duration = Duration::from_secs(1);
-/// How often the peers are written to disk, at most, while they change.
+/// The shortest time between two writes of the peers to disk.
 const SAVE: Duration = Duration::from_millis(500);
-/// At most so often for each of them: thousands are many megabytes.
+/// The same per peer: the records of thousands are many megabytes.
 const SAVE_EACH: Duration = Duration::from_millis(2);
 /// A change or a comparison takes milliseconds; with thousands of peers up to a second.
 pub(crate) const LONGEST_CHANGE: Duration = Duration::from_secs(5);
 
-/// What the peers thread works with.
+/// The inputs and outputs of the peers thread.
 pub(crate) struct PeerRoutesParts {
     pub(crate) config: Arc<Config>,
-    /// A node that no other one can join has no peers.
+    /// A node that no other node can join has no peers.
     pub(crate) is_alone: bool,
-    /// This node's part of the network: its gateways.
+    /// This node's blocks and gateways.
     pub(crate) allocations: Arc<NodeAllocations>,
     pub(crate) agent_status: Arc<AgentStatus>,
     pub(crate) metrics: Arc<Metrics>,
@@ -89,6 +90,8 @@ pub(crate) fn start(parts: PeerRoutesParts) -> Result<AgentThread, StartError> {
 pub enum StartError {
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
+    #[error(transparent)]
+    Nft(#[from] nft::Error),
     #[error("cannot start the thread for routes to peers: {0}")]
     Thread(#[from] std::io::Error),
 }
@@ -97,22 +100,26 @@ pub(crate) struct Routes {
     config: Arc<Config>,
     is_alone: bool,
     allocations: Arc<NodeAllocations>,
-    /// Of the allocation that was used last.
-    share_version: u64,
+    /// Version of the allocation that was used last.
+    allocation_version: u64,
     agent_status: Arc<AgentStatus>,
     metrics: Arc<Metrics>,
     tunnel_sizes: Arc<Slot<Vec<TunnelSize>>>,
     queue: PeerQueue,
     reports: PeerReports,
     record: NodeRecord,
-    /// This node's.
+    /// The blocks that this node owns.
     blocks: Vec<IpNet>,
     kernel: PeerKernel,
     known: KnownPeers,
+    netlink: MonitorSlot<PeerMonitor, netlink::Error>,
+    nft: MonitorSlot<RulesetMonitor, nft::Error>,
+    /// No events are read before.
+    quiet_until: Instant,
 }
 
 impl Routes {
-    fn new(parts: PeerRoutesParts) -> Result<Self, netlink::Error> {
+    fn new(parts: PeerRoutesParts) -> Result<Self, StartError> {
         let PeerRoutesParts {
             config,
             is_alone,
@@ -128,7 +135,8 @@ impl Routes {
         Ok(Self {
             config,
             is_alone,
-            share_version: allocations.version(),
+            allocation_version: allocations.version(),
+            blocks: allocations.blocks(),
             allocations,
             agent_status,
             metrics,
@@ -136,49 +144,45 @@ impl Routes {
             queue,
             reports,
             record,
-            blocks: known.mesh.local_node().blocks.clone(),
             kernel: PeerKernel::open()?,
             known,
+            netlink: MonitorSlot::open("netlink-routes", PeerMonitor::open)?,
+            nft: MonitorSlot::open("nftables-peers", RulesetMonitor::open)?,
+            quiet_until: Instant::now(),
         })
     }
 
     fn run(mut self, stop: &StopFlag) {
-        let mut monitor = PeerMonitorSlot::Failed { retry_at: Instant::now() };
+        let mut has_events = false;
         loop {
-            let pending = self.queue.take();
+            let updates = self.queue.take();
             if stop.is_set() {
                 return;
             }
             self.agent_status.busy_since(WatchedThread::Peers, Instant::now());
-            self.take_input(pending);
-            monitor = self.read_events(monitor);
+            self.take_input(updates);
+            self.read_events(has_events);
             self.run_timers();
             self.agent_status.idle(WatchedThread::Peers);
-            if let Err(errno) = self.wait(&monitor) {
+            has_events = self.wait().unwrap_or_else(|errno| {
                 error!(error = %errno, "the peers thread cannot wait for events");
-                // Everything is still compared by the timer.
+                // The timer still compares everything.
                 std::thread::sleep(RETRY);
-            }
+                true
+            });
         }
     }
 
     /// Input of other threads.
-    fn take_input(&mut self, pending: Pending) {
-        let Pending { records, blocks, is_table_changed } = pending;
-        let share_version = self.allocations.version();
-        if share_version != self.share_version {
-            self.share_version = share_version;
+    fn take_input(&mut self, updates: RecordUpdates) {
+        let version = self.allocations.version();
+        if version != self.allocation_version {
+            self.allocation_version = version;
+            self.blocks = self.allocations.blocks();
             self.soon(PAUSE);
         }
-        if let Some(blocks) = blocks.filter(|blocks| *blocks != self.blocks) {
-            self.blocks = blocks;
-            self.soon(PAUSE);
-        }
-        if is_table_changed {
-            self.peer_table_changed();
-        }
-        if !records.is_empty() {
-            self.updated(records);
+        if !updates.is_empty() {
+            self.updated(updates);
         }
         if let Some(question) = self.queue.question() {
             self.answer(question);
@@ -190,81 +194,73 @@ impl Routes {
 
     fn run_timers(&mut self) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
-        if is_due(Some(self.known.look_at)) {
-            self.look();
+        if is_due(Some(self.known.compare_at)) {
+            self.compare();
         }
         if is_due(self.known.save_at) {
             self.report_records();
         }
         if is_due(self.known.report_state.at) {
             self.count();
-            self.tell();
+            self.report();
         }
     }
 
-    /// Sleeps until there is input, an event or a timer.
-    fn wait(&self, monitor: &PeerMonitorSlot) -> Result<(), Errno> {
+    /// Sleeps until there is input, an event or a timer. Returns whether there are events.
+    fn wait(&self) -> Result<bool, Errno> {
         let now = Instant::now();
-        let timers =
-            [Some(self.known.look_at), self.known.save_at, self.known.report_state.at, monitor.pause(now)];
+        let is_quiet = now < self.quiet_until;
+        let timers = [
+            Some(self.known.compare_at),
+            self.known.save_at,
+            self.known.report_state.at,
+            self.netlink.retry_at(),
+            self.nft.retry_at(),
+            is_quiet.then_some(self.quiet_until),
+        ];
         let next = timers.into_iter().flatten().min().unwrap_or(now);
         let timeout = Timespec::try_from(next.saturating_duration_since(now)).map_err(|_| Errno::INVAL)?;
         let mut fds = vec![PollFd::new(&self.queue.waker, PollFlags::IN)];
-        if let PeerMonitorSlot::Open { monitor: open, .. } = monitor
-            && monitor.pause(now).is_none()
-        {
-            fds.push(PollFd::from_borrowed_fd(open.as_fd(), PollFlags::IN));
-        }
+        let monitors = self.netlink.fd().into_iter().chain(self.nft.fd()).filter(|_| !is_quiet);
+        fds.extend(monitors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Ok(_) => Ok(fds.iter().skip(1).any(|fd| !fd.revents().is_empty())),
+            Err(Errno::INTR) => Ok(false),
             Err(errno) => Err(errno),
         }
     }
 
-    /// Reads the kernel's events, or opens the monitor again.
-    fn read_events(&mut self, monitor: PeerMonitorSlot) -> PeerMonitorSlot {
+    /// Reads the kernel's events. A monitor that failed is reopened.
+    fn read_events(&mut self, has_events: bool) {
         let now = Instant::now();
-        if monitor.pause(now).is_some() {
-            return monitor;
+        if now < self.quiet_until {
+            return;
         }
-        let read = match monitor {
-            PeerMonitorSlot::Open { monitor, .. } => self.read_open(monitor, now),
-            PeerMonitorSlot::Failed { .. } => self.open_monitor(now),
-        };
-        read.unwrap_or_else(|error| self.no_events(&error))
-    }
-
-    fn read_open(
-        &mut self,
-        mut monitor: PeerMonitor,
-        now: Instant,
-    ) -> Result<PeerMonitorSlot, netlink::Error> {
-        let events = monitor.read()?;
-        self.observed(&events);
-        let quiet_until = if events.is_empty() { now } else { now + DEBOUNCE };
-        Ok(PeerMonitorSlot::Open { monitor, quiet_until })
-    }
-
-    fn open_monitor(&mut self, now: Instant) -> Result<PeerMonitorSlot, netlink::Error> {
-        let mut monitor = PeerMonitor::open()?;
-        self.observed(&monitor.read()?);
-        if self.known.report_state.monitor_failure.take().is_some() {
-            // Events were missed.
-            self.soon(PAUSE);
+        if has_events {
+            self.quiet_until = now + DEBOUNCE;
+        }
+        let before: Vec<Finding> = self.monitor_findings().collect();
+        match self.netlink.read(now, PeerMonitor::read) {
+            Read::Events(events) => self.observed(&events),
+            // Events were lost.
+            Read::Reopened => self.soon(PAUSE),
+            Read::Failed => {}
+        }
+        match self.nft.read(now, RulesetMonitor::read) {
+            Read::Events(change) if !change.peers => {}
+            Read::Events(_) | Read::Reopened => self.peer_table_changed(),
+            Read::Failed => {}
+        }
+        if self.monitor_findings().ne(before) {
             self.report_soon();
         }
-        Ok(PeerMonitorSlot::Open { monitor, quiet_until: now })
     }
 
-    /// Everything is compared at each attempt, and on the timer.
-    fn no_events(&mut self, error: &netlink::Error) -> PeerMonitorSlot {
-        self.known.report_state.monitor_failure = Some(error.to_string());
-        self.tell();
-        self.soon(RETRY);
-        PeerMonitorSlot::Failed { retry_at: Instant::now() + RETRY }
+    pub(super) fn monitor_findings(&self) -> impl Iterator<Item = Finding> {
+        self.netlink.finding().into_iter().chain(self.nft.finding())
     }
 
-    /// Takes all updates of the store, and puts the difference into the kernel.
+    /// Takes all updates of the store and applies the difference to the kernel.
     fn updated(&mut self, updates: RecordUpdates) {
         let RecordUpdates { store_listing, nodes, claims } = updates;
         let is_list = store_listing.is_some();
@@ -284,22 +280,22 @@ impl Routes {
             self.known.set_claim(block, owner);
         }
         self.known.save_at.get_or_insert_with(|| {
-            // Soon, since power may go; the more there is to write, the less often.
+            // Soon, because of power failures. The more there is to write, the less often.
             let count = u32::try_from(self.known.mesh.peers().count()).unwrap_or(u32::MAX);
             Instant::now() + SAVE.max(SAVE_EACH.saturating_mul(count))
         });
         if is_list {
-            // What was missed may have left something behind.
+            // Objects of missed changes may exist.
             self.known.peers.make_due();
-            self.look();
+            self.compare();
         } else {
             self.change();
         }
     }
 
-    /// The difference to what was wanted before.
+    /// Applies the difference to the previous desired state.
     fn change(&mut self) {
-        // Tunnels that are there are looked after when everything is.
+        // Existing tunnels are checked when everything is compared.
         if self.lacks_tunnel() || self.lacks_peer_table() {
             self.keep_tunnels();
         }
@@ -309,15 +305,15 @@ impl Routes {
         self.add_peers(&sources.add);
         let refused = self.apply(&changes);
         self.known.report_state.owed.extend(&refused.changes);
-        self.refused(refused.reasons, AppliedPart::News);
+        self.refused(refused.reasons, AppliedPart::Changes);
         self.remove_peers(&sources.remove);
         self.try_tunnels();
     }
 
-    /// The changes that were not applied.
+    /// Returns the changes that were not applied.
     fn apply(&mut self, changes: &PeerChanges) -> RefusedChanges {
         self.report_soon();
-        // Alone there is nobody to lead to; what is there is another network's.
+        // A node that is alone has no peers. Existing routes belong to another network.
         if changes.is_empty() || self.is_alone {
             return RefusedChanges::default();
         }
@@ -327,9 +323,9 @@ impl Routes {
         })
     }
 
-    /// Looks at everything: where this node is, its tunnels, and what the kernel has of ours.
-    fn look(&mut self) {
-        self.known.look_at = Instant::now() + self.config.reconcile;
+    /// Compares everything: this node's position, its tunnels, and the managed objects in the kernel.
+    fn compare(&mut self) {
+        self.known.compare_at = Instant::now() + self.config.reconcile;
         self.known.report_state.failure = None;
         if let Err(error) = self.compare_all() {
             self.failed(format!("routes to other nodes cannot be compared: {error}"));
@@ -353,7 +349,7 @@ impl Routes {
         due.extend(&self.known.report_state.owed);
         let mut changes = mesh.compare(&observed);
         if !self.known.is_complete {
-            // Somebody may stand behind it whom the store has not told us of yet.
+            // It may belong to a node that the store has not listed yet.
             changes.clear_removals();
         }
         if !changes.is_empty() {
@@ -361,7 +357,7 @@ impl Routes {
         }
         self.remove_odd(&odd);
         let refused = self.apply(&changes);
-        // Changes that follow from the records are no repairs, also if they were refused before.
+        // Changes that follow from the records are no repairs, even if they were refused before.
         let drift = changes.beyond(&due);
         let mut repairs = drift.beyond(&refused.changes);
         self.known.report_state.owed = refused.changes.beyond(&drift);
@@ -380,7 +376,7 @@ impl Routes {
         Ok(())
     }
 
-    /// Removes routes with unexpected attributes, once the store has listed all nodes. A failure holds up no other repair.
+    /// Removes routes with unexpected attributes, once the store has listed all nodes. A failure delays no other repair.
     fn remove_odd(&mut self, odd: &[Route]) {
         if !self.known.is_complete || odd.is_empty() {
             return;
@@ -410,29 +406,29 @@ impl Routes {
         let mesh = &self.known.mesh;
         match event {
             PeerEvent::RouteSet(route) => {
-                let is_ours = super::kernel::is_of(&mesh.local_node().subnets, &route.dst);
-                is_ours && !mesh.wants_route(&super::kernel::read(route))
+                let is_managed = super::kernel::is_of(&mesh.local_node().subnets, &route.dst);
+                is_managed && !mesh.wants_route(&super::kernel::read(route))
             }
-            PeerEvent::RouteGone(route) => mesh.wants_route(&super::kernel::read(route)),
-            PeerEvent::RouteTaken(dst) => mesh.wants_route_to(dst),
-            PeerEvent::NeighbourGone { link, addr } => mesh.wants_neighbour(*link, *addr),
+            PeerEvent::RouteRemoved(route) => mesh.wants_route(&super::kernel::read(route)),
+            PeerEvent::RouteReplaced(dst) => mesh.wants_route_to(dst),
+            PeerEvent::NeighbourRemoved { link, addr } => mesh.wants_neighbour(*link, *addr),
             PeerEvent::NeighbourSet { .. } | PeerEvent::FdbSet(_) => false,
-            PeerEvent::FdbGone(fdb) => mesh.wants_fdb(fdb.link, fdb.mac),
-            PeerEvent::DefaultRoute | PeerEvent::Missed => true,
+            PeerEvent::FdbRemoved(fdb) => mesh.wants_fdb(fdb.link, fdb.mac),
+            PeerEvent::DefaultRoute | PeerEvent::Lost => true,
             PeerEvent::Link(link) => self.concerns_link(link.index) || self.is_configured_name(&link.name),
-            PeerEvent::LinkGone { index, name } => {
+            PeerEvent::LinkRemoved { index, name } => {
                 self.concerns_link(*index) || self.is_configured_name(name)
             }
-            // A pod's addresses are in its own namespace: what is heard here is the node's.
-            PeerEvent::AddressSet(_) | PeerEvent::AddressGone(_) => true,
+            // Addresses of pods are in their namespaces, so these are addresses of the node.
+            PeerEvent::AddressSet(_) | PeerEvent::AddressRemoved(_) => true,
         }
     }
 
-    /// Also one that is in the way of ours: it may go, or get another name.
+    /// Including an unmanaged link with the name of a tunnel: it may be removed or renamed.
     fn concerns_link(&self, index: u32) -> bool {
         let underlays = self.known.position.underlays.iter().map(|underlay| underlay.link);
-        let in_the_way = self.known.in_the_way.iter().copied();
-        underlays.chain(indexes(&self.known.tunnels)).chain(in_the_way).any(|link| link == index)
+        let conflicting = self.known.conflicting_links.iter().copied();
+        underlays.chain(indexes(&self.known.tunnels)).chain(conflicting).any(|link| link == index)
     }
 
     fn is_configured_name(&self, name: &str) -> bool {
@@ -442,7 +438,7 @@ impl Routes {
     }
 
     fn soon(&mut self, pause: Duration) {
-        self.known.look_at = self.known.look_at.min(Instant::now() + pause);
+        self.known.compare_at = self.known.compare_at.min(Instant::now() + pause);
     }
 
     /// The client may have given up.
@@ -455,30 +451,11 @@ impl Routes {
         }
     }
 
-    /// What should be, what the kernel has, and the difference.
+    /// The desired and the observed routes, with their differences.
     fn shown(&mut self) -> Result<Vec<api::RouteView>, netlink::Error> {
         let subnets = &self.known.mesh.local_node().subnets;
         let (observed, _) = self.kernel.observed(&indexes(&self.known.tunnels), subnets)?;
         Ok(crate::membership::view::routes(&self.known.mesh, &observed, &mut self.kernel.socket))
-    }
-}
-
-/// The monitor of the kernel's events.
-enum PeerMonitorSlot {
-    Open {
-        monitor: PeerMonitor,
-        /// No events are read before.
-        quiet_until: Instant,
-    },
-    /// It is opened again then.
-    Failed { retry_at: Instant },
-}
-
-impl PeerMonitorSlot {
-    /// Until when nothing is read; None: now.
-    fn pause(&self, now: Instant) -> Option<Instant> {
-        let (Self::Open { quiet_until: until, .. } | Self::Failed { retry_at: until }) = self;
-        Some(*until).filter(|until| now < *until)
     }
 }
 

@@ -1,16 +1,16 @@
-//! Do packets arrive whose checksums were left to the node's interface? Some cards and drivers get those of tunnelled packets
-//! wrong, and then pings go through the tunnel and hardly anything else. So it is tried out: a datagram to a port of another
-//! node where nobody listens is refused by its kernel if its checksum is right, and dropped if it is not.
+//! Tests whether the interface computes correct checksums of tunnelled packets. Some cards and drivers do not, and then hardly
+//! anything but pings passes the tunnel. The test sends a datagram to a closed port of a peer: the peer's kernel refuses it if the
+//! checksum is correct, and drops it otherwise.
 //!
 //! ```text
 //! pairs of datagrams at the same moment, one with a checksum by the interface, one with a checksum by the kernel:
 //!   the interface's is answered once ──────► Sound
 //!   only the kernel's are, time after time ► Broken
-//!   else ──────────────────────────────────► Unclear: that node is away, packets get lost, a firewall is between
+//!   else ──────────────────────────────────► Unclear: the peer is unreachable, packets are lost, a firewall drops them
 //! ```
 //!
-//! Nothing is changed for it: the kernel also makes the checksum of a datagram that it is given in two parts. A firewall that
-//! refuses such datagrams by itself does not look at checksums: then the card seems sound, as if nobody had tried.
+//! The test changes no setting: the kernel computes the checksum of a datagram that is sent in two parts. A firewall that refuses such
+//! datagrams does not verify checksums. Then the interface seems sound, as without a test.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -25,21 +25,21 @@ use types::IfName;
 
 use crate::waker::Waker;
 
-/// "Discard". Somebody who listens there is silent, and then nothing is found out.
+/// The discard service. A process that listens there does not reply, and then the result is unclear.
 const PORT: u16 = 9;
 const WORDS: &[u8] = b"podwire";
-/// The kernel of another node answers six in a row, and then one a second. With half of all packets lost, a sound card seems
-/// broken once in 250 trials.
+/// The kernel of a peer replies to six in a row, then to one per second. With half of all packets lost, a sound interface seems broken
+/// once in 250 tests.
 const PAIRS: usize = 4;
-/// From here to the other side of the world and back.
+/// Longer than any round trip.
 const TIMEOUT: Duration = Duration::from_millis(400);
 
-/// After which another node's kernel answers several again.
+/// After this time, a peer's kernel replies to several again.
 pub(crate) const REST: Duration = Duration::from_secs(3);
 
 const STACK: usize = 256 << 10;
 
-/// What a trial told of the interface.
+/// The result of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TrialVerdict {
     Sound,
@@ -47,14 +47,14 @@ pub(crate) enum TrialVerdict {
     Unclear,
 }
 
-/// Who makes a checksum.
+/// What computes a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     Interface,
     Kernel,
 }
 
-/// Which of two datagrams of the same moment were answered.
+/// Which of two simultaneous datagrams got a reply.
 #[derive(Debug, Clone, Copy)]
 struct Answers {
     interface: bool,

@@ -1,5 +1,5 @@
-//! The tunnel devices: one for each outer family that is needed. Made when the first peer needs one, kept as they should
-//! be, and never taken from somebody else.
+//! The tunnel devices, one for each outer family in use. They are created when the first peer needs one, and repaired. Unmanaged links
+//! are never changed.
 
 use std::net::IpAddr;
 
@@ -11,10 +11,10 @@ use types::{IfName, Mac, NetworkName};
 /// Outer Ethernet, IP, UDP and VXLAN headers, as the underlay's MTU counts them.
 pub(crate) const OVERHEAD_V4: u32 = 50;
 pub(crate) const OVERHEAD_V6: u32 = 70;
-/// A link with less has no IPv6, and the kernel refuses to be told how it is to be.
+/// A link with a smaller MTU has no IPv6, and the kernel refuses IPv6 settings of it.
 const IPV6_LEAST: u32 = 1280;
 
-/// What a device should be.
+/// The desired device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tunnel {
     pub(crate) name: IfName,
@@ -24,11 +24,11 @@ pub(crate) struct Tunnel {
     pub(crate) vni: u32,
     pub(crate) port: u16,
     pub(crate) local: IpAddr,
-    /// Its own, by which others call it in their routes; none while the node has no block of IPv4.
+    /// Its address, which peers use in their routes. None while the node has no IPv4 block.
     pub(crate) address: Option<IpNet>,
-    /// Of the network: other addresses of it on the device are left from blocks that were ours.
+    /// The subnets of the network. Other addresses of them on the device are from former blocks.
     pub(crate) subnets: Vec<IpNet>,
-    /// Whether checksums of what is sent through it are left to the interface. None: as it is.
+    /// Whether the interface computes checksums of tunnelled packets. None: not changed.
     pub(crate) checksum: Option<bool>,
 }
 
@@ -37,10 +37,10 @@ pub(crate) enum TunnelError {
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
     #[error(
-        "there is a link {name} that is not ours, where a tunnel is wanted: rename or remove it, or set network.tunnel to \
-         another name"
+        "cannot create tunnel {name}: an unmanaged link has this name; rename or remove it, or set network.tunnel to another \
+         name"
     )]
-    Foreign { name: IfName, index: u32 },
+    Unmanaged { name: IfName, index: u32 },
     #[error("cannot prepare the tunnel {name}: {source}")]
     Sysctl { name: IfName, source: cni::Error },
 }
@@ -54,35 +54,35 @@ impl Tunnel {
         engine::alias::of_tunnel(&self.network)
     }
 
-    /// The device, made or repaired; `done` lists the changes. Without `may_make` one that is there is adjusted as far as
-    /// that needs no new device, and one that is missing stays so: None.
+    /// Creates or repairs the device. `done` gets the changes in words. Without `may_create`, an existing device is changed only as far as
+    /// that needs no new device, and a missing one is not created: None.
     pub(crate) fn keep(
         &self,
         socket: &mut RtSocket,
-        may_make: bool,
+        may_create: bool,
         done: &mut Vec<String>,
     ) -> Result<Option<u32>, TunnelError> {
         let index = match socket.link(&self.name)? {
-            Some(link) if !self.is_ours(&link) => {
-                return Err(TunnelError::Foreign { name: self.name.clone(), index: link.index });
+            Some(link) if !self.is_managed(&link) => {
+                return Err(TunnelError::Unmanaged { name: self.name.clone(), index: link.index });
             }
-            Some(link) if self.is_made_alike(&link) => {
+            Some(link) if self.has_settings(&link) => {
                 self.adjust(socket, &link, done)?;
                 link.index
             }
-            Some(link) if !may_make => link.index,
-            None if !may_make => return Ok(None),
+            Some(link) if !may_create => link.index,
+            None if !may_create => return Ok(None),
             Some(link) => {
                 socket.run(&Op::DelLink(link.index))?;
-                self.make_room(socket, done)?;
+                self.remove_conflicting(socket, done)?;
                 let index = self.make(socket)?;
-                done.push(format!("tunnel {} was made for another place or size: made anew", self.name));
+                done.push(format!("tunnel {} had other settings: created again", self.name));
                 index
             }
             None => {
-                self.make_room(socket, done)?;
+                self.remove_conflicting(socket, done)?;
                 let index = self.make(socket)?;
-                done.push(format!("tunnel {} made: VXLAN {} from {}", self.name, self.vni, self.local));
+                done.push(format!("tunnel {} created: VXLAN {} from {}", self.name, self.vni, self.local));
                 index
             }
         };
@@ -90,32 +90,32 @@ impl Tunnel {
         Ok(Some(index))
     }
 
-    /// Those that got their names from another config are in the way: the kernel has only one device for a tunnel's numbers,
-    /// and with other numbers nobody would ever remove them.
-    fn make_room(&self, socket: &mut RtSocket, done: &mut Vec<String>) -> Result<(), TunnelError> {
-        let is_left = |link: &&Link| {
+    /// Removes managed devices with names from another configuration: the kernel permits only one device per VNI and port, and with other
+    /// numbers they would stay forever.
+    fn remove_conflicting(&self, socket: &mut RtSocket, done: &mut Vec<String>) -> Result<(), TunnelError> {
+        let is_former = |link: &&Link| {
             let is_alike = |local: IpAddr| local.is_ipv4() == self.local.is_ipv4();
             let leads_there = link.vxlan.and_then(|vxlan| vxlan.local).is_some_and(is_alike);
-            leads_there && link.name != self.name.as_str() && self.is_ours(link)
+            leads_there && link.name != self.name.as_str() && self.is_managed(link)
         };
-        for link in socket.links()?.iter().filter(is_left) {
+        for link in socket.links()?.iter().filter(is_former) {
             socket.run(&Op::DelLink(link.index))?;
-            done.push(format!("tunnel {} removed: it is called {} now", link.name, self.name));
+            done.push(format!("tunnel {} removed: its name is {} now", link.name, self.name));
         }
         Ok(())
     }
 
-    /// Marked, or made by us and not marked: the MAC is made of this machine's uid, and nobody else has it.
-    fn is_ours(&self, link: &Link) -> bool {
-        let is_made_here = || {
-            let place = link.vxlan.map(|vxlan| (vxlan.vni, vxlan.port));
-            link.mac == Some(self.mac) && place == Some((self.vni, self.port))
+    /// It has the alias, or no alias and the node's MAC: the MAC is derived from the node's uid and unique.
+    fn is_managed(&self, link: &Link) -> bool {
+        let has_own_mac = || {
+            let numbers = link.vxlan.map(|vxlan| (vxlan.vni, vxlan.port));
+            link.mac == Some(self.mac) && numbers == Some((self.vni, self.port))
         };
-        link.alias.as_ref().map_or_else(is_made_here, |alias| *alias == self.alias())
+        link.alias.as_ref().map_or_else(has_own_mac, |alias| *alias == self.alias())
     }
 
-    /// With a link that has no address the kernel is strict, whatever rp_filter says, and drops what would be answered by
-    /// another way. An address of a block that is another node's now would keep us from reaching it.
+    /// On a link without an address, the kernel applies strict reverse path filtering whatever rp_filter is, and drops packets with
+    /// another reverse path. An address of a block that belongs to a peer now would make that peer unreachable.
     fn keep_address(
         &self,
         socket: &mut RtSocket,
@@ -123,10 +123,10 @@ impl Tunnel {
         done: &mut Vec<String>,
     ) -> Result<(), TunnelError> {
         let carried: Vec<IpNet> = socket.addresses(Some(link))?.iter().map(|address| address.addr).collect();
-        let is_left = |addr: &&IpNet| {
+        let is_former = |addr: &&IpNet| {
             self.address != Some(**addr) && self.subnets.iter().any(|subnet| subnet.contains(&addr.addr()))
         };
-        for &addr in carried.iter().filter(is_left) {
+        for &addr in carried.iter().filter(is_former) {
             match socket.run(&Op::DelAddress { link, addr }) {
                 Err(error) if error.is_missing() => {}
                 other => other?,
@@ -147,23 +147,24 @@ impl Tunnel {
         Ok(())
     }
 
-    /// None of this can be changed while the device lives. One that was too small for IPv6 gets it back with a link-local
-    /// address that nobody wants.
-    fn is_made_alike(&self, link: &Link) -> bool {
+    /// These settings of a device cannot be changed. A device that was too small for IPv6 would get IPv6 with an unwanted link-local
+    /// address.
+    fn has_settings(&self, link: &Link) -> bool {
         let was_too_small = link.mtu < IPV6_LEAST && self.mtu >= IPV6_LEAST;
         link.vxlan.is_some_and(|vxlan| {
-            let place = (vxlan.vni, vxlan.port, vxlan.local, vxlan.learning, vxlan.group);
-            place == (self.vni, self.port, Some(self.local), false, None) && !was_too_small
+            let settings = (vxlan.vni, vxlan.port, vxlan.local, vxlan.learning, vxlan.group);
+            settings == (self.vni, self.port, Some(self.local), false, None) && !was_too_small
         })
     }
 
     fn make(&self, socket: &mut RtSocket) -> Result<u32, TunnelError> {
         let Self { name, mac, mtu, vni, port, local, .. } = self;
-        // Without a lower link: the device outlives one that is made anew, and follows the routes.
-        let room = (*mtu).max(IPV6_LEAST);
-        let add = AddVxlan { name, mac: *mac, mtu: room, vni: *vni, port: *port, local: *local, link: None };
-        let index = socket.make_vxlan(&add, Some(&self.alias()))?;
-        if room != *mtu {
+        // Without a lower link: the device survives the loss of the link, and follows the routes.
+        let first_mtu = (*mtu).max(IPV6_LEAST);
+        let add =
+            AddVxlan { name, mac: *mac, mtu: first_mtu, vni: *vni, port: *port, local: *local, link: None };
+        let index = socket.create_vxlan(&add, Some(&self.alias()))?;
+        if first_mtu != *mtu {
             socket.run(&Op::SetLink(SetLink { mtu: Some(*mtu), ..SetLink::of(LinkRef::Index(index)) }))?;
         }
         self.prepare(index)?;
@@ -180,7 +181,7 @@ impl Tunnel {
     fn adjust(&self, socket: &mut RtSocket, link: &Link, done: &mut Vec<String>) -> Result<(), TunnelError> {
         let (mut set, alias) = (SetLink::of(LinkRef::Index(link.index)), self.alias());
         if link.alias.is_none() {
-            done.push(format!("tunnel {}: marked as ours", self.name));
+            done.push(format!("tunnel {}: alias restored", self.name));
             set.alias = Some(&alias);
         }
         if link.mtu != self.mtu {
@@ -195,7 +196,7 @@ impl Tunnel {
             done.push(format!("tunnel {}: up again", self.name));
             set.up = Some(true);
             if link.mtu >= IPV6_LEAST {
-                // One that was never up may not know it yet.
+                // A device that was never up may lack the setting.
                 let still = SetLink { no_link_local: true, ..SetLink::of(LinkRef::Index(link.index)) };
                 socket.run(&Op::SetLink(still))?;
             }

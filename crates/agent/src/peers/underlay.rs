@@ -1,6 +1,4 @@
-//! Where this node is in the network that carries the pods' traffic: which links, which addresses.
-//!
-//! What the configuration says, else the link with the default route. What is not clear is told, not guessed in silence.
+//! The links and addresses of this node in the underlay: the configured ones, or those of the default route. Ambiguities are reported.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -13,22 +11,22 @@ use types::{Code, Finding};
 
 use config::Config;
 
-/// What there is to choose from.
+/// The links, addresses and default routes to choose from.
 #[derive(Debug, Default)]
 pub(crate) struct Surroundings {
     pub(crate) links: Vec<Link>,
     pub(crate) addresses: Vec<Address>,
-    /// The kernel's choice, of each family.
+    /// The default route of each family.
     pub(crate) defaults: Vec<Route>,
 }
 
-/// What was found: at most one address of each family, and what a person should know about the choice.
+/// The chosen links and addresses, at most one of each family, and findings about the choice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) underlays: Vec<Underlay>,
     /// The smallest MTU of the links.
     pub(crate) mtu: Option<u32>,
-    /// Addresses that this node had, of families in which it has none now.
+    /// Former addresses of families in which this node has none now.
     pub(crate) lost: Vec<IpAddr>,
     pub(crate) problems: Vec<Finding>,
 }
@@ -38,17 +36,17 @@ impl Position {
         self.underlays.iter().map(|underlay| underlay.address).collect()
     }
 
-    /// What the next search prefers, and reports if it is not there.
+    /// The addresses that the next search prefers, and reports if they are missing.
     pub(crate) fn known_addresses(&self) -> Vec<IpAddr> {
         self.addresses().into_iter().chain(self.lost.iter().copied()).collect()
     }
 }
 
-/// `ours` are links that we made; `before` the addresses that were chosen last: they stay as long as they are there.
+/// `is_managed`: whether Podwire created a link. `before` are the addresses that were chosen last; they stay while they exist.
 pub(crate) fn find(
     config: &Config,
     around: &Surroundings,
-    is_ours: impl Fn(&Link) -> bool,
+    is_managed: impl Fn(&Link) -> bool,
     before: &[IpAddr],
 ) -> Position {
     let mut position = Position::default();
@@ -64,7 +62,7 @@ pub(crate) fn find(
             }
             (None, None) => family
                 .by_route(&mut position.problems)
-                .or_else(|| family.only_one(&is_ours, &mut position.problems)),
+                .or_else(|| family.only_one(&is_managed, &mut position.problems)),
         };
         if let Some(address) = fixed.filter(|address| family.link_with(*address).is_none()) {
             let message = format!(
@@ -148,9 +146,9 @@ impl UnderlayFamily<'_> {
     }
 
     /// Without a default route: the one link that has an address at all.
-    fn only_one(&self, is_ours: impl Fn(&Link) -> bool, problems: &mut Vec<Finding>) -> Option<u32> {
+    fn only_one(&self, is_managed: impl Fn(&Link) -> bool, problems: &mut Vec<Finding>) -> Option<u32> {
         let is_candidate = |index: u32| {
-            self.around.links.iter().any(|link| link.index == index && link.up && !is_ours(link))
+            self.around.links.iter().any(|link| link.index == index && link.up && !is_managed(link))
         };
         let mut links: Vec<u32> = self.global().map(|a| a.link).filter(|link| is_candidate(*link)).collect();
         links.sort_unstable();

@@ -1,33 +1,47 @@
-//! What the kernel's news ask for. Pure. News are reasons to look, never findings: our own work makes them too.
+//! The checks that netlink events ask for. Pure. An event is a reason for a check and never a finding, because the agent's own
+//! work causes the same events.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
-use engine::reconcile::Depth;
 use ipnet::IpNet;
-use netlink::{LinkEvent, Where};
+use netlink::{EventNamespace, LinkEvent};
 use types::{IfName, PEER_PROTOCOL, ROUTE_PROTOCOL};
 
-/// What is known when news come.
 pub(super) struct HintContext<'a> {
     pub(super) bridges: &'a [IfName],
-    /// Whether we deleted this link ourselves: then all that is told of it is no news.
+    /// Whether this process deleted the link. Then all events about it are ignored.
     pub(super) deleted_here: &'a dyn Fn(u32) -> bool,
 }
 
-/// The looks that these news ask for. What goes on the node often goes inside a pod as well, and the quick look does not
-/// wait for the deep one.
-pub(super) fn depths(events: &[LinkEvent], known: &HintContext<'_>) -> BTreeSet<Depth> {
-    // Of a link that is told several times the last word counts: a new one is told as down before it is up.
-    let mut up = HashSet::new();
-    let mut depths = BTreeSet::new();
-    for one in events.iter().rev() {
-        if let LinkEvent::Link { index, up: true, place, .. } = one {
-            up.insert((*place, *index));
-        }
-        let settled = |place: Where, index: u32| up.contains(&(place, index));
-        depths.extend(of_one(one, known, &settled));
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Checks {
+    /// A round of the node.
+    pub(super) node: bool,
+    /// An inspection of all pods.
+    pub(super) pods: bool,
+}
+
+impl Checks {
+    const NODE: Self = Self { node: true, pods: false };
+    const PODS: Self = Self { node: false, pods: true };
+
+    fn and(self, other: Self) -> Self {
+        Self { node: self.node || other.node, pods: self.pods || other.pods }
     }
-    depths
+}
+
+pub(super) fn checks(events: &[LinkEvent], known: &HintContext<'_>) -> Checks {
+    // If a link appears in several events, the last state wins: a new link is reported as down before it is up.
+    let mut up = HashSet::new();
+    let mut checks = Checks::default();
+    for event in events.iter().rev() {
+        if let LinkEvent::Link { index, up: true, namespace, .. } = event {
+            up.insert((*namespace, *index));
+        }
+        let is_up = |namespace: EventNamespace, index: u32| up.contains(&(namespace, index));
+        checks = checks.and(of_event(event, known, &is_up));
+    }
+    checks
 }
 
 /// Whether another program may have added an address or a route in the subnets, or removed such a route.
@@ -38,109 +52,121 @@ pub(super) fn may_overlap(events: &[LinkEvent], subnets: &[IpNet]) -> bool {
         LinkEvent::Lost => true,
         LinkEvent::AddressAdded { addr, protocol } => *protocol != Some(ROUTE_PROTOCOL) && is_within(addr),
         LinkEvent::RouteAdded { dst, protocol }
-        | LinkEvent::RouteGone { dst, protocol, place: Where::Here, .. } => {
+        | LinkEvent::RouteRemoved { dst, protocol, namespace: EventNamespace::Own, .. } => {
             is_other(*protocol) && dst.prefix_len() > 0 && is_within(dst)
         }
         _ => false,
     })
 }
 
-fn of_one(
-    events: &LinkEvent,
+fn of_event(
+    event: &LinkEvent,
     known: &HintContext<'_>,
-    settled: &dyn Fn(Where, u32) -> bool,
-) -> Option<Depth> {
+    is_up: &dyn Fn(EventNamespace, u32) -> bool,
+) -> Checks {
     let stays = |link: u32| !(known.deleted_here)(link);
-    let (place, lost) = match events {
-        LinkEvent::Lost => return Some(Depth::Pods),
-        LinkEvent::AddressAdded { .. } | LinkEvent::RouteAdded { .. } => return None,
-        LinkEvent::Link { index, name, up, gone, place } => {
-            let ours = |name: &String| {
+    let (namespace, is_lost) = match event {
+        LinkEvent::Lost => return Checks::NODE.and(Checks::PODS),
+        LinkEvent::AddressAdded { .. } | LinkEvent::RouteAdded { .. } => return Checks::default(),
+        LinkEvent::Link { index, name, up, removed, namespace } => {
+            let is_managed = |name: &String| {
                 let is_bridge = known.bridges.iter().any(|bridge| bridge.as_str() == name);
                 is_bridge || name.starts_with("pw") || name.starts_with("pi")
             };
-            let down = !up && !settled(*place, *index);
-            // Inside a pod, a link that is gone is gone here as well.
-            let lost = match place {
-                Where::Here => (*gone || down) && name.as_ref().is_none_or(ours) && stays(*index),
-                Where::Elsewhere => down && !gone,
+            let is_down = !up && !is_up(*namespace, *index);
+            // A link that was removed inside a pod was removed on the host, too.
+            let is_lost = match namespace {
+                EventNamespace::Own => {
+                    (*removed || is_down) && name.as_ref().is_none_or(is_managed) && stays(*index)
+                }
+                EventNamespace::Pod => is_down && !removed,
             };
-            (*place, lost)
+            (*namespace, is_lost)
         }
-        LinkEvent::ForwardingOff { place } => (*place, *place == Where::Here),
-        LinkEvent::PortLeft { index, place } => (*place, *place == Where::Here && stays(*index)),
-        LinkEvent::AddressGone { link, place, .. } => (*place, *place == Where::Elsewhere || stays(*link)),
-        LinkEvent::RouteGone { link, protocol, place, .. } => {
-            let stays = *place == Where::Elsewhere || link.is_none_or(stays);
-            (*place, *protocol == ROUTE_PROTOCOL && stays)
+        LinkEvent::ForwardingOff { namespace } => (*namespace, *namespace == EventNamespace::Own),
+        LinkEvent::PortLeft { index, namespace } => {
+            (*namespace, *namespace == EventNamespace::Own && stays(*index))
         }
-        LinkEvent::NeighbourGone { link, protocol, place, .. } => {
-            let stays = *place == Where::Elsewhere || stays(*link);
-            (*place, *protocol == ROUTE_PROTOCOL && stays)
+        LinkEvent::AddressRemoved { link, namespace, .. } => {
+            (*namespace, *namespace == EventNamespace::Pod || stays(*link))
+        }
+        LinkEvent::RouteRemoved { link, protocol, namespace, .. } => {
+            let stays = *namespace == EventNamespace::Pod || link.is_none_or(stays);
+            (*namespace, *protocol == ROUTE_PROTOCOL && stays)
+        }
+        LinkEvent::NeighbourRemoved { link, protocol, namespace, .. } => {
+            let stays = *namespace == EventNamespace::Pod || stays(*link);
+            (*namespace, *protocol == ROUTE_PROTOCOL && stays)
         }
     };
-    lost.then_some(match place {
-        Where::Here => Depth::Node,
-        Where::Elsewhere => Depth::Pods,
-    })
+    match namespace {
+        _ if !is_lost => Checks::default(),
+        EventNamespace::Own => Checks::NODE,
+        EventNamespace::Pod => Checks::PODS,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A link that we deleted ourselves.
-    const OURS: u32 = 99;
+    const NONE: Checks = Checks { node: false, pods: false };
+    /// A link that this process deleted.
+    const DELETED: u32 = 99;
 
-    fn look(events: LinkEvent) -> Option<Depth> {
-        all(&[events]).pop_last()
+    fn of(event: LinkEvent) -> Checks {
+        all(&[event])
     }
 
-    fn all(events: &[LinkEvent]) -> BTreeSet<Depth> {
+    fn all(events: &[LinkEvent]) -> Checks {
         let bridges = [IfName::try_from("podwire0").unwrap()];
-        depths(events, &HintContext { bridges: &bridges, deleted_here: &|index| index == OURS })
+        checks(events, &HintContext { bridges: &bridges, deleted_here: &|index| index == DELETED })
     }
 
-    fn link(name: &str, up: bool, gone: bool) -> LinkEvent {
-        LinkEvent::Link { index: 7, name: Some(name.to_owned()), up, gone, place: Where::Here }
+    fn link(name: &str, up: bool, removed: bool) -> LinkEvent {
+        LinkEvent::Link { index: 7, name: Some(name.to_owned()), up, removed, namespace: EventNamespace::Own }
     }
 
-    fn route(protocol: u8, place: Where) -> LinkEvent {
-        LinkEvent::RouteGone { dst: "fd00:88::2/128".parse().unwrap(), link: Some(7), protocol, place }
-    }
-
-    #[test]
-    fn ours_that_go_are_looked_at_and_others_are_not() {
-        assert_eq!(look(link("pwabc", false, true)), Some(Depth::Node));
-        assert_eq!(look(link("podwire0", false, false)), Some(Depth::Node));
-        assert_eq!(look(link("eth0", false, true)), None);
-        assert_eq!(look(link("pwabc", true, false)), None);
-        assert_eq!(look(route(ROUTE_PROTOCOL, Where::Here)), Some(Depth::Node));
-        assert_eq!(look(route(2, Where::Here)), None);
-        assert_eq!(look(LinkEvent::Lost), Some(Depth::Pods));
+    fn route(protocol: u8, namespace: EventNamespace) -> LinkEvent {
+        LinkEvent::RouteRemoved { dst: "fd00:88::2/128".parse().unwrap(), link: Some(7), protocol, namespace }
     }
 
     #[test]
-    fn our_own_add_and_del_are_no_news() {
-        assert_eq!(all(&[link("pwabc", false, false), link("pwabc", true, false)]), BTreeSet::new());
-        assert_eq!(all(&[link("pwabc", true, false), link("pwabc", false, false)]), [Depth::Node].into());
-        let gone = LinkEvent::Link {
-            index: OURS,
+    fn removed_managed_objects_are_checked_and_others_are_not() {
+        assert_eq!(of(link("pwabc", false, true)), Checks::NODE);
+        assert_eq!(of(link("podwire0", false, false)), Checks::NODE);
+        assert_eq!(of(link("eth0", false, true)), NONE);
+        assert_eq!(of(link("pwabc", true, false)), NONE);
+        assert_eq!(of(route(ROUTE_PROTOCOL, EventNamespace::Own)), Checks::NODE);
+        assert_eq!(of(route(2, EventNamespace::Own)), NONE);
+        assert_eq!(of(LinkEvent::Lost), Checks { node: true, pods: true });
+    }
+
+    #[test]
+    fn own_add_and_del_cause_no_checks() {
+        assert_eq!(all(&[link("pwabc", false, false), link("pwabc", true, false)]), NONE);
+        assert_eq!(all(&[link("pwabc", true, false), link("pwabc", false, false)]), Checks::NODE);
+        let removed = LinkEvent::Link {
+            index: DELETED,
             name: Some("pwabc".to_owned()),
             up: false,
-            gone: true,
-            place: Where::Here,
+            removed: true,
+            namespace: EventNamespace::Own,
         };
         let dst = "fd00:88::2/128".parse().unwrap();
-        let route =
-            LinkEvent::RouteGone { dst, link: Some(OURS), protocol: ROUTE_PROTOCOL, place: Where::Here };
-        assert_eq!(all(&[gone, route]), BTreeSet::new());
+        let route = LinkEvent::RouteRemoved {
+            dst,
+            link: Some(DELETED),
+            protocol: ROUTE_PROTOCOL,
+            namespace: EventNamespace::Own,
+        };
+        assert_eq!(all(&[removed, route]), NONE);
     }
 
     #[test]
-    fn the_quick_look_does_not_wait_for_the_deep_one() {
-        let events = [link("pwabc", false, true), route(ROUTE_PROTOCOL, Where::Elsewhere)];
-        assert_eq!(all(&events), [Depth::Node, Depth::Pods].into());
+    fn events_on_the_node_and_in_pods_cause_both_checks() {
+        let events = [link("pwabc", false, true), route(ROUTE_PROTOCOL, EventNamespace::Pod)];
+        assert_eq!(all(&events), Checks { node: true, pods: true });
     }
 
     #[test]
@@ -149,11 +175,11 @@ mod tests {
         let address =
             |addr: &str, protocol| LinkEvent::AddressAdded { addr: addr.parse().unwrap(), protocol };
         let added = |dst: &str, protocol| LinkEvent::RouteAdded { dst: dst.parse().unwrap(), protocol };
-        let gone = |place| LinkEvent::RouteGone {
+        let removed = |namespace| LinkEvent::RouteRemoved {
             dst: "10.83.7.0/24".parse().unwrap(),
             link: Some(7),
             protocol: 3,
-            place,
+            namespace,
         };
         for (events, want) in [
             (address("10.83.0.9/16", None), true),
@@ -167,8 +193,8 @@ mod tests {
             (added("10.83.0.7/32", ROUTE_PROTOCOL), false),
             (added("10.83.9.0/24", PEER_PROTOCOL), false),
             (added("192.0.2.0/24", 3), false),
-            (gone(Where::Here), true),
-            (gone(Where::Elsewhere), false),
+            (removed(EventNamespace::Own), true),
+            (removed(EventNamespace::Pod), false),
             (LinkEvent::Lost, true),
         ] {
             assert_eq!(may_overlap(std::slice::from_ref(&events), &subnets), want, "{events:?}");
@@ -176,13 +202,13 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_in_a_pod_asks_for_a_look_into_pods() {
+    fn removals_inside_a_pod_cause_an_inspection() {
         let addr = "10.88.0.2/32".parse().unwrap();
         assert_eq!(
-            look(LinkEvent::AddressGone { link: 2, addr, place: Where::Elsewhere }),
-            Some(Depth::Pods)
+            of(LinkEvent::AddressRemoved { link: 2, addr, namespace: EventNamespace::Pod }),
+            Checks::PODS
         );
-        assert_eq!(look(route(ROUTE_PROTOCOL, Where::Elsewhere)), Some(Depth::Pods));
-        assert_eq!(look(route(2, Where::Elsewhere)), None);
+        assert_eq!(of(route(ROUTE_PROTOCOL, EventNamespace::Pod)), Checks::PODS);
+        assert_eq!(of(route(2, EventNamespace::Pod)), NONE);
     }
 }

@@ -1,5 +1,5 @@
-//! IPAM plugins that networks of this agent name. Their configs are the runtime's: requests bring them, and they are in its
-//! directory. The plugins are not run here, because one that hangs would hold up the rounds; CNI STATUS asks them.
+//! IPAM plugins of networks of this agent. Their configs are in the runtime's directory and in requests. The plugins are not run
+//! here, because one that hangs would delay rounds. CNI STATUS runs them.
 
 use cni::NetworkConfig;
 use install::cni_configs::CniConfig;
@@ -16,7 +16,7 @@ impl Reconciler {
         self.parts.agent_status.set(Source::Ipam, found);
     }
 
-    /// Configs of the runtime's directory that lead to this agent. Those that cannot be read are left out, as runtimes do.
+    /// Configs in the runtime's directory that name this agent. Unreadable ones are left out, as runtimes do.
     fn configs(&self) -> Vec<NetworkConfig> {
         let config = &self.parts.config;
         let directory = match &config.install {
@@ -27,12 +27,12 @@ impl Reconciler {
         let parts = CniConfig::naming(plugin, &directory).into_iter().flat_map(|file| file.parts(plugin));
         let all = parts.filter_map(|part| NetworkConfig::from_slice(part.to_string().as_bytes()).ok());
         let is_own = |one: &NetworkConfig| {
-            LocalPaths::parse(one).is_ok_and(|place| place.agent.as_ref() == Some(&config.socket))
+            LocalPaths::parse(one).is_ok_and(|paths| paths.agent.as_ref() == Some(&config.socket))
         };
         all.filter(is_own).collect()
     }
 
-    /// CNI STATUS of a config answers for itself. The runtime may not use this file at all, so the agent stays ready.
+    /// CNI STATUS reports it for its config. The runtime may not use this file, so the agent stays ready.
     fn ipam_finding(&self, config: &NetworkConfig) -> Option<Finding> {
         let own = &self.parts.config;
         let allowed = engine::Delegates::Allowed(&own.delegates);

@@ -1,8 +1,7 @@
-//! The lock files of run directory and network. One that was removed is made again: otherwise another agent could start.
+//! The lock files of run directory and network. A removed one is created again, because another agent could start otherwise.
 
 use std::path::Path;
 
-use engine::reconcile::Depth;
 use tracing::{error, warn};
 use types::{Code, Finding};
 
@@ -30,14 +29,14 @@ impl Reconciler {
                 None
             }
             Err(error @ LockError::Taken { .. }) if self.parts.lock.is_lost() => {
-                error!("{} was removed, and is no longer ours: {error}", run_dir.display());
+                error!(directory = %run_dir.display(), %error, "run directory was removed; another agent uses it");
                 return Err(error);
             }
             // The directory was moved away and back: this agent holds the lock.
             Err(LockError::Taken { .. }) => None,
             Err(error) => Some(lost(self.parts.lock.path(), &error)),
         };
-        self.soon(Depth::Node, false);
+        self.soon(false);
         Ok(lost)
     }
 
@@ -62,6 +61,6 @@ impl Reconciler {
 }
 
 fn lost(path: &Path, error: &LockError) -> Finding {
-    let message = format!("the lock file was removed or replaced and cannot be made again: {error}");
+    let message = format!("the lock file was removed or replaced and cannot be created again: {error}");
     Finding::new(Code::RunDirUnusable, format_args!("file {}", path.display()), message).degraded()
 }

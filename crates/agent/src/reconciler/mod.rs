@@ -1,17 +1,18 @@
-//! The reconciler: one thread that watches what happens to what is ours, and puts it back.
+//! The reconciler: one thread that receives events about the node's objects and restores them.
 //!
 //! ```text
 //! netlink, nftables, run directory, requests ─► due ─► round: tombstones, engine::reconcile
-//!                                   timer ──┘
+//!                                    timer ──┘
+//! events inside pods, each timer ─► the inspector's thread (`inspector`): reconcile::inspect_pods
 //! ```
 //!
-//! Events only make a round due a moment later; the round looks at everything itself. So an event that was missed costs a
-//! delay, never a repair.
+//! Events only make a round due a moment later. The round observes everything itself, so a lost event costs a delay and never a
+//! repair. A round enters a pod's namespace only to create its link again.
 
 mod hints;
+pub(crate) mod inspector;
 mod ipam;
 mod locks;
-mod monitor;
 mod others;
 mod overlap;
 mod requests;
@@ -26,7 +27,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::reconcile::{Depth, PodFinding};
 use engine::state::Attachment;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -40,14 +40,13 @@ use crate::installation::InstallState;
 use crate::lock::{Lock, LockError, NetworkLock};
 use crate::membership::BlockRequests;
 use crate::metrics::Metrics;
+use crate::monitor::{MonitorSlot, Read};
 use crate::notify::Watchdog;
-use crate::peers::PeerInputs;
 use crate::server::SocketWatch;
-use crate::waker::Slot;
+use crate::waker::{Slot, Waker};
 use crate::work::Work;
 use config::Config;
-use hints::HintContext;
-use monitor::{MonitorSlot, Read};
+use hints::{Checks, HintContext};
 pub(crate) use overlap::at_start as overlaps_at_start;
 pub(crate) use requests::ReconcileRequests;
 pub(crate) use round::with_other_bridge;
@@ -55,32 +54,30 @@ use rules::Rules;
 use suspicion::Polled;
 use watch::DirectoryWatch;
 
-/// After some news nothing is heard for so long: every ADD makes a dozen, and waking up for each of them would cost the
-/// pods more than the work itself.
-const REST: Duration = Duration::from_millis(40);
-/// How long after an event a round begins: what belongs together comes together.
+/// No events are read for this time after some were read. Every ADD causes a dozen, and a wake-up for each would cost pods more
+/// than the work itself.
+const DEBOUNCE: Duration = Duration::from_millis(40);
+/// A round begins this long after an event, so that related events are handled together.
 const PAUSE: Duration = Duration::from_millis(60);
-/// The same for what happened inside pods: looking into all of them is dearer, and every DEL makes such news. Longer than
-/// the longest pause between rounds, and short enough to be done within a second behind a round of the node.
-const DEEP_PAUSE: Duration = Duration::from_millis(600);
-/// How soon a round that failed is tried again.
+/// A failed round is retried after this time.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What the reconciler works with, most of it shared with the server.
+/// The reconciler's inputs and outputs. Most of them are shared with the server.
 pub(crate) struct ReconcilerParts {
     pub(crate) config: Arc<Config>,
-    /// This node's part of the network, once it has one.
+    /// This node's blocks, once it has some.
     pub(crate) allocations: Arc<NodeAllocations>,
-    /// This node's tunnels, as the peers thread keeps them.
+    /// This node's tunnels, reported by the peers thread.
     pub(crate) tunnels: Arc<Slot<Vec<TunnelSize>>>,
     pub(crate) blocks: BlockRequests,
-    pub(crate) peers: PeerInputs,
     pub(crate) agent_status: Arc<AgentStatus>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) work: Arc<Work>,
     /// None: the agent installs no files.
     pub(crate) install: Option<Arc<InstallState>>,
     pub(crate) requests: ReconcileRequests,
+    /// Wakes the inspector, which then inspects all pods.
+    pub(crate) inspector: Waker,
     pub(crate) lock: Lock,
     pub(crate) network_lock: NetworkLock,
     pub(crate) socket: Arc<SocketWatch>,
@@ -93,52 +90,51 @@ pub(crate) struct Reconciler {
     netlink: MonitorSlot<netlink::Monitor, netlink::Error>,
     nft: MonitorSlot<nft::RulesetMonitor, nft::Error>,
     run: DirectoryWatch,
-    /// Of the allocation that the last round was asked for.
-    share_version: u64,
-    /// The tunnels that the last round was asked for.
+    /// Version of the allocation for which a round was scheduled last.
+    allocation_version: u64,
+    /// Tunnels for which a round was scheduled last.
     tunnels: Vec<TunnelSize>,
+    /// The attachments that the last round found.
     memory: Vec<Attachment>,
-    /// What the last round could not repair in pods.
-    unrepaired: Vec<PodFinding>,
-    /// The rounds to come, by their depth.
-    due: [Option<Due>; 2],
-    /// No round of the node begins before: most of the time belongs to the pods.
+    /// The next round that events or requests need.
+    due: Option<Due>,
+    /// No round begins before, except on the timer: most CPU time is left to the pods.
     not_before: Instant,
-    /// When everything is looked at, whatever was heard.
+    /// The next round without an event.
     timer: Instant,
     was_ready: bool,
     watchdog: Watchdog,
-    /// What the service manager was told.
+    /// The status that the service manager has.
     reported: Option<String>,
-    /// The tunnels that the firewall was told to clamp; none: it was told nothing yet.
+    /// The tunnels in the table that clamps the MSS. None: not applied yet.
     clamped: Option<Vec<IfName>>,
-    /// No limit of connections is in force, and none is wanted.
+    /// No connection limit is configured, and its table was removed.
     is_unlimited: bool,
-    /// Routes and addresses of other programs in the pod network, as they were found last.
+    /// Routes and addresses of other programs in the pod network.
     overlaps: Vec<Finding>,
-    /// Since when rounds could not make the network's bridge.
+    /// Since when rounds could not create the network's bridge.
     bridgeless: Option<Instant>,
     rules: Rules,
     polled: Polled,
-    /// When other programs' routes, addresses and chains were last checked.
+    /// When routes, addresses and chains of other programs were checked last.
     others_checked: Option<Instant>,
 }
 
-/// A round that is to come.
+/// A scheduled round.
 #[derive(Debug, Clone, Copy)]
 struct Due {
     at: Instant,
-    depth: Depth,
+    /// It also checks routes, addresses and chains of other programs.
     unmanaged: bool,
-    /// Nothing happened: it is time.
+    /// The timer caused it.
     timer: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcilerError {
-    #[error("cannot listen to the kernel: {0}")]
+    #[error("cannot open the netlink monitor: {0}")]
     Netlink(#[from] netlink::Error),
-    #[error("cannot listen to the firewall: {0}")]
+    #[error("cannot open the nftables monitor: {0}")]
     Nft(#[from] nft::Error),
     #[error("cannot wait for events: {0}")]
     Wait(#[from] Errno),
@@ -150,11 +146,10 @@ impl Reconciler {
             netlink: MonitorSlot::open("netlink", netlink::Monitor::open)?,
             nft: MonitorSlot::open("nftables", nft::RulesetMonitor::open)?,
             run: DirectoryWatch::open(watch::directories(&parts.config.run_dir, &parts.config.socket))?,
-            share_version: parts.allocations.version(),
+            allocation_version: parts.allocations.version(),
             tunnels: Vec::new(),
             memory: Vec::new(),
-            unrepaired: Vec::new(),
-            due: [None; 2],
+            due: None,
             not_before: Instant::now(),
             timer: Instant::now(),
             was_ready: false,
@@ -171,64 +166,49 @@ impl Reconciler {
         })
     }
 
-    /// Runs until it is requested to stop. An error: another agent works in the run directory, and two there would undo each
-    /// other's work.
+    /// Runs until it is requested to stop. An error means that another agent uses the run directory: two agents there would undo
+    /// each other's work.
     pub(crate) fn run(mut self) -> Result<(), LockError> {
-        // Of this thread alone: pods that wait come first. Where it is not allowed, they come as they come.
-        let _ = rustix::process::setpriority_process(None, 5);
+        lower_priority();
         while !self.parts.requests.is_stopped() {
             self.watchdog.beat();
             let now = Instant::now();
             if self.timer <= now {
                 self.timer = now + self.parts.config.reconcile;
-                self.due[Depth::Pods as usize] =
-                    Some(Due { at: now, depth: Depth::Pods, unmanaged: true, timer: true });
+                self.due = Some(Due { at: now, unmanaged: true, timer: true });
             }
             self.poll(now);
-            if let Some(due) = self.take_ripe(now) {
+            if let Some(due) = self.due.take_if(|due| due.at <= now) {
                 if due.timer {
-                    // A directory that could not be watched tells nothing.
+                    // A directory that could not be watched causes no events.
                     self.keep_locks()?;
-                    self.parts.socket.look();
+                    self.parts.socket.check();
                 }
                 self.round(due);
             }
             if let Err(errno) = self.wait() {
-                error!("the reconciler cannot wait for events: {errno}");
-                // Everything is still looked at by the timer.
+                error!(error = %errno, "the reconciler cannot wait for events");
+                // The timer still causes rounds.
                 std::thread::sleep(RETRY);
             }
             self.collect()?;
-            self.rest();
+            self.debounce();
         }
         Ok(())
     }
 
-    fn next(&self) -> Option<Due> {
-        self.due.iter().flatten().min_by_key(|due| due.at).copied()
-    }
-
-    /// The round that is to be done now. A deep one looks at everything: it comes first, and what waits beside it is done
-    /// with it.
-    fn take_ripe(&mut self, now: Instant) -> Option<Due> {
-        let is_ripe = |due: &mut Due| due.at <= now;
-        let [quick, deep] = &mut self.due;
-        match deep.take_if(is_ripe) {
-            Some(due) => {
-                let merged = quick.take();
-                Some(Due { unmanaged: due.unmanaged || merged.is_some_and(|merged| merged.unmanaged), ..due })
-            }
-            None => quick.take_if(is_ripe),
-        }
-    }
-
     fn wait(&self) -> Result<(), Errno> {
-        let timer = self.timer.min(self.polled.next);
-        let next = self.next().map_or(timer, |due| due.at.min(timer));
-        let others = [self.watchdog.next(), self.netlink.retry_at(), self.nft.retry_at()];
-        let next = others.into_iter().flatten().fold(next, Instant::min);
-        let pause = next.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(pause).map_err(|_| Errno::INVAL)?;
+        let next = [
+            Some(self.timer),
+            Some(self.polled.next),
+            self.due.map(|due| due.at),
+            self.watchdog.next(),
+            self.netlink.retry_at(),
+            self.nft.retry_at(),
+        ];
+        let now = Instant::now();
+        let next = next.into_iter().flatten().min().unwrap_or(now);
+        let timeout = Timespec::try_from(next.saturating_duration_since(now)).map_err(|_| Errno::INVAL)?;
         let mut fds = vec![watched(self.run.as_fd()), watched(self.parts.requests.waker().as_fd())];
         fds.extend(self.netlink.fd().into_iter().chain(self.nft.fd()).map(watched));
         match poll(&mut fds, Some(&timeout)) {
@@ -238,88 +218,86 @@ impl Reconciler {
     }
 
     /// Only requests end the pause.
-    fn rest(&self) {
-        let timeout = Timespec { tv_sec: 0, tv_nsec: REST.subsec_nanos().into() };
-        // Whatever it says, the next thing is to look.
+    fn debounce(&self) {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: DEBOUNCE.subsec_nanos().into() };
+        // Input is collected next in any case.
         let _ = poll(&mut [watched(self.parts.requests.waker().as_fd())], Some(&timeout));
     }
 
-    /// Reads what there is to read, and decides what it asks for.
+    /// Reads all events and requests, and schedules the rounds that they need.
     fn collect(&mut self) -> Result<(), LockError> {
         let now = Instant::now();
         match self.netlink.read(now, netlink::Monitor::read) {
             Read::Events(events) => {
                 let bridges = self.bridges();
-                let known = HintContext { bridges: &bridges, deleted_here: &netlink::was_deleted_here };
-                for depth in hints::depths(&events, &known) {
-                    self.parts.work.kernel_cache().forget_bridges();
-                    self.soon(depth, false);
-                }
+                let known =
+                    HintContext { bridges: &bridges, deleted_here: &netlink::was_deleted_by_this_process };
+                self.schedule_checks(hints::checks(&events, &known));
                 if hints::may_overlap(&events, &self.parts.config.network.subnets) {
                     self.suspect();
                 }
             }
             Read::Reopened => {
-                self.parts.work.kernel_cache().forget_bridges();
-                self.soon(Depth::Pods, false);
+                self.schedule_checks(Checks { node: true, pods: true });
                 self.suspect();
             }
             Read::Failed => {}
         }
         match self.nft.read(now, nft::RulesetMonitor::read) {
-            Read::Events(change) if change.is_nothing() => {}
             Read::Events(change) => {
-                if change.peers {
-                    self.parts.peers.table_changed();
-                }
-                if (nft::RulesetChange { peers: false, ..change }) != nft::RulesetChange::default() {
-                    self.soon(Depth::Node, change.unmanaged);
+                if change.managed != nft::ManagedChange::None || change.unmanaged {
+                    self.soon(change.unmanaged);
                 }
             }
-            Read::Reopened => {
-                self.parts.peers.table_changed();
-                self.soon(Depth::Node, true);
-            }
+            Read::Reopened => self.soon(true),
             Read::Failed => {}
         }
         let failed = self.netlink.finding().into_iter().chain(self.nft.finding()).collect();
         self.parts.agent_status.set(Source::Monitors, failed);
         self.collect_requests();
         if self.run.changed().unwrap_or(true) {
-            self.look_at_run_directory()?;
+            self.check_run_directory()?;
         }
         Ok(())
+    }
+
+    fn schedule_checks(&mut self, checks: Checks) {
+        if checks.node || checks.pods {
+            self.parts.work.kernel_cache().forget_bridges();
+        }
+        if checks.node {
+            self.soon(false);
+        }
+        if checks.pods {
+            self.parts.inspector.wake();
+        }
     }
 
     /// Requests of other threads, and new values in slots.
     fn collect_requests(&mut self) {
         let requested = self.parts.requests.take();
-        let (share_version, tunnels) = (self.parts.allocations.version(), self.parts.tunnels.get());
-        if requested.round || share_version != self.share_version || tunnels != self.tunnels {
-            self.soon(Depth::Node, false);
+        let (version, tunnels) = (self.parts.allocations.version(), self.parts.tunnels.get());
+        if requested.round || version != self.allocation_version || tunnels != self.tunnels {
+            self.soon(false);
         }
         if requested.fault {
             self.suspect();
         }
-        (self.share_version, self.tunnels) = (share_version, tunnels);
+        (self.allocation_version, self.tunnels) = (version, tunnels);
     }
 
-    /// A round a moment from now, unless one is to come anyway: that one is neither drawn forward, as the kernel may say of
-    /// thousands of pods at once that they go, nor put off, as there may always be other news.
-    fn soon(&mut self, depth: Depth, unmanaged: bool) {
-        let now = Instant::now();
-        let at = match depth {
-            Depth::Node => self.not_before.max(now + PAUSE),
-            Depth::Pods => now + DEEP_PAUSE,
-        };
-        self.schedule(Due { at, depth, unmanaged, timer: false });
+    /// Schedules a round in a moment. If one is scheduled already, it is neither earlier, because the kernel may report the removal
+    /// of thousands of pods at once, nor later, because there may always be further events.
+    fn soon(&mut self, unmanaged: bool) {
+        let at = self.not_before.max(Instant::now() + PAUSE);
+        self.schedule(Due { at, unmanaged, timer: false });
     }
 
-    /// Merges it with a round that waits, at the earlier of the two times.
+    /// Merges it with a scheduled round, at the earlier of the two times.
     fn schedule(&mut self, due: Due) {
-        let waiting = self.due[due.depth as usize].get_or_insert(due);
-        waiting.at = waiting.at.min(due.at);
-        waiting.unmanaged |= due.unmanaged;
+        let scheduled = self.due.get_or_insert(due);
+        scheduled.at = scheduled.at.min(due.at);
+        scheduled.unmanaged |= due.unmanaged;
     }
 
     fn bridges(&self) -> Vec<IfName> {
@@ -330,18 +308,23 @@ impl Reconciler {
         bridges
     }
 
-    /// Somebody removed the socket, the lock or the whole directory, or left a tombstone.
-    fn look_at_run_directory(&mut self) -> Result<(), LockError> {
+    /// Another process removed the socket, the lock or the whole directory, or left a tombstone.
+    fn check_run_directory(&mut self) -> Result<(), LockError> {
         self.keep_locks()?;
-        // It is made anew by the server, which says so.
-        self.parts.socket.look();
+        // The server creates and logs it.
+        self.parts.socket.check();
         if !self.parts.config.run_dir.join("networks").exists() {
-            self.soon(Depth::Node, false);
+            self.soon(false);
         }
         self.run.renew();
         self.parts.work.drain_tombstones();
         Ok(())
     }
+}
+
+/// For the calling thread: requests of pods come first. If it is not permitted, the priority stays.
+fn lower_priority() {
+    let _ = rustix::process::setpriority_process(None, 5);
 }
 
 fn watched(fd: BorrowedFd<'_>) -> PollFd<'_> {

@@ -1,5 +1,4 @@
-//! What others do to our pods: found and told. Where the configuration asks for it, rules that accept pods are kept in
-//! their chains; nothing else of theirs is changed.
+//! Unmanaged chains that drop traffic of pods are reported. If it is configured, rules that accept pods are kept in them.
 
 use tracing::info;
 use types::{AttachmentKey, IfName};
@@ -8,7 +7,7 @@ use super::Reconciler;
 use crate::conditions::Source;
 
 impl Reconciler {
-    /// Forward chains of others that drop what pods send.
+    /// Reports unmanaged forward chains that drop traffic of pods.
     pub(super) fn check_unmanaged(&mut self) {
         self.keep_rules();
         let bridges = self.bridges();
@@ -20,7 +19,7 @@ impl Reconciler {
         }
     }
 
-    /// Ours in the chains of others, or none where that is not asked for, or no longer.
+    /// Keeps Podwire's rules in unmanaged chains, or removes them if they are not configured.
     fn keep_rules(&mut self) {
         let config = &self.parts.config;
         let network = &config.network;

@@ -1,5 +1,5 @@
-//! Routes and addresses of other programs in the pod network. At a start without pods they keep the agent from being ready;
-//! those that appear later are reported.
+//! Routes and addresses of other programs in the pod network. If the node has no pods yet, the agent is not ready because of them.
+//! Later ones are reported.
 
 use engine::overlap::{self, NetworkExtent, ObservedNetworks};
 use netlink::RtSocket;
@@ -9,7 +9,7 @@ use super::{Due, Reconciler};
 use config::Config;
 
 impl Reconciler {
-    /// Lists routes, of which there may be many: with the timer, on suspicion, and until the agent is ready or the overlap is gone.
+    /// Lists routes, which may be many: on the timer, on suspicion, and until the agent is ready and there is no overlap.
     pub(super) fn check_overlap(&mut self, due: Due) {
         if self.was_ready && !due.unmanaged && self.overlaps.is_empty() {
             return;
@@ -46,7 +46,7 @@ fn network(config: &Config) -> NetworkExtent<'_> {
     NetworkExtent { name: &own.name, bridge: &own.bridge, subnets: &own.subnets }
 }
 
-/// What overlaps the agent's network, with another subnet as the fix where the network has no pods yet.
+/// The overlaps with the agent's network. The fix is another subnet if the network has no pods yet.
 pub(crate) fn at_start(config: &Config, observed: &ObservedNetworks) -> Vec<Finding> {
     let network = network(config);
     // All nodes of a cluster have the same subnets: one node cannot change them.

@@ -1,11 +1,11 @@
-//! Reasons to reconcile that other threads have.
+//! Requests of other threads to reconcile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::waker::Waker;
 
-/// Wakes the reconciler and says why.
+/// Wakes the reconciler with a reason.
 #[derive(Debug, Clone)]
 pub(crate) struct ReconcileRequests {
     flags: Arc<RequestFlags>,
@@ -19,7 +19,7 @@ struct RequestFlags {
     stop: AtomicBool,
 }
 
-/// What was requested since the last call of [`ReconcileRequests::take`].
+/// The requests since the last call of [`ReconcileRequests::take`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Requested {
     pub(crate) round: bool,
@@ -56,7 +56,7 @@ impl ReconcileRequests {
     }
 
     pub(crate) fn take(&self) -> Requested {
-        // First: a request that comes from here on wakes the reconciler again.
+        // First, so that later requests wake the reconciler again.
         self.waker.clear();
         let take = |flag: &AtomicBool| flag.swap(false, Ordering::AcqRel);
         Requested { round: take(&self.flags.round), fault: take(&self.flags.fault) }

@@ -1,9 +1,9 @@
-//! One round: everything is compared and put right, and told.
+//! One round: compares the records with the kernel, repairs drift and reports.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use engine::reconcile::{self, Depth, ReconcileOutcome, ReconcileRequest, RepairKind};
+use engine::reconcile::{self, ReconcileOutcome, ReconcileRequest, RepairKind};
 use netconf::Network;
 use tracing::{debug, info};
 use types::{Code, Finding, IfName, Severity};
@@ -19,12 +19,12 @@ use crate::memory;
 use crate::notify;
 use config::Config;
 
-/// While events of the node keep coming, rounds have pauses between them of so many times what the last one took.
-const SHARE: u32 = 8;
-/// But whatever rounds take, what is removed meanwhile is back within a second.
+/// During continuous events, the pause between rounds is this many times the duration of the last one.
+const PAUSE_FACTOR: u32 = 8;
+/// The longest pause: an object that is removed meanwhile is restored within a second.
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
-/// So few free addresses are a reason to ask for another block.
-const FEW: u64 = 32;
+/// Fewer free addresses are a reason to request another block.
+const FEW_FREE: u64 = 32;
 
 impl Reconciler {
     pub(super) fn round(&mut self, due: Due) {
@@ -35,15 +35,13 @@ impl Reconciler {
         self.check_overlap(due);
         let config = &self.parts.config;
         let network = self.parts.allocations.default_network();
-        // A gateway in a subnet of another program would take packets from it.
+        // A gateway in a subnet of another program would attract its packets.
         let own = network.as_ref().ok().filter(|_| !self.is_blocked());
         let request = ReconcileRequest {
             run_dir: &config.run_dir,
             network: own.map(|network| (&config.network.name, network.conf())),
             mode: Some((&config.network.name, config.network.mode)),
-            depth: due.depth,
             earlier_records: &self.memory,
-            unrepaired: &self.unrepaired,
             kernel_cache: Some(self.parts.work.kernel_cache()),
             is_only_agent: || lock::agents_here().is_ok_and(|all| all.len() <= 1),
             warn: log::engine_warning,
@@ -61,9 +59,6 @@ impl Reconciler {
             self.check_ipam();
             self.others_checked = Some(Instant::now());
         }
-        if due.depth == Depth::Pods {
-            self.report_orphans();
-        }
         self.parts.metrics.reconciled(took);
         let run_dir = engine::run_dir_findings(&self.parts.config.run_dir);
         self.parts.agent_status.set(Source::RunDir, run_dir);
@@ -77,23 +72,27 @@ impl Reconciler {
             }
             Err(error) => {
                 let found = reconcile::failure(error, &self.parts.config.run_dir);
-                // Under churn the kernel may not manage to list its links in one go. Pods can be served all the same.
+                // Under churn the kernel may fail to list its links consistently. Pods can be served anyway.
                 let serves = self.was_ready && found.code == Code::ReconcileFailed;
                 let found = if serves { found.degraded() } else { found };
-                // What the last round found lasts: this one found out nothing about it.
+                // The findings of the last round last, because this one checked nothing.
                 self.parts.agent_status.set(Source::Round, vec![found]);
                 self.set_started();
-                self.again();
+                self.retry();
             }
         }
-        memory::give_back();
+        if due.timer {
+            // After the round, which recovers lost records.
+            self.parts.inspector.wake();
+        }
+        memory::release_free_memory();
         self.run.renew();
         self.parts.agent_status.round_ends(self.parts.config.reconcile);
-        self.not_before = Instant::now() + (took * SHARE).min(LONGEST_PAUSE);
+        self.not_before = Instant::now() + (took * PAUSE_FACTOR).min(LONGEST_PAUSE);
     }
 
     fn done(&mut self, outcome: ReconcileOutcome, took: Duration, network: Result<&Network, &NoBlock>) {
-        // What an agent without pods makes when it starts is no repair: nobody had it yet.
+        // Objects that an agent without pods creates when it starts are no repairs: they did not exist before.
         let is_fresh = !self.was_ready && outcome.attachments.is_empty();
         let mut repairs = Vec::new();
         for repair in &outcome.repairs {
@@ -109,22 +108,16 @@ impl Reconciler {
         self.parts.agent_status.reconciled(took_ms, &repairs);
         debug!("reconciled {} attachments in {took_ms} ms", outcome.attachments.len());
         self.memory = outcome.attachments;
-        if let Some(found) = outcome.pods {
-            self.parts.agent_status.set(Source::Pods, found);
-        }
         let inactive = outcome.inactive_ports.iter().map(inactive_port).collect();
         self.parts.agent_status.set_inactive_ports(inactive);
-        let mut findings = outcome.findings;
-        findings.extend(outcome.unrepaired.iter().map(|one| one.finding.clone()));
-        self.unrepaired = outcome.unrepaired;
-        let findings = self.with_node(findings);
+        let findings = self.with_node(outcome.findings);
         let is_served = findings.iter().all(|found| found.severity == Severity::Degraded);
         if !is_served {
-            self.again();
+            self.retry();
         }
         let network = match network {
             Ok(network) => network,
-            // Pods that run are looked after; new ones need a block.
+            // Running pods are repaired. New ones need a block.
             Err(_) => {
                 self.report(findings);
                 return;
@@ -137,7 +130,7 @@ impl Reconciler {
         self.was_ready |= is_served;
         match (is_first, &self.parts.install) {
             (true, None) => announce(self.parts.begun, self.memory.len()),
-            // Earlier rounds failed, or there was no block: the end of these conditions is not enough to be ready.
+            // Earlier rounds failed, or there was no block. To be ready, the files must be installed, too.
             (true, Some(_)) => self.parts.agent_status.set_starting(),
             (false, _) => {}
         }
@@ -147,19 +140,19 @@ impl Reconciler {
         }
     }
 
-    /// The first attempt to install the files is not over. Ready means that they are in place.
+    /// The first attempt to install the files is not over. The agent is ready after it.
     fn awaits_install(&self) -> bool {
         self.was_ready && self.parts.install.as_ref().is_some_and(|install| !install.was_tried())
     }
 
-    /// The installation thread does so after its first attempt.
+    /// If files are to be installed, the installation thread does this after its first attempt.
     fn set_started(&self) {
         if !self.awaits_install() {
             self.parts.agent_status.set_started();
         }
     }
 
-    /// Block and addresses are read now: they may have changed since the round began.
+    /// Block and addresses are read here, because they may have changed since the round began.
     fn report(&self, findings: Vec<Finding>) {
         let ReconcilerParts { agent_status, allocations, config, .. } = &self.parts;
         agent_status.set(Source::Reconcile, findings);
@@ -168,7 +161,7 @@ impl Reconciler {
         self.set_started();
     }
 
-    /// The findings of a round with those of the node itself.
+    /// Adds the findings of the node to those of a round.
     fn with_node(&mut self, mut findings: Vec<Finding>) -> Vec<Finding> {
         let taken = format!("link {}", self.parts.config.network.bridge);
         for found in findings.iter_mut().filter(|it| it.code == Code::BridgeNameTaken && it.object == taken) {
@@ -179,10 +172,10 @@ impl Reconciler {
                 && matches!(found.code, Code::BridgeMissing | Code::BridgeNameTaken)
         };
         if findings.iter().any(lacks_bridge) {
-            // Another process may just have removed it, or the kernel is busy: a bridge that worked may fail once or twice.
+            // Another process may have removed it, or the kernel is busy. A bridge that existed may fail once or twice.
             let since = *self.bridgeless.get_or_insert_with(Instant::now);
             if self.was_ready && since.elapsed() < RETRY {
-                self.again();
+                self.retry();
                 findings = findings
                     .into_iter()
                     .map(|it| if lacks_bridge(&it) { it.degraded() } else { it })
@@ -196,23 +189,13 @@ impl Reconciler {
         findings
     }
 
-    /// Elements of pods that are gone stay in the firewall until the operator removes them. Those that a running pod should not
-    /// have are removed by a round, and reported while it does not succeed.
-    fn report_orphans(&mut self) {
-        let found = engine::firewall_orphans(&self.parts.config.run_dir).map_err(cni::Error::from);
-        if let Some(found) = self.report_rule("elements orphaned", "list orphaned firewall elements", found) {
-            self.parts.agent_status.set(Source::Elements, found.into_iter().collect());
-        }
+    fn retry(&mut self) {
+        let retry = Due { at: Instant::now() + RETRY, unmanaged: false, timer: false };
+        self.due.get_or_insert(retry);
     }
 
-    /// Everything is looked at once more, soon.
-    fn again(&mut self) {
-        let again = Due { at: Instant::now() + RETRY, depth: Depth::Pods, unmanaged: false, timer: false };
-        self.due[Depth::Pods as usize].get_or_insert(again);
-    }
-
-    /// The service manager waits for this. It comes with the first round also where there is no block yet: what waits for the
-    /// agent is held up no longer, and a node that boots without its store is not restarted over and over.
+    /// The service manager waits for this. It is sent after the first round even if there is no block yet: units that wait for the
+    /// agent start, and a node that boots without its store is not restarted again and again.
     fn notify_status(&mut self) {
         let readiness = self.parts.agent_status.readiness();
         let status = match readiness.conditions.first() {
@@ -225,15 +208,15 @@ impl Reconciler {
         }
     }
 
-    /// What leaves by a tunnel must fit: where pods' links carry more, the firewall sees to it, and may have been flushed.
+    /// Clamps the MSS of connections through tunnels that carry less than the pods' links. Its table may have been flushed.
     fn clamp_tunnels(&mut self, network: &Network) {
         let tunnels = self.parts.tunnels.get();
         if tunnels.is_empty() && self.clamped.as_ref().is_some_and(Vec::is_empty) {
             return;
         }
-        // Pods keep the size they were made with. One that is not set is as large as the bridge happens to be.
-        let coming = network.mtu().unwrap_or(u32::MAX);
-        let largest = self.memory.iter().map(|pod| pod.mtu).fold(coming, u32::max);
+        // Pods keep the MTU of their ADD. Without a configured MTU, new pods get that of the bridge.
+        let of_new_pods = network.mtu().unwrap_or(u32::MAX);
+        let largest = self.memory.iter().map(|pod| pod.mtu).fold(of_new_pods, u32::max);
         let (small, large): (Vec<TunnelSize>, Vec<TunnelSize>) =
             tunnels.into_iter().partition(|tunnel| tunnel.mtu < largest);
         let wanted: Vec<IfName> = small.into_iter().map(|tunnel| tunnel.name).collect();
@@ -244,13 +227,13 @@ impl Reconciler {
             done.iter().for_each(|what| info!("{what}"));
             self.clamped = Some(wanted);
         }
-        let room = large.iter().map(|tunnel| tunnel.mtu).min().unwrap_or(u32::MAX);
-        if self.parts.allocations.set_largest_mtu(room) {
-            self.soon(Depth::Node, false);
+        let fitting = large.iter().map(|tunnel| tunnel.mtu).min().unwrap_or(u32::MAX);
+        if self.parts.allocations.set_largest_mtu(fitting) {
+            self.soon(false);
         }
     }
 
-    /// A limit that was set before and is not any more is removed by the first round.
+    /// The first round removes a limit that is no longer configured.
     fn limit_connections(&mut self) {
         let network = &self.parts.config.network;
         let limit = nft::ConnectionLimit {
@@ -269,20 +252,20 @@ impl Reconciler {
         }
     }
 
-    /// Asks for another block before one is full, so that no pod has to wait for it.
+    /// Requests another block before one is full, so that no pod has to wait for it.
     fn grow(&self, network: &Network) {
         let used: Vec<IpAddr> =
             self.memory.iter().flat_map(|a| &a.addresses).map(|a| a.address.addr()).collect();
         for family in family_blocks(network) {
             let taken = used.iter().filter(|ip| family.has(**ip)).count() as u64;
-            if family.capacity.saturating_sub(taken) < FEW.min(family.capacity / 4) {
+            if family.capacity.saturating_sub(taken) < FEW_FREE.min(family.capacity / 4) {
                 self.parts.blocks.want_more(family.blocks[0]);
             }
         }
     }
 }
 
-/// Proposes another bridge where the link may be in use: the node may be reached by it.
+/// Proposes another bridge name if the link may be in use, for example as the uplink of the node.
 pub(crate) fn with_other_bridge(config: &Config, found: Finding) -> Finding {
     let name = if config.network.bridge.as_str() == "podwire0" { "podwire1" } else { "podwire0" };
     match &found.fix {
@@ -291,7 +274,7 @@ pub(crate) fn with_other_bridge(config: &Config, found: Finding) -> Finding {
     }
 }
 
-/// Does it belong to the node, also without any pod?
+/// Whether the object exists without pods, too.
 fn is_of_node(kind: RepairKind) -> bool {
     match kind {
         RepairKind::Bridge | RepairKind::Address | RepairKind::Firewall | RepairKind::Sysctl => true,

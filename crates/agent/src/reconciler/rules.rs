@@ -1,5 +1,5 @@
-//! Parts of a round that fail on their own: rules that are not in force, and checks that could not be done. Each is a
-//! condition until the same part succeeds.
+//! Parts of a round that may fail separately: rules that could not be applied, and checks that could not be done. Each is a
+//! condition until it succeeds.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -9,7 +9,7 @@ use types::{Code, Finding};
 use super::Reconciler;
 use crate::conditions::Source;
 
-/// Why each object is not as it should be.
+/// The failure of each object.
 #[derive(Debug, Default)]
 pub(super) struct Rules(BTreeMap<String, String>);
 

@@ -1,4 +1,4 @@
-//! Whole agents, two at a time: which of them works, and which ends.
+//! Two agents at the same time: one works, and the other ends.
 
 use std::fs;
 
@@ -6,12 +6,12 @@ use rustix::process::Signal;
 use testkit::{Agent, DEADLINE, Lab, wait_until};
 
 #[test]
-fn an_agent_that_lost_its_run_directory_to_another_ends() {
+fn an_agent_ends_if_another_one_uses_its_run_directory() {
     let lab = Lab::new("lostlock").unwrap();
-    // In namespaces of their own, where nothing else keeps them apart.
+    // In different namespaces, so that only the run directory is shared.
     let (here, there) = (lab.node("n1").unwrap(), lab.node("n2").unwrap());
     let mut first = Agent::start(&here, &["--no-install"]).unwrap();
-    // So that the other one is certainly first.
+    // So that the other one takes the lock first.
     first.signal(Signal::STOP).unwrap();
     fs::remove_dir_all(first.run_dir()).unwrap();
     let mut second = Agent::in_dir(&there, here.dir(), &["--no-install"]).unwrap();
@@ -21,15 +21,16 @@ fn an_agent_that_lost_its_run_directory_to_another_ends() {
     wait_until("the first agent's end", DEADLINE, || first.has_ended()).unwrap();
     assert!(second.is_ready() && !second.has_ended().unwrap());
     let (log, pid) = (first.log().unwrap(), format!("process {}", second.pid().unwrap()));
-    let line = log.lines().find(|line| line.contains("no longer ours")).unwrap_or_else(|| panic!("{log}"));
+    let line =
+        log.lines().find(|line| line.contains("another agent uses it")).unwrap_or_else(|| panic!("{log}"));
     assert!(line.contains(&pid) && line.contains("--run-dir"), "{line}");
     second.kill().unwrap();
     let status = first.wait_ready().unwrap_err().to_string();
     assert!(status.contains("exit status: 1"), "{status}");
 }
 
-/// Why it is not ready; nothing where it is, or does not listen yet.
-fn why(agent: &Agent) -> String {
+/// Why the agent is not ready. Empty if it is ready or does not listen yet.
+fn reason(agent: &Agent) -> String {
     let answer = agent.client().get(api::READY, DEADLINE).ok();
     let readiness = answer.and_then(|answer| serde_json::from_slice::<api::Readiness>(&answer.body).ok());
     let first = readiness.and_then(|readiness| readiness.conditions.into_iter().next());
@@ -43,28 +44,28 @@ fn an_agent_is_ready_only_with_its_bridge() {
     node.sh(&["ip", "link", "add", "podwire0", "type", "veth", "peer", "name", "other"]).unwrap();
     let mut agent = Agent::new(&node, &["--no-install"]).unwrap();
     agent.launch().unwrap();
-    wait_until("its reason", DEADLINE, || Ok(why(&agent) == "BridgeNameTaken link podwire0")).unwrap();
+    wait_until("its reason", DEADLINE, || Ok(reason(&agent) == "BridgeNameTaken link podwire0")).unwrap();
     assert!(!agent.is_ready() && !agent.log().unwrap().contains("ready after"));
     node.sh(&["ip", "link", "del", "podwire0"]).unwrap();
     agent.wait_ready().unwrap();
-    // One that is merely gone is put back, and nobody is refused meanwhile.
+    // A removed bridge is restored, and the agent stays ready meanwhile.
     node.sh(&["ip", "link", "del", "podwire0"]).unwrap();
     wait_until("the bridge", DEADLINE, || {
-        assert!(agent.is_ready(), "{:?}", why(&agent));
+        assert!(agent.is_ready(), "{:?}", reason(&agent));
         Ok(node.sh(&["ip", "link", "show", "podwire0"]).is_ok())
     })
     .unwrap();
-    // The agent may put the bridge back before the other link is there.
+    // The agent may restore the bridge before the other link is added.
     let replace = ["sh", "-c", "ip link del podwire0; ip link add podwire0 type veth peer name other"];
     wait_until("a link of another kind", DEADLINE, || Ok(node.run(&replace, b"")?.success())).unwrap();
-    wait_until("its reason", DEADLINE, || Ok(why(&agent) == "BridgeNameTaken link podwire0")).unwrap();
+    wait_until("its reason", DEADLINE, || Ok(reason(&agent) == "BridgeNameTaken link podwire0")).unwrap();
     node.sh(&["ip", "link", "del", "podwire0"]).unwrap();
     agent.wait_ready().unwrap();
     agent.kill().unwrap();
 }
 
 #[test]
-fn a3_the_link_that_the_node_is_reached_by_is_not_renamed_by_a_fix() {
+fn a3_no_fix_renames_the_link_of_the_node() {
     const LINK: &str = "ip link add podwire0 type veth peer name other; ip link set other up;";
     for (more, may_be_renamed) in [
         ("", true),
@@ -81,7 +82,7 @@ fn a3_the_link_that_the_node_is_reached_by_is_not_renamed_by_a_fix() {
         node.sh(&["sh", "-c", &format!("{LINK}{more}")]).unwrap();
         let mut agent = Agent::new(&node, &["--no-install"]).unwrap();
         agent.launch().unwrap();
-        wait_until("its reason", DEADLINE, || Ok(why(&agent) == "BridgeNameTaken link podwire0")).unwrap();
+        wait_until("its reason", DEADLINE, || Ok(reason(&agent) == "BridgeNameTaken link podwire0")).unwrap();
         let answer = agent.client().get(api::READY, DEADLINE).unwrap();
         let ready: api::Readiness = serde_json::from_slice(&answer.body).unwrap();
         let fix = ready.conditions[0].fix.clone().unwrap();
@@ -103,7 +104,7 @@ fn a3_the_link_that_the_node_is_reached_by_is_not_renamed_by_a_fix() {
 }
 
 #[test]
-fn a_second_agent_of_a_network_refuses_to_start_beside_the_first() {
+fn a_second_agent_of_a_network_refuses_to_start() {
     let lab = Lab::new("onenet").unwrap();
     let node = lab.node("n1").unwrap();
     let mut first = Agent::start(&node, &["--no-install"]).unwrap();
@@ -116,7 +117,7 @@ fn a_second_agent_of_a_network_refuses_to_start_beside_the_first() {
     {
         assert!(error.contains(word), "{error}");
     }
-    // The kernel gives the name back with the process.
+    // The kernel releases the lock when the process ends.
     first.restart().unwrap();
     first.kill().unwrap();
     second = Agent::start(&node, &["--no-install"]).unwrap();

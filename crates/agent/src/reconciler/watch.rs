@@ -1,4 +1,4 @@
-//! The run directory: the socket, the lock and the tombstones in it. Somebody may remove any of them, or all.
+//! Watches the run directory with the socket, the lock and the tombstones. Other processes may remove any of them.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,10 +14,10 @@ const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE_SELF)
     .union(WatchFlags::MOVE_SELF)
     .union(WatchFlags::ONLYDIR);
-/// Events per look: more of them come with the next one.
+/// Events per read. Further ones are read the next time.
 const MOST: usize = 1024;
 
-/// inotify on some directories. Says that something happened, not what: whoever asks looks at the files themselves.
+/// inotify on some directories. It reports that something changed, and the caller checks the files.
 #[derive(Debug)]
 pub(super) struct DirectoryWatch {
     fd: OwnedFd,
@@ -32,8 +32,7 @@ impl DirectoryWatch {
         Ok(watch)
     }
 
-    /// Directories that were removed and are back are watched anew; for the others it changes nothing. One that is not there
-    /// is looked at by the timer.
+    /// Watches directories that were removed and created again. A directory that does not exist is checked by the timer.
     pub(super) fn renew(&self) {
         for directory in &self.directories {
             let _ = inotify::add_watch(&self.fd, directory.as_path(), EVENTS);

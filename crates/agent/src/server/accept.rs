@@ -1,9 +1,9 @@
-//! Acceptor threads: each accepts a connection and serves its first request itself, if that needs no waiting.
+//! Acceptor threads: each accepts a connection and serves its first request directly if that does not have to wait.
 //!
-//! The plugin sends one request per connection. An acceptor that serves it is the only thread that has to be woken; each
-//! other thread would cost 50 to 100 µs. The runtime's thread serves all other connections: slow clients, other
-//! requests, CNI requests for which the queue has no slot, and all that come while the other acceptors are busy. So one
-//! acceptor always waits for the next connection.
+//! The plugin sends one request per connection. If an acceptor serves it, no other thread has to be woken. Each wake-up would
+//! cost 50 to 100 µs. The runtime's thread serves all other connections: slow clients, other requests, CNI requests without a
+//! slot in the queue, and connections that arrive while all other acceptors are busy. So one acceptor is always free for the
+//! next connection.
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,14 +20,13 @@ use super::client_socket::{ClientIo, ClientSocket};
 use super::{ACCEPT_PAUSE, AllowedUsers, HttpServer, RequestOrigin, serve_connection};
 use crate::queue::STACK;
 
-/// One always accepts, so one less serve. That is enough for calls one after the other, and for a few processors; under
-/// load the workers have something to do without being woken. Each costs some memory and a namespace to return to.
-const MOST: usize = 5;
-/// How long an acceptor waits for the first bytes. A plugin sends its request at once; it takes longer only if it has to
-/// wait for a processor.
+/// One of them always accepts, the other four serve. That suffices for sequential calls and for a few processors. Under load
+/// the workers are busy and need no wake-up. Each acceptor costs some memory and an open namespace.
+const MAX_ACCEPTORS: usize = 5;
+/// How long an acceptor waits for the first bytes. A plugin sends its request immediately, unless it waits for a processor.
 pub(super) const FIRST_BYTES: Duration = Duration::from_millis(10);
 
-/// The listener that connections are accepted from. None after the agent was asked to stop.
+/// The listener from which connections are accepted. None when the agent stops.
 pub(super) struct CurrentListener(Mutex<Option<Arc<UnixListener>>>);
 
 impl CurrentListener {
@@ -47,9 +46,9 @@ impl CurrentListener {
         self.lock().as_ref().is_some_and(|current| Arc::ptr_eq(current, listener))
     }
 
-    /// Accepts from another listener from now on. Connections of the old one may still be accepted.
+    /// Accepts from `new` from now on. The backlog of the old listener can still be accepted.
     pub(super) fn replace(&self, new: UnixListener) -> io::Result<Option<Arc<UnixListener>>> {
-        // If it was closed meanwhile, it stays closed.
+        // A closed listener stays closed.
         let old = self.lock().as_mut().map(|current| std::mem::replace(current, Arc::new(new)));
         let Some(old) = old else { return Ok(None) };
         shutdown(&old, Shutdown::Both)?;
@@ -57,7 +56,7 @@ impl CurrentListener {
         Ok(Some(old))
     }
 
-    /// Wakes all acceptors, which then end.
+    /// Wakes all acceptors, so that they end.
     pub(super) fn close(&self) -> io::Result<()> {
         match self.lock().take() {
             Some(listener) => Ok(shutdown(&listener, Shutdown::Both)?),
@@ -66,15 +65,15 @@ impl CurrentListener {
     }
 }
 
-/// What the acceptors share.
+/// Shared state of the acceptors.
 pub(super) struct Acceptors {
     pub(super) listener: Arc<CurrentListener>,
     pub(super) users: AllowedUsers,
     pub(super) server: HttpServer,
     runtime: Handle,
-    /// Acceptors that are not busy with a connection.
+    /// The number of acceptors without a connection.
     free: AtomicUsize,
-    /// Accepting failed, and that was logged.
+    /// accept(2) failed, and the failure was logged.
     is_failing: AtomicBool,
 }
 
@@ -84,9 +83,9 @@ impl Acceptors {
         Arc::new(Self { listener, users, server, runtime: Handle::current(), free, is_failing })
     }
 
-    /// Starts the threads. One is enough if there cannot be more.
+    /// Starts the threads. Succeeds if at least one thread could be started.
     pub(super) fn start(self: &Arc<Self>) -> io::Result<()> {
-        for number in 0..MOST {
+        for number in 0..MAX_ACCEPTORS {
             let acceptors = Arc::clone(self);
             let builder = thread::Builder::new().name(format!("podwire-accept{number}")).stack_size(STACK);
             self.free.fetch_add(1, Ordering::Relaxed);
@@ -95,7 +94,7 @@ impl Acceptors {
                 if number == 0 {
                     return Err(error);
                 }
-                tracing::warn!("only {number} acceptor threads were started: {error}");
+                tracing::warn!(%error, started = number, "cannot start all acceptor threads");
                 break;
             }
         }
@@ -112,12 +111,12 @@ impl Acceptors {
                     self.is_failing.store(false, Ordering::Relaxed);
                     self.receive(stream, permit);
                 }
-                // It was shut down because there is another one now, or none.
+                // The listener was replaced or closed.
                 Err(_) if !self.listener.is(&listener) => {}
                 Err(error) => {
-                    // Out of files, for example: all acceptors see it, again and again.
+                    // For example without free file descriptors. All acceptors get this error repeatedly.
                     if !self.is_failing.swap(true, Ordering::Relaxed) {
-                        tracing::warn!("cannot accept connections: {error}");
+                        tracing::warn!(%error, "cannot accept connections");
                     }
                     thread::sleep(ACCEPT_PAUSE);
                 }
@@ -125,7 +124,7 @@ impl Acceptors {
         }
     }
 
-    /// Waits while there are too many connections; None when the agent stops.
+    /// Waits while the connection limit is reached. None when the agent stops.
     fn permit(&self) -> Option<OwnedSemaphorePermit> {
         let permits = &self.server.permits;
         if let Ok(permit) = Arc::clone(permits).try_acquire_owned() {
@@ -136,11 +135,11 @@ impl Acceptors {
     }
 
     fn receive(&self, stream: UnixStream, permit: OwnedSemaphorePermit) {
-        let others = self.free.fetch_sub(1, Ordering::Relaxed) - 1;
+        let free = self.free.fetch_sub(1, Ordering::Relaxed) - 1;
         let origin = self.users.origin(&stream);
         let socket = ClientSocket::new(stream);
         let mut connection = Box::pin(self.connection(&socket, (origin, permit)));
-        let is_served = others > 0
+        let is_served = free > 0
             && origin == RequestOrigin::Socket
             && socket.is_readable(FIRST_BYTES)
             && socket.poll_connection(connection.as_mut()).is_ready();
@@ -162,15 +161,15 @@ impl Acceptors {
         serve_connection(stream, (origin, client), self.server.connection(permit))
     }
 
-    /// Accepts the connections that were made to a socket before it lost its name.
-    pub(super) fn finish(&self, old: &UnixListener) -> io::Result<()> {
+    /// Accepts the connections in the backlog of a listener that was replaced.
+    pub(super) fn accept_backlog(&self, old: &UnixListener) -> io::Result<()> {
         while let Ok(permit) = Arc::clone(&self.server.permits).try_acquire_owned() {
             match old.accept() {
                 Ok((stream, _)) => {
                     let origin = self.users.origin(&stream);
                     self.runtime.spawn(self.connection(&ClientSocket::new(stream), (origin, permit)));
                 }
-                // None is left; a socket that was shut down reports it as invalid.
+                // The backlog is empty. A listener that was shut down returns EINVAL.
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::InvalidInput) => {
                     break;
                 }

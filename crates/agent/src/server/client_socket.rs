@@ -1,7 +1,7 @@
-//! A client's connection on the unix socket. Two threads may poll it, one after the other.
+//! A client's connection on the unix socket. The acceptor's thread polls it first, then the runtime.
 //!
-//! The acceptor polls it first, once. A request that has arrived completely is parsed, served and answered by that poll, on
-//! that thread, and no other thread is woken. If something has to wait, the runtime takes the connection over.
+//! The acceptor polls it once. If a request has arrived completely, that poll parses, serves and answers it without waking
+//! another thread. If it would have to wait, the runtime takes over the connection.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::unix::net::UnixStream;
@@ -20,7 +20,7 @@ use tokio::net::UnixStream as RuntimeStream;
 type AfterAnswer = Box<dyn FnOnce() + Send>;
 
 pub(super) struct ClientSocket {
-    /// None: the runtime has it.
+    /// None after the runtime took over.
     stream: Mutex<Option<UnixStream>>,
     /// Whether the acceptor polls the connection. Only the acceptor may block.
     is_with_acceptor: AtomicBool,
@@ -33,8 +33,8 @@ impl ClientSocket {
         Arc::new(Self { stream: Mutex::new(Some(stream)), is_with_acceptor, after_answer })
     }
 
-    /// Polls the connection once on the calling thread, which may block. If it is not complete, the runtime has to poll it:
-    /// this poll leaves no waker behind.
+    /// Polls the connection once on the calling thread, which may block. This poll registers no waker, so the runtime has to
+    /// poll an incomplete connection.
     pub(super) fn poll_connection(&self, connection: Pin<&mut impl Future<Output = ()>>) -> Poll<()> {
         self.is_with_acceptor.store(true, Ordering::Relaxed);
         let polled = connection.poll(&mut Context::from_waker(Waker::noop()));
@@ -42,17 +42,17 @@ impl ClientSocket {
         polled
     }
 
-    /// Whether the calling thread may serve a request itself.
+    /// Whether the calling thread may serve a request directly.
     pub(super) fn may_block(&self) -> bool {
         self.is_with_acceptor.load(Ordering::Relaxed)
     }
 
-    /// Sets what the acceptor does after the answer was written. Of requests that follow each other on one connection, the
-    /// earlier one is finished now.
+    /// Sets the function that the acceptor runs after the answer was written. Runs the function of an earlier request on the
+    /// same connection.
     pub(super) fn set_after_answer(&self, work: impl FnOnce() + Send + 'static) {
-        let earlier = lock(&self.after_answer).replace(Box::new(work));
-        if let Some(finish) = earlier {
-            finish();
+        let previous = lock(&self.after_answer).replace(Box::new(work));
+        if let Some(previous) = previous {
+            previous();
         }
     }
 
@@ -61,22 +61,22 @@ impl ClientSocket {
     }
 
     /// Waits for the first bytes.
-    pub(super) fn is_readable(&self, time: Duration) -> bool {
-        let Ok(time) = Timespec::try_from(time) else { return false };
-        matches!(self.events(PollFlags::IN, time), Ok(events) if !events.is_empty())
+    pub(super) fn is_readable(&self, timeout: Duration) -> bool {
+        let Ok(timeout) = Timespec::try_from(timeout) else { return false };
+        matches!(self.events(PollFlags::IN, timeout), Ok(events) if !events.is_empty())
     }
 
-    /// Whether the client closed its end. For requests that the acceptor serves: nothing reads from the connection then.
+    /// Whether the client closed its end. For requests that the acceptor serves, because nothing reads the connection meanwhile.
     pub(super) fn is_closed(&self) -> bool {
         let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        // If poll(2) fails, the answer is written, and that fails if the client is gone.
+        // If poll(2) fails, the answer is written, and that write fails for a closed connection.
         matches!(self.events(PollFlags::RDHUP, Timespec::default()), Ok(events) if events.intersects(closed))
     }
 
-    fn events(&self, wanted: PollFlags, time: Timespec) -> Result<PollFlags, Errno> {
+    fn events(&self, wanted: PollFlags, timeout: Timespec) -> Result<PollFlags, Errno> {
         self.call(|stream| {
             let mut fds = [PollFd::new(stream, wanted)];
-            poll(&mut fds, Some(&time))?;
+            poll(&mut fds, Some(&timeout))?;
             Ok(fds[0].revents())
         })
     }
@@ -85,7 +85,7 @@ impl ClientSocket {
         lock(&self.stream).as_ref().map_or(Err(Errno::NOTCONN), call)
     }
 
-    /// For the acceptor, which does not wait: the runtime polls again.
+    /// For the acceptor, which does not wait. On EAGAIN the runtime polls again.
     fn poll_call<T>(&self, call: impl FnOnce(&UnixStream) -> Result<T, Errno>) -> Poll<io::Result<T>> {
         match self.call(call) {
             Err(Errno::AGAIN) => Poll::Pending,
@@ -98,8 +98,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads and writes for hyper. The runtime registers the socket when it takes the connection over, so that a connection
-/// that the acceptor completes costs no epoll calls.
+/// Reads and writes for hyper. The socket is registered with the runtime only on takeover, so that a connection that the
+/// acceptor completes costs no epoll calls.
 pub(super) struct ClientIo {
     socket: Arc<ClientSocket>,
     runtime: Option<RuntimeStream>,
@@ -110,7 +110,7 @@ impl ClientIo {
         Self { socket, runtime: None }
     }
 
-    /// None: the acceptor polls the connection.
+    /// None while the acceptor polls the connection.
     fn runtime(&mut self) -> io::Result<Option<Pin<&mut RuntimeStream>>> {
         if self.runtime.is_none() && !self.socket.may_block() {
             let stream = lock(&self.socket.stream).take().ok_or(ErrorKind::NotConnected)?;

@@ -1,4 +1,4 @@
-//! HTTP/1.1 on one connection, by hyper. Every request of every listener comes through here.
+//! HTTP/1.1 on one connection, by hyper. Used for the requests of all listeners.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
@@ -13,57 +13,61 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
-use super::listen::Bounds;
-use super::over;
+use super::listen::ClientTimeouts;
 use super::reply::{BodyError, HttpReply, ReplyBody};
+use super::stop_requested;
 use super::write_timeout::WriteTimeout;
 
-/// What a connection may do.
+/// Limits of a connection.
 pub(super) struct ConnectionRules {
-    pub(super) bounds: Bounds,
-    /// Whether several requests may follow each other.
+    pub(super) timeouts: ClientTimeouts,
+    /// Whether the connection may carry several requests.
     pub(super) keep_alive: bool,
     pub(super) stopped: watch::Receiver<bool>,
 }
 
-/// Serves one client, request after request. When the client closes the connection, hyper drops the future that waits for
-/// an answer, and the body that is being sent.
+/// Serves the requests of one client. When the client closes the connection, hyper drops the pending answer and the body that is
+/// being sent.
 pub(super) async fn serve<F: Future<Output = HttpReply>>(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send,
     rules: ConnectionRules,
     answer: impl Fn(Request<Incoming>) -> F,
 ) {
-    let ConnectionRules { bounds, keep_alive, mut stopped } = rules;
+    let ConnectionRules { timeouts, keep_alive, mut stopped } = rules;
     let until = stopped.clone();
     let service = service_fn(|request| {
         let (reply, until) = (answer(request), until.clone());
         async move { Ok::<_, Infallible>(reply.await.map(|body| until_stopped(body, until))) }
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(bounds.head).max_headers(32).max_buf_size(64 << 10);
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(timeouts.head)
+        .max_headers(32)
+        .max_buf_size(64 << 10);
     builder.keep_alive(keep_alive);
     let mut served =
-        pin!(builder.serve_connection(TokioIo::new(WriteTimeout::new(stream, bounds.answer)), service));
+        pin!(builder.serve_connection(TokioIo::new(WriteTimeout::new(stream, timeouts.answer)), service));
     let ended = tokio::select! {
-        // First: a request that has arrived is answered also while the agent stops.
+        // First, so that a request that has arrived is answered even while the agent stops.
         biased;
         ended = served.as_mut() => ended,
-        () = over(&mut stopped) => {
+        () = stop_requested(&mut stopped) => {
             served.as_mut().graceful_shutdown();
             served.await
         }
     };
     if let Err(error) = ended {
-        tracing::debug!("a connection ended early: {error}");
+        tracing::debug!(%error, "connection ended early");
     }
 }
 
-/// A body of known length is sent to its end. A stream may have none: it is cut off when the agent stops.
+/// A body of known length is sent completely. A stream of unknown length is cut off when the agent stops.
 fn until_stopped(body: ReplyBody, mut stopped: watch::Receiver<bool>) -> ReplyBody {
     if body.size_hint().exact().is_some() {
         return body;
     }
-    let stopped = Box::pin(async move { over(&mut stopped).await });
+    let stopped = Box::pin(async move { stop_requested(&mut stopped).await });
     UntilStopped { body, stopped }.boxed_unsync()
 }
 
@@ -81,8 +85,8 @@ impl Body for UntilStopped {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         if self.stopped.as_mut().poll(cx).is_ready() {
-            // An error, so that the client does not take what it has for all of it.
-            return Poll::Ready(Some(Err("the agent stops".into())));
+            // An error, so that the client does not take the partial body for a complete one.
+            return Poll::Ready(Some(Err("the agent is stopping".into())));
         }
         Pin::new(&mut self.body).poll_frame(cx)
     }

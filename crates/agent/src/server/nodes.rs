@@ -1,4 +1,4 @@
-//! What is asked about the other nodes.
+//! Answers queries about the cluster.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::reply::{self, HttpReply};
 use super::{ApiService, view};
 use crate::membership::{self, AskError, MembershipHandle};
 
-/// A question about the cluster.
+/// A query about the cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ClusterQuery {
     Nodes,
@@ -31,17 +31,21 @@ impl ClusterQuery {
     }
 }
 
-/// `query` is what stands behind the question mark.
-pub(super) async fn answer(service: &Arc<ApiService>, asked: ClusterQuery, query: Option<&str>) -> HttpReply {
+/// `query` is the query string of the URL.
+pub(super) async fn answer(
+    service: &Arc<ApiService>,
+    cluster_query: ClusterQuery,
+    query: Option<&str>,
+) -> HttpReply {
     let Some(cluster) = &service.cluster else {
-        let what = "this node's store cannot be used: see `podwire status`";
-        return reply::error(StatusCode::SERVICE_UNAVAILABLE, what);
+        let message = "the store of this node cannot be used: see `podwire status`";
+        return reply::error(StatusCode::SERVICE_UNAVAILABLE, message);
     };
-    let answered = match asked {
+    let answered = match cluster_query {
         ClusterQuery::Nodes => {
             let block_layouts = &service.description.block_layouts;
-            let looked = cluster.look().await;
-            looked.map(|(contents, freshness)| {
+            let read = cluster.read_contents().await;
+            read.map(|(contents, freshness)| {
                 let nodes = membership::nodes(&contents, block_layouts, &cluster.name);
                 reply::json(StatusCode::OK, &NodesView { freshness, nodes })
             })
@@ -56,16 +60,16 @@ pub(super) async fn answer(service: &Arc<ApiService>, asked: ClusterQuery, query
 }
 
 async fn blocks(service: &Arc<ApiService>, cluster: &MembershipHandle) -> Result<BlocksView, AskError> {
-    let (contents, freshness) = cluster.look().await?;
+    let (contents, freshness) = cluster.read_contents().await?;
     let mut blocks =
         membership::blocks((&contents, freshness), &service.description.block_layouts, &cluster.name);
-    // It reads files, and the server's thread never waits for a disk.
+    // Reads files on a blocking thread, so that the server's thread never waits for a disk.
     let service = Arc::clone(service);
     let used = spawn_blocking(move || view::block_uses(&service)).await;
     let used = used.map_err(|error| AskError::Failed(error.to_string()))?;
     for view in &mut blocks.blocks {
-        if let Some(found) = used.iter().find(|used| used.block == view.block) {
-            (view.used, view.free) = (found.used, found.free);
+        if let Some(usage) = used.iter().find(|used| used.block == view.block) {
+            (view.used, view.free) = (usage.used, usage.free);
         }
     }
     Ok(blocks)

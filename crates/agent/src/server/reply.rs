@@ -1,4 +1,4 @@
-//! Bodies: requests are read with bounds in size and time, answers are JSON.
+//! Reads request bodies with limits of size and time, and builds JSON answers.
 
 use std::error::Error;
 use std::time::Duration;
@@ -15,28 +15,28 @@ use tokio::time::timeout;
 
 use crate::work::Answer;
 
-/// Whole or streamed: hyper asks for the next part when the client can take it.
+/// Complete or streamed. Hyper polls for the next part when the client can receive it.
 pub(super) type ReplyBody = UnsyncBoxBody<Bytes, BodyError>;
 pub(super) type BodyError = Box<dyn Error + Send + Sync>;
 pub(super) type HttpReply = Response<ReplyBody>;
 
 pub(super) const JSON: &str = "application/json";
 
-/// Reads the whole body, or says why not.
-pub(super) async fn read(request: Request<Incoming>, time: Duration) -> Result<Bytes, HttpReply> {
+/// Reads the whole body. The error is the reply.
+pub(super) async fn read(request: Request<Incoming>, limit: Duration) -> Result<Bytes, HttpReply> {
     let body = request.into_body();
     if body.size_hint().lower() > MAX_BODY as u64 {
         return Err(too_large());
     }
-    match timeout(time, Limited::new(body, MAX_BODY).collect()).await {
+    match timeout(limit, Limited::new(body, MAX_BODY).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
         Ok(Err(cause)) => {
-            Err(error(StatusCode::BAD_REQUEST, &format!("the request's body cannot be read: {cause}")))
+            Err(error(StatusCode::BAD_REQUEST, &format!("cannot read the request body: {cause}")))
         }
         Err(_) => Err(error(
             StatusCode::REQUEST_TIMEOUT,
-            &format!("the request took longer than {time:?} to arrive"),
+            &format!("the request took longer than {limit:?} to arrive"),
         )),
     }
 }
@@ -49,7 +49,7 @@ pub(super) fn json(status: StatusCode, value: &impl Serialize) -> HttpReply {
     match serde_json::to_vec(value) {
         Ok(text) => with_type(status, JSON, text),
         Err(cause) => {
-            let text = json!({ "error": format!("the answer cannot be written: {cause}") });
+            let text = json!({ "error": format!("cannot serialize the answer: {cause}") });
             with_type(StatusCode::INTERNAL_SERVER_ERROR, JSON, text.to_string())
         }
     }
@@ -64,8 +64,8 @@ pub(super) fn cni(answer: &Answer) -> HttpReply {
     }
 }
 
-pub(super) fn error(status: StatusCode, what: &str) -> HttpReply {
-    json(status, &ErrorAnswer { error: what.to_owned() })
+pub(super) fn error(status: StatusCode, message: &str) -> HttpReply {
+    json(status, &ErrorAnswer { error: message.to_owned() })
 }
 
 pub(super) fn with_type(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> HttpReply {

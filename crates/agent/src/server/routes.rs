@@ -1,4 +1,4 @@
-//! Which path does what.
+//! Maps paths to handlers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,30 +20,30 @@ use crate::metrics;
 use crate::queue::{QueueRefusal, RequestClass, WorkerSlot};
 use crate::work::{Answer, ClientGuard, RejectedTask, Task};
 
-/// Metrics over TCP are made one after the other: clients that ask and hang up would leave work behind without end, and the
-/// threads that do it also serve `podwire status`.
+/// Metrics over TCP are rendered one at a time. Otherwise clients that disconnect early would leave an unbounded backlog on the
+/// threads that also serve `podwire status`.
 static SCRAPES: Semaphore = Semaphore::const_new(1);
 
-/// How a request came in.
+/// The listener and permission of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestOrigin {
     Socket,
-    /// From a user who may not ask.
+    /// From a user without permission.
     Denied,
     Tcp,
 }
 
-/// The connection that a request came in on.
+/// The connection of a request.
 #[derive(Clone)]
 pub(super) struct RequestContext {
     pub(super) origin: RequestOrigin,
-    /// How long a body may take.
-    pub(super) body_time: Duration,
-    /// None over TCP.
+    /// Timeout for the request body.
+    pub(super) body_timeout: Duration,
+    /// None for TCP.
     pub(super) client: Option<Arc<ClientSocket>>,
 }
 
-/// What can be asked for.
+/// The routes of the API.
 #[derive(Debug, PartialEq, Eq)]
 enum ApiRoute {
     Cni,
@@ -55,10 +55,10 @@ enum ApiRoute {
     Cluster(ClusterQuery),
 }
 
-/// What is looked up in files.
+/// Queries that read files.
 #[derive(Debug, PartialEq, Eq)]
 enum LocalQuery {
-    /// All, or those of one container.
+    /// All attachments, or those of one container.
     Attachments(Option<String>),
     Status,
     CniConfig,
@@ -93,7 +93,7 @@ impl ApiRoute {
         }
     }
 
-    /// What says nothing about pods, and changes nothing.
+    /// Routes that reveal nothing about pods and change nothing.
     fn is_public(&self) -> bool {
         matches!(self, Self::Health | Self::Ready | Self::Local(LocalQuery::Metrics))
     }
@@ -104,10 +104,10 @@ pub(super) async fn answer(
     context: &RequestContext,
     request: Request<Incoming>,
 ) -> HttpReply {
-    let RequestContext { origin, body_time, client } = context;
-    let (origin, body_time, client) = (*origin, *body_time, client.as_deref());
+    let RequestContext { origin, body_timeout, client } = context;
+    let (origin, body_timeout, client) = (*origin, *body_timeout, client.as_deref());
     if origin == RequestOrigin::Denied {
-        return reply::error(StatusCode::FORBIDDEN, "access denied: only root may ask the agent");
+        return reply::error(StatusCode::FORBIDDEN, "access denied: only root may use the agent's API");
     }
     let route = ApiRoute::find(request.uri().path())
         .filter(|route| origin != RequestOrigin::Tcp || route.is_public());
@@ -116,11 +116,11 @@ pub(super) async fn answer(
         return reply::not_allowed(&route.method());
     }
     match route {
-        ApiRoute::Cni => match reply::read(request, body_time).await {
+        ApiRoute::Cni => match reply::read(request, body_timeout).await {
             Ok(body) => cni(service, client, &body).await,
             Err(reply) => reply,
         },
-        ApiRoute::Pod(command) => match reply::read(request, body_time).await {
+        ApiRoute::Pod(command) => match reply::read(request, body_timeout).await {
             Ok(body) => pod(service, client, (command, &body)).await,
             Err(reply) => reply,
         },
@@ -133,7 +133,7 @@ pub(super) async fn answer(
         ApiRoute::Version => {
             let cni_versions = Version::ALL.map(|version| version.as_str().to_owned()).to_vec();
             let version = env!("CARGO_PKG_VERSION").to_owned();
-            reply::json(StatusCode::OK, &VersionAnswer { version, api: 1, cni_versions })
+            reply::json(StatusCode::OK, &VersionAnswer { version, api: api::API_VERSION, cni_versions })
         }
         ApiRoute::Local(query) => {
             let permit = if origin == RequestOrigin::Tcp { SCRAPES.acquire().await.ok() } else { None };
@@ -143,7 +143,7 @@ pub(super) async fn answer(
     }
 }
 
-/// What must be looked up in files.
+/// Answers a query that reads files.
 fn answer_local(service: &ApiService, query: &LocalQuery) -> Result<HttpReply, String> {
     match query {
         LocalQuery::Attachments(container) => {
@@ -161,7 +161,7 @@ fn answer_local(service: &ApiService, query: &LocalQuery) -> Result<HttpReply, S
     }
 }
 
-/// Reads files on a thread that may wait for them.
+/// Reads files on a blocking thread.
 async fn run_local(
     service: &Arc<ApiService>,
     query: LocalQuery,
@@ -173,10 +173,10 @@ async fn run_local(
         answer_local(&service, &query)
     };
     let outcome = tokio::task::spawn_blocking(work).await;
-    match outcome.unwrap_or_else(|_| Err("internal error: please report it, with the agent's log".to_owned()))
+    match outcome.unwrap_or_else(|_| Err("internal error: please report it with the agent's log".to_owned()))
     {
         Ok(reply) => reply,
-        Err(what) => reply::error(StatusCode::INTERNAL_SERVER_ERROR, &what),
+        Err(message) => reply::error(StatusCode::INTERNAL_SERVER_ERROR, &message),
     }
 }
 
@@ -184,14 +184,14 @@ async fn cni(service: &ApiService, client: Option<&ClientSocket>, body: &[u8]) -
     let call: CniCall = match serde_json::from_slice(body) {
         Ok(call) => call,
         Err(cause) => {
-            let what = format!("the body is not a CNI call (requestId, env, config): {cause}");
-            return reply::error(StatusCode::BAD_REQUEST, &what);
+            let message = format!("the body is not a CNI call (requestId, env, config): {cause}");
+            return reply::error(StatusCode::BAD_REQUEST, &message);
         }
     };
     reply::cni(&perform(service, client, call).await)
 }
 
-/// Contiv's calls know success and 500.
+/// Contiv's calls return 200 or 500.
 async fn pod(
     service: &ApiService,
     client: Option<&ClientSocket>,
@@ -199,7 +199,7 @@ async fn pod(
 ) -> HttpReply {
     let answer = match (ContivPod::parse(body), random_id()) {
         (Err(answer), _) => *answer,
-        (_, Err(error)) => PodAnswer::failed("no random number for the request", &error.to_string()),
+        (_, Err(error)) => PodAnswer::failed("cannot generate a request ID", &error.to_string()),
         (Ok(pod), Ok(id)) => {
             let network = service.work.network();
             match perform(service, client, pod.call(command, network, id)).await {
@@ -212,23 +212,22 @@ async fn pod(
     reply::json(status, &answer)
 }
 
-/// Serves a call on this thread, if it may block and the queue has a worker's slot for it. Otherwise puts the call into the
-/// queue and waits for its end. Dropped meanwhile, which hyper does when the client hangs up, it cancels the call, unless it is
-/// a DEL.
+/// Serves a call on this thread if the thread may block and the queue has a free slot. Otherwise submits the call to the queue
+/// and waits for its end. Hyper drops this future when the client hangs up, which cancels the call unless it is a DEL.
 async fn perform(service: &ApiService, client: Option<&ClientSocket>, call: CniCall) -> Answer {
     let task = match service.work.accept(call) {
         Ok(task) => task,
         Err(answer) => return answer,
     };
     let class = task.class();
-    // Another IPAM plugin may take a minute, and there are few acceptors.
+    // Another IPAM plugin may take a minute, and there are only a few acceptors.
     let acceptor = client.filter(|client| client.may_block() && class != RequestClass::DelegatedAdd);
     let entered = service.work.enter(task, |task| {
         match acceptor.and_then(|client| Some((client, service.queue.slot(class)?))) {
             Some((client, slot)) => Entered::Slot { client, slot, task: Box::new(task) },
             None => Entered::Queue {
                 refusal: task.refusal(),
-                line: task.line(),
+                guard: task.client_guard(),
                 result: service.queue.submit(class, move || task.run(&|| false)),
             },
         }
@@ -242,30 +241,33 @@ async fn perform(service: &ApiService, client: Option<&ClientSocket>, call: CniC
             });
             answer
         }
-        Entered::Queue { refusal, line, result: Ok(result) } => {
+        Entered::Queue { refusal, guard, result: Ok(result) } => {
             let answer = result.await.unwrap_or_else(|_| refusal.panicked());
-            drop(line);
+            drop(guard);
             answer
         }
         Entered::Queue { refusal, result: Err(refused), .. } => refusal.because(&refused),
     }
 }
 
-/// Where a call is served.
+/// The thread that serves a call.
 enum Entered<'a> {
-    /// On this thread.
+    /// This thread.
     Slot { client: &'a ClientSocket, slot: WorkerSlot, task: Box<Task> },
-    /// By a worker.
+    /// A worker.
     Queue {
         refusal: RejectedTask,
-        line: ClientGuard,
+        guard: ClientGuard,
         result: Result<oneshot::Receiver<Answer>, QueueRefusal>,
     },
 }
 
 fn random_id() -> std::io::Result<RequestId> {
     let mut bytes = [0; 16];
-    // Up to 256 bytes come whole.
+    // getrandom(2) returns up to 256 bytes completely.
     getrandom(&mut bytes, GetRandomFlags::empty())?;
     Ok(RequestId::from_random(bytes))
 }
+
+#[cfg(test)]
+mod reference;

@@ -1,6 +1,6 @@
-//! Metrics and health over TCP, for any client that reaches the address. Clients that hold connections must not keep a health
-//! check from its answer: when all places are taken, the oldest connection of the address that has the most is closed.
-//! Any process may listen at the address before the agent does: then the agent works without metrics, and tries again.
+//! Metrics and health over TCP, for any client that reaches the address. Clients that hold connections must not block health
+//! checks. So at the connection limit, the oldest connection of the address with most connections is closed. If another process
+//! already listens on the address, the agent works without metrics and retries.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,10 +15,10 @@ use super::listen::{ServerError, bind_tcp};
 use super::{ACCEPT_PAUSE, HttpServer, REBIND_PAUSE, RequestOrigin, serve_connection};
 use crate::conditions::Source;
 
-/// Connections at once. They do not count as clients of the socket.
-pub(super) const MOST: usize = 64;
+/// Concurrent connections. They do not count as connections of the unix socket.
+pub(super) const MAX_CONNECTIONS: usize = 64;
 
-/// Serves at the address, with a listener that is there already or as soon as there can be one.
+/// Serves on the address. Retries the bind if it failed.
 pub(super) async fn serve(
     (address, mut bound): (SocketAddr, Result<TcpListener, ServerError>),
     mut server: HttpServer,
@@ -32,8 +32,8 @@ pub(super) async fn serve(
             Err(error) => error,
         };
         let message = format!("no metrics over TCP: {error}");
-        let found = Finding::new(Code::MetricsUnavailable, format_args!("address {address}"), message);
-        server.service.agent_status.set(Source::Tcp, vec![found.fix(listeners(address))]);
+        let finding = Finding::new(Code::MetricsUnavailable, format_args!("address {address}"), message);
+        server.service.agent_status.set(Source::Tcp, vec![finding.fix(listeners(address))]);
         if server.unless_stopped(sleep(REBIND_PAUSE)).await.is_none() {
             return;
         }
@@ -51,14 +51,14 @@ async fn accept(listener: TcpListener, mut server: HttpServer) {
     while let Some(accepted) = server.unless_stopped(listener.accept()).await {
         match accepted {
             Ok((stream, peer)) => {
-                open.make_room();
+                open.close_one_if_full();
                 let task = tokio::spawn(serve_connection(
                     stream,
                     (RequestOrigin::Tcp, None),
                     server.connection(None),
                 ));
                 open.0.push_back((peer.ip(), task.abort_handle()));
-                // A burst of connections is not accepted in one go: each one runs before the next can displace it.
+                // Yields, so that each connection of a burst runs before the next one can displace it.
                 yield_now().await;
             }
             Err(error) => pause(&error).await,
@@ -67,19 +67,19 @@ async fn accept(listener: TcpListener, mut server: HttpServer) {
 }
 
 async fn pause(error: &io::Error) {
-    tracing::warn!("cannot accept a connection: {error}");
+    tracing::warn!(%error, "cannot accept a TCP connection");
     sleep(ACCEPT_PAUSE).await;
 }
 
-/// The connections that are open, oldest first.
+/// The open connections, oldest first.
 #[derive(Default)]
 struct TcpConnections(VecDeque<(IpAddr, AbortHandle)>);
 
 impl TcpConnections {
-    /// Closes a connection if all places are taken.
-    fn make_room(&mut self) {
+    /// Closes a connection if the limit is reached.
+    fn close_one_if_full(&mut self) {
         self.0.retain(|(_, task)| !task.is_finished());
-        if self.0.len() < MOST {
+        if self.0.len() < MAX_CONNECTIONS {
             return;
         }
         let addresses: Vec<IpAddr> = self.0.iter().map(|(address, _)| *address).collect();
@@ -89,7 +89,7 @@ impl TcpConnections {
     }
 }
 
-/// Which connection is closed for a new one: the oldest of the address that has the most.
+/// The connection to close for a new one: the oldest one of the address with most connections.
 fn displaced(addresses: &[IpAddr]) -> Option<usize> {
     let mut counts: HashMap<IpAddr, usize> = HashMap::new();
     for address in addresses {
@@ -104,21 +104,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a3_the_command_finds_a_listener_on_all_addresses() {
+    fn a3_the_fix_lists_listeners_on_wildcard_addresses() {
         use std::process::Command;
         for any in ["0.0.0.0:0", "[::]:0", "127.0.0.1:0"] {
             let port = std::net::TcpListener::bind(any).unwrap();
             let number = port.local_addr().unwrap().port();
             let command = listeners(SocketAddr::from(([127, 0, 0, 1], number)));
-            let shown = Command::new("sh").args(["-c", &command]).output().unwrap();
-            let shown = String::from_utf8(shown.stdout).unwrap();
-            assert!(shown.contains(&format!(":{number} ")), "{any}: {command}: {shown}");
-            assert!(shown.contains(&format!("pid={},", std::process::id())), "{any}: {shown}");
+            let output = Command::new("sh").args(["-c", &command]).output().unwrap();
+            let output = String::from_utf8(output.stdout).unwrap();
+            assert!(output.contains(&format!(":{number} ")), "{any}: {command}: {output}");
+            assert!(output.contains(&format!("pid={},", std::process::id())), "{any}: {output}");
         }
     }
 
     #[test]
-    fn the_address_with_most_connections_loses_its_oldest() {
+    fn the_oldest_connection_of_the_busiest_address_is_closed() {
         let at = |text: &str| -> IpAddr { text.parse().unwrap() };
         let (a, b, c) = (at("192.0.2.1"), at("192.0.2.2"), at("2001:db8::1"));
         assert_eq!(displaced(&[a, b, b, c]), Some(1));

@@ -1,4 +1,4 @@
-//! What the agent shows of node-local state. These read files, and belong on a thread that may wait.
+//! Node-local state for the API and for metrics. These functions read files, so they run on blocking threads.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::conditions::Source;
 use crate::membership::{Contact, MembershipHandle};
 use crate::metrics::{MetricsSnapshot, resident_bytes};
 
-/// All attachments, or those of one container: phase and record. One that cannot be read is told by its name.
+/// All attachments, or those of one container, with phase and record. An unreadable record is shown by its name.
 pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<AttachmentsView, String> {
     let (mut attachments, tombstones) = (Vec::new(), Tombstones::new(run_dir));
     for (network, all) in records(run_dir, container).map_err(|error| error.with_cause())? {
@@ -27,29 +27,29 @@ pub(super) fn attachments(run_dir: &Path, container: Option<&str>) -> Result<Att
     Ok(AttachmentsView { attachments })
 }
 
-/// By the name of the network.
+/// Records by network name.
 fn records(run_dir: &Path, container: Option<&str>) -> Result<Vec<(String, Vec<ListedRecord>)>, StateError> {
     let mut records = Vec::new();
     let networks = NodeState::open_existing(run_dir)?.map(|state| state.networks()).transpose()?;
     for network in networks.unwrap_or_default() {
         let mut all = network.list()?;
-        all.retain(|listed| container.is_none_or(|container| is_of(listed, container)));
+        all.retain(|listed| container.is_none_or(|container| is_of_container(listed, container)));
         all.sort_by(|a, b| a.stem.cmp(&b.stem));
         records.push((network.name().to_string(), all));
     }
     Ok(records)
 }
 
-fn is_of(listed: &ListedRecord, container: &str) -> bool {
+fn is_of_container(listed: &ListedRecord, container: &str) -> bool {
     match &listed.attachment {
         Some(attachment) => attachment.key.container.as_str() == container,
         None => listed.stem.split_once('@').is_some_and(|(id, _)| id == container),
     }
 }
 
-/// The numbers of attachments, and of addresses in each block.
+/// The number of attachments, and of used addresses in each block.
 struct AddressUsage {
-    /// None: the records cannot be read.
+    /// None if the records cannot be read.
     attachments: Option<Counts>,
     blocks: Vec<BlockUse>,
 }
@@ -84,8 +84,8 @@ fn known_usage(service: &ApiService) -> Result<AddressUsage, StateError> {
     }
     let name = NetworkName::try_from(description.network.name.as_str()).ok();
     let network = state.zip(name).and_then(|(state, name)| state.existing_network(&name));
-    let own = service.allocations.default_network();
-    let blocks = own.iter().flat_map(|network| network.blocks()).filter_map(|&block| {
+    let allocated = service.allocations.default_network();
+    let blocks = allocated.iter().flat_map(|network| network.blocks()).filter_map(|&block| {
         let set = whole(block)?;
         let used = network.as_ref().map_or(Ok(0), |network| network.in_use_of(&set));
         let free = |used| set.capacity().saturating_sub(used);
@@ -99,8 +99,8 @@ fn whole(cidr: IpNet) -> Option<RangeSet> {
     RangeSet::new(vec![Range::new(spec).ok()?]).ok()
 }
 
-/// AddressUsage and conditions as they are now. Only rounds report conditions: if these differ, a round is asked for.
-fn observed(service: &ApiService) -> (AddressUsage, Vec<Condition>) {
+/// Current address usage and conditions. Only rounds report conditions, so a round is requested if these differ.
+fn current_state(service: &ApiService) -> (AddressUsage, Vec<Condition>) {
     let (usage, read) = usage(service);
     let run_dir = &service.description.run_dir;
     let mut fresh = match &read {
@@ -117,14 +117,14 @@ fn observed(service: &ApiService) -> (AddressUsage, Vec<Condition>) {
 
 pub(super) fn status(service: &ApiService) -> Status {
     let (description, agent_status) = (&service.description, &service.agent_status);
-    let (AddressUsage { attachments, blocks }, conditions) = observed(service);
+    let (AddressUsage { attachments, blocks }, conditions) = current_state(service);
     Status {
         mode: NodeMode::Agent,
         node: description.node.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         started_at: agent_status.started(),
-        ready: !conditions.iter().any(Condition::keeps_from_ready),
+        ready: !conditions.iter().any(Condition::prevents_ready),
         store: description.store.clone(),
         run_dir: description.run_dir.clone(),
         socket: description.socket.clone(),
@@ -152,9 +152,9 @@ pub(super) fn block_uses(service: &ApiService) -> Vec<BlockUse> {
     usage(service).0.blocks
 }
 
-/// What metrics show of now.
+/// The current values for a scrape.
 pub(super) fn metrics_snapshot(service: &ApiService) -> MetricsSnapshot {
-    let (AddressUsage { attachments, blocks }, conditions) = observed(service);
+    let (AddressUsage { attachments, blocks }, conditions) = current_state(service);
     let contact = service.cluster.as_ref().map(MembershipHandle::contact);
     MetricsSnapshot {
         conditions,

@@ -1,4 +1,4 @@
-//! A stream whose writes have an end: a client that does not read its answer is let go.
+//! A stream with a timeout for writes: a client that does not read its answer is disconnected.
 
 use std::io;
 use std::pin::Pin;
@@ -10,21 +10,21 @@ use tokio::time::{Sleep, sleep};
 
 pub(super) struct WriteTimeout<S> {
     stream: S,
-    time: Duration,
-    /// Runs from the first write that had to wait until all is written, which hyper tells by flushing.
-    clock: Option<Pin<Box<Sleep>>>,
+    timeout: Duration,
+    /// Started by the first write that has to wait. Cleared when all is written, which hyper signals by a flush.
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> WriteTimeout<S> {
-    pub(super) fn new(stream: S, time: Duration) -> Self {
-        Self { stream, time, clock: None }
+    pub(super) fn new(stream: S, timeout: Duration) -> Self {
+        Self { stream, timeout, timer: None }
     }
 
-    /// The outcome of a write; one that waits for too long is an error.
-    fn bounded<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    /// The result of a write. Fails if a write waits too long.
+    fn with_timeout<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_pending() {
-            let clock = self.clock.get_or_insert_with(|| Box::pin(sleep(self.time)));
-            ready!(clock.as_mut().poll(cx));
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
+            ready!(timer.as_mut().poll(cx));
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         written
@@ -44,7 +44,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.bounded(cx, written)
+        self.with_timeout(cx, written)
     }
 
     fn poll_write_vectored(
@@ -53,7 +53,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
-        self.bounded(cx, written)
+        self.with_timeout(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -62,7 +62,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
-        self.clock = None;
+        self.timer = None;
         Poll::Ready(Ok(()))
     }
 

@@ -1,4 +1,4 @@
-//! More blocks for an ADD that found all addresses of the node's blocks in use.
+//! Requests another block for an ADD that found no free address.
 
 use cni::Request;
 use netconf::NodeNetworks;
@@ -6,18 +6,18 @@ use netconf::NodeNetworks;
 use super::Work;
 use crate::membership::GrowError;
 
-/// Whether the node owns more blocks than those that a request was served with.
+/// Whether the node got more blocks since the request was served.
 pub(super) enum Grown {
     Yes,
-    /// The request gets no addresses of the node's blocks.
-    NotWanted,
+    /// The request uses no addresses of the node's blocks.
+    NotNeeded,
 }
 
 impl Work {
-    /// Gets more blocks for a request that was served with these networks.
+    /// Waits for another block for a request that was served with these networks.
     pub(super) fn grow(&self, request: &Request, served: &NodeNetworks<'_>) -> Result<Grown, GrowError> {
-        let Request::Add(call) = request else { return Ok(Grown::NotWanted) };
-        let Some(network) = served.network_for(call) else { return Ok(Grown::NotWanted) };
+        let Request::Add(call) = request else { return Ok(Grown::NotNeeded) };
+        let Some(network) = served.network_for(call) else { return Ok(Grown::NotNeeded) };
         self.blocks.wait_for_block(network.blocks()).map(|()| Grown::Yes)
     }
 }

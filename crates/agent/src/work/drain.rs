@@ -1,7 +1,7 @@
-//! Which tombstones are served when: all of them before something new is made, and one's own before all.
+//! When tombstones are served: all of them before something new is created, and an attachment's own one first.
 //!
-//! Who works on an attachment is cancelled by its tombstone, but only an ADD of the same one waits for its end. For all
-//! others it stays where it is, and the one who was in its way serves it at last.
+//! A tombstone cancels the request that is working on its attachment. Only an ADD of the same attachment waits for the end of
+//! that request. For other requests the tombstone stays, and the cancelled request serves it at its end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,34 +11,34 @@ use cni::Error;
 use engine::{Caller, Delegates, Wait};
 use types::AttachmentKey;
 
-use super::turns::RequestPurpose;
-use super::{TIMEOUT, Work, is_of_addresses, keyed, try_again};
+use super::attachment_queues::RequestPurpose;
+use super::{TIMEOUT, Work, attachment_of, try_again, uses_addresses_of};
 use crate::conditions::Source;
 use crate::log::{self, RequestOutcome, RequestSubject};
-use crate::tombstones::{Buried, DrainReport, DrainScope};
+use crate::tombstones::{DrainReport, DrainScope, TombstoneOutcome};
 
-/// For those who come another time if it is not their turn.
-pub(super) const AT_ONCE: Duration = Duration::ZERO;
-/// As much as a worker has.
+/// For callers that try again later if the attachment is busy.
+pub(super) const NO_WAIT: Duration = Duration::ZERO;
+/// The stack of a worker.
 const STACK: usize = 256 << 10;
 
 impl Work {
-    /// Serves all tombstones; for the start, and for whoever looks after things from time to time.
+    /// Serves all tombstones. Called at the start and by each round.
     pub(crate) fn drain_tombstones(self: &Arc<Self>) -> DrainReport {
         let report = self.drain.round(&|| self.start_round(DrainScope::All));
         self.agent_status.set(Source::Tombstones, self.drain.findings());
-        report.unwrap_or_else(|undrained| DrainReport {
-            failed: vec![undrained.to_string()],
+        report.unwrap_or_else(|timeout| DrainReport {
+            failed: vec![timeout.to_string()],
             ..DrainReport::default()
         })
     }
 
-    /// Before something new is made. For an attachment whose own tombstone cannot be drained, that is an error.
+    /// Called before something new is created. Fails if the tombstone of this attachment cannot be drained.
     pub(super) fn drain_before(self: &Arc<Self>, key: Option<&AttachmentKey>) -> Result<(), Error> {
         let Some(report) = self
             .drain
-            .pass(&|| self.start_round(DrainScope::Rested))
-            .map_err(|undrained| try_again(undrained.to_string()))?
+            .drain_all(&|| self.start_round(DrainScope::SkipRecentlyFailed))
+            .map_err(|timeout| try_again(timeout.to_string()))?
         else {
             return Ok(());
         };
@@ -46,55 +46,56 @@ impl Work {
             self.agent_status.set(Source::Tombstones, self.drain.findings());
         }
         let Some(key) = key else { return Ok(()) };
-        // Its own one is worth waiting for.
+        // The request needs its own tombstone to be served, so it waits.
         self.drain_key(key, TIMEOUT);
-        match self.drain.obstacle(key) {
-            Some(why) => Err(try_again(format!("{key} cannot be made now: {why}"))),
+        match self.drain.blocked_reason(key) {
+            Some(reason) => Err(try_again(format!("cannot create {key} now: {reason}"))),
             None => Ok(()),
         }
     }
 
-    /// On a thread of its own: neither a worker nor the reconciler is held by an IPAM plugin that hangs in somebody's DEL.
-    fn start_round(self: &Arc<Self>, which: DrainScope) {
+    /// Uses a separate thread, so that a hanging IPAM plugin of a stored DEL blocks neither a worker nor the reconciler.
+    fn start_round(self: &Arc<Self>, scope: DrainScope) {
         let work = Arc::clone(self);
-        let run = move || work.drain.run(which, &|tombstone| work.bury(tombstone, AT_ONCE));
+        let run = move || work.drain.run(scope, &|tombstone| work.serve_tombstone(tombstone, NO_WAIT));
         let thread = std::thread::Builder::new().name("tombstones".to_owned()).stack_size(STACK);
         if let Err(error) = thread.spawn(run) {
-            tracing::warn!("cannot start a thread for tombstones: {error}");
-            self.drain.run(which, &|tombstone| self.bury(tombstone, AT_ONCE));
+            tracing::warn!(%error, "cannot start the tombstone thread; serving tombstones on the calling thread");
+            self.drain.run(scope, &|tombstone| self.serve_tombstone(tombstone, NO_WAIT));
         }
     }
 
-    /// What was left for this key.
+    /// Serves the tombstone of this attachment.
     pub(super) fn drain_key(&self, key: &AttachmentKey, timeout: Duration) {
-        let report = self.drain.one(key, &|tombstone| self.bury(tombstone, timeout));
+        let report = self.drain.drain_key(key, &|tombstone| self.serve_tombstone(tombstone, timeout));
         if report != DrainReport::default() {
             self.agent_status.set(Source::Tombstones, self.drain.findings());
         }
     }
 
-    /// Serves a tombstone's DEL. Its turn lasts until it is taken away: an ADD that saw it then would think that it was
-    /// left for it. Who works on the attachment is cancelled, and waited for as long as the caller likes.
-    fn bury(&self, tombstone: &Tombstone, timeout: Duration) -> Buried {
+    /// Serves a tombstone's DEL. Keeps the attachment's slot until the tombstone is removed. Otherwise an ADD that still finds
+    /// the tombstone would take it for a newer DEL. A running ADD of the attachment is cancelled, and awaited for up to
+    /// `timeout`.
+    fn serve_tombstone(&self, tombstone: &Tombstone, timeout: Duration) -> TombstoneOutcome {
         let call = match &tombstone.call {
             Ok(call) => call,
-            Err(error) => return Buried::Senseless(format!("it cannot be read: {error}")),
+            Err(error) => return TombstoneOutcome::Invalid(format!("it cannot be read: {error}")),
         };
         let request = match Self::parse(call.clone()) {
             Ok(request) => request,
-            Err(failure) => return Buried::Senseless(format!("it cannot be served: {failure}")),
+            Err(failure) => return TombstoneOutcome::Invalid(format!("it cannot be served: {failure}")),
         };
-        let Some((key, RequestPurpose::Del)) = keyed(&request) else {
-            return Buried::Senseless("it is not a DEL".to_owned());
+        let Some((key, RequestPurpose::Del)) = attachment_of(&request) else {
+            return TombstoneOutcome::Invalid("it is not a DEL".to_owned());
         };
         let started = Instant::now();
-        let turn = self.turns.cut_in(key);
-        if turn.begin(timeout).is_err() {
-            return Buried::Pending;
+        let slot = self.attachment_queues.join_first(key);
+        if slot.wait(timeout).is_err() {
+            return TombstoneOutcome::Pending;
         }
-        // Served by another one meanwhile: what is there now may be new.
+        // Another thread served it meanwhile. The attachment that exists now may be new.
         if matches!(tombstone.path.try_exists(), Ok(false)) {
-            return Buried::Gone;
+            return TombstoneOutcome::AlreadyServed;
         }
         let allocation = self.allocations.get();
         let caller = Caller {
@@ -107,25 +108,25 @@ impl Work {
             warn: &log::engine_warning,
         };
         let outcome = (self.serve)(&request, &caller);
-        if is_of_addresses(&request, &self.network) {
+        if uses_addresses_of(&request, &self.network) {
             self.check_addresses(&outcome);
         }
         match &outcome {
             Ok(done) => {
                 self.metrics.drained_tombstone();
-                let ending = RequestOutcome::Ok { addresses: &done.addresses, collected: None };
+                let outcome = RequestOutcome::Ok { addresses: &done.addresses, collected: None };
                 let subject = RequestSubject::of(&request, &call.request_id).via_tombstone();
-                self.tell(&subject, &ending, started.elapsed());
+                self.report(&subject, &outcome, started.elapsed());
             }
-            // The condition logs it.
+            // The condition is logged.
             Err(error) => {
                 self.metrics.request("DEL", RequestOutcome::Failed(error).word(), started.elapsed());
             }
         }
         match outcome.map(|_| self.drain.tombstone_files().remove(tombstone)) {
-            Ok(Ok(())) => Buried::Done,
-            Ok(Err(error)) => Buried::Failed(error.to_string()),
-            Err(error) => Buried::Failed(error.to_string()),
+            Ok(Ok(())) => TombstoneOutcome::Served,
+            Ok(Err(error)) => TombstoneOutcome::Failed(error.to_string()),
+            Err(error) => TombstoneOutcome::Failed(error.to_string()),
         }
     }
 }

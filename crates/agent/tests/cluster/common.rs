@@ -1,22 +1,22 @@
-//! What the tests of many nodes share.
+//! Shared by the tests with several nodes.
 
-#![allow(dead_code, reason = "each part uses what it needs")]
+#![allow(dead_code, reason = "each module uses only a part of this one")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use testkit::{AttachedPod, Cluster, DEADLINE, PingStream, Plan, wait_until};
 
-/// For every wait of these tests.
+/// The timeout of all waits in these tests.
 pub(crate) const SOON: Duration = DEADLINE;
 pub(crate) const TIMEOUT: Duration = DEADLINE;
-/// For a matrix in which some pods must not reach others: it takes this long. Pods that must reach each other are probed
-/// again until they do.
+/// The duration of a reachability check in which some pods must not reach others. Pods that must reach each other are probed
+/// repeatedly.
 pub(crate) const BRIEFLY: Duration = Duration::from_millis(300);
-/// Between two pings of a stream.
-const BEAT: Duration = Duration::from_millis(10);
+/// The interval between two pings of a stream.
+const PING_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A cluster with one pod on each node, `p1` on `n1` and so on, that all reach each other.
+/// A cluster with one pod on each node (`p1` on `n1` and so on) that reach each other.
 pub(crate) fn up(label: &str, plan: &Plan) -> Cluster {
     let cluster = Cluster::up(label, plan).unwrap();
     cluster.pods_everywhere(1).unwrap();
@@ -28,21 +28,21 @@ pub(crate) fn pod(cluster: &Cluster, name: &str) -> Arc<AttachedPod> {
     cluster.find_pod(name).unwrap()
 }
 
-/// Everybody reaches everybody within this time.
+/// All pods reach each other within this time.
 #[track_caller]
 pub(crate) fn expect_reach(cluster: &Cluster, within: Duration) {
     let matrix = cluster.reach(within).unwrap();
     assert!(matrix.all(), "after {within:?}: {:#?}", matrix.complaints());
 }
 
-/// Pings between pods, in every family both have, that go on while something happens.
+/// Continuous pings between pods, in every family that both have.
 pub(crate) struct Streams {
     streams: Vec<(String, PingStream)>,
-    begun: Instant,
+    started: Instant,
 }
 
 impl Streams {
-    /// Between pods by their names; they must reach each other already.
+    /// Streams between pods, by name. The pods must reach each other already.
     pub(crate) fn between(cluster: &Cluster, pairs: &[(&str, &str)]) -> Self {
         let mut streams = Vec::new();
         for (from, to) in pairs {
@@ -52,14 +52,14 @@ impl Streams {
                 streams.push((format!("{from} → {to} ({address})"), stream));
             }
         }
-        Self { streams, begun: Instant::now() }
+        Self { streams, started: Instant::now() }
     }
 
-    /// Nothing was lost at all.
+    /// No ping was lost.
     #[track_caller]
-    pub(crate) fn expect_whole(self) {
-        // What is over at once says nothing.
-        await_that("some pings", TIMEOUT, || self.begun.elapsed() > BEAT * 20);
+    pub(crate) fn expect_no_loss(self) {
+        // A stream that ends immediately proves nothing.
+        await_that("some pings", TIMEOUT, || self.started.elapsed() > PING_INTERVAL * 20);
         for (name, stream) in self.streams {
             let report = stream.end().unwrap();
             assert!(report.sent > 1, "{name}: nothing was sent");
@@ -67,17 +67,17 @@ impl Streams {
         }
     }
 
-    /// Requests are answered again after an interruption.
+    /// Pings are answered again after an interruption.
     #[track_caller]
-    pub(crate) fn expect_back(self) {
+    pub(crate) fn expect_recovery(self) {
         for (name, stream) in self.streams {
             stream.end().unwrap_or_else(|error| panic!("{name}: {error:#}"));
         }
     }
 }
 
-/// Waits for it, at most so long.
+/// Waits until the condition holds, at most `within`.
 #[track_caller]
-pub(crate) fn await_that(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
-    wait_until(what, within, || Ok(holds())).unwrap();
+pub(crate) fn await_that(what: &str, within: Duration, mut condition: impl FnMut() -> bool) {
+    wait_until(what, within, || Ok(condition())).unwrap();
 }

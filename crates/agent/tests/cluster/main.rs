@@ -1,7 +1,7 @@
-//! Many nodes: real agents on namespaces, a real etcd, and what may go wrong with each. Whatever happens, pods that can
-//! physically reach each other keep reaching each other. Needs root.
+//! Tests with several nodes: real agents in namespaces, a real etcd, and faults of each. In all cases, pods that can physically
+//! reach each other keep reaching each other. Needs root.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod common;
 mod network;

@@ -1,12 +1,11 @@
-//! The network between nodes and its faults: what is broken by hand comes back, what changes is followed, and nobody
-//! else's things are touched.
+//! The network between nodes and its faults: drift is repaired, changes are followed, and unmanaged objects are not touched.
 
 mod injection;
-mod left;
-mod many;
+mod leftovers;
+mod many_peers;
+mod mtu;
 mod nodes;
 mod repair;
-mod size;
 mod topology;
 mod transports;
 mod underlay;
@@ -21,33 +20,33 @@ use testkit::{Agent, AttachedPod, Cluster, Ns, PodPath, inspect, uninterrupted};
 
 use crate::common::{TIMEOUT, await_that};
 
-/// The device of tunnels between IPv4 addresses.
+/// The VXLAN device between IPv4 addresses.
 const TUNNEL: &str = "pwvx4";
 
-/// The routes to other nodes that the kernel has, a line each.
+/// The managed routes to peers in the kernel, one line each.
 pub(crate) fn peer_routes(ns: &Ns) -> BTreeSet<String> {
     let mut routes = BTreeSet::new();
     for family in ["-4", "-6"] {
         let text = ns.sh(&["ip", family, "route", "show", "proto", "113"]).unwrap();
-        // What is not up yet or has no carrier is not as it should be.
+        // The flags `dead` and `linkdown` are part of a line, so that it differs while the link is not usable.
         routes.extend(text.lines().map(|line| line.trim().to_owned()));
     }
     routes
 }
 
-/// Those of them that lead to a pod's block.
+/// The routes to a pod's block.
 fn routes_to(ns: &Ns, cluster: &Cluster, pod: &str) -> Vec<String> {
     let addresses = &crate::common::pod(cluster, pod).addresses;
-    let leads = |line: &&String| {
+    let covers_pod = |line: &&String| {
         let net: Option<ipnet::IpNet> = line.split(' ').next().and_then(|dst| dst.parse().ok());
         net.is_some_and(|net| addresses.iter().any(|address| net.contains(address)))
     };
-    peer_routes(ns).iter().filter(leads).cloned().collect()
+    peer_routes(ns).iter().filter(covers_pod).cloned().collect()
 }
 
-/// Everything that leads to other nodes, as other programs show it; without the tunnel's number, which may change.
+/// The kernel objects for peers, as `ip` and `bridge` show them. Without the index of the tunnel, which may change.
 #[derive(Debug, PartialEq, Eq)]
-struct Wiring {
+struct PeerObjects {
     routes: BTreeSet<String>,
     tunnel: Value,
     neighbours: BTreeSet<String>,
@@ -56,7 +55,7 @@ struct Wiring {
     rp_filter: String,
 }
 
-impl Wiring {
+impl PeerObjects {
     fn of(ns: &Ns) -> Option<Self> {
         let lines = |text: String| text.lines().map(|line| line.trim().to_owned()).collect();
         let tunnel = ns.json(&["ip", "-d", "-j", "link", "show", "dev", TUNNEL]).ok()?[0].take();
@@ -77,18 +76,18 @@ impl Wiring {
     }
 }
 
-/// Waits until the wiring is what it was.
+/// Waits until the objects have their initial state.
 #[track_caller]
-fn await_wiring(ns: &Ns, before: &Wiring, after: &str, within: Duration) {
-    let begun = Instant::now();
+fn await_peer_objects(ns: &Ns, before: &PeerObjects, after: &str, within: Duration) {
+    let started = Instant::now();
     let mut last = None;
     while last.as_ref() != Some(before) {
-        assert!(begun.elapsed() < within, "after {after}: {last:#?}\ninstead of {before:#?}");
-        last = Wiring::of(ns);
+        assert!(started.elapsed() < within, "after {after}: {last:#?}\ninstead of {before:#?}");
+        last = PeerObjects::of(ns);
     }
 }
 
-/// Runs a line of `ip` words.
+/// Runs an `ip` command.
 #[track_caller]
 fn ip(ns: &Ns, words: &str) {
     let argv: Vec<&str> = ["ip"].into_iter().chain(words.split(' ')).collect();
@@ -101,19 +100,19 @@ fn set_sysctl(ns: &Ns, key: &str, value: &str) {
     ns.enter(|| std::fs::write(&path, value)).unwrap().unwrap();
 }
 
-/// Between two pods of the cluster, as the kernel of the first one's node says.
+/// The path between two pods, from the routing table of the first pod's node.
 #[track_caller]
-fn way(cluster: &Cluster, from: &str, to: &str) -> PodPath {
+fn path(cluster: &Cluster, from: &str, to: &str) -> PodPath {
     let matrix = cluster.reach(Duration::ZERO).unwrap();
     matrix.cell(from, to).unwrap().way
 }
 
 #[track_caller]
-fn await_way(cluster: &Cluster, (from, to): (&str, &str), wanted: PodPath, within: Duration) {
-    await_that(&format!("{from} → {to} by {wanted:?}"), within, || way(cluster, from, to) == wanted);
+fn await_path(cluster: &Cluster, (from, to): (&str, &str), expected: PodPath, within: Duration) {
+    await_that(&format!("{from} → {to} by {expected:?}"), within, || path(cluster, from, to) == expected);
 }
 
-/// What the agent says is wrong.
+/// The messages of the agent's conditions.
 fn problems(agent: &Agent) -> Vec<String> {
     let status = agent.get(api::STATUS).unwrap();
     let all = status["conditions"].as_array().cloned().unwrap_or_default();
@@ -124,7 +123,7 @@ fn mtu_of(ns: &Ns, dev: &str) -> u32 {
     inspect::link(ns, dev).unwrap().mtu
 }
 
-/// Many bytes over TCP, of which all arrive.
+/// Transfers 2 MiB over TCP.
 #[track_caller]
 fn transfer(from: &AttachedPod, (to, address): (&AttachedPod, IpAddr)) {
     const SIZE: usize = 2 << 20;
@@ -132,7 +131,7 @@ fn transfer(from: &AttachedPod, (to, address): (&AttachedPod, IpAddr)) {
     let at = listener.local_addr().unwrap();
     let mut sender = from.pod.enter(|| TcpStream::connect_timeout(&at, TIMEOUT)).unwrap().unwrap();
     let (mut receiver, _) = listener.accept().unwrap();
-    let arrived = std::thread::scope(|scope| {
+    let received = std::thread::scope(|scope| {
         scope.spawn(move || {
             sender.set_write_timeout(Some(TIMEOUT)).unwrap();
             sender.write_all(&vec![7; SIZE])
@@ -141,5 +140,5 @@ fn transfer(from: &AttachedPod, (to, address): (&AttachedPod, IpAddr)) {
         let mut bytes = Vec::with_capacity(SIZE);
         uninterrupted(|| receiver.read_to_end(&mut bytes)).map(|_| bytes.len())
     });
-    assert_eq!(arrived.unwrap(), SIZE, "{} to {address}", from.name);
+    assert_eq!(received.unwrap(), SIZE, "{} to {address}", from.name);
 }

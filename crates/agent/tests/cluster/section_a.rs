@@ -1,5 +1,5 @@
-//! Section A of what a node agent on etcd must do, line by line: every test is named by its line. Real agents, a real etcd,
-//! the real plugin; what is seen is seen with the eyes of others: `etcdctl`, `ip`, `nft`, packets.
+//! Requirements A1 to A9 of a node agent with etcd. Each test has the number of its requirement. Real agents, a real etcd and
+//! the real plugin. Results are checked with `etcdctl`, `ip`, `nft` and packets.
 
 mod blocks;
 mod bridge;
@@ -22,28 +22,28 @@ use serde_json::Value;
 use testkit::inspect::{self, Family};
 use testkit::{Agent, Call, Cluster, DEADLINE, Ns, Outcome, Plugin, Pod, Verb, wait_until};
 
-/// The protocol number of routes to other nodes, as `ip` shows it.
+/// The protocol number of routes to peers, as `ip` shows it.
 const PROTOCOL: &str = "113";
 
-/// What `etcdctl` says, next to etcd.
+/// The output of `etcdctl` on etcd's node.
 fn etcdctl(cluster: &Cluster, args: &[&str]) -> String {
     let member = &cluster.etcd.members[0];
     let argv = [&["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", member.endpoint()], args].concat();
     member.node().sh(&argv).unwrap()
 }
 
-/// Everything under a prefix, as etcd has it.
+/// All keys and values with a prefix.
 fn stored(cluster: &Cluster, prefix: &str) -> BTreeMap<String, String> {
     let text = etcdctl(cluster, &["get", "--prefix", prefix]);
     let lines: Vec<&str> = text.lines().collect();
     lines.chunks(2).map(|pair| (pair[0].to_owned(), pair.get(1).unwrap_or(&"").to_string())).collect()
 }
 
-/// What a listing of the prefix gives, all at one moment.
+/// The contents of a prefix at one revision.
 struct Registry {
-    /// By host.
+    /// Node → record.
     records: BTreeMap<String, NodeRecord>,
-    /// Block → host.
+    /// Block → node.
     claims: BTreeMap<IpNet, String>,
 }
 
@@ -63,81 +63,82 @@ impl Registry {
     }
 }
 
-/// Host → record.
+/// Node → record.
 fn records(cluster: &Cluster, prefix: &str) -> BTreeMap<String, NodeRecord> {
     Registry::of(cluster, prefix).records
 }
 
-/// Every claim is in its host's record, every block of a record is claimed by its host: no block has two hosts.
+/// Every claim matches a record, and every block of a record has a claim of its node. So no block has two owners.
 #[track_caller]
 fn expect_consistent(cluster: &Cluster, prefix: &str) {
     let Registry { records, claims } = Registry::of(cluster, prefix);
-    let named: Vec<(IpNet, String)> = records
+    let blocks: Vec<(IpNet, String)> = records
         .into_iter()
         .flat_map(|(host, record)| record.blocks.into_iter().map(move |block| (block, host.clone())))
         .collect();
-    let by_block: BTreeMap<IpNet, String> = named.iter().cloned().collect();
-    assert_eq!(by_block.len(), named.len(), "a block has two hosts: {named:?}");
+    let by_block: BTreeMap<IpNet, String> = blocks.iter().cloned().collect();
+    assert_eq!(by_block.len(), blocks.len(), "a block has two owners: {blocks:?}");
     assert_eq!(by_block, claims);
 }
 
-/// Host → blocks, as an agent tells it, whatever its store is.
-fn shares(agent: &Agent) -> BTreeMap<String, Vec<IpNet>> {
+/// Node → blocks, from an agent's API.
+fn node_blocks(agent: &Agent) -> BTreeMap<String, Vec<IpNet>> {
     let nodes = agent.get(api::NODES).unwrap();
     let list = nodes["nodes"].as_array().unwrap();
     let blocks = |node: &Value| serde_json::from_value(node["blocks"].clone()).unwrap();
     list.iter().map(|node| (node["name"].as_str().unwrap().to_owned(), blocks(node))).collect()
 }
 
-/// The routes of a node that lead to other nodes: block, gateway, link.
+/// The routes of a node to peers: block, gateway, link.
 fn peer_routes(node: &Ns) -> Vec<(IpNet, IpAddr, String)> {
     let both = [Family::V4, Family::V6].into_iter().flat_map(|family| inspect::routes(node, family).unwrap());
-    let ours = both.filter(|route| route.protocol.as_deref() == Some(PROTOCOL));
-    let mut routes: Vec<_> =
-        ours.map(|route| (route.dst.parse().unwrap(), route.gateway.unwrap(), route.dev.unwrap())).collect();
+    let managed = both.filter(|route| route.protocol.as_deref() == Some(PROTOCOL));
+    let mut routes: Vec<_> = managed
+        .map(|route| (route.dst.parse().unwrap(), route.gateway.unwrap(), route.dev.unwrap()))
+        .collect();
     routes.sort();
     routes
 }
 
-/// What a person is told to look at.
+/// The agent's conditions.
 fn problems(agent: &Agent) -> Vec<Value> {
     agent.get(api::STATUS).unwrap()["conditions"].as_array().unwrap().clone()
 }
 
-/// STATUS of the agent's own network.
+/// STATUS for the agent's network.
 fn status(cluster: &Cluster, node: &str) -> Outcome {
     let config = cluster.agent(node).unwrap().config(&serde_json::json!({}));
     let call = Call::network(Verb::Status, &config);
     cluster.plugin().call(cluster.node(node).unwrap(), &call).unwrap()
 }
 
-/// Where every node is on-link: a route to each block of every other record.
-fn direct_routes(records: &BTreeMap<String, NodeRecord>, here: &str) -> Vec<(IpNet, IpAddr, String)> {
-    let others = records.iter().filter(|(name, _)| *name != here);
-    let of = |record: &NodeRecord| -> Vec<_> {
+/// The expected routes if all nodes are on-link: one to each block of every other record.
+fn direct_routes(records: &BTreeMap<String, NodeRecord>, local: &str) -> Vec<(IpNet, IpAddr, String)> {
+    let peers = records.iter().filter(|(name, _)| *name != local);
+    let routes_of = |record: &NodeRecord| -> Vec<_> {
         let route = |block: &IpNet| (*block, record.address(block).unwrap(), "eth0".to_owned());
         record.blocks.iter().map(route).collect()
     };
-    let mut routes: Vec<_> = others.flat_map(|(_, record)| of(record)).collect();
+    let mut routes: Vec<_> = peers.flat_map(|(_, record)| routes_of(record)).collect();
     routes.sort();
     routes
 }
 
-/// Kills the agent of a node and makes etcd forget that it lived, as it would after a while by itself.
-fn let_die(cluster: &mut Cluster, node: &str) {
+/// Kills the agent of a node and removes its `alive` key, as the end of its lease would do later.
+fn kill_and_expire(cluster: &mut Cluster, node: &str) {
     cluster.kill_agent(node).unwrap();
     etcdctl(cluster, &["del", &format!("/podwire/alive/{node}")]);
 }
 
-/// An agent that is told nothing but the eleven variables and which directories are its own, on a host with a name of its own.
-struct Eleven {
+/// An agent that is configured only by the eleven variables and its directories, on a host with its own name.
+struct EnvAgent {
     agent: Agent,
     dir: PathBuf,
     ns: Ns,
 }
 
-impl Eleven {
-    /// With these variables instead or besides. It does not run yet.
+impl EnvAgent {
+    /// An agent with these variables added or replaced. It is not started.
     fn new(cluster: &Cluster, host: &str, more: &[(&str, &str)]) -> Self {
         let node = cluster.node(host).unwrap();
         let mut agent = Agent::new(node, &[]).unwrap();
@@ -160,7 +161,7 @@ impl Eleven {
         env.extend(more.iter().copied());
         let env: Vec<_> = env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         agent.set_env(&env);
-        agent.set_program(&on_a_host_called(host, node, agent.program()));
+        agent.set_program(&with_host_name(host, node, agent.program()));
         Self { agent, dir, ns: (**node).clone() }
     }
 
@@ -177,30 +178,30 @@ impl Eleven {
         self.dir.join("bin/blue-cni")
     }
 
-    /// Ready, and the files are there: they come a moment later.
+    /// Waits for the config, which is installed a moment after the agent is ready.
     fn wait_installed(&self) {
         wait_until("the config", DEADLINE, || Ok(self.config_file().exists())).unwrap();
     }
 
-    /// What a runtime hands to the installed plugin.
+    /// The config that a runtime passes to the installed plugin.
     fn config(&self) -> Value {
         let list: Value = serde_json::from_slice(&fs::read(self.config_file()).unwrap()).unwrap();
         let mut config = list["plugins"][0].clone();
         for key in ["cniVersion", "name"] {
             config[key] = list[key].clone();
         }
-        // So that the machine's own log is not written to.
+        // The test must not write to the host's log.
         config["logFile"] = self.dir.join("cni.log").to_str().unwrap().into();
         config
     }
 
-    /// By the plugin that was installed, as the config that was installed says.
+    /// Calls the installed plugin with the installed config.
     fn call(&self, verb: Verb, pod: &Pod) -> Outcome {
         let plugin = Plugin { path: self.plugin_file() };
         plugin.call(&self.ns, &Call::pod(verb, pod, &self.config())).unwrap()
     }
 
-    /// ADD, which must succeed; the pod's addresses.
+    /// ADD, which must succeed. Returns the pod's addresses.
     fn add(&self, pod: &Pod) -> Vec<IpAddr> {
         let result = self.call(Verb::Add, pod).ok().unwrap();
         let ips = result["ips"].as_array().unwrap().iter();
@@ -208,13 +209,13 @@ impl Eleven {
     }
 }
 
-/// A program that gives itself a host name and then is that program: node names come from the host.
-fn on_a_host_called(name: &str, node: &testkit::Node, program: &Path) -> PathBuf {
+/// A script that sets a host name and executes the program, because node names come from the host.
+fn with_host_name(name: &str, node: &testkit::Node, program: &Path) -> PathBuf {
     let path = node.dir().join("podwire");
     let inner = r#"echo "$0" >/proc/sys/kernel/hostname && exec "$@""#;
     let script =
         format!("#!/bin/sh\nexec unshare --uts sh -c '{inner}' {name} {} \"$@\"\n", program.display());
-    // Not by this process: another test's child could inherit the descriptor, and then it cannot be executed.
+    // Not written by this process: a child process of another test could inherit the descriptor, which blocks execution.
     let write = format!("cat >{0} && chmod 755 {0}", path.display());
     let outcome = node.run(&["sh", "-c", &write], script.as_bytes()).unwrap();
     assert!(outcome.success(), "{}", outcome.stderr);

@@ -1,6 +1,6 @@
-//! What the agent's tests share: a node with its agent and the plugin, and short ways to call and to read results.
+//! Shared by the agent's tests: a node with its agent and the plugin, and helpers for calls and results.
 
-#![allow(dead_code, reason = "every test binary uses only a part of what they share")]
+#![allow(dead_code, reason = "each test binary uses only a part of this module")]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,14 +10,14 @@ use std::path::Path;
 use serde_json::{Value, json};
 use testkit::{Agent, Call, CniError, Lab, Node, Plugin, Pod, Verb, inspect, ping};
 
-/// Both attach modes, for tables of cases.
+/// Both attach modes, for table tests.
 pub(crate) const MODES: [&str; 2] = ["bridge", "routed"];
 
-/// The directory in a lab's where its agent looks for IPAM plugins, and those that it may run.
+/// The subdirectory of a lab in which its agent finds IPAM plugins. The plugins that it may run follow.
 pub(crate) const DELEGATES: &str = "delegates";
-const DELEGATE_PLUGINS: &str = "gate-ipam,host-local,copy,through";
+const DELEGATE_PLUGINS: &str = "blocking-ipam,host-local,copy,through";
 
-/// A lab with one node and its agent. The agent ends before its node does.
+/// A lab with one node and its agent. The agent is stopped before its node is removed.
 pub(crate) struct Host {
     pub(crate) agent: Agent,
     pub(crate) plugin: Plugin,
@@ -26,12 +26,12 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// With an agent on its defaults (mode `routed`, both families).
+    /// Starts an agent with default settings (mode `routed`, both families).
     pub(crate) fn new(label: &str) -> Self {
         Self::with_flags(label, &[])
     }
 
-    /// With an agent that was given these flags besides.
+    /// Starts an agent with these additional flags.
     pub(crate) fn with_flags(label: &str, flags: &[&str]) -> Self {
         let lab = Lab::new(label).unwrap();
         let node = lab.node("n1").unwrap();
@@ -42,7 +42,7 @@ impl Host {
         Self { agent, plugin: Plugin::podwire().unwrap(), node, lab }
     }
 
-    /// The agent's own network, with these keys besides or instead.
+    /// The config of the agent's network, with these keys added or replaced.
     pub(crate) fn config(&self, more: &Value) -> Value {
         self.agent.config(more)
     }
@@ -51,19 +51,19 @@ impl Host {
         self.node.pod(name).unwrap()
     }
 
-    /// A pod that is attached already, and the result.
+    /// An attached pod and the result of its ADD.
     pub(crate) fn attached(&self, name: &str) -> (Pod, Value) {
         let pod = self.pod(name);
         let result = self.add(&pod);
         (pod, result)
     }
 
-    /// ADD to the agent's own network, which must succeed.
+    /// ADD to the agent's network, which must succeed.
     pub(crate) fn add(&self, pod: &Pod) -> Value {
         self.add_with(pod, &json!({}))
     }
 
-    /// The same with these keys in the config.
+    /// ADD with these additional keys in the config, which must succeed.
     pub(crate) fn add_with(&self, pod: &Pod, more: &Value) -> Value {
         self.plugin.add(pod, &self.config(more)).unwrap().ok().unwrap()
     }
@@ -86,21 +86,25 @@ impl Host {
         assert!(checked.success(), "{}: {checked:?}", pod.id());
     }
 
-    /// A call about another interface of a pod.
+    /// A call for another interface of a pod.
     pub(crate) fn call_on(&self, verb: Verb, (pod, ifname): (&Pod, &str)) -> testkit::Outcome {
         let call = Call::pod(verb, pod, &self.config(&json!({})));
         self.plugin.call(&self.node, &Call { ifname: Some(ifname.to_owned()), ..call }).unwrap()
     }
 
     /// Records, claims and tombstones of the run directory.
-    pub(crate) fn held(&self) -> BTreeSet<String> {
-        held(self.agent.run_dir())
+    pub(crate) fn state_entries(&self) -> BTreeSet<String> {
+        state_entries(self.agent.run_dir())
     }
 
-    /// Both ends answer each other, in both families.
+    /// Both pods reach each other in both families.
     #[track_caller]
-    pub(crate) fn expect_talk(&self, (pod, result): (&Pod, &Value), (other, others): (&Pod, &Value)) {
-        for (from, to) in [(pod, others), (other, result)] {
+    pub(crate) fn expect_connectivity(
+        &self,
+        (pod, result): (&Pod, &Value),
+        (other, other_result): (&Pod, &Value),
+    ) {
+        for (from, to) in [(pod, other_result), (other, result)] {
             for ip in ips(to) {
                 assert!(ping(from, ip, 1).unwrap().all(), "{} does not reach {ip}", from.name());
             }
@@ -108,32 +112,32 @@ impl Host {
     }
 }
 
-/// The records, claims and tombstones under a run directory, each as `network/kind/name`.
-pub(crate) fn held(run_dir: &Path) -> BTreeSet<String> {
+/// The records, claims and tombstones in a run directory, each as `network/kind/name`.
+pub(crate) fn state_entries(run_dir: &Path) -> BTreeSet<String> {
     let names = |dir: &Path| -> Vec<String> {
         let entries = fs::read_dir(dir).into_iter().flatten();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     };
     let networks = run_dir.join("networks");
-    let mut held: BTreeSet<String> =
+    let mut entries: BTreeSet<String> =
         names(&run_dir.join("tombstones")).iter().map(|name| format!("tombstones/{name}")).collect();
     for network in names(&networks) {
         for kind in ["attachments", "addresses"] {
             let of_kind = names(&networks.join(&network).join(kind));
-            held.extend(of_kind.into_iter().map(|name| format!("{network}/{kind}/{name}")));
+            entries.extend(of_kind.into_iter().map(|name| format!("{network}/{kind}/{name}")));
         }
     }
-    held
+    entries
 }
 
-/// Takes a directory away in one step: whoever watches it may put things back while it is being emptied.
-pub(crate) fn take_away(dir: &Path) {
-    let aside = dir.with_extension("taken-away");
-    fs::rename(dir, &aside).unwrap();
-    fs::remove_dir_all(&aside).unwrap();
+/// Removes a directory atomically, because a process that watches it may create files while it is being emptied.
+pub(crate) fn remove_dir_atomically(dir: &Path) {
+    let renamed = dir.with_extension("removed");
+    fs::rename(dir, &renamed).unwrap();
+    fs::remove_dir_all(&renamed).unwrap();
 }
 
-/// The object with more keys at its top level, which win. Those that are null are removed.
+/// The object with more keys at its top level, which take precedence. Null values remove keys.
 pub(crate) fn with(object: &Value, more: &Value) -> Value {
     let mut object = object.as_object().unwrap().clone();
     for (key, value) in more.as_object().unwrap() {
@@ -167,7 +171,7 @@ pub(crate) fn host_link(result: &Value) -> &str {
         .unwrap()
 }
 
-/// The addresses that the pod's link really has, without the kernel's own link-local ones.
+/// The addresses of the pod's link, without the kernel's link-local ones.
 pub(crate) fn addresses_of(pod: &Pod, ifname: &str) -> BTreeSet<IpAddr> {
     let all = inspect::addresses(pod, ifname).unwrap();
     all.iter().filter(|a| a.scope != "link").map(|a| a.net.addr()).collect()

@@ -1,4 +1,4 @@
-//! The agent's names in the world: its socket, its lock, and other agents beside it.
+//! The agent's socket and lock, and several agents on one node.
 
 use std::fs;
 use std::path::Path;
@@ -6,12 +6,12 @@ use std::path::Path;
 use serde_json::{Value, json};
 use testkit::{Agent, DEADLINE, Plugin, Pod, Snapshot, inspect, ping, wait_until};
 
-use crate::common::{Host, held, ips, take_away};
+use crate::common::{Host, ips, remove_dir_atomically, state_entries};
 
 /// Waits until the agent answers on its socket again.
 #[track_caller]
-fn back(agent: &Agent) {
-    wait_until("the socket to be back", DEADLINE, || Ok(agent.is_ready())).unwrap();
+fn wait_for_socket(agent: &Agent) {
+    wait_until("the socket to be created again", DEADLINE, || Ok(agent.is_ready())).unwrap();
 }
 
 #[test]
@@ -19,71 +19,71 @@ fn a_deleted_socket_is_created_again() {
     let host = Host::new("socket");
     for round in 0..3 {
         fs::remove_file(host.agent.socket()).unwrap();
-        back(&host.agent);
+        wait_for_socket(&host.agent);
         let (pod, _) = host.attached(&format!("p{round}"));
         host.del(&pod);
     }
     assert!(host.agent.log().unwrap().contains("removed or replaced"));
 }
 
-/// The runtime does not notice: the plugin waits for the agent, and a DEL finds another way.
+/// The runtime does not notice: for an ADD the plugin waits for the agent, and a DEL can become a tombstone.
 #[test]
-fn an_add_right_after_the_socket_went_succeeds() {
+fn requests_right_after_the_removal_of_the_socket_succeed() {
     let host = Host::new("nosocket");
     fs::remove_file(host.agent.socket()).unwrap();
     let (pod, _) = host.attached("a");
     fs::remove_file(host.agent.socket()).unwrap();
     host.del(&pod);
-    let gone = || Ok(host.held().is_empty() && inspect::link(&pod, "eth0").is_err());
-    wait_until("the pod to go", DEADLINE, gone).unwrap();
+    let is_removed = || Ok(host.state_entries().is_empty() && inspect::link(&pod, "eth0").is_err());
+    wait_until("the pod to be removed", DEADLINE, is_removed).unwrap();
 }
 
 #[test]
-fn a14_a_file_in_the_place_of_the_socket_is_reported_and_stays() {
-    let host = Host::new("foreign");
+fn a14_a_file_at_the_path_of_the_socket_is_reported_and_kept() {
+    let host = Host::new("socketfile");
     let socket = host.agent.socket();
     let wait_for_reports = |times: usize| {
-        let says = || Ok(host.agent.log()?.matches("is not a socket of this user").count() >= times);
-        wait_until("the file to be reported", DEADLINE, says).unwrap();
+        let is_logged = || Ok(host.agent.log()?.matches("is not a socket of this user").count() >= times);
+        wait_until("the file to be reported", DEADLINE, is_logged).unwrap();
     };
     fs::remove_file(&socket).unwrap();
     fs::write(&socket, "not a socket").unwrap();
     wait_for_reports(1);
     assert_eq!(fs::read_to_string(&socket).unwrap(), "not a socket");
     fs::rename(&socket, socket.with_extension("moved")).unwrap();
-    back(&host.agent);
-    // Renamed over it in one step.
+    wait_for_socket(&host.agent);
+    // A file is renamed over the socket.
     let other = socket.with_extension("other");
     fs::write(&other, "").unwrap();
     fs::rename(&other, &socket).unwrap();
     wait_for_reports(2);
     fs::remove_file(&socket).unwrap();
-    back(&host.agent);
+    wait_for_socket(&host.agent);
     let (pod, _) = host.attached("a");
     host.del(&pod);
 }
 
 #[test]
-fn a_second_agent_in_one_run_directory_refuses_and_names_the_first() {
+fn a_second_agent_in_one_run_directory_fails_and_names_the_first() {
     let host = Host::new("second");
     let (pod, result) = host.attached("a");
     let mut second = Agent::new(&host.node, &["--no-install"]).unwrap();
     second.launch().unwrap();
     let pid = host.agent.pid().unwrap().to_string();
-    let says = || Ok(second.log()?.contains("another agent"));
-    wait_until("the second agent to refuse", DEADLINE, says).unwrap();
-    wait_until("its end", DEADLINE, || second.has_ended()).unwrap();
+    let is_logged = || Ok(second.log()?.contains("another agent"));
+    wait_until("the second agent to fail", DEADLINE, is_logged).unwrap();
+    wait_until("the end of the second agent", DEADLINE, || second.has_ended()).unwrap();
     let log = second.log().unwrap();
     let line = log.lines().find(|line| line.contains("another agent")).unwrap();
     for word in [pid.as_str(), "--run-dir", host.agent.run_dir().to_str().unwrap()] {
         assert!(line.contains(word), "{word}: {line}");
     }
-    // The first one is as it was: it has its socket and its pod.
+    // The first agent still has its socket and its pod.
     assert_eq!(host.agent.get("/v1/status").unwrap()["pid"].to_string(), pid);
     host.check(&pod, &result);
 }
 
-/// A node that no other node can join works without its store, and reports it. An agent with a margin ends.
+/// A single node works without its store and reports the failure. An agent of a cluster ends.
 #[test]
 fn a_second_agent_with_the_same_embedded_store_names_the_first() {
     let host = Host::new("owner");
@@ -100,18 +100,18 @@ fn a_second_agent_with_the_same_embedded_store_names_the_first() {
     ];
     let holder = format!("process {}", host.agent.pid().unwrap());
     let names_holder = |line: &str| [&holder, "--store-dir"].iter().all(|word| line.contains(*word));
-    let asks_for_restart = |line: &str| line.ends_with("restart the agent when the cause is removed");
-    let mut alone = Agent::in_dir(&host.node, &host.node.dir().join("alone"), &flags).unwrap();
-    alone.launch().unwrap();
+    let has_fix = |line: &str| line.ends_with("restart the agent when the cause is removed");
+    let mut single = Agent::in_dir(&host.node, &host.node.dir().join("single"), &flags).unwrap();
+    single.launch().unwrap();
     wait_until("the condition", DEADLINE, || {
-        let Ok(status) = alone.get("/v1/status") else { return Ok(false) };
+        let Ok(status) = single.get("/v1/status") else { return Ok(false) };
         let conditions = status["conditions"].as_array().unwrap().clone();
         let failed = conditions.iter().find(|condition| condition["code"] == "StoreFailed");
-        let is_complete = |message: &str| names_holder(message) && asks_for_restart(message);
+        let is_complete = |message: &str| names_holder(message) && has_fix(message);
         Ok(failed.is_some_and(|condition| is_complete(condition["message"].as_str().unwrap())))
     })
     .unwrap();
-    alone.stop().unwrap();
+    single.stop().unwrap();
     let flags = [&flags[..], &["--network-margin=4"]].concat();
     let mut second = Agent::in_dir(&host.node, &host.node.dir().join("second"), &flags).unwrap();
     second.launch().unwrap();
@@ -125,14 +125,14 @@ fn a_second_agent_with_the_same_embedded_store_names_the_first() {
 struct Pair {
     host: Host,
     other: Agent,
-    theirs: (Pod, Value),
-    ours: (Pod, Value),
+    second_pod: (Pod, Value),
+    first_pod: (Pod, Value),
 }
 
 impl Pair {
     fn new(label: &str, mode: &str) -> Self {
         let host = Host::with_flags(label, &["--network-mode", mode]);
-        let ours = host.attached("ours");
+        let first_pod = host.attached("first_pod");
         let flags = [
             "--no-install",
             "--network-mode",
@@ -147,19 +147,19 @@ impl Pair {
             "fd00:99::/64",
         ];
         let other = Agent::in_dir(&host.node, &host.node.dir().join("other"), &flags).unwrap();
-        let mut pair = Self { theirs: (host.pod("theirs"), Value::Null), host, other, ours };
+        let mut pair = Self { second_pod: (host.pod("second_pod"), Value::Null), host, other, first_pod };
         pair.other.launch().unwrap();
         pair.other.wait_ready().unwrap();
         let config = pair.config();
-        pair.theirs.1 = pair.host.plugin.add(&pair.theirs.0, &config).unwrap().ok().unwrap();
+        pair.second_pod.1 = pair.host.plugin.add(&pair.second_pod.0, &config).unwrap().ok().unwrap();
         if mode == "bridge" {
             pair.settle();
         }
         pair
     }
 
-    /// The kernel gives a bridge its link-local address some time after its first port carries; before that it does not
-    /// ask for IPv6 neighbours from it.
+    /// The kernel creates the link-local address of a bridge some time after its first port has a carrier. It solicits IPv6
+    /// neighbours only from that address.
     fn settle(&self) {
         let usable = |bridge: &str| {
             let show = ["ip", "-6", "-j", "address", "show", "dev", bridge, "scope", "link", "-tentative"];
@@ -174,21 +174,21 @@ impl Pair {
         self.other.config(&json!({"name": "other"}))
     }
 
-    /// A whole round of each.
+    /// Runs a round of each agent, by a restart.
     fn rounds(&mut self) {
         for agent in [&mut self.host.agent, &mut self.other] {
             agent.restart().unwrap();
         }
     }
 
-    /// Also what is not reached without the firewall's elements: a pod's own address is let through, others are not.
+    /// Checks both pods and their connectivity, which depends on the firewall's elements.
     #[track_caller]
     fn expect_both(&self, case: &str) {
-        self.host.check(&self.ours.0, &self.ours.1);
+        self.host.check(&self.first_pod.0, &self.first_pod.1);
         let plugin: &Plugin = &self.host.plugin;
-        let checked = plugin.check(&self.theirs.0, &self.config(), &self.theirs.1).unwrap();
+        let checked = plugin.check(&self.second_pod.0, &self.config(), &self.second_pod.1).unwrap();
         assert!(checked.success(), "{case}: {checked:?}");
-        for (from, to) in [(&self.ours, &self.theirs), (&self.theirs, &self.ours)] {
+        for (from, to) in [(&self.first_pod, &self.second_pod), (&self.second_pod, &self.first_pod)] {
             for ip in ips(&to.1) {
                 assert!(ping(&from.0, ip, 1).unwrap().all(), "{case}: {} does not reach {ip}", from.0.name());
             }
@@ -196,14 +196,14 @@ impl Pair {
     }
 }
 
-fn side_by_side(mode: &str) {
+fn two_agents(mode: &str) {
     let mut pair = Pair::new("two", mode);
     pair.expect_both("at first");
     let before = Snapshot::of(&pair.host.node).unwrap();
     pair.rounds();
     before.wait_for_same(&pair.host.node, DEADLINE).unwrap();
     pair.expect_both("after restarts");
-    // Each repairs its own; the tables are both's.
+    // Each agent repairs its own objects. The tables are shared.
     pair.host.node.sh(&["nft", "flush", "ruleset"]).unwrap();
     before.wait_for_same(&pair.host.node, DEADLINE).unwrap();
     pair.expect_both("after a flush");
@@ -213,32 +213,33 @@ fn side_by_side(mode: &str) {
     pair.other.launch().unwrap();
     pair.other.wait_ready().unwrap();
     before.wait_for_same(&pair.host.node, DEADLINE).unwrap();
-    pair.expect_both("after a flush while one was away");
-    // GC of one network with nobody alive in it.
-    let gone = pair.host.plugin.gc(&pair.host.node, &pair.host.config(&json!({})), &[]).unwrap();
-    gone.ok().unwrap();
-    assert!(inspect::link(&pair.ours.0, "eth0").is_err());
-    let checked = pair.host.plugin.check(&pair.theirs.0, &pair.config(), &pair.theirs.1).unwrap();
-    assert!(checked.success(), "GC of one network harmed the other: {checked:?}");
-    // The directory of one is lost: it relearns its own pods, and takes none of the other's.
-    pair.host.add(&pair.ours.0);
-    take_away(pair.host.agent.run_dir());
-    let knows = |dir: &Path| held(dir).iter().filter(|f| f.contains("/attachments/")).count();
-    wait_until("the lost directory to be relearnt", DEADLINE, || Ok(knows(pair.host.agent.run_dir()) == 1))
+    pair.expect_both("after a flush while one agent was stopped");
+    // GC of one network without valid attachments.
+    let collected = pair.host.plugin.gc(&pair.host.node, &pair.host.config(&json!({})), &[]).unwrap();
+    collected.ok().unwrap();
+    assert!(inspect::link(&pair.first_pod.0, "eth0").is_err());
+    let checked = pair.host.plugin.check(&pair.second_pod.0, &pair.config(), &pair.second_pod.1).unwrap();
+    assert!(checked.success(), "GC of one network affected the other one: {checked:?}");
+    // One run directory is removed: its agent recovers the records of its own pods only.
+    pair.host.add(&pair.first_pod.0);
+    remove_dir_atomically(pair.host.agent.run_dir());
+    let records =
+        |dir: &Path| state_entries(dir).iter().filter(|name| name.contains("/attachments/")).count();
+    wait_until("the records to be recovered", DEADLINE, || Ok(records(pair.host.agent.run_dir()) == 1))
         .unwrap();
-    assert_eq!(knows(pair.other.run_dir()), 1);
+    assert_eq!(records(pair.other.run_dir()), 1);
     pair.rounds();
-    assert_eq!((knows(pair.host.agent.run_dir()), knows(pair.other.run_dir())), (1, 1));
-    let checked = pair.host.plugin.check(&pair.theirs.0, &pair.config(), &pair.theirs.1).unwrap();
+    assert_eq!((records(pair.host.agent.run_dir()), records(pair.other.run_dir())), (1, 1));
+    let checked = pair.host.plugin.check(&pair.second_pod.0, &pair.config(), &pair.second_pod.1).unwrap();
     assert!(checked.success(), "{checked:?}");
 }
 
 #[test]
-fn two_agents_side_by_side_in_mode_routed() {
-    side_by_side("routed");
+fn two_agents_on_one_node_work_in_mode_routed() {
+    two_agents("routed");
 }
 
 #[test]
-fn two_agents_side_by_side_in_mode_bridge() {
-    side_by_side("bridge");
+fn two_agents_on_one_node_work_in_mode_bridge() {
+    two_agents("bridge");
 }

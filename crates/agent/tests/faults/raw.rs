@@ -1,4 +1,4 @@
-//! Requests to the agent without a plugin: many of them from one process, some of them rude.
+//! Requests to the agent without a plugin: many from one process, and incomplete ones.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -14,19 +14,19 @@ use types::RequestId;
 
 use crate::common::Host;
 
-/// Longer than anything takes that ends at all.
+/// Longer than any request that ends.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// An id that nobody had before in this process.
-pub(crate) fn fresh_id() -> RequestId {
+/// A request ID that is unique in this process.
+pub(crate) fn new_request_id() -> RequestId {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
     RequestId::from_random(bytes)
 }
 
-/// The call as the plugin would pass it on.
-pub(crate) fn passed_on(call: &Call) -> CniCall {
+/// The call in the form in which the plugin forwards it.
+pub(crate) fn api_call(call: &Call) -> CniCall {
     let named = [
         ("CNI_COMMAND", Some(call.verb.as_str())),
         ("CNI_CONTAINERID", call.container.as_deref()),
@@ -38,16 +38,16 @@ pub(crate) fn passed_on(call: &Call) -> CniCall {
     let mut env: BTreeMap<String, String> =
         named.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect();
     env.extend(call.env.iter().cloned());
-    CniCall { request_id: fresh_id(), env, config: String::from_utf8(call.stdin.clone()).unwrap() }
+    CniCall { request_id: new_request_id(), env, config: String::from_utf8(call.stdin.clone()).unwrap() }
 }
 
-/// A call about an interface of a pod.
-pub(crate) fn about(host: &Host, verb: Verb, (pod, ifname): (&Pod, &str)) -> CniCall {
+/// A call for an interface of a pod.
+pub(crate) fn interface_call(host: &Host, verb: Verb, (pod, ifname): (&Pod, &str)) -> CniCall {
     let call = Call::pod(verb, pod, &host.config(&Value::Object(serde_json::Map::new())));
-    passed_on(&Call { ifname: Some(ifname.to_owned()), ..call })
+    api_call(&Call { ifname: Some(ifname.to_owned()), ..call })
 }
 
-pub(crate) fn ask(client: &Client, call: &CniCall) -> HttpAnswer {
+pub(crate) fn post_call(client: &Client, call: &CniCall) -> HttpAnswer {
     client.post(api::CNI, call, TIMEOUT).unwrap()
 }
 
@@ -55,14 +55,14 @@ pub(crate) fn json(answer: &HttpAnswer) -> Value {
     serde_json::from_slice(&answer.body).unwrap()
 }
 
-/// A connection on which this was sent, and nothing is ever read.
-pub(crate) fn stuck(host: &Host, bytes: &[u8]) -> UnixStream {
+/// A connection that sends this and never reads.
+pub(crate) fn connect_and_send(host: &Host, bytes: &[u8]) -> UnixStream {
     let mut stream = UnixStream::connect(host.agent.socket()).unwrap();
     stream.write_all(bytes).unwrap();
     stream
 }
 
-/// The request as it goes over the socket.
+/// The bytes of the HTTP request.
 pub(crate) fn bytes_of(call: &CniCall) -> Vec<u8> {
     let body = serde_json::to_vec(call).unwrap();
     let length = body.len();
@@ -70,7 +70,7 @@ pub(crate) fn bytes_of(call: &CniCall) -> Vec<u8> {
     [head.into_bytes(), body].concat()
 }
 
-/// A thousand connections need as many descriptors; a shell gives fewer.
+/// A thousand connections need more descriptors than a shell allows by default.
 pub(crate) fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = limit.maximum.unwrap_or(8192).min(8192);
@@ -79,14 +79,14 @@ pub(crate) fn raise_file_limit() {
     }
 }
 
-/// What a process has of memory and open files.
+/// Memory and open files of the agent.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Size {
+pub(crate) struct ProcessUsage {
     pub(crate) rss_kib: u64,
     pub(crate) files: usize,
 }
 
-impl Size {
+impl ProcessUsage {
     pub(crate) fn of(host: &Host) -> Self {
         let pid = host.agent.pid().unwrap();
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();

@@ -1,11 +1,11 @@
-//! Signals that end a process by default, and that operators send to daemons for other reasons.
+//! Signals that end a process by default, and that operators send to daemons for other purposes.
 
 use rustix::process::Signal;
 use testkit::{DEADLINE, wait_until};
 
 use crate::common::Host;
 
-/// SIGHUP, SIGUSR1 and SIGUSR2 in a mask of signals.
+/// SIGHUP, SIGUSR1 and SIGUSR2 as a signal mask.
 const ALL: u64 = 1 | 1 << 9 | 1 << 11;
 
 #[test]
@@ -17,7 +17,7 @@ fn sighup_and_sigusr_do_not_end_the_agent() {
     for (signal, name) in signals {
         for round in 1..=3 {
             host.agent.signal(signal).unwrap();
-            // Waited for one by one: the kernel merges signals that are pending.
+            // Each one is awaited, because the kernel merges pending signals.
             let line = format!("signal=\"{name}\"");
             let is_logged = || Ok(host.agent.log()?.matches(&line).count() >= round);
             wait_until(&format!("{name} number {round} to be logged"), DEADLINE, is_logged).unwrap();
@@ -30,14 +30,14 @@ fn sighup_and_sigusr_do_not_end_the_agent() {
     host.check(&first, &result);
 }
 
-/// The handlers are there before anything that takes time, such as waiting for a lock or a store.
+/// The handlers are installed before slow operations such as waiting for a lock or a store.
 #[test]
-fn signals_during_the_start_do_not_end_the_agent() {
+fn signals_during_start_do_not_end_the_agent() {
     let mut host = Host::new("signalstart");
     for _ in 0..20 {
         host.agent.kill().unwrap();
         host.agent.launch().unwrap();
-        // The process exists, and its program may not have begun: until its handlers are there, these end it.
+        // The process exists, but these signals end it until its handlers are installed.
         let status = format!("/proc/{}/status", host.agent.pid().unwrap());
         wait_until("the agent to handle signals", DEADLINE, || {
             let text = std::fs::read_to_string(&status)?;

@@ -1,4 +1,4 @@
-//! A DEL that nobody could take, end to end: left by the plugin, served by the agent before anything new is made.
+//! DELs without a reachable agent: the plugin stores a tombstone, and the agent serves it before anything new is created.
 
 use std::fs;
 
@@ -6,11 +6,11 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use testkit::{Call, DEADLINE, Pod, Snapshot, Verb, inspect, wait_until};
 
+use crate::blocking_ipam::{BlockingIpam, RunningCall};
 use crate::common::{Host, addresses_of, ips};
-use crate::gate::{Calling, Gate};
 
 fn tombstones(host: &Host) -> Vec<String> {
-    host.held().into_iter().filter(|name| name.starts_with("tombstones/")).collect()
+    host.state_entries().into_iter().filter(|name| name.starts_with("tombstones/")).collect()
 }
 
 fn is_attached(pod: &Pod) -> bool {
@@ -18,8 +18,8 @@ fn is_attached(pod: &Pod) -> bool {
 }
 
 #[test]
-fn dels_while_the_agent_is_down_are_served_at_its_start_before_the_first_add() {
-    let mut host = Host::new("stones");
+fn tombstones_are_served_at_start_before_the_first_add() {
+    let mut host = Host::new("tombstones");
     let before = {
         let (first, _) = host.attached("first");
         host.del(&first);
@@ -33,14 +33,14 @@ fn dels_while_the_agent_is_down_are_served_at_its_start_before_the_first_add() {
         assert!(is_attached(pod));
     }
     assert_eq!(tombstones(&host).len(), 4);
-    // This ADD waits for the agent already when it starts. It finds nothing of the others.
+    // This ADD already waits when the agent starts.
     let next = host.pod("next");
-    let add = Calling::start(&host, Call::pod(Verb::Add, &next, &host.config(&json!({}))));
+    let add = RunningCall::start(&host, Call::pod(Verb::Add, &next, &host.config(&json!({}))));
     host.agent.launch().unwrap();
     let result = add.outcome().ok().unwrap();
     assert!(tombstones(&host).is_empty());
     assert!(!pods.iter().any(|(pod, _)| is_attached(pod)), "an ADD was served before the tombstones");
-    assert_eq!(host.held().len(), 3, "{:?}", host.held());
+    assert_eq!(host.state_entries().len(), 3, "{:?}", host.state_entries());
     assert_eq!(addresses_of(&next, "eth0"), ips(&result).into_iter().collect());
     let log = host.agent.log().unwrap();
     assert_eq!(
@@ -53,12 +53,12 @@ fn dels_while_the_agent_is_down_are_served_at_its_start_before_the_first_add() {
 }
 
 #[test]
-fn an_add_of_a_key_that_has_a_tombstone_works() {
+fn an_add_of_an_attachment_with_a_tombstone_succeeds() {
     let mut host = Host::new("stoneadd");
     let (pod, first) = host.attached("a");
     host.agent.kill().unwrap();
     host.del(&pod);
-    let add = Calling::start(&host, Call::pod(Verb::Add, &pod, &host.config(&json!({}))));
+    let add = RunningCall::start(&host, Call::pod(Verb::Add, &pod, &host.config(&json!({}))));
     host.agent.launch().unwrap();
     let second = add.outcome().ok().unwrap();
     assert_ne!(ips(&first), ips(&second));
@@ -66,7 +66,7 @@ fn an_add_of_a_key_that_has_a_tombstone_works() {
     assert!(tombstones(&host).is_empty());
     assert_eq!(addresses_of(&pod, "eth0"), ips(&second).into_iter().collect());
     host.check(&pod, &second);
-    // And it is not taken away by a later look at what was drained.
+    // A restart does not remove the new attachment.
     host.agent.restart().unwrap();
     host.check(&pod, &second);
 }
@@ -75,46 +75,46 @@ fn an_add_of_a_key_that_has_a_tombstone_works() {
 #[test]
 fn a_tombstone_cancels_an_add_in_flight() {
     let host = Host::new("stoneflight");
-    let (gate, pod) = (Gate::new(&host), host.pod("a"));
+    let (ipam, pod) = (BlockingIpam::new(&host), host.pod("a"));
     let before = Snapshot::of(&host.node).unwrap();
-    let add = gate.spawn(&host, Verb::Add, &pod);
-    gate.wait_for(1);
-    // Nobody listens for a moment: that is when the DEL comes.
+    let add = ipam.spawn(&host, Verb::Add, &pod);
+    ipam.wait_for(1);
+    // The DEL is sent while no process listens on the socket.
     host.agent.signal(Signal::STOP).unwrap();
     let socket = host.agent.socket();
-    fs::rename(&socket, socket.with_extension("away")).unwrap();
-    let deleted = gate.call(&host, Verb::Del, &pod);
+    fs::rename(&socket, socket.with_extension("moved")).unwrap();
+    let deleted = ipam.call(&host, Verb::Del, &pod);
     deleted.ok().unwrap();
     assert!(deleted.stderr.contains("tombstone"), "{}", deleted.stderr);
     assert_eq!(tombstones(&host).len(), 1);
-    gate.open();
+    ipam.open();
     host.agent.signal(Signal::CONT).unwrap();
     let error = add.outcome().error().unwrap();
     assert_eq!(error.code, 11, "{error:?}");
     wait_until("the tombstone to be served", DEADLINE, || Ok(tombstones(&host).is_empty())).unwrap();
     assert!(!is_attached(&pod));
-    assert!(host.held().is_empty(), "{:?}", host.held());
-    assert!(gate.dels() >= 1, "its addresses were not given back");
-    // The bridge and the subnet's routes are the node's, and stay.
+    assert!(host.state_entries().is_empty(), "{:?}", host.state_entries());
+    assert!(ipam.dels() >= 1, "its addresses were not released");
+    // The bridge and the subnet's routes belong to the node and remain.
     let now = Snapshot::of(&host.node).unwrap();
     let new = before.difference(&now).new;
-    let is_nodes = |line: &String| line.contains("gated0") || line.contains("unreachable");
-    assert!(new.iter().all(is_nodes), "{new:?}");
-    // The same container may come again.
-    let again = gate.call(&host, Verb::Add, &pod).ok().unwrap();
-    assert_eq!(addresses_of(&pod, "eth0"), ips(&again).into_iter().collect());
+    let is_of_node = |line: &String| line.contains("delegated0") || line.contains("unreachable");
+    assert!(new.iter().all(is_of_node), "{new:?}");
+    // The same container can be added again.
+    let second = ipam.call(&host, Verb::Add, &pod).ok().unwrap();
+    assert_eq!(addresses_of(&pod, "eth0"), ips(&second).into_iter().collect());
 }
 
-/// A DEL that reaches the agent while the ADD of the same pod is in flight does the same. The IPAM plugin of the ADD, which
-/// would wait for ever, is ended.
+/// A DEL that reaches the agent while an ADD of the same pod is in flight has the same effect. It ends the IPAM plugin of the
+/// ADD, which would wait forever.
 #[test]
 fn a_del_cancels_an_add_in_flight() {
-    // One worker a lane.
+    // One worker per request class.
     let host = Host::with_flags("delflight", &["--workers", "3"]);
-    let (gate, pod) = (Gate::new(&host), host.pod("a"));
-    let add = gate.spawn(&host, Verb::Add, &pod);
-    gate.wait_for(1);
-    let dels = [gate.spawn(&host, Verb::Del, &pod), gate.spawn(&host, Verb::Del, &pod)];
+    let (ipam, pod) = (BlockingIpam::new(&host), host.pod("a"));
+    let add = ipam.spawn(&host, Verb::Add, &pod);
+    ipam.wait_for(1);
+    let dels = [ipam.spawn(&host, Verb::Del, &pod), ipam.spawn(&host, Verb::Del, &pod)];
     for del in dels {
         let deleted = del.outcome();
         deleted.ok().unwrap();
@@ -122,31 +122,31 @@ fn a_del_cancels_an_add_in_flight() {
     }
     let added = add.outcome();
     assert_eq!(added.error().unwrap().code, 11, "{added:?}");
-    assert!(gate.dels() >= 1, "its addresses were not given back");
+    assert!(ipam.dels() >= 1, "its addresses were not released");
     assert!(host.agent.log().unwrap().contains("ADD cancelled"));
     assert!(!is_attached(&pod));
-    assert!(host.held().is_empty(), "{:?}", host.held());
+    assert!(host.state_entries().is_empty(), "{:?}", host.state_entries());
 }
 
 #[test]
-fn a_tombstone_that_cannot_be_read_is_put_aside_and_told() {
+fn an_unreadable_tombstone_is_put_aside_and_reported() {
     let mut host = Host::new("stonebroken");
     let dir = host.agent.run_dir().join("tombstones");
     let broken = |name: &str| {
         fs::create_dir_all(&dir).unwrap();
-        fs::write(dir.join(name), "{ this is no tombstone").unwrap();
+        fs::write(dir.join(name), "{ not a tombstone").unwrap();
     };
-    // While it runs, and while it is down.
+    // While the agent runs, and while it is stopped.
     broken("first");
-    let is_there = |name: &str| dir.join(name).exists();
+    let exists = |name: &str| dir.join(name).exists();
     let mut status = Value::Null;
-    // The file is moved before the status shows it.
-    let reported = wait_until("the problem to be reported", DEADLINE, || {
+    // The file is moved before the status shows the condition.
+    let reported = wait_until("the condition", DEADLINE, || {
         status = host.agent.get("/v1/status")?;
-        let problem = status["conditions"].to_string();
-        Ok(["cannot be read", "rm ", "first"].iter().all(|part| problem.contains(part)))
+        let conditions = status["conditions"].to_string();
+        Ok(["cannot be read", "rm ", "first"].iter().all(|part| conditions.contains(part)))
     });
-    assert!(reported.is_ok() && !is_there("first"), "{status}");
+    assert!(reported.is_ok() && !exists("first"), "{status}");
     let log = host.agent.log().unwrap();
     let lines: Vec<&str> = log.lines().filter(|line| line.contains("first")).collect();
     assert!(matches!(lines[..], [line] if line.contains("code=TombstoneRejected")), "{lines:#?}");
@@ -155,14 +155,14 @@ fn a_tombstone_that_cannot_be_read_is_put_aside_and_told() {
     host.agent.launch().unwrap();
     host.agent.wait_ready().unwrap();
     // An agent that is ready has processed all tombstones.
-    assert!(!is_there("second"));
+    assert!(!exists("second"));
     assert!(host.agent.get("/v1/status").unwrap()["conditions"].to_string().contains("second"));
-    // It is nobody's obstacle.
+    // It does not block an ADD.
     let (pod, _) = host.attached("a");
     host.del(&pod);
     let command = status["conditions"][0]["fix"].as_str().unwrap();
     host.node.sh(&["sh", "-c", command]).unwrap();
-    wait_until("the problem to be gone", DEADLINE, || {
+    wait_until("the end of the condition", DEADLINE, || {
         Ok(!host.agent.get("/v1/status")?["conditions"].to_string().contains("first"))
     })
     .unwrap();

@@ -1,4 +1,4 @@
-//! Rounds and requests at the same time: neither takes what the other just made.
+//! Concurrent rounds and requests: neither removes objects that the other has just created.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -15,8 +15,8 @@ const THREADS: usize = 8;
 const PODS: usize = 100;
 const PAUSE: Duration = Duration::from_millis(4);
 
-/// Removes something of ours, another thing each time. It may be gone already.
-fn vandalise(node: &Ns, number: usize, has_routes: bool) {
+/// Removes a managed object, a different one for each number. It may have been removed already.
+fn remove_object(node: &Ns, number: usize, has_routes: bool) {
     let pick = |all: &str| {
         let lines: Vec<&str> = all.lines().collect();
         (!lines.is_empty()).then(|| lines[number % lines.len()].to_owned())
@@ -42,12 +42,12 @@ fn vandalise(node: &Ns, number: usize, has_routes: bool) {
     }
 }
 
-/// ADD and DEL of one pod. The error is what the plugin said.
-fn come_and_go(host: &Host, number: usize) -> Result<(), String> {
+/// ADD and DEL of one pod. The error is the plugin's output.
+fn add_and_del(host: &Host, number: usize) -> Result<(), String> {
     let (pod, config) = (host.pod(&format!("l{number}")), host.config(&json!({})));
     let added = host.plugin.add(&pod, &config).unwrap();
     let mut deleted = host.plugin.del(&pod, &config).unwrap();
-    // A kernel that is too busy to answer in time: runtimes send the DEL again.
+    // If the kernel is too busy to answer in time, runtimes send the DEL again.
     for _ in 0..5 {
         if deleted.success() || !deleted.stdout.contains("the kernel did not answer") {
             break;
@@ -63,41 +63,41 @@ fn come_and_go(host: &Host, number: usize) -> Result<(), String> {
 }
 
 #[test]
-fn rounds_do_not_fight_with_requests() {
+fn rounds_and_requests_do_not_conflict() {
     for mode in MODES {
-        let scene = Scene::new("fight", mode);
+        let scene = Scene::new("conflict", mode);
         let before = scene.settled();
-        let held = scene.host.held();
-        let (next, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let state_entries = scene.host.state_entries();
+        let (next, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
         let failures: Mutex<BTreeMap<String, usize>> = Mutex::default();
-        let failed = |what: String| *failures.lock().unwrap().entry(what).or_default() += 1;
+        let failed = |failure: String| *failures.lock().unwrap().entry(failure).or_default() += 1;
         std::thread::scope(|scope| {
             let serve = || {
                 for number in
                     std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed)).take_while(|n| *n < PODS)
                 {
-                    come_and_go(&scene.host, number).err().map(&failed);
+                    add_and_del(&scene.host, number).err().map(&failed);
                 }
             };
             let workers: Vec<_> = (0..THREADS).map(|_| scope.spawn(serve)).collect();
             scope.spawn(|| {
                 for number in 0.. {
-                    if over.load(Ordering::Relaxed) {
+                    if is_done.load(Ordering::Relaxed) {
                         return;
                     }
-                    vandalise(scene.node(), number, mode == "routed");
+                    remove_object(scene.node(), number, mode == "routed");
                     std::thread::sleep(PAUSE);
                 }
             });
             workers.into_iter().for_each(|worker| worker.join().unwrap());
-            over.store(true, Ordering::Relaxed);
+            is_done.store(true, Ordering::Relaxed);
         });
         assert_eq!(*failures.lock().unwrap(), BTreeMap::new(), "{mode}");
-        wait_until("everything to be right", SOON, || {
-            Ok(scene.host.held() == held && scene.picture().as_ref() == Some(&before))
+        wait_until("everything to be repaired", SOON, || {
+            Ok(scene.host.state_entries() == state_entries && scene.observe().as_ref() == Some(&before))
         })
         .unwrap_or_else(|e| panic!("{mode}: {e:#}, {:?}", scene.difference(&before)));
-        scene.expect_works("after the fight");
+        scene.expect_works("after the load");
         println!("{mode:6} {} repairs under load", scene.repairs());
         let log = scene.host.agent.log().unwrap();
         assert!(!log.contains("which has no record"), "{mode}: a DEL under way was taken for a stray\n{log}");

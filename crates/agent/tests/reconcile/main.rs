@@ -1,6 +1,6 @@
-//! Repair, against the real agent: what somebody removes is back, what nobody has any more is collected, what others own
-//! is left alone, and all of it is told. The agents look by themselves once an hour only, so that it is an event that
-//! makes them look, except where a test says otherwise.
+//! Repairs by the real agent: removed objects are restored, orphaned ones are collected, unmanaged ones are kept, and all of it
+//! is reported. The agents have a reconcile interval of one hour, so that only an event can cause a round, unless a test sets
+//! another interval.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
@@ -8,16 +8,17 @@
 mod common;
 
 mod addressing;
-mod collecting;
+mod collection;
 mod conditions;
-mod foreign;
+mod fault_detection;
+mod forward_chains;
+mod idle_rounds;
+mod inspection;
 mod load;
 mod objects;
+mod orphaned_links;
 mod orphans;
 mod overlap;
-mod quiet;
 mod scene;
-mod strays;
-mod suspicion;
 mod sysctls;
 mod tables;

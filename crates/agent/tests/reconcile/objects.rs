@@ -1,4 +1,4 @@
-//! Links, addresses, routes and neighbours that somebody removes, on the node and inside pods.
+//! Links, addresses, routes and neighbours that are removed on the node and inside pods.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use crate::common::{addresses_of, host_link, v4, v6};
 use crate::scene::{BRIDGE, GATEWAYS, SOON, Scene, in_both_modes, run};
 
 #[test]
-fn f4_a_host_end_that_was_deleted_is_made_anew_as_it_was() {
+fn f4_a_deleted_host_end_is_created_again() {
     in_both_modes(|mode| {
         let scene = Scene::new("f4-link", mode);
         scene.repairs_after("host end deleted", || scene.run(&format!("ip link del {}", scene.host_end())));
@@ -21,9 +21,9 @@ fn f4_a_host_end_that_was_deleted_is_made_anew_as_it_was() {
     });
 }
 
-/// As when somebody clears the links of a whole machine.
+/// For example if the operator deletes all links of a node.
 #[test]
-fn f4_many_host_ends_that_were_deleted_at_once_are_made_anew() {
+fn f4_many_host_ends_deleted_at_once_are_created_again() {
     in_both_modes(|mode| {
         let scene = Scene::new("f4-many", mode);
         let pods: Vec<_> = (0..10).map(|number| scene.host.attached(&format!("m{number}"))).collect();
@@ -33,35 +33,40 @@ fn f4_many_host_ends_that_were_deleted_at_once_are_made_anew() {
             let deleted = scene.node().run(&["ip", "-batch", "-"], lines.concat().as_bytes()).unwrap();
             assert!(deleted.success(), "{deleted:?}");
         });
-        pods.windows(2)
-            .for_each(|two| scene.host.expect_talk((&two[0].0, &two[0].1), (&two[1].0, &two[1].1)));
+        pods.windows(2).for_each(|pair| {
+            scene.host.expect_connectivity((&pair[0].0, &pair[0].1), (&pair[1].0, &pair[1].1));
+        });
     });
 }
 
 #[test]
-fn a_host_end_is_put_up_and_back_into_its_bridge() {
+fn a_host_end_is_set_up_and_added_to_its_bridge() {
     in_both_modes(|mode| {
         let scene = Scene::new("host-end", mode);
         let end = scene.host_end();
         scene.repairs_after("host end down", || scene.run(&format!("ip link set {end} down")));
         if mode == "bridge" {
-            scene.repairs_after("no port any more", || scene.run(&format!("ip link set {end} nomaster")));
+            scene.repairs_after("host end removed from the bridge", || {
+                scene.run(&format!("ip link set {end} nomaster"));
+            });
         }
     });
 }
 
 #[test]
-fn the_bridge_and_its_addresses_are_put_back() {
+fn the_bridge_and_its_addresses_are_restored() {
     in_both_modes(|mode| {
         let scene = Scene::new("bridge", mode);
         scene.expect_works("before");
         scene.repairs_after("bridge down", || scene.run(&format!("ip link set {BRIDGE} down")));
         scene.repairs_after("gateway v4", || scene.run(&format!("ip addr del 10.83.0.1/16 dev {BRIDGE}")));
         scene.repairs_after("gateway v6", || scene.run(&format!("ip addr del fd00:88::1/64 dev {BRIDGE}")));
-        scene.repairs_after("all its addresses", || scene.run(&format!("ip addr flush dev {BRIDGE}")));
-        // The kernel makes a link-local address once, and asks for neighbours from nothing else.
+        scene.repairs_after("all addresses of the bridge", || {
+            scene.run(&format!("ip addr flush dev {BRIDGE}"));
+        });
+        // The kernel creates the link-local address only once, and solicits neighbours from no other one.
         scene.run(&format!("ip -6 neigh flush dev {BRIDGE}"));
-        scene.expect_works("neighbours forgotten after all addresses were flushed");
+        scene.expect_works("neighbours flushed after all addresses");
         scene.repairs_after("bridge deleted", || scene.run(&format!("ip link del {BRIDGE}")));
     });
 }
@@ -77,17 +82,17 @@ fn ignores_arp(scene: &Scene, link: &str) -> bool {
     scene.node().sh(&["cat", &setting]).unwrap().trim() == "8"
 }
 
-/// The kinds of the routes to the subnets of the network, and the links they lead to.
+/// The types of the routes to the network's subnets, and their links.
 fn subnet_routes(scene: &Scene) -> Vec<(Option<String>, Option<String>)> {
-    let of = |family| inspect::routes(scene.node(), family).unwrap();
-    let all = of(Family::V4).into_iter().chain(of(Family::V6));
+    let routes = |family| inspect::routes(scene.node(), family).unwrap();
+    let all = routes(Family::V4).into_iter().chain(routes(Family::V6));
     let to_subnet = all.filter(|route| SUBNETS.contains(&route.dst.as_str()));
     to_subnet.map(|route| (route.kind, route.dev.filter(|dev| dev != "lo"))).collect()
 }
 
-/// Earlier versions left routes to the subnets over the gateway device, and host ends that answered ARP.
+/// Earlier versions created routes to the subnets over the gateway device, and host ends that answered ARP.
 #[test]
-fn a6_what_an_earlier_version_made_is_converted_without_loss() {
+fn a6_objects_of_an_earlier_version_are_converted_without_loss() {
     let mut scene = Scene::new("a6-earlier", "routed");
     let unreachable = vec![(Some("unreachable".to_owned()), None); 2];
     assert_eq!(subnet_routes(&scene), unreachable);
@@ -106,10 +111,10 @@ fn a6_what_an_earlier_version_made_is_converted_without_loss() {
         }
     }
     wait_until("the gateway", DEADLINE, || Ok(ping(&scene.a.0, v6_gateway(), 1)?.all())).unwrap();
-    scene.expect_works("as an earlier version left it");
-    let own = [v4(&scene.b.1), v6(&scene.b.1)];
+    scene.expect_works("before the conversion");
+    let pod_b = [v4(&scene.b.1), v6(&scene.b.1)];
     let gateways = GATEWAYS.map(|text| text.parse().unwrap());
-    let streams: Vec<PingStream> = own
+    let streams: Vec<PingStream> = pod_b
         .into_iter()
         .chain(gateways)
         .map(|to| PingStream::every(&scene.a.0, to, "0.002").unwrap())
@@ -123,7 +128,7 @@ fn a6_what_an_earlier_version_made_is_converted_without_loss() {
         assert!(report.sent > 1 && report.lost.is_empty(), "{report:?}");
     }
     scene.expect_works("after the conversion");
-    assert!(!is_noarp(&scene, scene.host_end()), "setting the flag removes the neighbours for a moment");
+    assert!(!is_noarp(&scene, scene.host_end()), "setting NOARP would briefly remove the neighbours");
     let raw = PacketSocket::open(&scene.a.0, "eth0").unwrap();
     for (operation, target) in [(1, [10, 88, 0, 1]), (2, [10, 88, 0, 1]), (1, [10, 88, 7, 7])] {
         let sender = ([2, 0, 0, 0, 0, 9], [10, 88, 7, 7].into());
@@ -140,7 +145,7 @@ fn v6_gateway() -> IpAddr {
     GATEWAYS[1].parse().unwrap()
 }
 
-/// A network whose mode is changed while pods run: those on the bridge keep their route until they are gone.
+/// The mode of a network is changed while pods run. Pods on the bridge keep their routes.
 #[test]
 fn a6_pods_on_the_bridge_stay_reachable_after_a_mode_change() {
     let mut scene = Scene::new("a6-mode", "bridge");
@@ -157,13 +162,15 @@ fn a6_pods_on_the_bridge_stay_reachable_after_a_mode_change() {
     }
     scene.run("ip -4 route del unreachable 10.83.0.0/16 proto 112");
     let unreachable = vec![(Some("unreachable".to_owned()), None); 2];
-    wait_until("the routes over the bridge to go", DEADLINE, || Ok(subnet_routes(&scene) == unreachable))
-        .unwrap();
+    wait_until("the routes over the bridge to be removed", DEADLINE, || {
+        Ok(subnet_routes(&scene) == unreachable)
+    })
+    .unwrap();
     assert!(ping(&routed, v6_gateway(), 1).unwrap().all());
 }
 
 #[test]
-fn routes_and_neighbours_of_routed_pods_are_put_back() {
+fn routes_and_neighbours_of_routed_pods_are_restored() {
     let scene = Scene::new("routes", "routed");
     let (end, result) = (scene.host_end(), &scene.a.1);
     for ip in [v4(result), v6(result)] {
@@ -174,34 +181,37 @@ fn routes_and_neighbours_of_routed_pods_are_put_back() {
         let line = format!("ip route del unreachable {subnet} proto 112");
         scene.repairs_after("unreachable route to the subnet", || scene.run(&line));
     }
-    scene.repairs_after("all routes of ours", || {
+    scene.repairs_after("all managed routes", || {
         scene.run("ip -4 route flush proto 112");
         scene.run("ip -6 route flush proto 112");
     });
 }
 
-/// A route of somebody else's is in the way: told, and the rest is repaired all the same.
+/// A route of another program conflicts: it is reported, and all other objects are repaired.
 #[test]
-fn what_cannot_be_repaired_is_told_and_does_not_keep_the_rest() {
-    let scene = Scene::new("in-the-way", "routed");
+fn a_conflicting_route_is_reported_and_other_objects_are_repaired() {
+    let scene = Scene::new("conflict", "routed");
     let (end, result) = (scene.host_end(), &scene.a.1);
     let status = || scene.host.agent.get("/v1/status").unwrap();
     let routes = || scene.node().sh(&["ip", "-6", "route", "show", "proto", "112"]).unwrap();
     scene.run(&format!("ip route replace {} dev {end} proto static", v4(result)));
     scene.run(&format!("ip route del {} dev {end}", v6(result)));
-    let back = format!("{} dev {end}", v6(result));
-    wait_until("the other route", SOON, || Ok(routes().contains(&back))).unwrap();
-    wait_until("the problem", SOON, || Ok(status()["conditions"].to_string().contains(scene.a.0.id())))
+    let restored = format!("{} dev {end}", v6(result));
+    wait_until("the other route", SOON, || Ok(routes().contains(&restored))).unwrap();
+    wait_until("the condition", SOON, || Ok(status()["conditions"].to_string().contains(scene.a.0.id())))
         .unwrap();
     println!("{}", status()["conditions"]);
     scene.run(&format!("ip route del {} dev {end}", v4(result)));
     scene.run(&format!("ip neigh del {} dev {end}", v6(result)));
-    wait_until("no problem", SOON, || Ok(status()["conditions"].as_array().unwrap().is_empty())).unwrap();
-    scene.expect_works("when the way is free");
+    wait_until("the end of the condition", SOON, || {
+        Ok(status()["conditions"].as_array().unwrap().is_empty())
+    })
+    .unwrap();
+    scene.expect_works("after the conflicting route was removed");
 }
 
 #[test]
-fn what_goes_inside_a_pod_is_put_back() {
+fn objects_inside_a_pod_are_restored() {
     in_both_modes(|mode| {
         let scene = Scene::new("inside", mode);
         let (pod, result) = &scene.a;
@@ -222,33 +232,33 @@ fn what_goes_inside_a_pod_is_put_back() {
     });
 }
 
-/// A look into the pods does not wait until the node is quiet.
+/// The check of pods does not wait for the end of the node's events.
 #[test]
-fn what_goes_inside_a_pod_is_put_back_while_the_node_is_never_quiet() {
+fn pods_are_repaired_during_continuous_events_of_the_node() {
     in_both_modes(|mode| {
-        let scene = Scene::new("never-quiet", mode);
+        let scene = Scene::new("busy", mode);
         let (pod, result) = &scene.a;
-        let (over, end) = (AtomicBool::new(false), Instant::now() + SOON * 4);
+        let (is_done, end) = (AtomicBool::new(false), Instant::now() + SOON * 4);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) && Instant::now() < end {
+                while !is_done.load(Ordering::Relaxed) && Instant::now() < end {
                     scene.run_quietly("nft flush ruleset");
                     std::thread::sleep(Duration::from_millis(10));
                 }
             });
-            let back = result["ips"].as_array().unwrap().iter().map(|ip| {
+            let restored = result["ips"].as_array().unwrap().iter().map(|ip| {
                 let address = ip["address"].as_str().unwrap();
                 let started = Instant::now();
                 run(pod, &format!("ip addr del {address} dev eth0"));
-                // Half of the time in which the node is not quiet: who waits for its end comes too late.
-                let back =
+                // Half of the time for which events arrive, so that a repair after their end would be too late.
+                let restored =
                     wait_until(address, SOON * 2, || Ok(addresses_of(pod, "eth0").contains(&ip_of(ip))));
-                println!("{mode:6} {address} is back after {:3} ms", started.elapsed().as_millis());
-                back.map_err(|error| format!("{error:#}"))
+                println!("{mode:6} {address} restored after {:3} ms", started.elapsed().as_millis());
+                restored.map_err(|error| format!("{error:#}"))
             });
-            let back: Result<Vec<()>, String> = back.collect();
-            over.store(true, Ordering::Relaxed);
-            assert_eq!(back.map(drop), Ok(()), "{mode}");
+            let restored: Result<Vec<()>, String> = restored.collect();
+            is_done.store(true, Ordering::Relaxed);
+            assert_eq!(restored.map(drop), Ok(()), "{mode}");
         });
     });
 }
@@ -257,9 +267,9 @@ fn ip_of(address: &Value) -> IpAddr {
     address["address"].as_str().unwrap().split('/').next().unwrap().parse().unwrap()
 }
 
-/// The kernel tells of these as of any change of a link, or not at all: the timer's look finds them.
+/// For these changes the kernel sends a generic link event or none, so the round of the timer detects them.
 #[test]
-fn what_the_kernel_does_not_tell_is_found_by_the_timer() {
+fn changes_without_a_specific_event_are_repaired_by_the_timer() {
     in_both_modes(|mode| {
         let scene = Scene::with_flags("timer", mode, &["--reconcile-seconds", "1"]);
         let end = scene.host_end();
@@ -268,21 +278,22 @@ fn what_the_kernel_does_not_tell_is_found_by_the_timer() {
         assert!(is_noarp(&scene, end) || ignores_arp(&scene, end), "{mode}");
         if mode == "bridge" {
             let port = scene.node().json(&["bridge", "-d", "-j", "link", "show", "dev", end]).unwrap();
-            let (now, then) = if port[0]["hairpin"] == true { ("on", "off") } else { ("off", "on") };
-            println!("hairpin is {now}");
-            scene
-                .repairs_after("hairpin", || scene.run(&format!("bridge link set dev {end} hairpin {then}")));
+            let (current, changed) = if port[0]["hairpin"] == true { ("on", "off") } else { ("off", "on") };
+            println!("hairpin is {current}");
+            scene.repairs_after("hairpin", || {
+                scene.run(&format!("bridge link set dev {end} hairpin {changed}"));
+            });
         }
     });
 }
 
 #[test]
-fn what_a_bridge_of_ours_was_made_with_is_put_back() {
+fn attributes_of_a_managed_bridge_are_restored() {
     in_both_modes(|mode| {
-        let mut scene = Scene::with_flags("made-with", mode, &["--reconcile-seconds", "1"]);
+        let mut scene = Scene::with_flags("attributes", mode, &["--reconcile-seconds", "1"]);
         let snooping = |scene: &Scene| {
-            let seen = scene.node().json(&["ip", "-j", "-d", "link", "show", "dev", BRIDGE]).unwrap();
-            seen[0]["linkinfo"]["info_data"]["mcast_snooping"].clone()
+            let link = scene.node().json(&["ip", "-j", "-d", "link", "show", "dev", BRIDGE]).unwrap();
+            link[0]["linkinfo"]["info_data"]["mcast_snooping"].clone()
         };
         scene.repairs_after("multicast snooping", || {
             scene.run(&format!("ip link set {BRIDGE} type bridge mcast_snooping 1"));
@@ -294,16 +305,16 @@ fn what_a_bridge_of_ours_was_made_with_is_put_back() {
         assert_eq!(value.trim(), "0", "{mode}");
         scene.repairs_after("mark", || scene.run(&format!("ip link set {BRIDGE} alias mine")));
         scene.repairs_after("no mark", || {
-            // The words that are given to `ip` have no empty one among them.
+            // `scene.run` splits at whitespace and cannot pass an empty argument.
             scene.node().sh(&["ip", "link", "set", BRIDGE, "alias", ""]).unwrap();
         });
         let log = scene.host.agent.log().unwrap();
         for kind in ["bridge", "sysctl"] {
-            let told =
+            let is_repair =
                 |line: &&str| line.contains("repaired: ") && line.contains(&format!("kind=\"{kind}\""));
-            assert!(log.lines().any(|line| told(&line)), "{mode}, {kind}: {log}");
+            assert!(log.lines().any(|line| is_repair(&line)), "{mode}, {kind}: {log}");
         }
-        // Cleanup knows it again.
+        // Cleanup recognizes the bridge by its restored mark.
         scene.host.agent.stop().unwrap();
         let run_dir = scene.host.agent.run_dir().display().to_string();
         let cleaned = scene.host.agent.podwire(&["cleanup", "--run-dir", &run_dir]).unwrap();
@@ -312,24 +323,24 @@ fn what_a_bridge_of_ours_was_made_with_is_put_back() {
     });
 }
 
-/// A bridge that was there before is somebody's who knows what it is for.
+/// A bridge that existed before the agent belongs to another program.
 #[test]
-fn a_bridge_of_somebody_else_stays_as_it_is() {
-    let lab = testkit::Lab::new("their-bridge").unwrap();
+fn an_unmanaged_bridge_is_not_changed() {
+    let lab = testkit::Lab::new("unmanaged-bridge").unwrap();
     let node = lab.node("n1").unwrap();
     run(&node, &format!("ip link add {BRIDGE} type bridge mcast_snooping 1"));
-    run(&node, &format!("ip link set {BRIDGE} alias theirs"));
+    run(&node, &format!("ip link set {BRIDGE} alias unmanaged"));
     let mut agent = testkit::Agent::start(&node, &["--no-install", "--reconcile-seconds", "1"]).unwrap();
     let rounds = || agent.get("/v1/status").unwrap()["reconcile"]["rounds"].as_u64().unwrap();
     wait_until("some rounds", SOON, || Ok(rounds() > 2)).unwrap();
-    let seen = node.json(&["ip", "-j", "-d", "link", "show", "dev", BRIDGE]).unwrap();
-    assert_eq!(seen[0]["ifalias"], "theirs", "{seen}");
-    assert_eq!(seen[0]["linkinfo"]["info_data"]["mcast_snooping"], 1, "{seen}");
+    let link = node.json(&["ip", "-j", "-d", "link", "show", "dev", BRIDGE]).unwrap();
+    assert_eq!(link[0]["ifalias"], "unmanaged", "{link}");
+    assert_eq!(link[0]["linkinfo"]["info_data"]["mcast_snooping"], 1, "{link}");
     agent.kill().unwrap();
 }
 
 #[test]
-fn forwarding_that_was_switched_off_is_on_again() {
+fn disabled_forwarding_is_enabled_again() {
     let scene = Scene::new("forward", "routed");
     for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
         scene.repairs_after(key, || scene.run(&format!("sysctl -q -w {key}=0")));
@@ -337,7 +348,7 @@ fn forwarding_that_was_switched_off_is_on_again() {
 }
 
 #[test]
-fn limits_that_somebody_removed_are_back_and_what_others_put_on_the_link_stays() {
+fn removed_bandwidth_limits_are_restored_and_unmanaged_qdiscs_kept() {
     in_both_modes(|mode| {
         let scene = Scene::with_flags("limits", mode, &["--reconcile-seconds", "1"]);
         let limited = |name: &str, bandwidth: Value| {
@@ -347,23 +358,24 @@ fn limits_that_somebody_removed_are_back_and_what_others_put_on_the_link_stays()
             (pod, result, link)
         };
         let rate = 80_000_000;
-        let (receives, result, link) = limited("c", json!({"ingressRate": rate, "ingressBurst": rate}));
+        let (limited_ingress, result, link) =
+            limited("c", json!({"ingressRate": rate, "ingressBurst": rate}));
         scene.run(&format!("tc qdisc add dev {link} ingress"));
         let qdiscs = |link: &str| scene.node().sh(&["tc", "qdisc", "show", "dev", link]).unwrap();
         let has = |link: &str, kind: &str| qdiscs(link).contains(&format!("qdisc {kind} "));
         assert!(has(&link, "tbf") && has(&link, "ingress"), "{}", qdiscs(&link));
         scene.run(&format!("tc qdisc del dev {link} root"));
-        wait_until("the limit to be back", DEADLINE, || Ok(has(&link, "tbf"))).unwrap();
-        assert!(has(&link, "ingress"), "{mode}: somebody else's hook: {}", qdiscs(&link));
-        scene.host.check(&receives, &result);
+        wait_until("the limit to be restored", DEADLINE, || Ok(has(&link, "tbf"))).unwrap();
+        assert!(has(&link, "ingress"), "{mode}: the unmanaged qdisc was removed: {}", qdiscs(&link));
+        scene.host.check(&limited_ingress, &result);
 
         let both =
             json!({"ingressRate": rate, "ingressBurst": rate, "egressRate": rate, "egressBurst": rate});
-        let (sends, result, link) = limited("d", both);
+        let (limited_both, result, link) = limited("d", both);
         scene.run(&format!("tc qdisc del dev {link} ingress"));
         let config = scene.host.config(&json!({}));
-        wait_until("the pod to be whole", DEADLINE, || {
-            Ok(scene.host.plugin.check(&sends, &config, &result)?.success())
+        wait_until("the pod to be repaired", DEADLINE, || {
+            Ok(scene.host.plugin.check(&limited_both, &config, &result)?.success())
         })
         .unwrap();
         assert!(has(&link, "tbf") && has(&link, "ingress"), "{mode}: {}", qdiscs(&link));

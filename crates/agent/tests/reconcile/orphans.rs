@@ -1,4 +1,4 @@
-//! Records of a newer version, copied claims, and firewall elements without a pod: kept, repaired or reported.
+//! Records of a newer version, copied claims, and firewall elements without a pod are kept, repaired or reported.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use testkit::{DEADLINE, Pod, wait_until};
 
 use crate::common::{Host, ips};
-use crate::scene::{in_both_modes, picture};
+use crate::scene::{in_both_modes, observe};
 
 fn host(label: &str, mode: &str) -> Host {
     Host::with_flags(label, &["--network-mode", mode, "--reconcile-seconds", "1"])
@@ -26,14 +26,14 @@ fn record(host: &Host, pod: &Pod) -> PathBuf {
     network(host).join(format!("attachments/{}@eth0.ready", pod.id()))
 }
 
-/// Another file with this content.
+/// Replaces a file by a new one with this content.
 fn replace(path: &Path, content: &[u8]) {
-    let beside = path.with_file_name(".beside");
-    fs::write(&beside, content).unwrap();
-    fs::rename(&beside, path).unwrap();
+    let temp = path.with_file_name(".temp");
+    fs::write(&temp, content).unwrap();
+    fs::rename(&temp, path).unwrap();
 }
 
-fn problems(host: &Host) -> Vec<Value> {
+fn conditions(host: &Host) -> Vec<Value> {
     host.agent.get("/v1/status").unwrap()["conditions"].as_array().cloned().unwrap_or_default()
 }
 
@@ -41,7 +41,7 @@ fn rounds(host: &Host) -> u64 {
     host.agent.get("/v1/status").unwrap()["reconcile"]["rounds"].as_u64().unwrap()
 }
 
-/// Two rounds that began after this was called have ended.
+/// Waits for the end of two rounds that start after the call.
 fn wait_for_rounds(host: &Host) {
     let before = rounds(host);
     wait_until("two rounds", DEADLINE, || Ok(rounds(host) > before + 2)).unwrap();
@@ -51,7 +51,7 @@ fn wait_for_rounds(host: &Host) {
 fn a8_a_newer_record_is_kept_and_its_del_removes_everything() {
     in_both_modes(|mode| {
         let mut host = host("newer", mode);
-        let (before, held) = (picture(&host.node), host.held());
+        let (before, state_entries) = (observe(&host.node), host.state_entries());
         let pod = host.pod("a");
         let result = host.add_with(&pod, &published());
         host.agent.kill().unwrap();
@@ -59,28 +59,32 @@ fn a8_a_newer_record_is_kept_and_its_del_removes_everything() {
         replace(&path, newer.as_bytes());
         host.agent.launch().unwrap();
         host.agent.wait_ready().unwrap();
-        let is_reported =
-            |problem: &Value| problem["message"].as_str().unwrap().contains("newer version of Podwire");
-        wait_until("the record to be reported", DEADLINE, || Ok(problems(&host).iter().any(is_reported)))
-            .unwrap();
+        let is_newer_record =
+            |condition: &Value| condition["message"].as_str().unwrap().contains("newer version of Podwire");
+        wait_until("the record to be reported", DEADLINE, || {
+            Ok(conditions(&host).iter().any(is_newer_record))
+        })
+        .unwrap();
         wait_for_rounds(&host);
-        assert_eq!(fs::read_to_string(&path).unwrap(), newer, "{mode}: it was overwritten");
-        // Its addresses stay its own, and it keeps its elements.
-        let (other, others) = host.attached("b");
-        assert!(ips(&others).iter().all(|ip| !ips(&result).contains(ip)), "{mode}: {others}");
-        let orphans = problems(&host).iter().filter(|p| p.to_string().contains("no pod should have")).count();
-        assert_eq!(orphans, 0, "{mode}: {:?}", problems(&host));
+        assert_eq!(fs::read_to_string(&path).unwrap(), newer, "{mode}: the record was overwritten");
+        // Its addresses stay reserved, and its elements are kept.
+        let (other, other_result) = host.attached("b");
+        assert!(ips(&other_result).iter().all(|ip| !ips(&result).contains(ip)), "{mode}: {other_result}");
+        let orphans =
+            conditions(&host).iter().filter(|p| p.to_string().contains("no pod should have")).count();
+        assert_eq!(orphans, 0, "{mode}: {:?}", conditions(&host));
         host.del(&other);
         host.del(&pod);
-        assert_eq!(host.held(), held, "{mode}");
-        wait_until("the kernel to be as before", DEADLINE, || Ok(picture(&host.node) == before)).unwrap();
+        assert_eq!(host.state_entries(), state_entries, "{mode}");
+        wait_until("the kernel state to be restored", DEADLINE, || Ok(observe(&host.node) == before))
+            .unwrap();
         host.add_with(&other, &published());
     });
 }
 
-/// A link does not tell the host ports of its pod.
+/// The alias of a link does not contain host ports.
 #[test]
-fn a_recovered_record_keeps_host_ports_that_it_does_not_know() {
+fn a_recovered_record_keeps_unknown_host_ports() {
     in_both_modes(|mode| {
         let mut host = host("recovered", mode);
         let pod = host.pod("a");
@@ -99,7 +103,7 @@ fn a_recovered_record_keeps_host_ports_that_it_does_not_know() {
 }
 
 #[test]
-fn a8_copied_claims_become_links_and_claims_without_record_go() {
+fn a8_copied_claims_become_links_and_orphaned_claims_are_removed() {
     let host = host("copied", "routed");
     let (pod, result) = host.attached("a");
     let claim = network(&host).join(format!("addresses/{}", ips(&result)[0]));
@@ -110,42 +114,42 @@ fn a8_copied_claims_become_links_and_claims_without_record_go() {
         let is_link = inode(&claim) == inode(&record(&host, &pod));
         Ok(is_link && !network(&host).join("addresses/10.83.0.99").exists())
     };
-    wait_until("the claims to be put right", DEADLINE, is_repaired).unwrap();
+    wait_until("the claims to be repaired", DEADLINE, is_repaired).unwrap();
     host.check(&pod, &result);
 }
 
 #[test]
-fn a8_a_host_port_of_a_claim_without_record_goes_with_it() {
+fn a8_the_host_port_of_an_orphaned_claim_is_removed() {
     let host = host("portless", "routed");
     let (_pod, _) = host.attached("a");
     let element = "inet podwire hostport4_any { tcp . 9999 : 10.83.0.99 . 80 }";
     host.node.sh(&["nft", &format!("add element {element}")]).unwrap();
     fs::write(network(&host).join("addresses/10.83.0.99"), "{}").unwrap();
     let list = || host.node.sh(&["nft", "list", "map", "inet", "podwire", "hostport4_any"]);
-    wait_until("the port to go", DEADLINE, || Ok(!list()?.contains("9999"))).unwrap();
-    // The claim goes last, so that the address is not given again before.
+    wait_until("the removal of the port", DEADLINE, || Ok(!list()?.contains("9999"))).unwrap();
+    // The claim is removed last, so that the address is not allocated before.
     let claim = network(&host).join("addresses/10.83.0.99");
-    wait_until("the claim to go", DEADLINE, || Ok(!claim.exists())).unwrap();
+    wait_until("the removal of the claim", DEADLINE, || Ok(!claim.exists())).unwrap();
 }
 
 #[test]
-fn a8_elements_without_a_pod_are_reported_with_the_command() {
+fn a8_elements_without_a_pod_are_reported_with_a_fix() {
     in_both_modes(|mode| {
         let host = host("surplus", mode);
         let pod = host.pod("a");
         host.add_with(&pod, &published());
         wait_for_rounds(&host);
-        assert_eq!(problems(&host), [] as [Value; 0], "{mode}");
+        assert_eq!(conditions(&host), [] as [Value; 0], "{mode}");
         let element = "inet podwire hostport4_any { tcp . 9999 : 10.83.0.99 . 80 }";
         host.node.sh(&["nft", &format!("add element {element}")]).unwrap();
         let reported = || {
-            problems(&host)
+            conditions(&host)
                 .into_iter()
                 .find(|p| p["message"].as_str().unwrap().contains("tcp . 9999 to 10.83.0.99"))
         };
-        wait_until("it to be reported", DEADLINE, || Ok(reported().is_some())).unwrap();
+        wait_until("the condition", DEADLINE, || Ok(reported().is_some())).unwrap();
         let command = reported().unwrap()["fix"].as_str().unwrap().to_owned();
         host.node.sh(&["sh", "-c", &command]).unwrap();
-        wait_until("the problem to go", DEADLINE, || Ok(problems(&host).is_empty())).unwrap();
+        wait_until("the end of the condition", DEADLINE, || Ok(conditions(&host).is_empty())).unwrap();
     });
 }

@@ -1,4 +1,4 @@
-//! Subnets that another program or network of the node uses too: B10, B16.
+//! B10, B16: subnets that another program or network of the node also uses.
 
 use serde_json::{Value, json};
 use testkit::{Agent, DEADLINE, Lab, Plugin, Snapshot, wait_until};
@@ -14,12 +14,12 @@ const CASES: [[&str; 2]; 4] = [
     ["ip route add fd00:88::/64 dev other", "ip route del fd00:88::/64 dev other"],
 ];
 
-/// The overlaps that `/v1/ready` or `/v1/status` reports, whatever the status of the answer; none before the agent answers.
+/// The overlaps that `/v1/ready` or `/v1/status` reports, with any HTTP status. None before the agent answers.
 fn overlaps(agent: &Agent, path: &str) -> Vec<Value> {
     let Ok(answer) = agent.client().get(path, DEADLINE) else { return Vec::new() };
     let body: Value = serde_json::from_slice(&answer.body).unwrap();
     let mut conditions = body["conditions"].as_array().cloned().unwrap_or_default();
-    conditions.retain(|one| one["code"] == "SubnetOverlap");
+    conditions.retain(|condition| condition["code"] == "SubnetOverlap");
     conditions
 }
 
@@ -29,30 +29,30 @@ fn wait_for_overlap(agent: &Agent, path: &str) -> Value {
 }
 
 #[test]
-fn b10_an_overlap_at_the_start_keeps_the_agent_from_being_ready_and_touches_nothing() {
+fn b10_an_agent_with_an_overlap_at_start_is_not_ready_and_changes_nothing() {
     for mode in MODES {
         for [add, remove] in CASES {
             let lab = Lab::new("b10start").unwrap();
             let node = lab.node("n1").unwrap();
             let sh = |line: &str| node.sh(&["sh", "-c", line]).unwrap();
             sh(&format!("{OTHER} {add}"));
-            // The kernel makes the local route of an IPv6 address later than the address.
+            // The kernel creates the local route of an IPv6 address after the address.
             wait_until("the address to have its local route", DEADLINE, || {
-                let is_there =
+                let has_route =
                     node.sh(&["ip", "-6", "route", "show", "table", "local"])?.contains("fd00:88::9");
-                Ok(is_there == add.contains("fd00:88::9"))
+                Ok(has_route == add.contains("fd00:88::9"))
             })
             .unwrap();
             let before = Snapshot::of(&node).unwrap();
             let mut agent = Agent::new(&node, &["--no-install", "--network-mode", mode]).unwrap();
             agent.launch().unwrap();
-            let found = wait_for_overlap(&agent, "/v1/ready");
+            let overlap = wait_for_overlap(&agent, "/v1/ready");
             assert_eq!(
-                (&found["severity"], &found["object"]),
+                (&overlap["severity"], &overlap["object"]),
                 (&json!("notReady"), &json!("link other")),
-                "{found}"
+                "{overlap}"
             );
-            let fix = found["fix"].as_str().unwrap();
+            let fix = overlap["fix"].as_str().unwrap();
             assert!(
                 fix.starts_with(r"printf '\n%s\n' PODWIRE_NETWORK_SUBNETS=")
                     && !fix.contains("10.83.0.0/16,fd00:88::/64"),
@@ -64,7 +64,7 @@ fn b10_an_overlap_at_the_start_keeps_the_agent_from_being_ready_and_touches_noth
             let config = agent.config(&json!({}));
             let status = plugin.status(&node, &config).unwrap().error().unwrap();
             assert_eq!(status.code, 50, "{status:?}");
-            // The proposal has no overlap.
+            // The proposed subnets have no overlap.
             let subnets = fix.split(['=', ' ']).nth(3).unwrap().to_owned();
             agent.kill().unwrap();
             let flags = ["--no-install", "--network-mode", mode, "--network-subnet", &subnets];
@@ -74,7 +74,7 @@ fn b10_an_overlap_at_the_start_keeps_the_agent_from_being_ready_and_touches_noth
             plugin.add(&pod, &proposed.config(&json!({}))).unwrap().ok().unwrap();
             plugin.del(&pod, &proposed.config(&json!({}))).unwrap().ok().unwrap();
             drop(proposed);
-            // And without the other program the default is fine.
+            // Without the other program, the agent starts with its default subnets.
             sh(remove);
             agent.launch().unwrap();
             agent.wait_ready().unwrap();
@@ -84,7 +84,7 @@ fn b10_an_overlap_at_the_start_keeps_the_agent_from_being_ready_and_touches_noth
 }
 
 #[test]
-fn b10_a_not_ready_agent_is_ready_when_the_overlap_is_gone() {
+fn b10_an_agent_becomes_ready_when_the_overlap_ends() {
     let lab = Lab::new("b10gone").unwrap();
     let node = lab.node("n1").unwrap();
     node.sh(&["sh", "-c", &format!("{OTHER} {}", CASES[0][0])]).unwrap();
@@ -96,7 +96,7 @@ fn b10_a_not_ready_agent_is_ready_when_the_overlap_is_gone() {
 }
 
 #[test]
-fn b10_an_overlap_that_appears_while_pods_run_is_degraded_and_ends_with_it() {
+fn b10_an_overlap_while_pods_run_is_degraded_until_it_ends() {
     for mode in MODES {
         let host = Host::with_flags("b10later", &["--network-mode", mode, "--reconcile-seconds", "1"]);
         let sh = |line: &str| host.node.sh(&["sh", "-c", line]).unwrap();
@@ -104,18 +104,18 @@ fn b10_an_overlap_that_appears_while_pods_run_is_degraded_and_ends_with_it() {
         let (pod, result) = host.attached("a");
         for [add, remove] in [CASES[1], CASES[2]] {
             sh(add);
-            let found = wait_for_overlap(&host.agent, "/v1/status");
-            assert_eq!(found["severity"], "degraded", "{mode}: {found}");
-            assert!(host.agent.is_ready(), "{mode}: {found}");
+            let overlap = wait_for_overlap(&host.agent, "/v1/status");
+            assert_eq!(overlap["severity"], "degraded", "{mode}: {overlap}");
+            assert!(host.agent.is_ready(), "{mode}: {overlap}");
             host.check(&pod, &result);
-            assert_eq!(found["fix"], Value::Null, "the other side is not Podwire's to remove");
+            assert_eq!(overlap["fix"], Value::Null, "Podwire must not propose to remove unmanaged objects");
             sh(remove);
             wait_until("the condition to end", DEADLINE, || {
                 Ok(overlaps(&host.agent, "/v1/status").is_empty())
             })
             .unwrap();
         }
-        // An agent that starts now serves pods: some run already.
+        // An agent that starts now serves pods, because pods already run.
         sh(CASES[2][0]);
         let mut host = host;
         host.agent.kill().unwrap();
@@ -125,7 +125,7 @@ fn b10_an_overlap_that_appears_while_pods_run_is_degraded_and_ends_with_it() {
     }
 }
 
-/// Bridge, subnet, and whether the agent does the work.
+/// Bridge, subnet, and whether the agent serves the request.
 const NETWORKS: [(&str, &str, bool); 3] = [
     ("podwire0", "10.83.0.0/16,fd00:88::/64", false),
     ("second0", "10.83.5.0/24", false),
@@ -147,7 +147,9 @@ fn b16_a_bridge_mode_network_on_the_agents_subnet_is_reported() {
         let pod = host.pod(bridge);
         host.plugin.add(&pod, &config).unwrap().ok().unwrap();
         let object = json!(format!("network net-{bridge}"));
-        let named = || overlaps(&host.agent, "/v1/status").into_iter().find(|one| one["object"] == object);
+        let named = || {
+            overlaps(&host.agent, "/v1/status").into_iter().find(|condition| condition["object"] == object)
+        };
         wait_until("the network to be reported", DEADLINE, || Ok(named().is_some())).unwrap();
         assert!(host.agent.is_ready());
         assert_eq!(named().unwrap()["severity"], "degraded");

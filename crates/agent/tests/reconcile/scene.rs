@@ -1,4 +1,4 @@
-//! A node with an agent that waits for events, two pods and a host outside; and how long a repair takes.
+//! A node with an agent that waits for events, two pods and an external host.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,9 +10,9 @@ use testkit::{CableEnd, DEADLINE, Node, Ns, Pod, Snapshot, ping, wait_until};
 
 use crate::common::{Host, MODES, host_link, ips};
 
-/// For every wait of these tests.
+/// The timeout of all waits in these tests.
 pub(crate) const SOON: Duration = DEADLINE;
-/// So that only events can be the cause of a repair.
+/// A long interval, so that only events can cause a repair.
 pub(crate) const BY_EVENTS: [&str; 2] = ["--reconcile-seconds", "3600"];
 pub(crate) const BRIDGE: &str = "podwire0";
 pub(crate) const NODE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
@@ -26,12 +26,12 @@ pub(crate) struct Scene {
     pub(crate) a: (Pod, Value),
     pub(crate) b: (Pod, Value),
     pub(crate) mode: &'static str,
-    /// How it was before the first damage.
-    sound: OnceLock<Picture>,
+    /// The state before the first drift.
+    initial: OnceLock<ObservedState>,
 }
 
-/// What there is on the node and in both pods. Numbers and MACs that the kernel or chance gives are left out.
-pub(crate) type Picture = [BTreeSet<String>; 3];
+/// The kernel state of the node and of both pods, without indexes and random MACs.
+pub(crate) type ObservedState = [BTreeSet<String>; 3];
 
 impl Scene {
     pub(crate) fn new(label: &str, mode: &'static str) -> Self {
@@ -46,7 +46,7 @@ impl Scene {
         let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
         let result = host.add_with(&a, &json!({"runtimeConfig": {"portMappings": ports}}));
         let b = host.attached("b");
-        Self { a: (a, result), b, out, host, mode, sound: OnceLock::new() }
+        Self { a: (a, result), b, out, host, mode, initial: OnceLock::new() }
     }
 
     pub(crate) fn node(&self) -> &Ns {
@@ -58,61 +58,61 @@ impl Scene {
         host_link(&self.a.1)
     }
 
-    /// Runs a command of these words on the node.
+    /// Runs a command on the node. The line is split at whitespace.
     #[track_caller]
     pub(crate) fn run(&self, line: &str) {
         run(self.node(), line);
     }
 
-    /// Whether a command of these words succeeds.
+    /// Runs a command on the node and returns whether it succeeded.
     pub(crate) fn run_quietly(&self, line: &str) -> bool {
         let words: Vec<&str> = line.split_whitespace().collect();
         self.node().run(&words, b"").unwrap().success()
     }
 
-    /// None where something went while it was looked at.
-    pub(crate) fn picture(&self) -> Option<Picture> {
-        Some([picture(self.node())?, picture(&self.a.0)?, picture(&self.b.0)?])
+    /// None if an object was removed during the listing.
+    pub(crate) fn observe(&self) -> Option<ObservedState> {
+        Some([observe(self.node())?, observe(&self.a.0)?, observe(&self.b.0)?])
     }
 
-    /// A picture after which nothing comes by itself: the kernel finishes IPv6 addresses in a worker of its own.
-    pub(crate) fn settled(&self) -> Picture {
-        let mut last = self.picture();
-        wait_until("the kernel to be done", DEADLINE, || {
-            let before = std::mem::replace(&mut last, self.picture());
+    /// The state after it stopped changing: the kernel completes IPv6 addresses asynchronously.
+    pub(crate) fn settled(&self) -> ObservedState {
+        let mut last = self.observe();
+        wait_until("the kernel state to settle", DEADLINE, || {
+            let before = std::mem::replace(&mut last, self.observe());
             Ok(last.is_some() && before == last)
         })
         .unwrap();
         last.unwrap()
     }
 
-    /// What is not as it was; for the message of a test that fails.
-    pub(crate) fn difference(&self, before: &Picture) -> String {
-        self.picture().map_or("no picture".to_owned(), |now| compare(before, &now))
+    /// The changes since `before`, for assertion messages.
+    pub(crate) fn difference(&self, before: &ObservedState) -> String {
+        self.observe().map_or("cannot observe the state".to_owned(), |now| compare(before, &now))
     }
 
     pub(crate) fn repairs(&self) -> u64 {
         self.host.agent.get("/v1/status").unwrap()["reconcile"]["repairs"].as_u64().unwrap()
     }
 
-    /// Does the damage and waits until everything is as it was and works.
+    /// Causes drift, and waits until the initial state is restored and works.
     #[track_caller]
-    pub(crate) fn repairs_after(&self, what: &str, damage: impl FnOnce()) {
-        let (before, count) = (self.sound.get_or_init(|| self.settled()), self.repairs());
-        damage();
+    pub(crate) fn repairs_after(&self, what: &str, cause_drift: impl FnOnce()) {
+        let (before, count) = (self.initial.get_or_init(|| self.settled()), self.repairs());
+        cause_drift();
         let repaired = wait_until(what, SOON, || Ok(self.repairs() > count));
         assert!(repaired.is_ok(), "{}, {what}: nothing was repaired", self.mode);
-        // To look at everything takes longer than the repair, and the kernel finishes IPv6 in a worker of its own.
+        // Listing takes longer than the repair, and the kernel completes IPv6 addresses asynchronously.
         let mut difference = String::new();
-        let back = wait_until(what, DEADLINE, || {
+        let restored = wait_until(what, DEADLINE, || {
             difference = self.difference(before);
             Ok(difference.is_empty())
         });
-        assert!(back.is_ok(), "{}, {what}: {difference}", self.mode);
+        assert!(restored.is_ok(), "{}, {what}: {difference}", self.mode);
         self.expect_works(what);
     }
 
-    /// Pod to pod and to the outside, node to pod.
+    /// Checks pod to pod, pod to the external host, and node to pod.
     #[track_caller]
     pub(crate) fn expect_works(&self, what: &str) {
         let outside = OUT.iter().map(|text| text.parse().unwrap());
@@ -131,7 +131,7 @@ impl Scene {
     }
 }
 
-/// Most of a test's time is waiting: both modes wait together.
+/// Runs the test for both modes in parallel, because most of its time is waiting.
 pub(crate) fn in_both_modes(test: impl Fn(&'static str) + Sync) {
     std::thread::scope(|scope| {
         for mode in MODES {
@@ -141,12 +141,12 @@ pub(crate) fn in_both_modes(test: impl Fn(&'static str) + Sync) {
     });
 }
 
-/// A host outside that is wired to the node, and knows of no pods.
+/// An external host that is connected to the node and has no routes to pods.
 pub(crate) fn outside(host: &Host) -> Node {
     let out = host.lab.node("out").unwrap();
-    let here = CableEnd { ns: &host.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
-    let there = CableEnd { ns: &out, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
-    host.lab.wire(&here, &there).unwrap();
+    let node_end = CableEnd { ns: &host.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+    let out_end = CableEnd { ns: &out, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
+    host.lab.wire(&node_end, &out_end).unwrap();
     out
 }
 
@@ -155,8 +155,8 @@ pub(crate) fn run(ns: &Ns, line: &str) {
     ns.sh(&line.split_whitespace().collect::<Vec<_>>()).unwrap();
 }
 
-/// Without the numbers of links, and without the MAC of a bridge and what follows from it.
-pub(crate) fn picture(ns: &Ns) -> Option<BTreeSet<String>> {
+/// The kernel state without link indexes and link-local addresses, and without the MAC of a bridge.
+pub(crate) fn observe(ns: &Ns) -> Option<BTreeSet<String>> {
     let snapshot = Snapshot::of(ns).ok()?;
     let lines = snapshot.lines().filter(|line| !line.contains(" fe80:"));
     Some(
@@ -167,13 +167,14 @@ pub(crate) fn picture(ns: &Ns) -> Option<BTreeSet<String>> {
 fn link_line(line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let is_bridge = words.get(3) == Some(&"bridge");
-    let chance =
-        |place: usize| is_bridge && place > 0 && (words[place] == "mac" || words[place - 1] == "mac");
-    let kept = (0..words.len()).filter(|place| *place != 1 && !chance(*place));
-    kept.map(|place| words[place]).collect::<Vec<_>>().join(" ")
+    let is_random = |position: usize| {
+        is_bridge && position > 0 && (words[position] == "mac" || words[position - 1] == "mac")
+    };
+    let positions = (0..words.len()).filter(|position| *position != 1 && !is_random(*position));
+    positions.map(|position| words[position]).collect::<Vec<_>>().join(" ")
 }
 
-fn compare(before: &Picture, now: &Picture) -> String {
+fn compare(before: &ObservedState, now: &ObservedState) -> String {
     let mut differences = Vec::new();
     for (before, now) in before.iter().zip(now) {
         differences.extend(before.difference(now).map(|line| format!("\n- {line}")));

@@ -1,4 +1,4 @@
-//! F1, F2, F6 and F7: the kernel's settings that the agent relies on or changes.
+//! F1, F2, F6 and F7: sysctls that the agent relies on or changes.
 
 use serde_json::Value;
 use testkit::{Agent, CableEnd, Lab, Ns, Plugin, wait_until};
@@ -10,7 +10,7 @@ fn sysctl(ns: &Ns, key: &str) -> String {
     ns.sh(&["cat", &format!("/proc/sys/net/{key}")]).unwrap().trim().to_owned()
 }
 
-/// A node on which nothing was started yet.
+/// A node without an agent.
 fn bare(label: &str) -> (Lab, testkit::Node) {
     let lab = Lab::new(label).unwrap();
     let node = lab.node("n1").unwrap();
@@ -24,7 +24,7 @@ fn start(lab: Lab, node: testkit::Node, mode: &str) -> Host {
 }
 
 #[test]
-fn f1_f7_a_learnt_default_route_is_kept_and_cleanup_puts_all_back() {
+fn f1_f7_a_learnt_default_route_is_kept_and_cleanup_restores_sysctls() {
     let (lab, node) = bare("f1");
     let out = lab.node("out").unwrap();
     let up = |dev| CableEnd { ns: &node, dev, addresses: &[] };
@@ -42,7 +42,7 @@ fn f1_f7_a_learnt_default_route_is_kept_and_cleanup_puts_all_back() {
         assert_eq!(recorded[format!("/proc/sys/net/{key}")]["before"], before.as_str(), "{recorded}");
     }
     assert_eq!(recorded.as_object().unwrap().len(), 3, "{recorded}");
-    // The old value is what the machine had without us, also after a repair.
+    // The recorded value is that from before the agent's first start, also after a repair.
     let _pod = host.attached("a");
     run(&host.node, "sysctl -q -w net.ipv4.ip_forward=0");
     run(&host.node, &format!("ip link set {BRIDGE} down"));
@@ -55,7 +55,7 @@ fn f1_f7_a_learnt_default_route_is_kept_and_cleanup_puts_all_back() {
 }
 
 #[test]
-fn f2_no_link_of_ours_takes_advertisements() {
+fn f2_no_managed_link_accepts_router_advertisements() {
     for mode in MODES {
         let scene = Scene::new("f2", mode);
         let expect = |case: &str| {
@@ -74,18 +74,18 @@ fn f2_no_link_of_ours_takes_advertisements() {
                 );
             }
         };
-        expect("as made");
+        expect("created");
         scene.repairs_after("host end", || scene.run(&format!("ip link del {}", scene.host_end())));
         scene.repairs_after("bridge", || scene.run(&format!("ip link del {BRIDGE}")));
-        expect("as made anew");
-        // A hostPort is on the host's loopback too, also through a bridge or host end that is new.
+        expect("created again");
+        // A hostPort is also available on the host's loopback, even through a new bridge or host end.
         let link = if mode == "bridge" { BRIDGE } else { scene.host_end() };
         assert_eq!(sysctl(scene.node(), &format!("ipv4/conf/{link}/route_localnet")), "1", "{mode}");
     }
 }
 
 #[test]
-fn f6_strict_reverse_path_filtering_lets_pods_through() {
+fn f6_pods_work_with_strict_reverse_path_filtering() {
     let (lab, node) = bare("f6");
     for key in ["all", "default"] {
         run(&node, &format!("sysctl -q -w net.ipv4.conf.{key}.rp_filter=1"));
@@ -94,7 +94,7 @@ fn f6_strict_reverse_path_filtering_lets_pods_through() {
     let out = crate::scene::outside(&host);
     let (a, b) = (host.attached("a"), host.attached("b"));
     assert_eq!(sysctl(&host.node, &format!("ipv4/conf/{}/rp_filter", host_link(&a.1))), "1");
-    host.expect_talk((&a.0, &a.1), (&b.0, &b.1));
+    host.expect_connectivity((&a.0, &a.1), (&b.0, &b.1));
     for to in crate::scene::OUT {
         assert!(testkit::ping(&a.0, to.parse().unwrap(), 1).unwrap().all(), "{to}");
     }

@@ -1,4 +1,4 @@
-//! The firewall's tables: whatever somebody does to them, they are back, and they work.
+//! Tables of the firewall are restored after any change.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
@@ -11,42 +11,42 @@ use testkit::{
 use crate::common::{Host, host_link, ips, v4, v6, with};
 use crate::scene::{BY_EVENTS, GATEWAYS, NODE, OUT, SOON, Scene, in_both_modes, run};
 
-const FOREIGN: [&str; 2] = ["10.83.0.200", "fd00:88::200"];
+const SPOOFED: [&str; 2] = ["10.83.0.200", "fd00:88::200"];
 const HOST_PORT: u16 = 8080;
-/// How long a connection that is dropped is waited for.
+/// How long a connection attempt to a dropped address may take.
 const CONNECT: Duration = Duration::from_millis(1500);
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Masquerade, hostPort and guard do what they are for, in both families.
+/// Checks masquerade, hostPort and guard in both families.
 #[track_caller]
-fn expect_in_force(scene: &Scene, what: &str) {
+fn expect_rules_in_force(scene: &Scene, what: &str) {
     for family in [0, 1] {
         let case = format!("{}, {what}, {}", scene.mode, OUT[family]);
         let echo = udp_echo(&scene.out, (ip(OUT[family]), 0).into()).unwrap();
-        let seen = udp_connects(&scene.a.0, echo.address(), DEADLINE).unwrap();
-        assert_eq!(seen.map(|seen| seen.ip()), Some(ip(NODE[family])), "{case}: masquerade");
+        let source = udp_connects(&scene.a.0, echo.address(), DEADLINE).unwrap();
+        assert_eq!(source.map(|source| source.ip()), Some(ip(NODE[family])), "{case}: masquerade");
         let _web = tcp_echo(&scene.a.0, (ips(&scene.a.1)[family], 80).into()).unwrap();
         let published = SocketAddr::from((ip(NODE[family]), HOST_PORT));
-        let seen = tcp_connects(&scene.out, published, DEADLINE).unwrap();
-        assert_eq!(seen.map(|seen| seen.ip()), Some(ip(OUT[family])), "{case}: hostPort");
-        assert_eq!(heard(scene, family), ["end"], "{case}: guard");
+        let source = tcp_connects(&scene.out, published, DEADLINE).unwrap();
+        assert_eq!(source.map(|source| source.ip()), Some(ip(OUT[family])), "{case}: hostPort");
+        assert_eq!(received(scene, family), ["end"], "{case}: guard");
     }
 }
 
-/// What the node hears of a pod that first speaks under a foreign address, then under its own.
-fn heard(scene: &Scene, family: usize) -> Vec<String> {
+/// The packets that the node receives from a pod that sends from a spoofed address, then from its own.
+fn received(scene: &Scene, family: usize) -> Vec<String> {
     let listener = scene.node().enter(|| UdpSocket::bind((ip(GATEWAYS[family]), 0)).unwrap()).unwrap();
     listener.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let (pod, own) = (&scene.b.0, ips(&scene.b.1)[family]);
     let mut words = Vec::new();
     let mut buffer = [0; 64];
-    // Said again where it was lost, as long as a neighbour is asked for.
+    // Packets may be lost during neighbour resolution, so they are repeated.
     for _ in 0..20 {
-        say(pod, (ip(FOREIGN[family]), "spoofed"), &listener);
-        say(pod, (own, "end"), &listener);
+        send(pod, (ip(SPOOFED[family]), "spoofed"), &listener);
+        send(pod, (own, "end"), &listener);
         while let Ok(count) = uninterrupted(|| listener.recv(&mut buffer)) {
             words.push(String::from_utf8_lossy(&buffer[..count]).into_owned());
             if words.last().is_some_and(|word| word == "end") {
@@ -57,36 +57,36 @@ fn heard(scene: &Scene, family: usize) -> Vec<String> {
     words
 }
 
-fn say(from: &Ns, (source, word): (IpAddr, &str), to: &UdpSocket) {
+fn send(from: &Ns, (source, word): (IpAddr, &str), to: &UdpSocket) {
     let socket = from.enter(|| UdpSocket::bind((source, 0)).unwrap()).unwrap();
-    // The kernel may know already that a neighbour does not answer; then nothing was heard either.
+    // Fails if the kernel knows that a neighbour does not answer. The packet is lost in that case, too.
     let _ = socket.send_to(word.as_bytes(), to.local_addr().unwrap());
 }
 
-/// Pod b gets addresses that are not its own, so that it can try to speak under them.
-fn with_mallory(label: &str, mode: &'static str) -> Scene {
-    with_mallory_and(label, mode, &BY_EVENTS)
+/// Pod b also has addresses that it does not own, so that it can send spoofed packets.
+fn with_spoofed_addresses(label: &str, mode: &'static str) -> Scene {
+    with_spoofed_addresses_and_flags(label, mode, &BY_EVENTS)
 }
 
-fn with_mallory_and(label: &str, mode: &'static str, flags: &[&str]) -> Scene {
+fn with_spoofed_addresses_and_flags(label: &str, mode: &'static str, flags: &[&str]) -> Scene {
     let scene = Scene::with_flags(label, mode, flags);
-    run(&scene.b.0, &format!("ip addr add {}/32 dev eth0", FOREIGN[0]));
-    run(&scene.b.0, &format!("ip addr add {}/128 dev eth0 nodad", FOREIGN[1]));
+    run(&scene.b.0, &format!("ip addr add {}/32 dev eth0", SPOOFED[0]));
+    run(&scene.b.0, &format!("ip addr add {}/128 dev eth0 nodad", SPOOFED[1]));
     wait_until("the address to be local", DEADLINE, || {
-        Ok(scene.b.0.sh(&["ip", "-6", "route", "show", "table", "local"])?.contains(FOREIGN[1]))
+        Ok(scene.b.0.sh(&["ip", "-6", "route", "show", "table", "local"])?.contains(SPOOFED[1]))
     })
     .unwrap();
     scene
 }
 
 #[test]
-fn a10_the_limit_of_connections_is_back_after_any_change_of_its_table() {
+fn a10_the_connection_limit_is_restored_after_any_change() {
     in_both_modes(|mode| {
         let flags: Vec<&str> =
             BY_EVENTS.iter().copied().chain(["--network-connections-per-pod", "16"]).collect();
         let scene = Scene::with_flags("a10-limit", mode, &flags);
         let table = "inet podwire-limit-podwire";
-        // Rules only: the counters of pods begin again.
+        // Only rules, because the counters of pods start again.
         let rules = || {
             let listed = scene
                 .node()
@@ -96,45 +96,45 @@ fn a10_the_limit_of_connections_is_back_after_any_change_of_its_table() {
             let rules = listed["nftables"].as_array()?.iter().filter(|object| object.get("rule").is_some());
             Some(rules.map(|object| object["rule"]["expr"].clone()).collect::<Vec<Value>>())
         };
-        let sound = rules().unwrap();
-        assert_eq!(sound.len(), 4, "{mode}: {sound:?}");
-        for damage in ["flush ruleset", "delete table TABLE", "flush chain TABLE connections"] {
-            scene.run(&format!("nft {}", damage.replace("TABLE", table)));
-            let back = wait_until(damage, DEADLINE, || Ok(rules().as_ref() == Some(&sound)));
-            assert!(back.is_ok(), "{mode}, {damage}: {:?}", rules());
+        let initial = rules().unwrap();
+        assert_eq!(initial.len(), 4, "{mode}: {initial:?}");
+        for change in ["flush ruleset", "delete table TABLE", "flush chain TABLE connections"] {
+            scene.run(&format!("nft {}", change.replace("TABLE", table)));
+            let restored = wait_until(change, DEADLINE, || Ok(rules().as_ref() == Some(&initial)));
+            assert!(restored.is_ok(), "{mode}, {change}: {:?}", rules());
         }
         let echo = tcp_echo(&scene.out, (ip(OUT[0]), 0).into()).unwrap();
-        // The pings of the scene are connections too.
+        // The scene's pings are connections, too.
         let open = || scene.a.0.enter(|| TcpStream::connect_timeout(&echo.address(), CONNECT)).unwrap();
-        let kept: Vec<TcpStream> = (0..17).map_while(|_| open().ok()).collect();
-        assert!((1..=16).contains(&kept.len()), "{mode}: {} connections", kept.len());
+        let connections: Vec<TcpStream> = (0..17).map_while(|_| open().ok()).collect();
+        assert!((1..=16).contains(&connections.len()), "{mode}: {} connections", connections.len());
     });
 }
 
 #[test]
-fn pain15_tables_that_somebody_removes_are_back_and_in_force() {
+fn pain15_removed_tables_are_restored_and_in_force() {
     in_both_modes(|mode| {
-        let mut scene = with_mallory("tables", mode);
-        expect_in_force(&scene, "before");
-        for damage in ["delete table inet podwire", "delete table bridge podwire", "flush ruleset"] {
-            let is_there =
-                damage != "delete table bridge podwire" || scene.run_quietly("nft list table bridge podwire");
-            if is_there {
-                scene.repairs_after(damage, || scene.run(&format!("nft {damage}")));
-                expect_in_force(&scene, damage);
+        let mut scene = with_spoofed_addresses("tables", mode);
+        expect_rules_in_force(&scene, "before");
+        for change in ["delete table inet podwire", "delete table bridge podwire", "flush ruleset"] {
+            let exists =
+                change != "delete table bridge podwire" || scene.run_quietly("nft list table bridge podwire");
+            if exists {
+                scene.repairs_after(change, || scene.run(&format!("nft {change}")));
+                expect_rules_in_force(&scene, change);
             }
         }
-        // Without an agent nobody stops it: what was tried above is not stopped by anything else.
+        // Without agent and rules, spoofed packets arrive. So only the guard stopped them above.
         scene.host.agent.kill().unwrap();
         scene.run("nft flush ruleset");
-        assert_eq!([heard(&scene, 0), heard(&scene, 1)], [["spoofed", "end"]; 2], "{mode}");
+        assert_eq!([received(&scene, 0), received(&scene, 1)], [["spoofed", "end"]; 2], "{mode}");
     });
 }
 
 #[test]
-fn parts_of_our_tables_that_somebody_removes_are_back() {
+fn removed_rules_and_elements_are_restored() {
     in_both_modes(|mode| {
-        let scene = with_mallory("rules", mode);
+        let scene = with_spoofed_addresses("rules", mode);
         let (a, b) = (&scene.a.1, &scene.b.1);
         let guard = if mode == "routed" { "inet podwire guard" } else { bridge_chain(scene.node()) };
         for chain in [guard, "inet podwire nat-postrouting", "inet podwire hostports"] {
@@ -142,10 +142,10 @@ fn parts_of_our_tables_that_somebody_removes_are_back() {
         }
         let rule = last_rule(scene.node(), guard);
         scene.repairs_after("one rule", || scene.run(&format!("nft delete rule {guard} handle {rule}")));
-        scene.repairs_after("a rule between ours", || scene.run(&format!("nft insert rule {guard} accept")));
-        scene.repairs_after("a chain between ours", || {
+        scene.repairs_after("an unmanaged rule", || scene.run(&format!("nft insert rule {guard} accept")));
+        scene.repairs_after("an unmanaged chain", || {
             scene.run(
-                "nft add chain inet podwire theirs { type filter hook forward priority 0; policy drop; }",
+                "nft add chain inet podwire unmanaged { type filter hook forward priority 0; policy drop; }",
             );
         });
         for (set, key) in [("pods4", v4(a)), ("pods6", v6(a))] {
@@ -153,24 +153,24 @@ fn parts_of_our_tables_that_somebody_removes_are_back() {
                 scene.run(&format!("nft delete element inet podwire {set} {{ {key} }}"));
             });
         }
-        scene.repairs_after("masquerade's member", || {
+        scene.repairs_after("masquerade element", || {
             let set = set_of_network(scene.node(), v4(b));
             scene.run(&format!("nft delete element inet podwire {set} {{ {} }}", v4(b)));
         });
-        scene.repairs_after("hostPort's element", || {
+        scene.repairs_after("hostPort element", || {
             scene.run("nft delete element inet podwire hostport4_any { tcp . 8080 }");
         });
         scene.repairs_after("a whole map", || scene.run("nft flush map inet podwire hostport6_any"));
-        expect_in_force(&scene, "after all of it");
+        expect_rules_in_force(&scene, "after all changes");
     });
 }
 
-/// An element that another program added for a running pod. The kernel reports no such event to the agent: the timer finds it.
+/// Elements that another program added for a running pod. The agent gets no event for them, so the timer detects them.
 #[test]
-fn elements_that_a_running_pod_should_not_have_are_removed() {
+fn surplus_elements_of_a_running_pod_are_removed() {
     in_both_modes(|mode| {
-        let scene = with_mallory_and("unwanted", mode, &["--reconcile-seconds", "1"]);
-        // A pod of another run directory is known by its link only: all of its elements stay.
+        let scene = with_spoofed_addresses_and_flags("surplus", mode, &["--reconcile-seconds", "1"]);
+        // A pod of another run directory is known only by its link. All of its elements are kept.
         scene.run("ip link add pwother type veth peer name peer");
         let alias = "podwire:green/c1/eth0 10.60.0.2/32";
         scene.node().sh(&["ip", "link", "set", "pwother", "alias", alias]).unwrap();
@@ -181,11 +181,11 @@ fn elements_that_a_running_pod_should_not_have_are_removed() {
         let interfaces = scene.b.1["interfaces"].as_array().unwrap();
         let inside = interfaces.iter().find(|it| !it["sandbox"].is_null()).unwrap();
         let (link, mac) = (host_link(&scene.b.1), inside["mac"].as_str().unwrap());
-        let spoofing: Vec<String> = [("4", FOREIGN[0]), ("6", FOREIGN[1])]
+        let spoofing: Vec<String> = [("4", SPOOFED[0]), ("6", SPOOFED[1])]
             .into_iter()
-            .map(|(family, foreign)| match mode {
-                "routed" => format!("inet podwire source{family} {{ {link} . {foreign} . {mac} }}"),
-                _ => format!("bridge podwire addr{family} {{ {link} . {foreign} }}"),
+            .map(|(family, spoofed)| match mode {
+                "routed" => format!("inet podwire source{family} {{ {link} . {spoofed} . {mac} }}"),
+                _ => format!("bridge podwire addr{family} {{ {link} . {spoofed} }}"),
             })
             .collect();
         for element in &spoofing {
@@ -200,7 +200,7 @@ fn elements_that_a_running_pod_should_not_have_are_removed() {
         ] {
             scene.repairs_after(&element, || add(&element));
         }
-        expect_in_force(&scene, "after all of it");
+        expect_rules_in_force(&scene, "after all changes");
         let text = scene.node().sh(&["nft", "list", "table", "inet", "podwire"]).unwrap();
         assert!(text.contains("10.60.0.99") && text.contains("eth9"), "{mode}: {text}");
     });
@@ -222,19 +222,19 @@ fn last_rule(node: &Ns, chain: &str) -> u64 {
     rules.rfind(of_chain).unwrap()["handle"].as_u64().unwrap()
 }
 
-/// The set of a network's own that has this address.
+/// The network's set that contains this address.
 fn set_of_network(node: &Ns, address: IpAddr) -> String {
     let objects = inspect::nft_json(node).unwrap();
     let sets = objects.iter().filter_map(|object| object.get("set"));
-    let mut own = sets.filter(|set| {
+    let mut matching = sets.filter(|set| {
         set["name"].as_str().unwrap().starts_with("net")
             && set["elem"].to_string().contains(&address.to_string())
     });
-    own.next().unwrap()["name"].as_str().unwrap().to_owned()
+    matching.next().unwrap()["name"].as_str().unwrap().to_owned()
 }
 
 #[test]
-fn pain15_a_host_port_answers_again_after_a_flush() {
+fn pain15_a_host_port_works_again_after_a_flush() {
     in_both_modes(|mode| {
         let scene = Scene::new("hostport", mode);
         let _web =
@@ -249,20 +249,20 @@ fn pain15_a_host_port_answers_again_after_a_flush() {
     });
 }
 
-/// Also where there is no pod yet: what is repaired then is quiet afterwards.
+/// Also without pods, where repairs cause no further rounds.
 #[test]
-fn a_strangers_chain_in_our_table_is_removed_once() {
-    let host = Host::with_flags("stranger", &BY_EVENTS);
+fn an_unmanaged_chain_in_a_managed_table_is_removed_once() {
+    let host = Host::with_flags("unmanaged", &BY_EVENTS);
     let status = || host.agent.get("/v1/status").unwrap()["reconcile"].clone();
     let number = |key: &str| status()[key].as_u64().unwrap();
     let repairs = number("repairs");
-    run(&host.node, "nft add chain inet podwire theirs");
+    run(&host.node, "nft add chain inet podwire unmanaged");
     wait_until("the repair", SOON, || Ok(number("repairs") > repairs)).unwrap();
     let tables = host.node.sh(&["nft", "list", "ruleset"]).unwrap();
-    assert!(!tables.contains("theirs"), "{tables}");
-    // The agent hears of its own repair, looks once more, finds all well, and rests.
+    assert!(!tables.contains("unmanaged"), "{tables}");
+    // The agent receives the events of its own repair, and runs one more round that finds no drift.
     let mut rounds = number("rounds");
-    wait_until("rounds to rest", SOON, || {
+    wait_until("no more rounds", SOON, || {
         let before = std::mem::replace(&mut rounds, number("rounds"));
         std::thread::sleep(Duration::from_millis(600));
         Ok(before == rounds && number("rounds") == rounds)
@@ -271,7 +271,7 @@ fn a_strangers_chain_in_our_table_is_removed_once() {
     assert_eq!(number("repairs"), repairs + 1, "{}", status());
 }
 
-/// Its chain is there for the first pod. One that is removed and made again has another handle.
+/// The chain exists before the first pod. A chain that is removed and created again has another handle.
 #[test]
 fn b15_gc_without_pods_leaves_the_agents_masquerade_chain() {
     in_both_modes(|mode| {
@@ -290,7 +290,7 @@ fn b15_gc_without_pods_leaves_the_agents_masquerade_chain() {
         host.plugin.gc(&host.node, &host.config(&json!({})), &[]).unwrap().ok().unwrap();
         assert_eq!(chains(), before, "{mode}");
         let pod = host.pod("a");
-        // Another network, whose pod was masqueraded, through the agent and without it.
+        // Another network with a masqueraded pod, with and without the agent.
         let other =
             json!({"name": "other", "bridge": "other0", "subnet": "10.77.0.0/24,fd77::/64", "ipMasq": true});
         let run_dir = json!({"agent": null, "runDir": host.node.dir().join("other")});
@@ -302,7 +302,7 @@ fn b15_gc_without_pods_leaves_the_agents_masquerade_chain() {
             host.plugin.gc(&host.node, &config, &[]).unwrap().ok().unwrap();
             assert_eq!(chains(), before, "{mode}: {more}");
         }
-        // More idle chains than a few, and no agent in the process that removes them.
+        // More idle chains than the process keeps, without an agent.
         for n in 0..6 {
             let config = json!({"name": format!("s{n}"), "bridge": "other0", "subnet": "10.77.0.0/24", "ipMasq": true,
                 "agent": null, "runDir": host.node.dir().join("other")});
@@ -311,7 +311,7 @@ fn b15_gc_without_pods_leaves_the_agents_masquerade_chain() {
             host.plugin.del(&pod, &config).unwrap().ok().unwrap();
             assert!(chains().contains(&before[0]), "{mode}: {n}");
         }
-        // The next pod finds the chain, and nothing had to be repaired.
+        // The next pod finds the chain, and no repair was necessary.
         let (_pod, _) = host.attached("b");
         assert!(chains().contains(&before[0]), "{mode}");
         assert_eq!(repairs(), count, "{mode}: {}", host.agent.log().unwrap());

@@ -71,10 +71,10 @@ impl RouteObserver {
         for events in self.monitor.read()? {
             match events {
                 PeerEvent::RouteSet(route) => self.note(&route),
-                PeerEvent::RouteGone(route) if self.gateways.get(&route.dst) == Some(&route.gateway) => {
+                PeerEvent::RouteRemoved(route) if self.gateways.get(&route.dst) == Some(&route.gateway) => {
                     self.gateways.remove(&route.dst);
                 }
-                PeerEvent::Missed => self.list_routes()?,
+                PeerEvent::Lost => self.list_routes()?,
                 _ => {}
             }
         }
@@ -156,8 +156,10 @@ fn keep(mut monitor: PeerMonitor, over: &AtomicBool) -> Result<Vec<(RouteTransit
         for events in monitor.read()? {
             match events {
                 PeerEvent::RouteSet(route) => transitions.push((RouteTransition::Added(route.dst), now)),
-                PeerEvent::RouteGone(route) => transitions.push((RouteTransition::Removed(route.dst), now)),
-                PeerEvent::Missed => bail!("netlink events were lost (ENOBUFS): times are unknown"),
+                PeerEvent::RouteRemoved(route) => {
+                    transitions.push((RouteTransition::Removed(route.dst), now))
+                }
+                PeerEvent::Lost => bail!("netlink events were lost (ENOBUFS): times are unknown"),
                 _ => {}
             }
         }

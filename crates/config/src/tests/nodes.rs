@@ -1,23 +1,23 @@
-//! Keys for many nodes: the store, the network's blocks, how packets cross.
+//! Keys for clusters: the store, the blocks and the transport.
 
 use std::os::unix::fs::PermissionsExt as _;
 
 use super::*;
 
-/// The store that these flags give, or the complaints.
+/// The etcd configuration from these flags, or the problems.
 fn etcd(flags: &[&str]) -> Result<Etcd, Vec<String>> {
     match load("", &[], flags) {
         Ok(config) => match config.store {
             StoreChoice::Etcd(etcd) => Ok(etcd),
             StoreChoice::Embedded => Err(vec!["embedded".to_owned()]),
         },
-        error => Err(complaints(error)),
+        error => Err(problems(error)),
     }
 }
 
-/// One complaint that has all of these.
+/// Expects a single problem that contains all parts.
 fn refused(flags: &[&str], parts: &[&str]) {
-    let all = complaints(load("", &[], flags));
+    let all = problems(load("", &[], flags));
     assert_eq!(all.len(), 1, "{flags:?}: {all:#?}");
     for part in parts {
         assert!(all[0].contains(part), "{flags:?}: {:?} lacks {part:?}", all[0]);
@@ -38,7 +38,7 @@ fn endpoints_are_normalised_once() {
         ("HTTPS://etcd-1:65535/", "https://etcd-1:65535"),
         ("https://[2001:db8::1]", "https://[2001:db8::1]:2379"),
         ("a, b ,c:1", "http://a:2379,http://b:2379,http://c:1"),
-        // One that says nothing follows the others; what is said twice counts once.
+        // An endpoint without a scheme gets the common one. Duplicates are removed.
         ("a,https://b", "https://a:2379,https://b:2379"),
         ("a,A:2379,http://a/", "http://a:2379"),
     ] {
@@ -87,7 +87,7 @@ fn bad_endpoints_are_refused() {
 }
 
 #[test]
-fn certificates_mean_https() {
+fn certificates_imply_https() {
     let tls = |flags: &[&str]| etcd(&[&["--etcd-endpoints", "a"], flags].concat());
     assert_eq!(tls(&["--etcd-ca", "/ca"]).unwrap().endpoints, ["https://a:2379"]);
     let both = tls(&["--etcd-cert", "/c", "--etcd-key", "/k"]).unwrap();
@@ -97,31 +97,34 @@ fn certificates_mean_https() {
         &["--etcd-endpoints", "http://a", "--etcd-ca", "/ca"],
         &["etcd.endpoints", "must be https with etcd.ca"],
     );
-    refused(&["--etcd-endpoints", "a", "--etcd-cert", "/c"], &["flag --etcd-cert", "/c", "needs etcd.key"]);
-    refused(&["--etcd-endpoints", "a", "--etcd-key", "/k"], &["flag --etcd-key", "/k", "needs etcd.cert"]);
+    refused(
+        &["--etcd-endpoints", "a", "--etcd-cert", "/c"],
+        &["flag --etcd-cert", "/c", "requires etcd.key"],
+    );
+    refused(&["--etcd-endpoints", "a", "--etcd-key", "/k"], &["flag --etcd-key", "/k", "requires etcd.cert"]);
     refused(&["--etcd-endpoints", "a", "--etcd-ca", "ca.pem"], &["flag --etcd-ca", "absolute"]);
 }
 
 #[test]
-fn endpoints_choose_the_store_unless_somebody_says_otherwise() {
+fn endpoints_select_etcd_and_contradict_an_embedded_store() {
     assert!(etcd(&["--etcd-endpoints", "a"]).is_ok());
     assert!(etcd(&["--store", "etcd", "--etcd-endpoints", "a"]).is_ok());
     refused(
         &["--store", "embedded", "--etcd-endpoints", "a"],
         &["flag --store", "contradicts etcd.endpoints \"a\""],
     );
-    let all = complaints(load("store = \"embedded\"", &[("ETCD_HOST", "a")], &[]));
+    let all = problems(load("store = \"embedded\"", &[("ETCD_HOST", "a")], &[]));
     assert!(all[0].contains("agent.toml:1") && all[0].contains("variable ETCD_HOST"), "{all:?}");
-    // What a lower layer said can be taken back.
+    // `none` unsets the value of a lower layer.
     let config = load("[etcd]\nendpoints = [\"a\"]", &[], &["--etcd-endpoints", "none"]).unwrap();
     assert_eq!(config.store, StoreChoice::Embedded);
-    // Its other keys alone choose nothing.
+    // The other etcd keys do not select etcd.
     let config = load("", &[], &["--etcd-prefix", "/x", "--etcd-user", "me"]).unwrap();
     assert_eq!((config.store, config.layout.prefix()), (StoreChoice::Embedded, "/x"));
 }
 
 #[test]
-fn a4_the_prefix_is_whole_segments() {
+fn a4_the_prefix_consists_of_complete_segments() {
     for good in ["/podwire", "/a/b/c", "/hosts2", "/ä"] {
         let config = load("", &[], &["--etcd-endpoints", "a", "--etcd-prefix", good]).unwrap();
         assert_eq!(config.layout, KeyLayout::new(good, None));
@@ -133,7 +136,7 @@ fn a4_the_prefix_is_whole_segments() {
 }
 
 #[test]
-fn the_counter_is_a_key_of_its_own() {
+fn the_counter_key_is_not_an_object_key() {
     let counter = |flags: &[&str]| {
         let config = load("", &[], &[&["--etcd-endpoints", "a"], flags].concat()).unwrap();
         let StoreChoice::Etcd(etcd) = config.store else { panic!("{:?}", config.store) };
@@ -151,7 +154,7 @@ fn the_counter_is_a_key_of_its_own() {
 }
 
 #[test]
-fn a_password_is_never_shown() {
+fn a_password_is_never_printed() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str, content: &str| {
         let path = directory.path().join(name);
@@ -174,39 +177,42 @@ fn a_password_is_never_shown() {
     let by_file = with(&["--etcd-password-file", &good]).unwrap();
     assert_eq!(load(&by_file.to_toml(), &[], &[]).unwrap(), by_file, "{}", by_file.to_toml());
     let by_text = with(&["--etcd-password", "s3cr3t"]).unwrap().to_toml();
-    assert!(by_text.contains("# password is given, and not shown"), "{by_text}");
-    // Nor when it is wrong.
+    assert!(by_text.contains("# password is set (not shown)"), "{by_text}");
+    // An invalid password is not printed either.
     let two_lines = at("two", "s3cr3t\nmore\n");
     for (file, flags) in [
         ("", ["--etcd-password", "s3cr3t\nmore"]),
         ("", ["--etcd-password-file", &two_lines]),
         ("[etcd]\npassword = [\"s3cr3t\"]", ["--etcd-user", "me"]),
     ] {
-        let text = complaints(load(file, &[], &flags)).join("\n");
+        let text = problems(load(file, &[], &flags)).join("\n");
         assert!(text.contains("etcd.password") && !text.contains("s3cr3t"), "{text}");
     }
     let empty = at("empty", "\n");
     let missing = directory.path().join("missing").display().to_string();
     let file = "--etcd-password-file";
-    refused(&["--etcd-endpoints", "a", "--etcd-user", "me"], &["flag --etcd-user", "needs etcd.password or"]);
-    refused(&["--etcd-endpoints", "a", "--etcd-password", "x"], &["etcd.password", "needs etcd.user"]);
-    refused(&["--etcd-endpoints", "a", file, &good], &["etcd.password_file", "needs etcd.user"]);
-    refused(&["--etcd-password", "x", file, &good], &["etcd.password_file", "give one of them"]);
-    refused(&[file, &empty], &[&empty, "holds no password"]);
+    refused(
+        &["--etcd-endpoints", "a", "--etcd-user", "me"],
+        &["flag --etcd-user", "requires etcd.password or"],
+    );
+    refused(&["--etcd-endpoints", "a", "--etcd-password", "x"], &["etcd.password", "requires etcd.user"]);
+    refused(&["--etcd-endpoints", "a", file, &good], &["etcd.password_file", "requires etcd.user"]);
+    refused(&["--etcd-password", "x", file, &good], &["etcd.password_file", "set only one of them"]);
+    refused(&[file, &empty], &[&empty, "contains no valid password"]);
     refused(&[file, &missing], &[&missing, "cannot be read"]);
     refused(&["--etcd-user", "a:b"], &["etcd.user", "a:b", "without ':'"]);
 }
 
-/// Without a scheme, http is meant: also in the variable of the first agent of this kind.
+/// http is the default without a scheme, also in the legacy variable.
 #[test]
-fn a12_a_user_over_http_is_refused_unless_allowed() {
+fn a12_a_password_over_http_is_refused_unless_allowed() {
     let secret = ["--etcd-user", "me", "--etcd-password", "s3cr3t"];
     for endpoints in ["etcd-1", "http://etcd-1", "a,http://b"] {
         let flags = [&["--etcd-endpoints", endpoints][..], &secret].concat();
         refused(&flags, &["flag --etcd-endpoints", endpoints, "must be https", "etcd.insecure = true"]);
         let allowed = etcd(&[&flags[..], &["--etcd-insecure"]].concat()).unwrap();
         assert!(allowed.insecure && allowed.endpoints[0].starts_with("http://"), "{allowed:?}");
-        let all = complaints(load("", &[("ETCD_HOST", endpoints)], &secret));
+        let all = problems(load("", &[("ETCD_HOST", endpoints)], &secret));
         assert!(
             all.len() == 1 && all[0].contains("variable ETCD_HOST") && !all[0].contains("s3cr3t"),
             "{all:?}"
@@ -220,7 +226,7 @@ fn a12_a_user_over_http_is_refused_unless_allowed() {
 }
 
 #[test]
-fn a12_a_file_with_a_password_that_others_can_read_is_refused() {
+fn a12_a_password_file_readable_by_other_users_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str, content: &str| {
         let path = dir.path().join(name);
@@ -244,28 +250,28 @@ fn a12_a_file_with_a_password_that_others_can_read_is_refused() {
             fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         }
     };
-    let us = rustix::process::geteuid().as_raw();
-    for (mode, owner, help) in [
-        (0o644, us, "chmod 600"),
-        (0o640, us, "chmod 600"),
-        (0o604, us, "chmod 600"),
+    let own_uid = rustix::process::geteuid().as_raw();
+    for (mode, owner, command) in [
+        (0o644, own_uid, "chmod 600"),
+        (0o640, own_uid, "chmod 600"),
+        (0o604, own_uid, "chmod 600"),
         (0o600, 65534, "chown root"),
     ] {
         set(mode, owner);
         for (load, path) in [(by_password(), &password), (by_config(&config), &config)] {
-            let all = complaints(load);
+            let all = problems(load);
             assert!(all.len() == 1 && !all[0].contains("s3cr3t"), "{all:?}");
-            assert!(all[0].contains(&format!("{help} {}", path.display())), "{mode:o}: {all:?}");
+            assert!(all[0].contains(&format!("{command} {}", path.display())), "{mode:o}: {all:?}");
         }
-        // Nothing in it is secret, but its owner could change it.
-        let all = complaints(by_config(&plain)).join("\n");
-        assert!(all.contains("needs etcd.password"), "{all}");
-        assert_eq!(all.contains("chown root"), owner != us, "{all}");
+        // The file contains no secret, but another owner could change it.
+        let all = problems(by_config(&plain)).join("\n");
+        assert!(all.contains("requires etcd.password"), "{all}");
+        assert_eq!(all.contains("chown root"), owner != own_uid, "{all}");
     }
-    set(0o666, us);
-    assert!(complaints(by_config(&plain)).join("\n").contains("chmod go-w"));
+    set(0o666, own_uid);
+    assert!(problems(by_config(&plain)).join("\n").contains("chmod go-w"));
     for mode in [0o600, 0o400] {
-        set(mode, us);
+        set(mode, own_uid);
         assert!(by_password().is_ok() && by_config(&config).is_ok());
     }
 }
@@ -279,7 +285,7 @@ fn a12_a_fifo_as_password_file_does_not_block() {
 }
 
 #[test]
-fn a12_a_private_key_that_others_can_read_is_reported() {
+fn a12_a_private_key_readable_by_other_users_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let key = dir.path().join("key.pem");
     fs::write(&key, "key").unwrap();
@@ -288,9 +294,9 @@ fn a12_a_private_key_that_others_can_read_is_reported() {
         fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
         load("", &[], &flags).unwrap().exposed_key()
     };
-    let found = reported(0o644).unwrap();
-    assert!(!found.message.contains("chmod"), "the fix has the command: {}", found.message);
-    assert!(found.fix.unwrap().starts_with("chmod 600 /"));
+    let finding = reported(0o644).unwrap();
+    assert!(!finding.message.contains("chmod"), "the command belongs into the fix: {}", finding.message);
+    assert!(finding.fix.unwrap().starts_with("chmod 600 /"));
     assert_eq!(reported(0o600), None);
     std::os::unix::fs::chown(&key, Some(1234), None).unwrap();
     let fix = reported(0o600).unwrap().fix.unwrap();
@@ -299,7 +305,7 @@ fn a12_a_private_key_that_others_can_read_is_reported() {
 }
 
 #[test]
-fn a_password_in_an_address_is_never_shown() {
+fn a_password_in_an_endpoint_is_never_printed() {
     for given in ["http://u:hunter2@h", "a,http://u:hunter2@h", "u:hunter2,hunter2@h", "http://u:hunter2@x@h"]
     {
         for (file, env, flags) in [
@@ -307,7 +313,7 @@ fn a_password_in_an_address_is_never_shown() {
             ("", vec![], vec!["--etcd-endpoints", given]),
             (&*format!("[etcd]\nendpoints = [1, {given:?}]"), vec![], vec![]),
         ] {
-            let text = complaints(load(file, &env, &flags)).join("\n");
+            let text = problems(load(file, &env, &flags)).join("\n");
             assert!(text.contains("etcd.endpoints \"(not shown)@h"), "{text}");
             assert!(!text.contains("hunter2"), "{text}");
             assert!(!file.is_empty() || text.contains("use etcd.user and etcd.password_file"), "{text}");
@@ -332,7 +338,7 @@ fn a2_the_margin_is_checked_against_every_subnet() {
     assert_eq!(margin(&["--etcd-endpoints", "a", "--network-margin", "0"]), 0);
     assert_eq!(margin(&["--network-subnet", "10.2.0.0/16", "--network-margin", "13"]), 13);
     assert_eq!(margin(&["--network-subnet", "fd00::/64", "--network-margin", "32"]), 32);
-    // One node has it all, however small it is.
+    // A single node uses the whole subnet, of any size.
     assert_eq!(margin(&["--network-subnet", "10.2.0.0/30"]), 0);
     for bad in ["-1", "33", "x", ""] {
         let flag = format!("--network-margin={bad}");
@@ -350,7 +356,7 @@ fn a2_the_margin_is_checked_against_every_subnet() {
 }
 
 #[test]
-fn how_packets_cross_is_checked() {
+fn transport_settings_are_validated() {
     let config = load("", &[], &["--network-tunnel", "x", "--network-transport", "direct"]).unwrap();
     let names = (config.cluster.tunnel4().unwrap(), config.cluster.tunnel6().unwrap());
     assert_eq!((names.0.as_str(), names.1.as_str()), ("x4", "x6"));
@@ -377,21 +383,21 @@ fn how_packets_cross_is_checked() {
 }
 
 #[test]
-fn the_nodes_own_addresses_are_such_that_others_can_send_to() {
-    for (given, kept) in [
+fn node_addresses_must_be_reachable_by_other_nodes() {
+    for (given, normal) in [
         ("192.0.2.1", "192.0.2.1"),
         ("2001:DB8::1", "2001:db8::1"),
         (" fd00::1 , 10.0.0.1 ", "fd00::1,10.0.0.1"),
     ] {
         let config = load("", &[], &["--node-addresses", given]).unwrap();
-        assert_eq!(values::join(&config.node_addresses), kept);
+        assert_eq!(values::join(&config.node_addresses), normal);
     }
     for (bad, expect) in [
         ("", "such as 192.0.2.1"),
         ("192.0.2.1/24", "such as 192.0.2.1"),
         ("host", "such as 192.0.2.1"),
-        ("192.0.2.1,192.0.2.2", "one of IPv4 and one of IPv6"),
-        ("fd00::1,fd00::2", "one of IPv4 and one of IPv6"),
+        ("192.0.2.1,192.0.2.2", "one IPv4 and one IPv6"),
+        ("fd00::1,fd00::2", "one IPv4 and one IPv6"),
         ("127.0.0.1", "a loopback address"),
         ("::1", "a loopback address"),
         ("169.254.1.1", "a link-local address"),

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use ipam::RangeSet;
 use netconf::{Addresses, NetConf};
-use nft::{Firewall, FirewallPod, ListedElements, NetworkChain, PodElement, Structure};
+use nft::{Firewall, FirewallPod, ListedElements, NetworkChain, PodElement, PodElements, Structure};
 use types::{AttachmentKey, Code, Finding, NetworkName};
 
-use super::{Depth, ReconcileRound, RepairKind};
+use super::{ReconcileRound, RepairKind};
 use crate::firewall::{self, FirewallMember, LivePods};
 use crate::state::Attachment;
 use crate::{Error, lease};
@@ -76,7 +76,7 @@ impl ReconcileRound<'_> {
     }
 
     /// Removes elements that a pod of this run directory should not have. They may permit it to use addresses of other pods, or
-    /// drop its packets. Also removes bindings of addresses that do not belong to this node.
+    /// drop its packets.
     fn remove_surplus(
         &mut self,
         tables: &mut Firewall,
@@ -84,16 +84,31 @@ impl ReconcileRound<'_> {
         attachments: &[Attachment],
     ) -> Result<(), Error> {
         let mut surplus = listing.surplus_of(&firewall::known(attachments)?);
-        let inspects_pods = self.request.depth == Depth::Pods;
-        if surplus.elements.is_empty() && !inspects_pods {
+        if surplus.elements.is_empty() {
             return Ok(());
         }
         // Observed after the listing, because an ADD writes its record first.
         let live = LivePods::observe(&mut self.host, Some(&self.state))?;
         surplus.elements.retain(|element| live.owners.disowns(element));
-        if inspects_pods {
-            surplus.elements.extend(self.orphaned_bindings(listing, &live));
-        }
+        self.remove_elements(tables, surplus, &live)
+    }
+
+    /// Removes bindings of addresses that no pod of this node has and that are not in its blocks.
+    pub(super) fn remove_orphaned_bindings(&mut self) -> Result<(), Error> {
+        let mut tables = Firewall::open()?;
+        let mut surplus = tables.pod_elements()?;
+        let live = LivePods::observe(&mut self.host, Some(&self.state))?;
+        let orphaned = self.orphaned_bindings(&surplus.elements, &live);
+        surplus.elements.retain(|element| orphaned.contains(element));
+        self.remove_elements(&mut tables, surplus, &live)
+    }
+
+    fn remove_elements(
+        &mut self,
+        tables: &mut Firewall,
+        surplus: PodElements,
+        live: &LivePods,
+    ) -> Result<(), Error> {
         let observe_again = || Ok(LivePods::observe(&mut self.host, Some(&self.state))?.owners);
         for element in tables.remove_surplus::<Error>(surplus, observe_again)? {
             let reason = match live.owners.disowns(&element) {
@@ -105,23 +120,23 @@ impl ReconcileRound<'_> {
         Ok(())
     }
 
-    /// Bindings of addresses of other nodes that two consecutive rounds found without a pod. They would drop the traffic of a pod
+    /// Bindings of addresses of other nodes that two consecutive inspections found without a pod. They would drop the traffic of a pod
     /// on another node that has the address now. An address is claimed before it is bound.
     fn orphaned_bindings(
         &self,
-        listing: &ListedElements,
+        elements: &[PodElement],
         LivePods { owners, has_unrecorded_links }: &LivePods,
-    ) -> Vec<PodElement> {
+    ) -> BTreeSet<PodElement> {
         let (Some(kernel_cache), Some((name, conf))) = (self.request.kernel_cache, self.request.network)
         else {
-            return Vec::new();
+            return BTreeSet::new();
         };
         let mut orphaned = BTreeSet::new();
-        let bindings = listing.elements().elements.into_iter().filter(PodElement::is_binding);
+        let bindings = elements.iter().filter(|element| element.is_binding());
         for element in bindings.filter(|element| !has_unrecorded_links && owners.lacks(element)) {
             let is_local = element.address().map_or(Ok(true), |ip| self.is_local(ip, name, conf));
             if is_local.is_ok_and(|local| !local) {
-                orphaned.insert(element);
+                orphaned.insert(element.clone());
             }
         }
         let before = kernel_cache.replace_orphans(orphaned.clone());
@@ -153,7 +168,7 @@ mod tests {
     use testkit::Lab;
 
     use super::*;
-    use crate::reconcile::{ReconcileRequest, reconcile};
+    use crate::reconcile::{ReconcileRequest, inspect_pods, reconcile};
     use crate::{KernelCache, recover};
 
     const REMOTE: [&str; 4] = [
@@ -178,16 +193,16 @@ mod tests {
                 run_dir: dir.path(),
                 network: Some((&name, &conf)),
                 mode: Some((&name, conf.mode)),
-                depth: Depth::Pods,
                 earlier_records: &[],
-                unrepaired: &[],
                 kernel_cache: Some(&kernel_cache),
                 is_only_agent: || true,
                 warn: |message| panic!("{message}"),
             };
-            let outcome = node.enter(|| reconcile(request).unwrap()).unwrap();
-            assert_eq!(outcome.findings, []);
-            outcome.repairs.into_iter().map(|repair| repair.message).collect::<Vec<_>>()
+            let both = || [reconcile(request).unwrap(), inspect_pods(request).unwrap()];
+            let outcomes = node.enter(both).unwrap();
+            assert!(outcomes.iter().all(|outcome| outcome.findings.is_empty()), "{outcomes:?}");
+            let repairs = outcomes.into_iter().flat_map(|outcome| outcome.repairs);
+            repairs.map(|repair| repair.message).collect::<Vec<_>>()
         };
         let sh = |command: &str| node.sh(&["sh", "-c", command]).unwrap();
         let add = |elements: &[&str]| {
@@ -250,9 +265,7 @@ mod tests {
                 run_dir: dir.path(),
                 network: Some((&name, &conf)),
                 mode: Some((&name, conf.mode)),
-                depth: Depth::Pods,
                 earlier_records: &[],
-                unrepaired: &[],
                 kernel_cache: Some(&kernel_cache),
                 is_only_agent: || true,
                 warn: |message| panic!("{message}"),

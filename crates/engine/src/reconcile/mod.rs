@@ -13,6 +13,7 @@
 mod diff;
 mod firewall;
 mod gateways;
+mod inspect;
 mod node;
 mod observe;
 mod orphan_links;
@@ -52,11 +53,8 @@ pub struct ReconcileRequest<'a> {
     pub network: Option<(&'a NetworkName, &'a NetConf)>,
     /// The mode of new pods in the agent's network, also while it has no block. None without an agent.
     pub mode: Option<(&'a NetworkName, AttachMode)>,
-    pub depth: Depth,
     /// The attachments of the last round. They replace lost or corrupt records.
     pub earlier_records: &'a [Attachment],
-    /// Unrepaired drift of pods in the last round. It is carried over for pods that this round does not inspect.
-    pub unrepaired: &'a [PodFinding],
     pub kernel_cache: Option<&'a KernelCache>,
     /// Whether no other agent runs in this network namespace. Gateways of another agent without pods may be on the same
     /// bridge.
@@ -78,13 +76,6 @@ impl ReconcileRequest<'_> {
             warn: &self.warn,
         }
     }
-}
-
-/// Inspecting a pod takes up to ten system calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Depth {
-    Node,
-    Pods,
 }
 
 /// The kind of a repaired object, for metrics.
@@ -133,24 +124,12 @@ pub struct DoneRepair {
     pub message: String,
 }
 
-/// Drift of one recorded attachment that could not be repaired.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodFinding {
-    /// The directory name of its network and the file stem of its record.
-    record: (String, String),
-    pub finding: Finding,
-}
-
 /// The result of a round.
 #[derive(Debug, Default)]
 pub struct ReconcileOutcome {
     pub repairs: Vec<DoneRepair>,
-    /// Drift of the node that could not be repaired.
+    /// Drift that could not be repaired.
     pub findings: Vec<Finding>,
-    /// Drift of attachments that could not be repaired.
-    pub unrepaired: Vec<PodFinding>,
-    /// Changes inside pods that are not undone. None if the round did not inspect pods.
-    pub pods: Option<Vec<Finding>>,
     /// The records of all attachments that are ready now.
     pub attachments: Vec<Attachment>,
     /// Host ports on addresses that the node does not have.
@@ -170,9 +149,7 @@ struct ReconcileRound<'a> {
 /// Compares and repairs. Returns an error only if nothing could be compared. A failed repair of one object becomes a
 /// [`Finding`], and the other objects are repaired.
 pub fn reconcile(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Error> {
-    let state = NodeState::open(request.run_dir)?;
-    let (host, outcome) = (RtSocket::open()?, ReconcileOutcome::default());
-    let mut round = ReconcileRound { request, state, host, outcome, changed_bridges: Vec::new() };
+    let mut round = ReconcileRound::new(request, NodeState::open(request.run_dir)?)?;
     round.recover()?;
     let records = round.records()?;
     round.node(&records);
@@ -188,11 +165,28 @@ pub fn reconcile(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Erro
         round.orphan_claims(network, &observed);
     }
     round.firewall();
-    round.pods();
     round.modes();
     match inactive_ports(&round.outcome.attachments, &mut round.host) {
         Ok(inactive) => round.outcome.inactive_ports = inactive,
         Err(error) => round.report_failure("host ports", error),
+    }
+    Ok(round.outcome)
+}
+
+/// Enters the namespace of every attached pod, compares its addresses, routes, neighbours and bandwidth limits with the record,
+/// and repairs them. A namespace may take long, so the agent does this on a thread that no other work waits for. Lost records
+/// are recovered by [`reconcile`].
+pub fn inspect_pods(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Error> {
+    let mut round = ReconcileRound::new(request, NodeState::open(request.run_dir)?)?;
+    let links = round.host.links()?;
+    for (network, listed) in &round.records()? {
+        let ready = listed.iter().filter(|record| record.phase == RecordPhase::Ready);
+        for attachment in ready.filter_map(|record| record.attachment.as_ref()) {
+            round.inspect(network, attachment, &links);
+        }
+    }
+    if let Err(error) = round.remove_orphaned_bindings() {
+        round.report_failure("tables podwire", error);
     }
     Ok(round.outcome)
 }
@@ -205,17 +199,13 @@ pub fn restore_bridges(run_dir: &Path, only: Option<&NetworkName>) -> Result<(),
         run_dir,
         network: None,
         mode: None,
-        depth: Depth::Node,
         earlier_records: &[],
-        unrepaired: &[],
         kernel_cache: None,
         is_only_agent: || false,
         // Only undoing an attachment warns, and this function does not do that.
         warn: |_| (),
     };
-    let (host, outcome) = (RtSocket::open()?, ReconcileOutcome::default());
-    let mut round = ReconcileRound { request, state, host, outcome, changed_bridges: Vec::new() };
-    round.restore_existing_bridges(only)
+    ReconcileRound::new(request, state)?.restore_existing_bridges(only)
 }
 
 /// The condition of a round that failed completely. Without records no pod can be served.
@@ -248,6 +238,13 @@ pub fn forget_flows(request: &ReconcileRequest<'_>) -> Result<(), Error> {
             Ok(network.clean_quarantined(pools, &crate::firewall::forget_flows)?)
         }
         (Some(_) | None, _) => Ok(()),
+    }
+}
+
+impl<'a> ReconcileRound<'a> {
+    fn new(request: ReconcileRequest<'a>, state: NodeState) -> Result<Self, Error> {
+        let (host, outcome) = (RtSocket::open()?, ReconcileOutcome::default());
+        Ok(Self { request, state, host, outcome, changed_bridges: Vec::new() })
     }
 }
 
@@ -317,29 +314,6 @@ impl ReconcileRound<'_> {
         Ok(())
     }
 
-    fn pods(&mut self) {
-        if self.request.depth != Depth::Pods {
-            return;
-        }
-        let links = match self.host.links() {
-            Ok(links) => links,
-            Err(error) => return self.report_failure("links", error),
-        };
-        let attachments = std::mem::take(&mut self.outcome.attachments);
-        let mut findings = Vec::new();
-        for attachment in &attachments {
-            match pod_finding(attachment, &links, Restore::ByAgent) {
-                Ok(finding) => findings.extend(finding),
-                Err(error) => {
-                    let object = format_args!("attachment {}", attachment.key);
-                    findings.push(self.finding(object, error).degraded());
-                }
-            }
-        }
-        self.outcome.attachments = attachments;
-        self.outcome.pods = Some(findings);
-    }
-
     /// Reports networks with pods in another mode than new pods get.
     fn modes(&mut self) {
         let mut networks: BTreeMap<&NetworkName, Vec<&Attachment>> = BTreeMap::new();
@@ -369,9 +343,6 @@ impl ReconcileRound<'_> {
             (_, RecordPhase::Pending) => self.undo_pending(network, listed, observed),
             (Some(attachment), RecordPhase::Ready) => {
                 let verdict = self.attachment(network, attachment, observed);
-                if matches!(verdict, Ok(AttachmentVerdict::NotInspected)) {
-                    self.carry_over(network, &listed.stem);
-                }
                 // An attachment that could not be repaired exists too, and needs its firewall elements.
                 if !matches!(verdict, Ok(AttachmentVerdict::Gone)) {
                     self.outcome.attachments.push(attachment.clone());
@@ -381,18 +352,9 @@ impl ReconcileRound<'_> {
             (None, RecordPhase::Ready) => self.unreadable(network, listed, observed),
         };
         if let Err(error) = outcome {
-            let record = (network.name(), listed.stem.clone());
-            let object =
-                format_args!("attachment {}/{}", record.0, record.1.replacen('@', "/", 1)).to_string();
-            let finding = self.finding(object, error).degraded();
-            self.outcome.unrepaired.push(PodFinding { record, finding });
+            let key = listed.stem.replacen('@', "/", 1);
+            self.report_failure(format_args!("attachment {}/{key}", network.name()), error);
         }
-    }
-
-    /// Keeps a finding inside a pod until a round inspects the pod again.
-    fn carry_over(&mut self, network: &NetworkState, stem: &str) {
-        let is_same = |it: &&PodFinding| it.record.1 == stem && it.record.0 == network.name();
-        self.outcome.unrepaired.extend(self.request.unrepaired.iter().filter(is_same).cloned());
     }
 
     /// A pending record without a lock was left by a killed process. If a delegated IPAM plugin assigned the addresses, the
@@ -497,8 +459,6 @@ impl ReconcileRound<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AttachmentVerdict {
     Present,
-    /// The host side has no drift. The round does not inspect pods.
-    NotInspected,
     /// Its namespace does not exist, or another process is working on it.
     Gone,
 }

@@ -372,7 +372,7 @@ pub(super) mod tests {
     use types::NetworkName;
 
     use super::*;
-    use crate::reconcile::{Depth, ReconcileRequest, reconcile};
+    use crate::reconcile::{ReconcileRequest, reconcile};
 
     /// Runs a round of an agent with these blocks. Returns the addresses of the bridge.
     pub(in crate::reconcile) fn round(node: &Ns, run_dir: &Path, blocks: &str, mode: &str) -> Vec<String> {
@@ -386,9 +386,7 @@ pub(super) mod tests {
             run_dir,
             network,
             mode: Some((&name, conf.mode)),
-            depth: Depth::Node,
             earlier_records: &[],
-            unrepaired: &[],
             kernel_cache: None,
             is_only_agent: || true,
             warn: |message| panic!("{message}"),

@@ -8,7 +8,7 @@ use types::AttachMode;
 
 use super::diff::{self, HostDrift};
 use super::observe::ObservedHost;
-use super::{AttachmentVerdict, Depth, RELEASE_LATER, ReconcileRound, RepairKind, pod_drift};
+use super::{AttachmentVerdict, RELEASE_LATER, ReconcileRound, RepairKind};
 use crate::bridge::{self, Bridge, Spec};
 use crate::state::{Addressing, Attachment, HeldAttachment, NetworkState, RecordPhase};
 use crate::sysctl::HostSettings;
@@ -25,18 +25,8 @@ impl ReconcileRound<'_> {
         let faults = diff::faults(attachment, observed);
         let unclaimed =
             !attachment.delegated && !network.has_claims(&attachment.key.file_stem(), attachment.ips());
-        if faults.is_empty() && !unclaimed && self.request.depth == Depth::Node {
-            return Ok(AttachmentVerdict::NotInspected);
-        }
-        // A failed inspection does not prevent other repairs.
-        let mut errors = Vec::new();
-        let pod_faults = match faults.contains(&HostDrift::LinkMissing) {
-            true => Vec::new(),
-            false => or_record_error(pod_drift::faults(attachment), &mut errors),
-        };
-        let missing_limits = or_record_error(self.missing_limits(attachment, observed), &mut errors);
-        if faults.is_empty() && !unclaimed && pod_faults.is_empty() && missing_limits.is_empty() {
-            return Error::collect(errors).map(|()| AttachmentVerdict::Present);
+        if faults.is_empty() && !unclaimed {
+            return Ok(AttachmentVerdict::Present);
         }
         // The host was observed without a lock. Another process may have removed the attachment, or be doing so.
         let Some(held) = lock_record(network, attachment)? else { return Ok(AttachmentVerdict::Gone) };
@@ -49,29 +39,11 @@ impl ReconcileRound<'_> {
         let Some(link) = self.host.link(&attachment.host_link)? else {
             return Ok(AttachmentVerdict::Present);
         };
+        let mut errors = Vec::new();
         for fault in &faults {
             match self.repair_host_drift(attachment, &link, fault) {
                 Ok(()) => self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key)),
                 // The remaining faults are repaired anyway.
-                Err(error) => errors.push(error),
-            }
-        }
-        if !pod_faults.is_empty() {
-            match pod_drift::repair(attachment) {
-                Ok(()) => pod_faults.iter().for_each(|fault| {
-                    self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key));
-                }),
-                Err(error) => errors.push(error),
-            }
-        }
-        if !missing_limits.is_empty() {
-            match shaping::renew(&mut self.host, attachment, link.index) {
-                Ok(()) => {
-                    self.repaired(
-                        RepairKind::Shaping,
-                        format_args!("{}: {}", attachment.key, missing_limits.join(", ")),
-                    );
-                }
                 Err(error) => errors.push(error),
             }
         }
@@ -92,19 +64,6 @@ impl ReconcileRound<'_> {
             );
         }
         Ok(())
-    }
-
-    fn missing_limits(
-        &mut self,
-        attachment: &Attachment,
-        observed: &ObservedHost,
-    ) -> Result<Vec<String>, Error> {
-        match observed.links.get(attachment.host_link.as_str()) {
-            Some(link) if attachment.bandwidth.is_some() => {
-                shaping::missing(&mut self.host, attachment, link)
-            }
-            Some(_) | None => Ok(Vec::new()),
-        }
     }
 
     fn repair_host_drift(
@@ -232,14 +191,6 @@ impl ReconcileRound<'_> {
         );
         Ok(AttachmentVerdict::Gone)
     }
-}
-
-/// Returns the faults. On error, records it and returns none.
-fn or_record_error<T>(faults: Result<Vec<T>, Error>, errors: &mut Vec<Error>) -> Vec<T> {
-    faults.unwrap_or_else(|error| {
-        errors.push(error);
-        Vec::new()
-    })
 }
 
 /// Locks the record if it is unchanged and no other process holds it.

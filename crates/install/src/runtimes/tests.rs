@@ -8,7 +8,7 @@ bin_dir = "/usr/lib/cni"
 conf_dir = "/etc/cni/net.d"
 "#;
 
-/// What is detected where these files are below the root.
+/// Detects runtimes with these files below the root.
 fn detect(files: &[(&str, &str)]) -> Runtimes {
     let root = tempfile::tempdir().unwrap();
     for (path, text) in files {
@@ -25,7 +25,7 @@ fn chosen(files: &[(&str, &str)]) -> [String; 2] {
 }
 
 #[test]
-fn b17_without_a_runtime_the_usual_directories_are_chosen() {
+fn b17_without_a_runtime_the_default_directories_are_chosen() {
     assert_eq!(detect(&[]), Runtimes::default());
     assert_eq!(detect(&[]).choose(), Directories::default());
     assert_eq!(chosen(&[(CONTAINERD, "version = 2\n")]), [PLUGIN_DIR, CONFIG_DIR]);
@@ -36,7 +36,7 @@ fn b17_without_a_runtime_the_usual_directories_are_chosen() {
 }
 
 #[test]
-fn b17_the_directories_of_each_version_of_containerds_config_are_found() {
+fn b17_all_versions_of_containerds_config_are_parsed() {
     assert_eq!(chosen(&[(CONTAINERD, DEBIAN)]), ["/usr/lib/cni", CONFIG_DIR]);
     let v1 = "[plugins.cri.cni]\nbin_dir = \"/b/\"\nconf_dir = \"/c\"\n";
     assert_eq!(chosen(&[(CONTAINERD, v1)]), ["/b", "/c"]);
@@ -46,7 +46,7 @@ fn b17_the_directories_of_each_version_of_containerds_config_are_found() {
 }
 
 #[test]
-fn b17_imports_of_containerd_and_drop_ins_of_crio_win() {
+fn b17_imports_of_containerd_and_drop_ins_of_crio_have_priority() {
     let main = format!("imports = [\"conf.d/*.toml\"]\n{DEBIAN}");
     let import = "[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/imported\"\n";
     let files = [
@@ -63,14 +63,14 @@ fn b17_imports_of_containerd_and_drop_ins_of_crio_win() {
 }
 
 #[test]
-fn b17_a_containerd_without_cri_starts_no_pods() {
+fn b17_a_containerd_without_cri_is_ignored() {
     // Docker's package.
     let text = format!("disabled_plugins = [\"cri\"]\n{DEBIAN}");
     assert_eq!(detect(&[(CONTAINERD, &text)]), Runtimes::default());
 }
 
 #[test]
-fn b17_two_runtimes_get_a_directory_that_both_use_or_one_is_told_what_to_set() {
+fn b17_two_runtimes_get_a_common_directory_or_a_complaint() {
     let both = "[crio.network]\nplugin_dirs = [\"/opt/cni/bin\", \"/usr/lib/cni/\"]\n";
     assert_eq!(chosen(&[(CONTAINERD, DEBIAN), (CRIO, both)]), ["/usr/lib/cni", CONFIG_DIR]);
 
@@ -79,13 +79,13 @@ fn b17_two_runtimes_get_a_directory_that_both_use_or_one_is_told_what_to_set() {
     assert_eq!(directories.plugins, Path::new("/usr/lib/cni"));
     let complaints = runtimes.complaints(&directories);
     assert_eq!(complaints.len(), 1, "{complaints:?}");
-    for words in ["CRI-O uses /opt/cni/bin", "plugin_dirs = [\"/usr/lib/cni\"]", "etc/crio/crio.conf"] {
-        assert!(complaints[0].contains(words), "{words}: {complaints:?}");
+    for part in ["CRI-O uses /opt/cni/bin", "plugin_dirs = [\"/usr/lib/cni\"]", "etc/crio/crio.conf"] {
+        assert!(complaints[0].contains(part), "{part}: {complaints:?}");
     }
 }
 
 #[test]
-fn b17_directories_that_a_runtime_does_not_use_and_files_that_cannot_be_read_are_reported() {
+fn b17_unused_directories_and_unreadable_files_are_reported() {
     let runtimes = detect(&[(CONTAINERD, DEBIAN)]);
     assert_eq!(runtimes.complaints(&runtimes.choose()), Vec::<String>::new());
     let complaints =
@@ -96,13 +96,13 @@ fn b17_directories_that_a_runtime_does_not_use_and_files_that_cannot_be_read_are
     let runtimes = detect(&[(CONTAINERD, "version = [")]);
     assert_eq!(runtimes.choose(), Directories::default());
     assert_eq!(runtimes.complaints(&runtimes.choose()), Vec::<String>::new());
-    let found = runtimes.findings(Path::new(CONFIG_DIR), Path::new("/opt/cni/bin/podwire-cni"));
-    assert_eq!((found.len(), found[0].severity), (1, Severity::Degraded), "{found:?}");
-    assert!(found[0].message.contains("containerd/config.toml: "), "{found:?}");
+    let findings = runtimes.findings(Path::new(CONFIG_DIR), Path::new("/opt/cni/bin/podwire-cni"));
+    assert_eq!((findings.len(), findings[0].severity), (1, Severity::Degraded), "{findings:?}");
+    assert!(findings[0].message.contains("containerd/config.toml: "), "{findings:?}");
 }
 
 #[test]
-fn b17_a_drop_in_that_cannot_be_parsed_hides_no_runtime() {
+fn b17_an_invalid_drop_in_does_not_hide_the_runtime() {
     let main = format!("imports = [\"conf.d/*.toml\"]\n{DEBIAN}");
     let runtimes = detect(&[(CONTAINERD, &main), ("etc/containerd/conf.d/1.toml", "version = [")]);
     assert_eq!(runtimes.choose().plugins, Path::new("/usr/lib/cni"));
@@ -113,7 +113,7 @@ fn b17_a_drop_in_that_cannot_be_parsed_hides_no_runtime() {
 }
 
 #[test]
-fn b17_a_runtime_that_uses_the_config_and_lacks_the_plugin_is_a_condition_with_a_fix_that_works() {
+fn b17_missing_plugins_of_a_runtime_are_a_condition_with_a_working_fix() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     for name in ["installed", "net.d"] {
@@ -129,64 +129,64 @@ fn b17_a_runtime_that_uses_the_config_and_lacks_the_plugin_is_a_condition_with_a
         let table = "[plugins.\"io.containerd.grpc.v1.cri\".cni]";
         format!("version = 2\n{table}\nbin_dir = {:?}\nconf_dir = {:?}\n", at(bin), at("net.d"))
     };
-    let found =
+    let findings =
         |bin: &str, configs: &str| detect(&[(CONTAINERD, &config(bin))]).findings(&at(configs), &plugin);
-    assert_eq!(found("installed", "net.d"), []);
-    // It does not use the config, and reports itself that it has no network.
-    assert_eq!(found("elsewhere", "other.d"), []);
-    let lacking = found("elsewhere", "net.d");
+    assert_eq!(findings("installed", "net.d"), []);
+    // This runtime does not use the config, and reports that it has no network.
+    assert_eq!(findings("elsewhere", "other.d"), []);
+    let lacking = findings("elsewhere", "net.d");
     assert_eq!((lacking.len(), lacking[0].severity), (1, Severity::NotReady), "{lacking:?}");
-    for words in [
+    for part in [
         "does not find podwire-cni, chained, loopback in ".to_owned(),
         format!("set bin_dir = {:?} in ", at("installed")),
         "config.toml, table [plugins.\"io.containerd.grpc.v1.cri\".cni], and restart containerd".to_owned(),
     ] {
-        assert!(lacking[0].message.contains(&words), "{words}: {lacking:?}");
+        assert!(lacking[0].message.contains(&part), "{part}: {lacking:?}");
     }
-    // containerd can set up the loopback itself.
+    // containerd can configure the loopback interface itself.
     let internal = format!("{}use_internal_loopback = true\n", config("elsewhere"));
     let lacking_less = detect(&[(CONTAINERD, &internal)]).findings(&at("net.d"), &plugin);
     assert!(lacking_less[0].message.contains("does not find podwire-cni, chained in "), "{lacking_less:?}");
-    // Another runtime serves pods.
+    // The other runtime has all plugins.
     let crio =
         format!("[crio.network]\nplugin_dirs = [{:?}]\nnetwork_dir = {:?}\n", at("installed"), at("net.d"));
     let both = detect(&[(CONTAINERD, &config("elsewhere")), (CRIO, &crio)]).findings(&at("net.d"), &plugin);
     assert_eq!((both.len(), both[0].severity), (1, Severity::Degraded), "{both:?}");
     let fix = lacking[0].fix.as_deref().unwrap();
     assert!(std::process::Command::new("sh").args(["-c", fix]).status().unwrap().success(), "{fix}");
-    assert_eq!(found("elsewhere", "net.d"), []);
-    // As an operator who copied only the plugin.
+    assert_eq!(findings("elsewhere", "net.d"), []);
+    // An operator copied only the plugin.
     for name in ["loopback", "chained"] {
         fs::remove_file(at("elsewhere").join(name)).unwrap();
-        let lacking = found("elsewhere", "net.d");
+        let lacking = findings("elsewhere", "net.d");
         assert_eq!((lacking.len(), lacking[0].severity), (1, Severity::NotReady), "{lacking:?}");
         let fix = lacking[0].fix.as_deref().unwrap();
         assert!(std::process::Command::new("sh").args(["-c", fix]).status().unwrap().success(), "{fix}");
         assert_eq!(fs::read_to_string(at("elsewhere").join(name)).unwrap(), name);
     }
-    // No file to copy: no command, and no advice that would not help.
+    // Without a file to copy there is no command, and no advice that would not help.
     let remove = |name: &str| {
         for dir in ["installed", "elsewhere"] {
             fs::remove_file(at(dir).join(name)).unwrap();
         }
     };
     remove("chained");
-    let lacking = found("elsewhere", "net.d");
+    let lacking = findings("elsewhere", "net.d");
     assert_eq!(lacking[0].fix, None, "{lacking:?}");
-    assert!(lacking[0].message.ends_with("install chained there: this machine has none"), "{lacking:?}");
-    // Podwire's plugin does the work of `loopback`.
+    assert!(lacking[0].message.ends_with("install chained there: this host has no copy"), "{lacking:?}");
+    // Podwire's plugin works as `loopback`.
     fs::write(at("net.d/10-podwire.conflist"), list.replace("chained", "podwire-cni")).unwrap();
     remove("loopback");
-    let lacking = found("elsewhere", "net.d");
+    let lacking = findings("elsewhere", "net.d");
     assert!(!lacking[0].message.contains("set bin_dir"), "{lacking:?}");
     let fix = lacking[0].fix.as_deref().unwrap();
     assert!(std::process::Command::new("sh").args(["-c", fix]).status().unwrap().success(), "{fix}");
     assert_eq!(fs::read_to_string(at("elsewhere/loopback")).unwrap(), "podwire-cni");
-    assert_eq!(found("elsewhere", "net.d"), []);
+    assert_eq!(findings("elsewhere", "net.d"), []);
 }
 
 #[test]
-fn b17_the_name_of_containerds_table_is_that_of_its_version() {
+fn b17_the_name_of_containerds_table_depends_on_its_version() {
     for (text, table) in [
         ("", "plugins.\"cri\".cni"),
         ("version = 2\n", "plugins.\"io.containerd.grpc.v1.cri\".cni"),

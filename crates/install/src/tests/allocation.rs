@@ -7,8 +7,8 @@ const BLOCKS: &str = r#"{"cniVersion":"{{ CNI_VERSION }}","name":"{{ NAME }}","p
     "subnet":"{{ BLOCK }}","network":"{{ NETWORK }}","x-gateway":"{{ GATEWAY }}","mtu":{{ MTU }},
     "agent":"{{ SOCKET }}","runDir":"{{ RUN_DIR }}"}]}"#;
 
-/// One of many nodes.
-fn of_many() -> Site {
+/// A node of a cluster.
+fn cluster_node() -> Site {
     let mut site = Site::new();
     site.config.store = StoreChoice::Etcd(Etcd {
         endpoints: vec!["http://etcd:2379".to_owned()],
@@ -36,72 +36,72 @@ fn plugin_of(text: &str) -> Value {
 }
 
 #[test]
-fn a7_the_config_follows_the_nodes_blocks() {
-    let mut site = of_many();
+fn a7_the_config_contains_the_nodes_blocks() {
+    let mut site = cluster_node();
     site.template(BLOCKS);
     let installer = site.installer();
-    let error = installer.put().unwrap_err().to_string();
-    assert!(error.contains("{{ BLOCK }} is not known before this node has its block"), "{error}");
-    assert_eq!(site.everything(), ["./template.json"], "nothing is installed before");
-    assert!(!installer.has_events());
+    let error = installer.install().unwrap_err().to_string();
+    assert!(error.contains("{{ BLOCK }} is unknown before this node has a block"), "{error}");
+    assert_eq!(site.everything(), ["./template.json"], "nothing is installed yet");
+    assert!(!installer.has_changes());
 
     assert!(installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
-    assert!(installer.has_events());
-    assert_eq!(installer.put().unwrap().len(), 3);
-    assert!(!installer.has_events());
+    assert!(installer.has_changes());
+    assert_eq!(installer.install().unwrap().len(), 3);
+    assert!(!installer.has_changes());
     let plugin = plugin_of(&text(&site.conflist()));
     assert_eq!(plugin["subnet"], "10.2.3.0/24,fd00:2:0:0:300::/72");
     assert_eq!(plugin["network"], "10.2.0.0/16,fd00:2::/64");
     assert_eq!(plugin["x-gateway"], "10.2.3.1,fd00:2::300:0:0:1");
     assert_eq!(plugin["mtu"], 1450);
 
-    // The same again is no news; another block is.
+    // The same network is no change. Another block is.
     assert!(!installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
-    assert!(!installer.has_events());
+    assert!(!installer.has_changes());
     assert!(installer.set_network(network(
         &site,
         &["10.2.3.0/24", "10.2.9.0/24", "fd00:2:0:0:300::/72"],
         1450
     )));
-    let done = installer.put().unwrap();
+    let done = installer.install().unwrap();
     assert!(done.len() == 1 && done[0].starts_with("config "), "{done:?}");
     assert_eq!(plugin_of(&text(&site.conflist()))["subnet"], "10.2.3.0/24,10.2.9.0/24,fd00:2:0:0:300::/72");
     assert!(all_ok(&installer));
 }
 
 #[test]
-fn news_that_could_not_be_written_stay_news() {
-    let mut site = of_many();
+fn a_change_that_could_not_be_written_is_retried() {
+    let mut site = cluster_node();
     site.template(BLOCKS);
     let installer = site.installer();
     installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450));
     fs::remove_file(site.at("template.json")).unwrap();
-    assert!(installer.put().is_err());
-    assert!(installer.has_events());
+    assert!(installer.install().is_err());
+    assert!(installer.has_changes());
     site.template(BLOCKS);
-    installer.put().unwrap();
-    assert!(!installer.has_events());
+    installer.install().unwrap();
+    assert!(!installer.has_changes());
 }
 
 #[test]
-fn the_built_in_config_of_an_agent_needs_no_block() {
-    let site = of_many();
+fn the_built_in_template_of_an_agent_needs_no_block() {
+    let site = cluster_node();
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     assert!(installer.set_network(network(&site, &["10.2.3.0/24", "fd00:2:0:0:300::/72"], 1450)));
-    assert_eq!(installer.put().unwrap(), Vec::<String>::new());
+    assert_eq!(installer.install().unwrap(), Vec::<String>::new());
 }
 
 #[test]
-fn a_template_of_many_nodes_is_checked_at_the_start() {
-    let mut site = of_many();
+fn a_template_of_a_cluster_node_is_checked_at_the_start() {
+    let mut site = cluster_node();
     site.template(&BLOCKS.replace("MTU", "MUT"));
     let error = Installer::new(&site.config).unwrap_err().to_string();
     assert!(error.contains("unknown variable \"MUT\""), "{error}");
 }
 
 #[test]
-fn one_node_has_all_of_the_network_from_the_start() {
+fn a_single_node_has_the_whole_network_from_the_start() {
     let mut site = Site::new();
     site.template(BLOCKS);
     let plugin = plugin_of(&site.installer().render().unwrap());
@@ -110,49 +110,49 @@ fn one_node_has_all_of_the_network_from_the_start() {
 }
 
 #[test]
-fn a1_type_and_version_are_the_operators() {
+fn a1_type_and_version_are_configurable() {
     let mut site = Site::new();
     site.config.plugin = PluginConfig { name: "blue-cni".to_owned(), version: cni::Version::V0_4_0 };
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     let list: Value = serde_json::from_str(&text(&site.conflist())).unwrap();
     assert_eq!((&list["cniVersion"], &list["plugins"][0]["type"]), (&json!("0.4.0"), &json!("blue-cni")));
     let plugin = site.at("opt/cni/bin/blue-cni");
     assert_eq!((mode(&plugin), site.plugin().exists()), (0o700, false));
     assert!(all_ok(&installer));
-    // It is looked after under that name,
+    // The file with this name is watched and restored.
     let mut watch = FileWatch::new(&installer).unwrap();
     fs::remove_file(&plugin).unwrap();
     assert!(watch.changed().unwrap());
-    assert_eq!(installer.put().unwrap().len(), 1);
-    // and a config that somebody edited goes with it.
+    assert_eq!(installer.install().unwrap().len(), 1);
+    // An edited config is removed with it.
     fs::write(site.conflist(), r#"{"name":"x","plugins":[{"type":"blue-cni"}]}"#).unwrap();
     let removal = installer.remove().unwrap();
     assert!(removal.left.is_empty() && site.everything().is_empty(), "{removal:?} {:?}", site.everything());
 }
 
 #[test]
-fn a1_another_type_takes_the_earlier_plugin_away() {
+fn a1_a_changed_type_removes_the_earlier_plugin() {
     let mut site = Site::new();
-    site.installer().put().unwrap();
+    site.installer().install().unwrap();
     site.config.plugin.name = "blue-cni".to_owned();
-    site.installer().put().unwrap();
+    site.installer().install().unwrap();
     assert!(site.at("opt/cni/bin/blue-cni").exists() && !site.plugin().exists());
 }
 
 #[test]
-fn c1_a_conf_holds_the_one_plugin() {
+fn c1_a_conf_file_holds_a_single_plugin() {
     let mut site = Site::new();
     site.install().config_name = "10-podwire.conf".to_owned();
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     let path = site.at("etc/cni/net.d/10-podwire.conf");
     let raw = text(&path);
     let conf: Value = serde_json::from_str(&raw).unwrap();
     assert_eq!((&conf["name"], &conf["type"]), (&json!("podwire"), &json!("podwire-cni")), "{raw}");
     assert_eq!((&conf["cniVersion"], conf.get("plugins")), (&json!("1.0.0"), None));
     assert_eq!(conf["capabilities"]["portMappings"], true);
-    // The plugin reads it as a runtime hands it over.
+    // The plugin can parse the file as a runtime passes it.
     netconf::LocalPaths::parse(&cni::NetworkConfig::from_slice(raw.as_bytes()).unwrap()).unwrap();
     fs::write(&path, r#"{"name":"x","type":"podwire-cni"}"#).unwrap();
     let removal = installer.remove().unwrap();

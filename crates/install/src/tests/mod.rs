@@ -18,7 +18,7 @@ mod watch;
 use super::*;
 use config::{Config, Flags};
 
-/// A machine's directories, in a temporary one.
+/// The directories of a host, below a temporary directory.
 struct Site {
     root: TempDir,
     config: Config,
@@ -79,7 +79,7 @@ impl Site {
         self.install().template = Some(path);
     }
 
-    /// Every file below the root, but the programs.
+    /// All files below the root, except the programs.
     fn everything(&self) -> Vec<String> {
         let list = Command::new("find").arg(".").current_dir(self.root.path()).output().unwrap();
         let list = String::from_utf8(list.stdout).unwrap();
@@ -103,23 +103,23 @@ fn all_ok(installer: &Installer) -> bool {
 }
 
 #[test]
-fn nothing_is_installed_unless_it_is_asked_for() {
+fn nothing_is_installed_by_default() {
     let mut site = Site::new();
     site.config.install = None;
     assert!(Installer::new(&site.config).unwrap().is_none());
 }
 
 #[test]
-fn a7_plugin_0700_and_config_0600_are_put_and_nothing_is_written_twice() {
+fn a7_plugin_and_config_are_installed_with_their_modes_and_not_rewritten() {
     let site = Site::new();
     let installer = site.installer();
     assert_eq!(installer.check().len(), 3);
     assert!(installer.check().iter().all(|file| !file.ok), "{:?}", installer.check());
-    let done = installer.put().unwrap();
+    let done = installer.install().unwrap();
     assert_eq!(done.len(), 3, "{done:?}");
     assert!(
         done[0].starts_with("plugin ") && done[2].starts_with("config "),
-        "plugin first, config last: {done:?}"
+        "the plugin must be first and the config last: {done:?}"
     );
     assert_eq!((mode(&site.plugin()), mode(&site.loopback()), mode(&site.conflist())), (0o700, 0o700, 0o600));
     assert_eq!(text(&site.plugin()), "version 1");
@@ -130,14 +130,14 @@ fn a7_plugin_0700_and_config_0600_are_put_and_nothing_is_written_twice() {
             .map(|path| fs::metadata(path).unwrap().ino())
     };
     let before = inodes();
-    assert_eq!(installer.put().unwrap(), Vec::<String>::new());
-    assert_eq!(site.installer().put().unwrap(), Vec::<String>::new());
+    assert_eq!(installer.install().unwrap(), Vec::<String>::new());
+    assert_eq!(site.installer().install().unwrap(), Vec::<String>::new());
     assert_eq!(inodes(), before);
     assert!(!site.everything().iter().any(|name| name.contains("tmp")), "{:?}", site.everything());
 }
 
 #[test]
-fn e20_the_conflist_is_1_1_0_with_one_plugin_that_knows_its_agent() {
+fn e20_the_conflist_supports_1_1_0_and_names_the_agent() {
     let site = Site::new();
     let list: Value = serde_json::from_str(&site.installer().render().unwrap()).unwrap();
     assert_eq!(list["cniVersion"], "1.0.0");
@@ -152,7 +152,7 @@ fn e20_the_conflist_is_1_1_0_with_one_plugin_that_knows_its_agent() {
 }
 
 #[test]
-fn without_an_agent_the_config_describes_the_network() {
+fn a_standalone_config_describes_the_network() {
     let site = Site::new();
     let installer = Installer::standalone(StandaloneInstall {
         network: NetworkSettings { mode: AttachMode::Bridge, mtu: Some(1400), ..site.config.network.clone() },
@@ -169,17 +169,17 @@ fn without_an_agent_the_config_describes_the_network() {
         (&plugin["mode"], &plugin["mtu"], &plugin["ipMasq"]),
         (&json!("bridge"), &json!(1400), &json!(true))
     );
-    installer.put().unwrap();
+    installer.install().unwrap();
     assert!(all_ok(&installer));
 }
 
 #[test]
-fn the_plugin_must_be_there_and_must_not_be_its_own_copy() {
+fn the_plugin_must_exist_and_must_not_be_the_installed_file() {
     let mut site = Site::new();
-    site.installer().put().unwrap();
+    site.installer().install().unwrap();
     site.install().plugin = site.plugin();
     let error = Installer::new(&site.config).unwrap_err().to_string();
-    assert!(error.contains("the very file"), "{error}");
+    assert!(error.contains("the installed file itself"), "{error}");
     for bad in ["nothing", "programs"] {
         site.install().plugin = site.at(bad);
         let error = Installer::new(&site.config).unwrap_err().to_string();
@@ -188,16 +188,16 @@ fn the_plugin_must_be_there_and_must_not_be_its_own_copy() {
 }
 
 #[test]
-fn pain_21_whatever_is_done_to_a_file_is_put_right() {
+fn pain_21_every_change_of_an_installed_file_is_repaired() {
     let site = Site::new();
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     for path in [site.plugin(), site.conflist()] {
-        let right = (text(&path), mode(&path));
-        let harm: [&dyn Fn(); 6] = [
+        let expected = (text(&path), mode(&path));
+        let changes: [&dyn Fn(); 6] = [
             &|| fs::remove_file(&path).unwrap(),
             &|| fs::write(&path, "").unwrap(),
-            &|| fs::write(&path, "longer than it was and quite another thing ".repeat(99)).unwrap(),
+            &|| fs::write(&path, "longer and different content ".repeat(99)).unwrap(),
             &|| fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap(),
             &|| std::os::unix::fs::chown(&path, Some(12345), None).unwrap(),
             &|| {
@@ -205,25 +205,25 @@ fn pain_21_whatever_is_done_to_a_file_is_put_right() {
                 symlink("/dev/null", &path).unwrap();
             },
         ];
-        for (which, harm) in harm.iter().enumerate() {
-            harm();
+        for (which, change) in changes.iter().enumerate() {
+            change();
             let bad: Vec<_> = installer.check().into_iter().filter(|file| !file.ok).collect();
             assert_eq!(bad.len(), 1, "{which}: {bad:?}");
             assert_eq!(bad[0].path, path);
-            let done = installer.put().unwrap();
+            let done = installer.install().unwrap();
             assert_eq!(done.len(), 1, "{which}: {done:?}");
-            assert_eq!((text(&path), mode(&path)), right, "{which}");
+            assert_eq!((text(&path), mode(&path)), expected, "{which}");
             assert_eq!(fs::metadata(&path).unwrap().uid(), rustix::process::geteuid().as_raw());
         }
     }
     fs::remove_dir_all(site.at("etc")).unwrap();
     fs::remove_dir_all(site.at("opt")).unwrap();
-    assert_eq!(installer.put().unwrap().len(), 3);
+    assert_eq!(installer.install().unwrap().len(), 3);
     assert!(all_ok(&installer));
 }
 
-/// Starts a program that was just written. A test beside this one that starts a program, too, may hold the file open for
-/// writing until its child has become another.
+/// Starts a program that was just written. Another test that starts a program at the same time may hold the file open for
+/// writing until its child has called exec.
 fn run(program: &Path) -> Child {
     for _ in 0..1000 {
         match Command::new(program).arg("600").stdin(Stdio::null()).spawn() {
@@ -235,17 +235,17 @@ fn run(program: &Path) -> Child {
 }
 
 #[test]
-fn pain_21_a_plugin_that_runs_is_replaced() {
+fn pain_21_a_running_plugin_is_replaced() {
     let site = Site::new();
     fs::copy("/bin/sleep", site.at("programs/podwire-cni")).unwrap();
-    site.installer().put().unwrap();
+    site.installer().install().unwrap();
     let mut running = run(&site.plugin());
-    assert!(fs::write(site.plugin(), "x").is_err(), "the text file is busy");
+    assert!(fs::write(site.plugin(), "x").is_err(), "the file must be busy");
     site.upgrade("version 2");
-    let done = site.installer().put();
+    let done = site.installer().install();
     running.kill().unwrap();
     running.wait().unwrap();
-    assert_eq!(done.unwrap().len(), 2, "plugin and loopback");
+    assert_eq!(done.unwrap().len(), 2, "the plugin and loopback");
     assert_eq!(
         (text(&site.plugin()), text(&site.loopback())),
         ("version 2".to_owned(), "version 2".to_owned())
@@ -253,29 +253,29 @@ fn pain_21_a_plugin_that_runs_is_replaced() {
 }
 
 #[test]
-fn an_upgrade_counts_from_the_agents_next_start_and_a_deleted_source_harms_nobody() {
+fn an_upgrade_takes_effect_at_the_next_start() {
     let site = Site::new();
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     site.upgrade("version 2");
     assert!(all_ok(&installer));
     fs::remove_file(site.at("programs/podwire-cni")).unwrap();
     fs::remove_file(site.plugin()).unwrap();
-    installer.put().unwrap();
+    installer.install().unwrap();
     assert_eq!(text(&site.plugin()), "version 1");
 }
 
 #[test]
-fn a_loopback_plugin_of_somebody_else_stays() {
-    for how in ["file", "link"] {
+fn an_unmanaged_loopback_plugin_is_not_replaced() {
+    for kind in ["file", "link"] {
         let site = Site::new();
         fs::create_dir_all(site.at("opt/cni/bin")).unwrap();
-        match how {
-            "file" => fs::write(site.loopback(), "the reference's").unwrap(),
+        match kind {
+            "file" => fs::write(site.loopback(), "reference plugin").unwrap(),
             _ => symlink("/nonexistent", site.loopback()).unwrap(),
         }
         let installer = site.installer();
-        assert_eq!(installer.put().unwrap().len(), 2);
+        assert_eq!(installer.install().unwrap().len(), 2);
         assert_eq!(installer.check().len(), 2);
         let removal = installer.remove().unwrap();
         assert_eq!(removal.left, Vec::<String>::new());
@@ -284,52 +284,52 @@ fn a_loopback_plugin_of_somebody_else_stays() {
 }
 
 #[test]
-fn a_loopback_plugin_that_somebody_installs_later_is_theirs() {
+fn a_loopback_plugin_replaced_by_another_package_is_not_restored() {
     let site = Site::new();
     let installer = site.installer();
-    installer.put().unwrap();
-    fs::write(site.loopback(), "the reference's").unwrap();
-    let done = installer.put().unwrap();
+    installer.install().unwrap();
+    fs::write(site.loopback(), "reference plugin").unwrap();
+    let done = installer.install().unwrap();
     assert!(done.len() == 1 && done[0].contains("loopback plugin") && done[0].contains("stays"), "{done:?}");
-    assert_eq!(installer.put().unwrap(), Vec::<String>::new());
+    assert_eq!(installer.install().unwrap(), Vec::<String>::new());
     assert!(installer.remove().unwrap().left.is_empty());
-    assert_eq!(text(&site.loopback()), "the reference's");
+    assert_eq!(text(&site.loopback()), "reference plugin");
 }
 
 #[test]
-fn a_config_under_another_name_replaces_the_old_one() {
+fn a_config_with_a_new_name_replaces_the_old_one() {
     let mut site = Site::new();
-    site.installer().put().unwrap();
+    site.installer().install().unwrap();
     site.install().config_name = "05-podwire.conflist".to_owned();
-    let done = site.installer().put().unwrap();
+    let done = site.installer().install().unwrap();
     assert_eq!(done.len(), 2, "{done:?}");
     assert!(site.at("etc/cni/net.d/05-podwire.conflist").exists() && !site.conflist().exists());
-    assert_eq!(site.installer().put().unwrap(), Vec::<String>::new());
+    assert_eq!(site.installer().install().unwrap(), Vec::<String>::new());
 }
 
 #[test]
-fn pain_22_a_reader_never_sees_half_a_config() {
+fn pain_22_a_reader_never_reads_an_incomplete_config() {
     let site = Site::new();
     let installer = site.installer();
-    installer.put().unwrap();
-    let right = text(&site.conflist());
+    installer.install().unwrap();
+    let expected = text(&site.conflist());
     let path = site.conflist();
     std::thread::scope(|scope| {
         let reader =
-            scope.spawn(|| (0..20_000).all(|_| fs::read_to_string(&path).is_ok_and(|text| text == right)));
+            scope.spawn(|| (0..20_000).all(|_| fs::read_to_string(&path).is_ok_and(|text| text == expected)));
         for _ in 0..20 {
             fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-            assert_eq!(installer.put().unwrap().len(), 1);
+            assert_eq!(installer.install().unwrap().len(), 1);
         }
         assert!(reader.join().unwrap());
     });
 }
 
 #[test]
-fn temporary_files_of_the_dead_go_and_those_of_the_living_stay() {
+fn only_old_temporary_files_are_removed() {
     let site = Site::new();
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     let temp = |name: &str| site.at(&format!("etc/cni/net.d/.10-podwire.conflist.{name}.podwire-tmp"));
     for name in ["old", "new"] {
         fs::write(temp(name), "{").unwrap();
@@ -337,6 +337,6 @@ fn temporary_files_of_the_dead_go_and_those_of_the_living_stay() {
     let long_ago = std::time::SystemTime::now() - Duration::from_secs(61);
     File::open(temp("old")).unwrap().set_modified(long_ago).unwrap();
     fs::remove_file(site.conflist()).unwrap();
-    installer.put().unwrap();
+    installer.install().unwrap();
     assert!(!temp("old").exists() && temp("new").exists());
 }

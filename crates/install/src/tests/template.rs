@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a7_the_template_knows_all_variables_and_values_are_escaped() {
+fn a7_all_variables_are_known_and_values_are_escaped() {
     let mut site = Site::new();
     let run = "/tmp/a \"quoted\" \\ directory";
     site.config.run_dir = run.into();
@@ -24,7 +24,7 @@ fn a7_the_template_knows_all_variables_and_values_are_escaped() {
 }
 
 #[test]
-fn a7_a_template_that_cannot_be_used_is_refused_with_its_name() {
+fn a7_an_invalid_template_is_reported_with_its_path() {
     for (template, expect) in [
         ("{{ NETWROK }}", "unknown variable \"NETWROK\"; did you mean NETWORK?"),
         ("{ \"a\": \"{{ NAME\" }", "no }} after {{ NAME"),
@@ -42,7 +42,7 @@ fn a7_a_template_that_cannot_be_used_is_refused_with_its_name() {
             r#"{"cniVersion":"1.1.0","name":"podwire","plugins":[{"type":"podwire-cni","agent":"x"}]}"#,
             "agent",
         ),
-        // Another network than the agent's: nobody fills in its subnet.
+        // Another network than the agent's, without a subnet.
         (
             r#"{"cniVersion":"1.1.0","name":"other","plugins":[{"type":"podwire-cni"}]}"#,
             "no addresses to assign",
@@ -60,20 +60,20 @@ fn a7_a_template_that_cannot_be_used_is_refused_with_its_name() {
 }
 
 #[test]
-fn a_template_that_breaks_later_is_told_and_leaves_the_config_alone() {
+fn a_template_that_becomes_invalid_is_reported_and_the_config_stays() {
     let mut site = Site::new();
     site.template(r#"{"cniVersion":"1.1.0","name":"podwire","plugins":[{"type":"podwire-cni"}]}"#);
     let installer = site.installer();
-    installer.put().unwrap();
+    installer.install().unwrap();
     let before = text(&site.conflist());
     fs::write(site.at("template.json"), "{{ X }}").unwrap();
-    assert!(installer.put().is_err());
+    assert!(installer.install().is_err());
     assert!(installer.check()[0].message.as_ref().unwrap().contains("\"X\""));
     assert_eq!(text(&site.conflist()), before);
 }
 
 #[test]
-fn a_template_that_leads_elsewhere_than_to_this_agent_is_refused() {
+fn a_template_with_another_socket_or_run_dir_is_refused() {
     let refused = |site: &mut Site, keys: &str| {
         site.template(&format!(
             r#"{{"cniVersion":"1.1.0","name":"podwire","plugins":[{{"type":"podwire-cni",{keys}}}]}}"#
@@ -94,7 +94,7 @@ fn a_template_that_leads_elsewhere_than_to_this_agent_is_refused() {
         assert!(error.contains("{{ SOCKET }}"), "{keys}: {error}");
     }
     assert_eq!(refused(&mut site, r#""agent":"{{ SOCKET }}","runDir":"{{ RUN_DIR }}/""#), None);
-    // On the default directory nothing needs to be said.
+    // The default directories can be omitted.
     site.config.run_dir = netconf::DEFAULT_RUN_DIR.into();
     site.config.socket = netconf::default_socket(&site.config.run_dir);
     assert_eq!(refused(&mut site, r#""agent":true"#), None);

@@ -109,6 +109,11 @@ impl SavedLab {
         let saved = Saved::read(&self.dir)?;
         Ok(if saved.boot == boot_id()? { saved.condition } else { LabState::Stale })
     }
+
+    /// The number of nodes in the state file.
+    pub fn node_count(&self) -> Result<usize> {
+        Ok(Saved::read(&self.dir)?.plan.nodes)
+    }
 }
 
 impl Saved {

@@ -1,4 +1,4 @@
-//! What the kernel must have, what it has, and what to do about the difference.
+//! Desired and observed kernel objects, and the changes between them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,12 +13,12 @@ pub struct PeerRoute {
     pub dst: IpNet,
     pub gateway: IpAddr,
     pub link: u32,
-    /// The gateway is on the link, whatever the addresses say.
+    /// The gateway is directly reachable on the link, regardless of the addresses of the link.
     pub onlink: bool,
     pub src: Option<IpAddr>,
 }
 
-/// A permanent neighbour behind the tunnel.
+/// A permanent neighbour on a tunnel device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerNeighbour {
     pub link: u32,
@@ -26,7 +26,7 @@ pub struct PeerNeighbour {
     pub mac: Mac,
 }
 
-/// To which node the tunnel device sends what is for a MAC.
+/// An FDB entry of a tunnel device: the node that has a MAC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerFdb {
     pub link: u32,
@@ -34,7 +34,7 @@ pub struct PeerFdb {
     pub dst: IpAddr,
 }
 
-/// What the kernel has of ours.
+/// The managed objects that the kernel has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ObservedPeers {
     pub routes: Vec<PeerRoute>,
@@ -42,8 +42,8 @@ pub struct ObservedPeers {
     pub fdb: Vec<PeerFdb>,
 }
 
-/// To be applied in the order of the fields: a packet never meets a route without what it leads to. Setting replaces what
-/// is there under the same key (`dst`, or link and address, or link and MAC); removing what is not there is no failure.
+/// Apply in the order of the fields, so that a route never exists without its neighbour and FDB entry. Setting replaces an
+/// object with the same key (`dst`, or link and address, or link and MAC). Removing a missing object is not an error.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PeerChanges {
     pub set_neighbours: Vec<PeerNeighbour>,
@@ -55,7 +55,7 @@ pub struct PeerChanges {
 }
 
 impl PeerChanges {
-    /// The changes that are not among these.
+    /// The changes that are not in `due`.
     pub fn beyond(&self, due: &Self) -> Self {
         fn beyond<T: Copy + Ord>(all: &[T], due: &[T]) -> Vec<T> {
             let due: BTreeSet<&T> = due.iter().collect();
@@ -71,7 +71,7 @@ impl PeerChanges {
         }
     }
 
-    /// The changes whose flag is true. The flags are in the order in which the changes are applied.
+    /// The changes with a true flag. Flags are in the order in which changes are applied.
     pub fn select(&self, flags: impl IntoIterator<Item = bool>) -> Self {
         fn select<T: Copy>(all: &[T], flags: &mut impl Iterator<Item = bool>) -> Vec<T> {
             all.iter().zip(flags).filter(|(_, is_selected)| *is_selected).map(|(one, _)| *one).collect()
@@ -153,11 +153,11 @@ impl fmt::Display for PeerChanges {
     }
 }
 
-/// Something of which the kernel has one under a key.
+/// An object of which the kernel has one per key.
 pub(super) trait Keyed: Copy + Eq {
     type Key: Ord + Copy;
     fn key(&self) -> Self::Key;
-    /// Would removing this take away `other`, too?
+    /// Whether removing this object would also remove `other`.
     fn removes(&self, other: &Self) -> bool;
 }
 
@@ -191,12 +191,12 @@ impl Keyed for PeerFdb {
     }
 }
 
-/// All objects of one kind: what is wanted, and what was handed out before.
+/// All objects of one kind: the wanted ones, and those that were returned as changes before.
 #[derive(Debug, Clone)]
 pub(super) struct PlannedObjects<T: Keyed> {
     entries: BTreeMap<T::Key, PlannedEntry<T>>,
-    /// Where the two may differ.
-    touched: Vec<T::Key>,
+    /// Keys of entries that may differ.
+    dirty: Vec<T::Key>,
 }
 
 #[derive(Debug, Clone)]
@@ -207,7 +207,7 @@ struct PlannedEntry<T> {
 
 impl<T: Keyed> Default for PlannedObjects<T> {
     fn default() -> Self {
-        Self { entries: BTreeMap::new(), touched: Vec::new() }
+        Self { entries: BTreeMap::new(), dirty: Vec::new() }
     }
 }
 
@@ -217,25 +217,25 @@ impl<T: Keyed> PlannedObjects<T> {
     }
 
     pub(super) fn want(&mut self, object: T) {
-        self.touched.push(object.key());
+        self.dirty.push(object.key());
         let empty = PlannedEntry { wanted: None, taken: None };
         self.entries.entry(object.key()).or_insert(empty).wanted = Some(object);
     }
 
-    pub(super) fn drop(&mut self, object: &T) {
+    pub(super) fn unwant(&mut self, object: &T) {
         if let Some(entry) = self.entries.get_mut(&object.key()) {
-            self.touched.push(object.key());
+            self.dirty.push(object.key());
             entry.wanted = None;
         }
     }
 
-    /// What to set and what to remove since the last time.
+    /// The objects to set and to remove since the last call.
     pub(super) fn take(&mut self) -> (Vec<T>, Vec<T>) {
         let (mut set, mut del) = (Vec::new(), Vec::new());
-        let mut touched = std::mem::take(&mut self.touched);
-        touched.sort_unstable();
-        touched.dedup();
-        for key in touched {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        dirty.sort_unstable();
+        dirty.dedup();
+        for key in dirty {
             let Some(entry) = self.entries.get_mut(&key) else { continue };
             if entry.wanted == entry.taken {
                 continue;
@@ -252,10 +252,10 @@ impl<T: Keyed> PlannedObjects<T> {
         (set, del)
     }
 
-    /// What to set and what to remove where the kernel has `observed`.
+    /// The objects to set and to remove if the kernel has `observed`.
     pub(super) fn compare(&mut self, observed: &[T]) -> (Vec<T>, Vec<T>) {
         self.entries.retain(|_, entry| entry.wanted.is_some());
-        self.touched.clear();
+        self.dirty.clear();
         let mut observed: Vec<&T> = observed.iter().collect();
         observed.sort_by_key(|object| object.key());
         let mut del = Vec::new();
@@ -265,7 +265,7 @@ impl<T: Keyed> PlannedObjects<T> {
         for same in observed.chunk_by(|one, other| one.key() == other.key()) {
             match same.first().and_then(|first| self.entries.get_mut(&first.key())) {
                 None => del.extend(same.iter().copied()),
-                Some(entry) => entry.meet(same, &mut del),
+                Some(entry) => entry.match_observed(same, &mut del),
             }
         }
         let mut set = Vec::new();
@@ -278,10 +278,10 @@ impl<T: Keyed> PlannedObjects<T> {
 }
 
 impl<T: Keyed> PlannedEntry<T> {
-    /// Looks for what is wanted among what the kernel has under its key.
-    fn meet(&mut self, observed: &[&T], del: &mut Vec<T>) {
+    /// Searches for the wanted object among the kernel's objects with the same key.
+    fn match_observed(&mut self, observed: &[&T], del: &mut Vec<T>) {
         self.taken = self.wanted.filter(|wanted| observed.contains(&wanted));
-        // A single wrong one is replaced by what is set; of several, it is not known which.
+        // Setting replaces a single wrong object. Of several objects, an unknown one would be replaced.
         if let (Some(wanted), true) = (self.wanted, observed.len() > 1) {
             del.extend(observed.iter().copied().filter(|one| !one.removes(&wanted)));
         }

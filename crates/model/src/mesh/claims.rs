@@ -1,5 +1,5 @@
-//! Which records name a block, a MAC or an address. Of several, the record that the store created first comes first: every
-//! node comes to the same result, in whatever order events arrive, and a record that comes later takes nothing away.
+//! Indexes the records that name a block, a MAC or an address. The record that the store created first has priority. So all
+//! nodes get the same result, independent of the order of events, and a later record cannot take anything over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,11 +13,11 @@ pub(super) struct Holder<'a> {
     pub(super) name: &'a Arc<NodeName>,
 }
 
-/// Things that should have one holder each.
+/// An index of values that should have one holder each.
 #[derive(Debug, Clone)]
 pub(super) struct Holders<K> {
-    /// One set for all, because nearly everything has one holder: a set for each would be most of the memory. No name
-    /// sorts before every name: it is where a search begins.
+    /// One set for all values: almost all have a single holder, and a set for each would need much more memory. `None` sorts
+    /// before all names and is the start of a range.
     holders: BTreeSet<(K, u64, Option<Arc<NodeName>>)>,
 }
 
@@ -36,13 +36,13 @@ impl<K: Ord + Copy> Holders<K> {
         self.holders.remove(&(key, holder.created, Some(Arc::clone(holder.name))));
     }
 
-    /// In the order in which their records were created.
+    /// The holders in the order in which their records were created.
     pub(super) fn holders(&self, key: K) -> impl Iterator<Item = &Arc<NodeName>> {
         let from = self.holders.range((key, 0, None)..);
         from.take_while(move |(other, ..)| *other == key).filter_map(|(_, _, name)| name.as_ref())
     }
 
-    /// What several hold.
+    /// The values with several holders.
     pub(super) fn disputed(&self) -> BTreeMap<K, Vec<&NodeName>> {
         let mut disputed: BTreeMap<K, Vec<&NodeName>> = BTreeMap::new();
         let mut last = None;

@@ -1,4 +1,4 @@
-//! What a node knows of itself.
+//! The state of the local node.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,11 +8,11 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use types::{Family, NodeName};
 
-/// How packets get to other nodes.
+/// How packets are sent to other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// Direct to nodes that are on the same link, through the tunnel to others.
+    /// Direct to nodes on the same link, otherwise through the tunnel.
     #[default]
     Auto,
     Direct,
@@ -45,17 +45,17 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Where other nodes are reached from, in one family.
+/// The underlay of one family, over which other nodes are reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Underlay {
     pub link: u32,
-    /// Ours, as published.
+    /// This node's address, as published.
     pub address: IpAddr,
-    /// What is on that link without a gateway.
+    /// Networks that are reachable on the link without a gateway.
     pub on_link: Vec<IpNet>,
 }
 
-/// The tunnel devices that exist, by the family of their outer packets.
+/// The existing tunnel devices, by the family of their outer packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tunnels {
     pub v4: Option<u32>,
@@ -76,15 +76,15 @@ impl Tunnels {
 pub struct LocalNode {
     pub name: NodeName,
     pub blocks: Vec<IpNet>,
-    /// Of the network: no block lies elsewhere.
+    /// The subnets of the network. All blocks are inside.
     pub subnets: Vec<IpNet>,
-    /// How many bits a block's prefix is longer than its subnet's.
+    /// The number of bits by which the prefix of a block is longer than its subnet's.
     pub margin: u8,
     pub transport: Transport,
-    /// At most one of each family.
+    /// At most one per family.
     pub underlays: Vec<Underlay>,
     pub tunnels: Tunnels,
-    /// From where the node itself sends to pods: our gateway address of each family.
+    /// Source addresses for packets from the node to pods: the gateway address of each family.
     pub sources: Vec<IpAddr>,
 }
 
@@ -97,7 +97,7 @@ impl LocalNode {
         self.sources.iter().copied().find(|source| Family::of(*source) == family)
     }
 
-    pub(super) fn is_ours(&self, address: IpAddr) -> bool {
+    pub(super) fn is_own_address(&self, address: IpAddr) -> bool {
         self.underlays.iter().any(|underlay| underlay.address == address)
     }
 }

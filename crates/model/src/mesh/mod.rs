@@ -1,16 +1,15 @@
-//! What one node must have in its kernel so that its pods reach those of the others.
+//! Computes the kernel objects that a node needs so that its pods reach the pods of other nodes.
 //!
 //! ```text
-//!   Facts (this node) ─┐            ┌─ ways: by which way each block is reached, or why by none
-//!   NodeRecords ───────┼─▶ plan ────┼─ routes, neighbours, forwarding entries
-//!   claims of blocks ──┘            ├─ sources: what the firewall accepts from each peer's tunnel
-//!                                   └─ Changes: since they were taken, or against what the kernel has
+//!   LocalNode ─────────┐            ┌─ paths: how each block is reached, or why it is unreachable
+//!   NodeRecords ───────┼─▶ plan ────┼─ routes, neighbours, FDB entries
+//!   claims of blocks ──┘            ├─ sources: the inner addresses that the firewall accepts from each peer's tunnel
+//!                                   └─ PeerChanges: since the last call, or relative to the kernel
 //! ```
 //!
-//! One record among thousands costs what it holds itself: only nodes that compete with it are planned again. A claim costs the
-//! records that name its block. Records and claims may come in any order.
+//! An update of one record among thousands is cheap: only nodes with the same MAC or address are planned again. A claim affects
+//! only the records that name its block. Records and claims may arrive in any order.
 
-mod ask;
 mod changes;
 mod claims;
 mod local_node;
@@ -19,6 +18,7 @@ mod plan;
 mod problems;
 #[cfg(test)]
 mod props;
+mod queries;
 mod repairs;
 mod sources;
 #[cfg(test)]
@@ -42,37 +42,37 @@ use crate::block_layout::BlockLayout;
 use crate::object::NodeRecord;
 use changes::PlannedObjects;
 use claims::{Holder, Holders};
-use plan::{Ground, PeerPlan, PlannedPeer, plan};
+use plan::{PeerPlan, PlanInputs, PlannedPeer, plan};
 
-/// The other nodes as this one sees them.
+/// The other nodes, from the view of the local node.
 #[derive(Debug, Clone)]
 pub struct Mesh {
     local_node: LocalNode,
-    /// How the network is divided into blocks, as the facts say.
+    /// The division of the network into blocks.
     block_layouts: Vec<BlockLayout>,
-    /// Names are shared: each stands in many places.
+    /// Names are shared, because each one is stored several times.
     peers: BTreeMap<Arc<NodeName>, PlannedPeer>,
-    /// The owner of each block, as its claim says.
+    /// The owner of each block according to its claim.
     owners: BTreeMap<IpNet, NodeName>,
-    /// The records that name a block, with or without its claim.
+    /// The records that name a block, with or without a claim.
     named: Holders<IpNet>,
     macs: Holders<Mac>,
     addresses: Holders<IpAddr>,
-    /// What our own record says; where another says the same, ours counts.
+    /// The MAC of this node's record. It has priority over the same MAC in other records.
     own_mac: Option<Mac>,
     routes: PlannedObjects<PeerRoute>,
     neighbours: PlannedObjects<PeerNeighbour>,
     fdb: PlannedObjects<PeerFdb>,
     sources: PlannedObjects<PeerSource>,
-    /// How many nodes are reached through a tunnel of either family.
+    /// The number of nodes that are reached through a tunnel, by outer family.
     tunnelled: BTreeMap<Family, usize>,
 }
 
 impl Mesh {
     pub fn new(local_node: LocalNode) -> Self {
-        let local_node = tidy(local_node);
+        let local_node = truncate_networks(local_node);
         Self {
-            block_layouts: division(&local_node),
+            block_layouts: block_layouts(&local_node),
             local_node,
             peers: BTreeMap::new(),
             owners: BTreeMap::new(),
@@ -93,7 +93,7 @@ impl Mesh {
     }
 
     pub fn set_local_node(&mut self, local_node: LocalNode) {
-        let local_node = tidy(local_node);
+        let local_node = truncate_networks(local_node);
         if local_node == self.local_node {
             return;
         }
@@ -102,14 +102,14 @@ impl Mesh {
             self.macs.remove(mac, own(&old));
             self.macs.add(mac, own(&new));
         }
-        // A node that has our name now is ourselves.
-        self.forget(&new);
-        self.block_layouts = division(&local_node);
+        // A peer with the new name is the local node.
+        self.remove_record(&new);
+        self.block_layouts = block_layouts(&local_node);
         self.local_node = local_node;
         self.replan(self.peers.keys().cloned().collect());
     }
 
-    /// These are all records and claims; others are forgotten. Our own record may be among them.
+    /// Replaces all records and claims. This node's record may be among them.
     pub fn set_all(
         &mut self,
         nodes: impl IntoIterator<Item = StoredNode>,
@@ -123,22 +123,22 @@ impl Mesh {
         for block in before.keys().chain(self.owners.keys()).filter(is_changed) {
             affected.extend(self.named.holders(*block).cloned());
         }
-        let gone: Vec<_> = self.peers.keys().filter(|name| !nodes.contains_key(*name)).cloned().collect();
-        for name in &gone {
-            affected.extend(self.forget(name));
+        let removed: Vec<_> = self.peers.keys().filter(|name| !nodes.contains_key(*name)).cloned().collect();
+        for name in &removed {
+            affected.extend(self.remove_record(name));
         }
         for (name, node) in nodes {
-            affected.extend(self.learn(name, node));
+            affected.extend(self.add_record(name, node));
         }
         self.replan(affected);
     }
 
     pub fn set_peer(&mut self, node: StoredNode) {
-        let affected = self.learn(Arc::new(node.record.name.clone()), node);
+        let affected = self.add_record(Arc::new(node.record.name.clone()), node);
         self.replan(affected);
     }
 
-    /// The claim of a block names this node now, or there is none.
+    /// Sets the owner of a block according to its claim. `None` if the claim was removed.
     pub fn set_claim(&mut self, block: IpNet, owner: Option<NodeName>) {
         if self.owners.get(&block) == owner.as_ref() {
             return;
@@ -151,11 +151,11 @@ impl Mesh {
     }
 
     pub fn remove_peer(&mut self, name: &NodeName) {
-        let affected = self.forget(name);
+        let affected = self.remove_record(name);
         self.replan(affected);
     }
 
-    /// From what was taken before to what is wanted now. Where applying it failed, `compare` finds out what is missing.
+    /// The changes since the last call. If applying them fails, `compare` finds the missing ones.
     pub fn take_changes(&mut self) -> PeerChanges {
         let (set_neighbours, del_neighbours) = self.neighbours.take();
         let (set_fdb, del_fdb) = self.fdb.take();
@@ -163,7 +163,7 @@ impl Mesh {
         PeerChanges { set_neighbours, set_fdb, set_routes, del_routes, del_neighbours, del_fdb }
     }
 
-    /// From what the kernel has to what is wanted now; it counts as taken.
+    /// The changes from the observed to the wanted state. They count as taken.
     pub fn compare(&mut self, observed: &ObservedPeers) -> PeerChanges {
         let (set_neighbours, del_neighbours) = self.neighbours.compare(&observed.neighbours);
         let (set_fdb, del_fdb) = self.fdb.compare(&observed.fdb);
@@ -171,36 +171,36 @@ impl Mesh {
         PeerChanges { set_neighbours, set_fdb, set_routes, del_routes, del_neighbours, del_fdb }
     }
 
-    /// Which tunnel devices are needed, IPv4 and IPv6, whether or not they exist.
+    /// Whether IPv4 and IPv6 tunnel devices are needed. They may not exist yet.
     pub fn tunnels_wanted(&self) -> (bool, bool) {
         let wanted = |family| self.tunnelled.get(&family).is_some_and(|count| *count > 0);
         (wanted(Family::V4), wanted(Family::V6))
     }
 
-    /// Every block of every other node, and by which way it is reached.
+    /// Every block of every other node, and how it is reached.
     pub fn paths(&self) -> impl Iterator<Item = (&NodeName, IpNet, &PeerPath)> {
         self.peers
             .iter()
             .flat_map(|(name, peer)| peer.plan.paths.iter().map(move |(block, path)| (&**name, *block, path)))
     }
 
-    /// Takes a record in; who must be planned again.
-    fn learn(&mut self, name: Arc<NodeName>, node: StoredNode) -> BTreeSet<Arc<NodeName>> {
+    /// Adds or replaces a record. Returns the nodes that must be planned again.
+    fn add_record(&mut self, name: Arc<NodeName>, node: StoredNode) -> BTreeSet<Arc<NodeName>> {
         if *name == self.local_node.name {
-            return self.learn_own(&name, node.record.tunnel_mac);
+            return self.set_own_mac(&name, node.record.tunnel_mac);
         }
         if self.peers.get(&name).is_some_and(|peer| peer.node == node) {
             return BTreeSet::new();
         }
-        let mut affected = self.forget(&name);
-        self.enter(&name, &node);
-        affected.extend(self.rivals(&node.record));
+        let mut affected = self.remove_record(&name);
+        self.index(&name, &node);
+        affected.extend(self.dependents(&node.record));
         affected.insert(Arc::clone(&name));
         self.peers.insert(name, PlannedPeer { node, plan: PeerPlan::default() });
         affected
     }
 
-    fn learn_own(&mut self, name: &Arc<NodeName>, mac: Mac) -> BTreeSet<Arc<NodeName>> {
+    fn set_own_mac(&mut self, name: &Arc<NodeName>, mac: Mac) -> BTreeSet<Arc<NodeName>> {
         if self.own_mac == Some(mac) {
             return BTreeSet::new();
         }
@@ -214,56 +214,56 @@ impl Mesh {
         affected
     }
 
-    /// Drops a node with all that it needed; who must be planned again.
-    fn forget(&mut self, name: &NodeName) -> BTreeSet<Arc<NodeName>> {
+    /// Removes a record and its plan. Returns the nodes that must be planned again.
+    fn remove_record(&mut self, name: &NodeName) -> BTreeSet<Arc<NodeName>> {
         let Some((name, peer)) = self.peers.remove_entry(name) else { return BTreeSet::new() };
-        self.withdraw(&peer.plan);
-        self.leave(&name, &peer.node);
-        self.rivals(&peer.node.record)
+        self.remove_plan(&peer.plan);
+        self.unindex(&name, &peer.node);
+        self.dependents(&peer.node.record)
     }
 
-    /// The other nodes whose plans depend on this one's record.
-    fn rivals(&self, record: &NodeRecord) -> BTreeSet<Arc<NodeName>> {
+    /// The other nodes with plans that depend on this record.
+    fn dependents(&self, record: &NodeRecord) -> BTreeSet<Arc<NodeName>> {
         let same_mac = self.macs.holders(record.tunnel_mac);
-        // Two nodes with one address want the same sources: where one goes, the other's stay.
+        // Two nodes with the same address have the same sources: if one is removed, the other's must stay.
         let same_address = record.named_addresses().flat_map(|address| self.addresses.holders(address));
         same_mac.chain(same_address).filter(|name| ***name != record.name).cloned().collect()
     }
 
-    fn enter(&mut self, name: &Arc<NodeName>, node: &StoredNode) {
+    fn index(&mut self, name: &Arc<NodeName>, node: &StoredNode) {
         let holder = Holder { created: node.created, name };
         self.macs.add(node.record.tunnel_mac, holder);
         node.record.named_addresses().for_each(|address| self.addresses.add(address, holder));
         node.record.named_blocks().into_iter().for_each(|block| self.named.add(block, holder));
     }
 
-    fn leave(&mut self, name: &Arc<NodeName>, node: &StoredNode) {
+    fn unindex(&mut self, name: &Arc<NodeName>, node: &StoredNode) {
         let holder = Holder { created: node.created, name };
         self.macs.remove(node.record.tunnel_mac, holder);
         node.record.named_addresses().for_each(|address| self.addresses.remove(address, holder));
         node.record.named_blocks().into_iter().for_each(|block| self.named.remove(block, holder));
     }
 
-    /// First everything of theirs goes, then it comes: what moves from one to another is never lost on the way.
+    /// Removes all old plans before it adds the new ones, so that an object that moves between nodes is not lost.
     fn replan(&mut self, names: BTreeSet<Arc<NodeName>>) {
         let mut plans = Vec::with_capacity(names.len());
         for name in names {
             let Self { local_node, block_layouts, owners, macs, peers, .. } = &mut *self;
             let Some(peer) = peers.get_mut(&name) else { continue };
             let old = std::mem::take(&mut peer.plan);
-            let ground = Ground { local_node, block_layouts, owners, macs };
-            plans.push((name, plan(&ground, &peer.node.record)));
-            self.withdraw(&old);
+            let inputs = PlanInputs { local_node, block_layouts, owners, macs };
+            plans.push((name, plan(&inputs, &peer.node.record)));
+            self.remove_plan(&old);
         }
         for (name, plan) in plans {
-            self.establish(&plan);
+            self.add_plan(&plan);
             if let Some(peer) = self.peers.get_mut(&name) {
                 peer.plan = plan;
             }
         }
     }
 
-    fn establish(&mut self, plan: &PeerPlan) {
+    fn add_plan(&mut self, plan: &PeerPlan) {
         plan.routes.iter().for_each(|route| self.routes.want(*route));
         plan.neighbours.iter().for_each(|neighbour| self.neighbours.want(*neighbour));
         plan.fdb.iter().for_each(|entry| self.fdb.want(*entry));
@@ -273,28 +273,28 @@ impl Mesh {
         }
     }
 
-    fn withdraw(&mut self, plan: &PeerPlan) {
-        plan.routes.iter().for_each(|route| self.routes.drop(route));
-        plan.neighbours.iter().for_each(|neighbour| self.neighbours.drop(neighbour));
-        plan.fdb.iter().for_each(|entry| self.fdb.drop(entry));
-        plan.sources.iter().for_each(|source| self.sources.drop(source));
+    fn remove_plan(&mut self, plan: &PeerPlan) {
+        plan.routes.iter().for_each(|route| self.routes.unwant(route));
+        plan.neighbours.iter().for_each(|neighbour| self.neighbours.unwant(neighbour));
+        plan.fdb.iter().for_each(|entry| self.fdb.unwant(entry));
+        plan.sources.iter().for_each(|source| self.sources.unwant(source));
         if let Some(count) = plan.tunnel.and_then(|family| self.tunnelled.get_mut(&family)) {
             *count = count.saturating_sub(1);
         }
     }
 }
 
-/// Our own record comes before all others: the kernel drops packets that seem to come from itself.
+/// This node's record has priority: the kernel drops packets with its own source MAC.
 fn own(name: &Arc<NodeName>) -> Holder<'_> {
     Holder { created: 0, name }
 }
 
 /// A subnet that cannot be divided has no blocks for other nodes.
-fn division(local_node: &LocalNode) -> Vec<BlockLayout> {
+fn block_layouts(local_node: &LocalNode) -> Vec<BlockLayout> {
     local_node.subnets.iter().filter_map(|subnet| BlockLayout::new(*subnet, local_node.margin).ok()).collect()
 }
 
-fn tidy(local_node: LocalNode) -> LocalNode {
-    let whole = |list: &[IpNet]| list.iter().map(IpNet::trunc).collect();
-    LocalNode { blocks: whole(&local_node.blocks), subnets: whole(&local_node.subnets), ..local_node }
+fn truncate_networks(local_node: LocalNode) -> LocalNode {
+    let truncate = |list: &[IpNet]| list.iter().map(IpNet::trunc).collect();
+    LocalNode { blocks: truncate(&local_node.blocks), subnets: truncate(&local_node.subnets), ..local_node }
 }

@@ -1,4 +1,4 @@
-//! By which way a block is reached, and why by none.
+//! How a block is reached, or why it is unreachable.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,15 +10,15 @@ use super::local_node::{LocalNode, Transport};
 use crate::admission::{BlockRefusal, check_address};
 use crate::object::NodeRecord;
 
-/// How packets get to a block of another node.
+/// The path to a block of another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerPath {
-    /// Its node is on the same link.
+    /// The node of the block is on the same link.
     Direct {
         gateway: IpAddr,
         link: u32,
     },
-    /// Through the tunnel device `link`, to its node at `remote`.
+    /// Through the tunnel device `link` to the node at `remote`.
     Vxlan {
         link: u32,
         gateway: IpAddr,
@@ -27,27 +27,27 @@ pub enum PeerPath {
     None(NoPath),
 }
 
-/// Why a block cannot be reached.
+/// Why a block is unreachable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoPath {
-    /// The block is not its node's.
+    /// The node does not own the block.
     Refused(BlockRefusal),
     OverlapsOwnBlock(IpNet),
-    /// It has addresses that are on a link of ours without a gateway: a router's, or the store's.
+    /// The block contains a network that is directly reachable on a link of this node, for example with the router or the store.
     HoldsLink(IpNet),
-    /// This node's own address lies inside it: what is sent there would come back.
+    /// The block contains this node's address, so packets to it would come back.
     HoldsNode(IpAddr),
     /// The transport is direct, but the node is not on the same link.
     NotOnLink(IpAddr),
     /// The transport is direct, but the node publishes no address of the block's family.
     NoAddress(Family),
-    /// The transport is direct, but we have no address of the block's family.
+    /// The transport is direct, but this node has no address of the block's family.
     NoUnderlay(Family),
-    /// There is no family in which both have an address.
+    /// The nodes have no address of a common family.
     NoCommonFamily,
-    /// It publishes our own address as its own.
+    /// The node publishes an address of this node.
     HasOwnAddress(IpAddr),
-    /// Its tunnel device has the same MAC as another node's.
+    /// The tunnel device has the same MAC as another node's.
     SameMac {
         name: NodeName,
         mac: Mac,
@@ -70,9 +70,9 @@ impl fmt::Display for NoPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(refusal) => refusal.fmt(f),
-            Self::OverlapsOwnBlock(block) => write!(f, "it overlaps our own block {block}"),
-            Self::HoldsLink(net) => write!(f, "it holds {net}, which is on this node's own link"),
-            Self::HoldsNode(address) => write!(f, "this node's own address {address} lies in it"),
+            Self::OverlapsOwnBlock(block) => write!(f, "it overlaps block {block} of this node"),
+            Self::HoldsLink(net) => write!(f, "it contains {net}, which is on a link of this node"),
+            Self::HoldsNode(address) => write!(f, "it contains this node's address {address}"),
             Self::NotOnLink(address) => {
                 write!(
                     f,
@@ -85,34 +85,32 @@ impl fmt::Display for NoPath {
             Self::NoUnderlay(family) => {
                 write!(f, "the transport is direct, but this node has no {family} address")
             }
-            Self::NoCommonFamily => {
-                f.write_str("it and this node have no address of the same family to send to each other")
-            }
-            Self::HasOwnAddress(address) => write!(f, "it publishes this node's own address {address}"),
-            Self::SameMac { name, mac } => write!(f, "its tunnel MAC {mac} is also that of node {name}"),
+            Self::NoCommonFamily => f.write_str("it and this node have no addresses of a common family"),
+            Self::HasOwnAddress(address) => write!(f, "it publishes this node's address {address}"),
+            Self::SameMac { name, mac } => write!(f, "its tunnel MAC {mac} is also used by node {name}"),
             Self::NoTunnel(family) => write!(f, "the {family} tunnel device does not exist yet"),
         }
     }
 }
 
-/// The address in one family at which a node is reached, if it can be one.
+/// The first usable address of a node in one family.
 pub(super) fn address_of(local_node: &LocalNode, record: &NodeRecord, family: Family) -> Option<IpAddr> {
     record.named_addresses().find(|address| Family::of(*address) == family && is_usable(local_node, *address))
 }
 
-/// The kernel takes no other for a gateway, and a pod's packets must not go anywhere else.
+/// The kernel accepts no broadcast or network address as a gateway. Other refused addresses are not the node's.
 pub(super) fn is_usable(local_node: &LocalNode, address: IpAddr) -> bool {
-    let for_all = |net: &IpNet| match (net, address) {
+    let is_edge_of = |net: &IpNet| match (net, address) {
         (IpNet::V4(net), IpAddr::V4(address)) => {
             net.prefix_len() < 31 && (address == net.network() || address == net.broadcast())
         }
         (_, _) => false,
     };
-    let is_for_all = local_node.underlays.iter().flat_map(|underlay| &underlay.on_link).any(for_all);
-    !is_for_all && check_address(&local_node.subnets, address).is_ok()
+    let is_edge = local_node.underlays.iter().flat_map(|underlay| &underlay.on_link).any(is_edge_of);
+    !is_edge && check_address(&local_node.subnets, address).is_ok()
 }
 
-/// In which family a node is reached through the tunnel, whether or not the device exists.
+/// The outer family and address of the tunnel to a node. The device may not exist yet.
 pub(super) fn outer(local_node: &LocalNode, record: &NodeRecord) -> Option<(Family, IpAddr)> {
     [Family::V4, Family::V6].into_iter().find_map(|family| {
         local_node.underlay(family)?;
@@ -120,17 +118,17 @@ pub(super) fn outer(local_node: &LocalNode, record: &NodeRecord) -> Option<(Fami
     })
 }
 
-/// The way to a block that is its node's without a doubt. `rival` is who else has its tunnel's MAC.
+/// The path to a block that its node owns. `mac_conflict` is another node that holds the same tunnel MAC.
 pub(super) fn choose(
     local_node: &LocalNode,
     record: &NodeRecord,
     block: IpNet,
-    rival: Option<&NodeName>,
+    mac_conflict: Option<&NodeName>,
 ) -> PeerPath {
     match direct(local_node, record, block) {
         Ok(path) if local_node.transport != Transport::Vxlan => path,
         Err(reason) if local_node.transport == Transport::Direct => PeerPath::None(reason),
-        Ok(_) | Err(_) => vxlan(local_node, record, block, rival).unwrap_or_else(PeerPath::None),
+        Ok(_) | Err(_) => vxlan(local_node, record, block, mac_conflict).unwrap_or_else(PeerPath::None),
     }
 }
 
@@ -151,18 +149,18 @@ fn vxlan(
     local_node: &LocalNode,
     record: &NodeRecord,
     block: IpNet,
-    rival: Option<&NodeName>,
+    mac_conflict: Option<&NodeName>,
 ) -> Result<PeerPath, NoPath> {
     let mac = record.tunnel_mac;
     let (family, remote) = outer(local_node, record).ok_or(NoPath::NoCommonFamily)?;
-    if local_node.is_ours(remote) {
+    if local_node.is_own_address(remote) {
         return Err(NoPath::HasOwnAddress(remote));
     }
-    if let Some(name) = rival {
+    if let Some(name) = mac_conflict {
         return Err(NoPath::SameMac { name: name.clone(), mac });
     }
     let link = local_node.tunnels.of(family).ok_or(NoPath::NoTunnel(family))?;
-    // An address inside the block is no gateway for IPv6 while another route to the block exists.
+    // For IPv6 the kernel accepts no gateway inside the block while another route to the block exists.
     let gateway = match block {
         IpNet::V4(block) => block.network().into(),
         IpNet::V6(_) => link_local(mac).into(),

@@ -1,4 +1,4 @@
-//! What one other node needs in our kernel.
+//! The kernel objects that one other node needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::admission::{StoredNode, check_block};
 use crate::block_layout::BlockLayout;
 use crate::object::NodeRecord;
 
-/// Another node, and what follows from its record.
+/// Another node, and the plan for its record.
 #[derive(Debug, Clone)]
 pub(super) struct PlannedPeer {
     pub(super) node: StoredNode,
@@ -28,35 +28,35 @@ pub(super) struct PeerPlan {
     pub(super) routes: Vec<PeerRoute>,
     pub(super) neighbours: Vec<PeerNeighbour>,
     pub(super) fdb: Vec<PeerFdb>,
-    /// What it may send through the tunnel, whichever way this node sends.
+    /// Sources that the node may use in the tunnel, regardless of the path to it.
     pub(super) sources: Vec<PeerSource>,
-    /// The tunnel device that it is reached through, or would be if it existed.
+    /// The outer family of the tunnel device that is needed for the node. The device may not exist yet.
     pub(super) tunnel: Option<Family>,
 }
 
-/// What all plans depend on.
-pub(super) struct Ground<'a> {
+/// The state that all plans depend on.
+pub(super) struct PlanInputs<'a> {
     pub(super) local_node: &'a LocalNode,
     pub(super) block_layouts: &'a [BlockLayout],
     pub(super) owners: &'a BTreeMap<IpNet, NodeName>,
     pub(super) macs: &'a Holders<Mac>,
 }
 
-/// Is this block its node's, and can it be routed here?
-fn admit(ground: &Ground<'_>, name: &NodeName, block: IpNet) -> Result<(), NoPath> {
-    let local_node = ground.local_node;
-    check_block(ground.block_layouts, ground.owners.get(&block), name, &block).map_err(NoPath::Refused)?;
-    let overlaps = |ours: &&IpNet| ours.contains(&block) || block.contains(*ours);
-    if let Some(ours) = local_node.blocks.iter().find(overlaps) {
-        return Err(NoPath::OverlapsOwnBlock(*ours));
+/// Whether the node owns this block, and the block can be routed here.
+fn check_routable(inputs: &PlanInputs<'_>, name: &NodeName, block: IpNet) -> Result<(), NoPath> {
+    let local_node = inputs.local_node;
+    check_block(inputs.block_layouts, inputs.owners.get(&block), name, &block).map_err(NoPath::Refused)?;
+    let overlaps = |own: &&IpNet| own.contains(&block) || block.contains(*own);
+    if let Some(own) = local_node.blocks.iter().find(overlaps) {
+        return Err(NoPath::OverlapsOwnBlock(*own));
     }
-    // A pods' network inside the nodes' larger one is common, and its blocks win there as more special routes. But a block
-    // that holds a whole link's net would take the way to everybody on it.
+    // A pod network inside a larger network of the nodes is common: its blocks are more specific routes. But a block that
+    // contains the whole network of a link would replace the routes to all hosts on that link.
     let holds = |net: &&IpNet| block.contains(*net);
     if let Some(net) = local_node.underlays.iter().flat_map(|underlay| &underlay.on_link).find(holds) {
         return Err(NoPath::HoldsLink(*net));
     }
-    // Addresses that other records name are no reason: one record would close the routes of another.
+    // Addresses in other records are not checked: a record must not be able to remove routes of another one.
     let mut nodes = local_node.underlays.iter().map(|underlay| underlay.address);
     match nodes.find(|address| block.contains(address)) {
         Some(address) => Err(NoPath::HoldsNode(address)),
@@ -64,25 +64,25 @@ fn admit(ground: &Ground<'_>, name: &NodeName, block: IpNet) -> Result<(), NoPat
     }
 }
 
-/// The node that has this one's tunnel MAC instead of it: this node itself, or the one whose record was created first.
-fn rival<'a>(ground: &Ground<'a>, record: &NodeRecord) -> Option<&'a NodeName> {
-    let ours = &ground.local_node.name;
-    let mut holders = ground.macs.holders(record.tunnel_mac).map(Arc::as_ref);
+/// The node that uses this record's tunnel MAC instead: the local node, or the node with the record that was created first.
+fn mac_conflict<'a>(inputs: &PlanInputs<'a>, record: &NodeRecord) -> Option<&'a NodeName> {
+    let own = &inputs.local_node.name;
+    let mut holders = inputs.macs.holders(record.tunnel_mac).map(Arc::as_ref);
     let first = holders.next()?;
-    let winner = if first == ours { first } else { holders.find(|name| *name == ours).unwrap_or(first) };
+    let winner = if first == own { first } else { holders.find(|name| *name == own).unwrap_or(first) };
     (*winner != record.name).then_some(winner)
 }
 
-pub(super) fn plan(ground: &Ground<'_>, record: &NodeRecord) -> PeerPlan {
+pub(super) fn plan(inputs: &PlanInputs<'_>, record: &NodeRecord) -> PeerPlan {
     let mut plan = PeerPlan::default();
-    let rival = rival(ground, record);
-    let local_node = ground.local_node;
-    let (mut neighbours, mut fdb, mut own) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+    let mac_conflict = mac_conflict(inputs, record);
+    let local_node = inputs.local_node;
+    let (mut neighbours, mut fdb, mut routable) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
     for block in record.named_blocks() {
-        let path = match admit(ground, &record.name, block) {
+        let path = match check_routable(inputs, &record.name, block) {
             Ok(()) => {
-                own.push(block);
-                choose(local_node, record, block, rival)
+                routable.push(block);
+                choose(local_node, record, block, mac_conflict)
             }
             Err(reason) => PeerPath::None(reason),
         };
@@ -106,6 +106,6 @@ pub(super) fn plan(ground: &Ground<'_>, record: &NodeRecord) -> PeerPlan {
     }
     plan.neighbours.extend(neighbours);
     plan.fdb.extend(fdb);
-    plan.sources = sources(&senders(local_node, record), &own);
+    plan.sources = sources(&senders(local_node, record), &routable);
     plan
 }

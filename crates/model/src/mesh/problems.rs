@@ -1,4 +1,4 @@
-//! The conditions of the cluster as this node observes it.
+//! Conditions of the cluster, as this node observes it.
 
 use std::collections::BTreeSet;
 
@@ -8,17 +8,17 @@ use super::Mesh;
 use super::path::{NoPath, PeerPath};
 use crate::admission::refusals;
 
-/// A sentence names this many nodes; it counts the others.
-const NAMED: usize = 5;
+/// The number of nodes that a message names. It counts the others.
+const MAX_NAMED: usize = 5;
 
 impl Mesh {
-    /// Sorted, without duplicates. Each node is an object of its own, so that its condition lasts while others come and go.
+    /// Sorted, without duplicates. Each node is a separate object, so that its condition does not depend on other nodes.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = BTreeSet::new();
         for (name, block, path) in self.paths() {
             let PeerPath::None(reason) = path else { continue };
             match reason {
-                // Below, for all blocks of a node together.
+                // Reported below, for all blocks of a node together.
                 NoPath::Refused(_) => {}
                 NoPath::OverlapsOwnBlock(_) | NoPath::HoldsLink(_) | NoPath::HoldsNode(_) => {
                     let message = format!("block {block} of node {name} is not routed: {reason}");
@@ -46,16 +46,17 @@ impl Mesh {
         self.stored().flat_map(|node| {
             let name = &node.record.name;
             let refused = refusals(&node.record, &self.block_layouts, |block| self.owner(block));
-            let found = |message| Finding::new(Code::PeerRecordRefused, format_args!("node {name}"), message);
-            refused.into_iter().map(|one| found(one.sentence(Some(name)))).collect::<Vec<_>>()
+            let finding =
+                |message| Finding::new(Code::PeerRecordRefused, format_args!("node {name}"), message);
+            refused.into_iter().map(|one| finding(one.sentence(Some(name)))).collect::<Vec<_>>()
         })
     }
 
-    /// What several nodes publish.
+    /// MACs and addresses that several nodes publish.
     fn duplicates(&self) -> impl Iterator<Item = Finding> {
         let macs = self.macs.disputed().into_iter().map(|(mac, names)| {
             let message = format!(
-                "nodes {} have the same tunnel MAC {mac}: restart podwire with a fresh state on one of them",
+                "nodes {} have the same tunnel MAC {mac}: restart podwire with an empty state directory on one of them",
                 list(&names)
             );
             Finding::new(Code::PeerConflict, format_args!("MAC {mac}"), message)
@@ -72,7 +73,7 @@ impl Mesh {
 }
 
 fn list(names: &[&NodeName]) -> String {
-    let named = names.iter().take(NAMED).map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
-    let more = names.len().saturating_sub(NAMED);
+    let named = names.iter().take(MAX_NAMED).map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+    let more = names.len().saturating_sub(MAX_NAMED);
     if more > 0 { format!("{named} and {more} more") } else { named }
 }

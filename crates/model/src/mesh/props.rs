@@ -1,4 +1,4 @@
-//! Whatever happens in whatever order, a kernel that applies all changes has what is wanted and nothing else.
+//! Property tests: after any sequence of updates, a kernel that applied all changes has exactly the wanted objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::tests::{local_node, net, peer};
 use super::*;
 
-/// Replaces and removes as the kernel does.
+/// A model of the kernel's behaviour when objects are replaced and removed.
 #[derive(Debug, Default, PartialEq)]
 struct Model {
     routes: BTreeMap<IpNet, PeerRoute>,
@@ -27,8 +27,8 @@ impl Model {
             self.routes.insert(r.dst, *r);
         }
         for r in &changes.del_routes {
-            let there = self.routes.get(&r.dst);
-            if there.is_some_and(|t| (t.gateway, t.link) == (r.gateway, r.link)) {
+            let existing = self.routes.get(&r.dst);
+            if existing.is_some_and(|e| (e.gateway, e.link) == (r.gateway, r.link)) {
                 self.routes.remove(&r.dst);
             }
         }
@@ -86,7 +86,7 @@ fn stored() -> impl Strategy<Value = StoredNode> {
     (record(), 1u64..4).prop_map(|(record, created)| StoredNode { record, created })
 }
 
-/// Few of everything, so that nodes get into each other's way. "m" is our own name.
+/// Few different values, so that records conflict. "m" is the local node.
 fn record() -> impl Strategy<Value = NodeRecord> {
     let names = prop::sample::select(NAMES.to_vec());
     let addresses = prop::sample::subsequence(
@@ -159,8 +159,8 @@ fn wanted(mesh: &Mesh) -> Model {
     model
 }
 
-/// What is wanted follows from the records alone, not from the way there.
-fn planned_afresh(mesh: &Mesh) -> Model {
+/// The wanted state must depend on the records only, not on the order of updates.
+fn planned_from_scratch(mesh: &Mesh) -> Model {
     let mut fresh = Mesh::new(mesh.local_node.clone());
     if let Some(mac) = mesh.own_mac {
         let own = NodeRecord { tunnel_mac: mac, ..peer("m", &[], &[]) };
@@ -173,18 +173,18 @@ fn planned_afresh(mesh: &Mesh) -> Model {
         fresh.set_claim(*block, Some(owner.clone()));
     }
     assert_eq!((fresh.tunnels_wanted(), fresh.findings()), (mesh.tunnels_wanted(), mesh.findings()));
-    assert_eq!(accepted(&fresh), accepted(mesh));
+    assert_eq!(accepted_sources(&fresh), accepted_sources(mesh));
     wanted(&fresh)
 }
 
-fn accepted(mesh: &Mesh) -> BTreeSet<PeerSource> {
+fn accepted_sources(mesh: &Mesh) -> BTreeSet<PeerSource> {
     mesh.sources().collect()
 }
 
 proptest! {
-    /// The firewall's sets, changed by differences alone, end as the records say.
+    /// Applying differences only leads to the accepted sources of the records.
     #[test]
-    fn any_history_of_sources_ends_in_those_of_the_records(steps in prop::collection::vec(step(), 0..30)) {
+    fn any_history_of_sources_ends_in_the_accepted_ones(steps in prop::collection::vec(step(), 0..30)) {
         let mut mesh = Mesh::new(local_node());
         let mut kernel = BTreeSet::new();
         for step in steps.into_iter().chain([Step::Take]) {
@@ -198,26 +198,26 @@ proptest! {
                     let SourceChanges { add, remove } = mesh.take_source_changes();
                     prop_assert!(add.iter().all(|source| kernel.insert(*source)));
                     prop_assert!(remove.iter().all(|source| kernel.remove(source)));
-                    prop_assert_eq!(&kernel, &accepted(&mesh));
+                    prop_assert_eq!(&kernel, &accepted_sources(&mesh));
                 }
             }
         }
-        planned_afresh(&mesh);
+        planned_from_scratch(&mesh);
     }
 
-    /// Nothing is accepted from this node's own address or from a pod's, and no inner source is local or two peers'.
+    /// This node's addresses and pod addresses are never accepted as outer addresses. Inner addresses belong to the sender.
     #[test]
     fn accepted_sources_are_sound(
         records in prop::collection::vec(stored(), 0..8), local_node in a_local_node(), owners in owners(),
     ) {
         let mut mesh = Mesh::new(local_node.clone());
         mesh.set_all(records, owners);
-        let is_pods = |net: &IpNet| local_node.subnets.iter().any(|subnet| subnet.contains(net));
+        let is_pod_net = |net: &IpNet| local_node.subnets.iter().any(|subnet| subnet.contains(net));
         for PeerSource { outer, inner } in mesh.sources() {
-            prop_assert!(!local_node.is_ours(outer) && !is_pods(&outer.into()));
+            prop_assert!(!local_node.is_own_address(outer) && !is_pod_net(&outer.into()));
             let senders: Vec<&NodeRecord> = mesh.peers().filter(|peer| peer.addresses.contains(&outer)).collect();
-            if is_pods(&inner) {
-                prop_assert!(!local_node.blocks.iter().any(|ours| ours.contains(&inner) || inner.contains(ours)));
+            if is_pod_net(&inner) {
+                prop_assert!(!local_node.blocks.iter().any(|own| own.contains(&inner) || inner.contains(own)));
                 prop_assert!(senders.iter().any(|peer| peer.blocks.iter().any(|block| block.trunc() == inner)));
             } else {
                 let is_own = |peer: &&NodeRecord| peer.addresses.contains(&inner.addr());
@@ -227,7 +227,7 @@ proptest! {
     }
 
     #[test]
-    fn any_history_ends_in_what_is_wanted(steps in prop::collection::vec(step(), 0..30)) {
+    fn any_history_ends_in_the_wanted_state(steps in prop::collection::vec(step(), 0..30)) {
         let mut mesh = Mesh::new(local_node());
         let mut kernel = Model::default();
         for step in steps {
@@ -246,13 +246,13 @@ proptest! {
         kernel.apply(&mesh.take_changes());
         let wanted = wanted(&mesh);
         prop_assert_eq!(&kernel, &wanted);
-        prop_assert_eq!(&planned_afresh(&mesh), &wanted);
+        prop_assert_eq!(&planned_from_scratch(&mesh), &wanted);
         prop_assert!(mesh.take_changes().is_empty());
         prop_assert!(mesh.compare(&wanted.observed()).is_empty());
     }
 
     #[test]
-    fn any_kernel_is_brought_to_what_is_wanted(
+    fn any_kernel_state_is_changed_to_the_wanted_state(
         records in prop::collection::vec(stored(), 0..8), before in prop::collection::vec(stored(), 0..8),
         local_node in a_local_node(), owners in owners(), owned_before in owners(),
     ) {
@@ -266,9 +266,9 @@ proptest! {
         prop_assert!(mesh.take_changes().is_empty());
     }
 
-    /// Every block that is routed belongs to one node, and leads nowhere through what is missing.
+    /// Every routed block belongs to one node, and every route has its neighbour and FDB entry.
     #[test]
-    fn what_is_routed_is_sound(
+    fn routed_blocks_are_sound(
         records in prop::collection::vec(stored(), 0..8), local_node in a_local_node(), owners in owners(),
     ) {
         let mut mesh = Mesh::new(local_node.clone());
@@ -280,13 +280,13 @@ proptest! {
         for (name, block) in &routed {
             prop_assert_eq!(owners.get(block), Some(name));
             prop_assert!(local_node.subnets.iter().any(|subnet| subnet.contains(block)));
-            prop_assert!(!local_node.blocks.iter().any(|ours| ours.contains(block) || block.contains(ours)));
-            let rivals: BTreeSet<_> = routed
+            prop_assert!(!local_node.blocks.iter().any(|own| own.contains(block) || block.contains(own)));
+            let overlapping: BTreeSet<_> = routed
                 .iter()
                 .filter(|(_, other)| other.contains(block) || block.contains(other))
                 .map(|(other, _)| other)
                 .collect();
-            prop_assert_eq!(rivals, BTreeSet::from([name]));
+            prop_assert_eq!(overlapping, BTreeSet::from([name]));
         }
         for route in model.routes.values().filter(|route| route.link != 2) {
             let mac = model.neighbours.get(&(route.link, route.gateway));

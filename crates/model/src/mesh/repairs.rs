@@ -1,24 +1,24 @@
-//! Changes that put right what another process did, as `podwire status` shows them.
+//! Repairs of changes by other processes, as `podwire status` shows them.
 
 use std::fmt::Display;
 
 use super::changes::PeerChanges;
 
-/// So many objects are named; a flush of thousands of routes is one sentence.
-const NAMED: usize = 5;
+/// The number of objects that a sentence names. It counts the others, because a flush can affect thousands of routes.
+const MAX_NAMED: usize = 5;
 
 /// Objects of one kind that were repaired.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repaired {
-    /// The label of the metric.
+    /// The label in metrics.
     pub kind: &'static str,
     pub count: usize,
-    /// One sentence for each direction: restored, removed.
+    /// One sentence each for restored and removed objects.
     pub sentences: Vec<String>,
 }
 
 impl PeerChanges {
-    /// All kinds, also those without a repair.
+    /// One value per kind, also without repairs.
     pub fn repairs(&self) -> [Repaired; 3] {
         let routes = (names(&self.set_routes, |r| r.dst), names(&self.del_routes, |r| r.dst));
         let neighbours = (names(&self.set_neighbours, |n| n.addr), names(&self.del_neighbours, |n| n.addr));
@@ -37,22 +37,22 @@ fn names<T, N: Display>(all: &[T], name: impl Fn(&T) -> N) -> Vec<String> {
 
 fn repaired(
     kind: &'static str,
-    words: (&str, &str),
+    nouns: (&str, &str),
     (restored, removed): (Vec<String>, Vec<String>),
 ) -> Repaired {
     let sentences = [(&restored, "restored"), (&removed, "removed")];
-    let sentences = sentences.iter().filter_map(|(names, done)| sentence(words, names, done)).collect();
+    let sentences = sentences.iter().filter_map(|(names, verb)| sentence(nouns, names, verb)).collect();
     Repaired { kind, count: restored.len() + removed.len(), sentences }
 }
 
-fn sentence((one, many): (&str, &str), names: &[String], done: &str) -> Option<String> {
-    let more = names.len().saturating_sub(NAMED);
-    let named = names.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+fn sentence((one, many): (&str, &str), names: &[String], verb: &str) -> Option<String> {
+    let more = names.len().saturating_sub(MAX_NAMED);
+    let named = names.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(", ");
     match names.len() {
         0 => None,
-        1 => Some(format!("1 {one} {done}: {named}")),
-        count if more == 0 => Some(format!("{count} {many} {done}: {named}")),
-        count => Some(format!("{count} {many} {done}: {named} and {more} more")),
+        1 => Some(format!("1 {one} {verb}: {named}")),
+        count if more == 0 => Some(format!("{count} {many} {verb}: {named}")),
+        count => Some(format!("{count} {many} {verb}: {named} and {more} more")),
     }
 }
 
@@ -91,14 +91,14 @@ mod tests {
         );
         assert_eq!(neighbours.sentences, ["1 neighbour of a tunnel restored: 10.2.0.0"]);
         assert_eq!((fdb.count, fdb.sentences.len()), (1, 1));
-        // Changes that were due anyway are no repairs.
+        // Changes that were due are not repairs.
         assert!(changes.beyond(&changes).repairs().iter().all(|repaired| repaired.count == 0));
         let due = PeerChanges { set_routes: vec![route(0)], ..PeerChanges::default() };
         assert_eq!(changes.beyond(&due).repairs()[0].count, 7);
     }
 
     #[test]
-    fn a5_changes_are_selected_in_the_order_in_which_they_are_applied() {
+    fn a5_changes_are_selected_in_the_order_of_application() {
         let (mac, addr, link) = (Mac::local([1; 5]), IpAddr::from([10, 2, 0, 0]), 7);
         let mut changes = PeerChanges {
             set_neighbours: vec![PeerNeighbour { link, addr, mac }],

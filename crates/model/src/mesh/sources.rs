@@ -1,4 +1,4 @@
-//! Which inner sources each peer may send through the tunnel. The firewall accepts these and drops all others.
+//! The inner source addresses that each peer may use in the tunnel. The firewall drops all others.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use super::local_node::LocalNode;
 use super::path::is_usable;
 use crate::object::NodeRecord;
 
-/// To be added before routes change and removed afterwards, so that no peer is refused while its routes change.
+/// Add before routes change, and remove afterwards, so that no traffic of a peer is dropped meanwhile.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SourceChanges {
     pub add: Vec<PeerSource>,
@@ -30,27 +30,28 @@ impl Keyed for PeerSource {
 }
 
 impl Mesh {
-    /// The difference between the sources that were taken before and those that are wanted now.
+    /// The changes since the last call.
     pub fn take_source_changes(&mut self) -> SourceChanges {
         let (add, remove) = self.sources.take();
         SourceChanges { add, remove }
     }
 
-    /// All sources that are wanted.
+    /// All accepted sources.
     pub fn sources(&self) -> impl Iterator<Item = PeerSource> {
         self.peers.values().flat_map(|peer| peer.plan.sources.iter().copied())
     }
 }
 
-/// The addresses that a peer sends from. This node's own address and addresses of pods are never a peer's: with those, a
-/// local process or a pod could send as that peer.
+/// The outer addresses of a peer. Excludes this node's address and pod addresses: with these, a local process or a pod could
+/// send as that peer.
 pub(super) fn senders(local_node: &LocalNode, record: &NodeRecord) -> BTreeSet<IpAddr> {
-    let is_sender = |address: &IpAddr| is_usable(local_node, *address) && !local_node.is_ours(*address);
+    let is_sender =
+        |address: &IpAddr| is_usable(local_node, *address) && !local_node.is_own_address(*address);
     record.named_addresses().filter(is_sender).collect()
 }
 
-/// Every sender with every block that is the node's without a doubt, and with the node's own addresses: a process on the
-/// node that is bound to one of them talks to pods here.
+/// All combinations of an outer address with the node's routable blocks and with its addresses. Processes on the node use
+/// these addresses to connect to pods.
 pub(super) fn sources(senders: &BTreeSet<IpAddr>, blocks: &[IpNet]) -> Vec<PeerSource> {
     let own = senders.iter().map(|address| IpNet::from(*address));
     let inner: BTreeSet<IpNet> = blocks.iter().copied().chain(own).collect();

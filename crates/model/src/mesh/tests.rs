@@ -1,4 +1,4 @@
-//! Each rule by itself, and a large cluster.
+//! Tests of the individual rules, and of a large cluster.
 
 use types::NodeUid;
 
@@ -12,7 +12,7 @@ pub(super) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Link 2 with both families; tunnels 7 and 8; our block is the first of each subnet.
+/// Link 2 with both families, tunnels 7 and 8. This node has the first block of each subnet.
 pub(super) fn local_node() -> LocalNode {
     let underlay = |address: &str, on_link: &str| Underlay {
         link: 2,
@@ -33,8 +33,8 @@ pub(super) fn local_node() -> LocalNode {
 
 pub(super) fn peer(name: &str, addresses: &[&str], blocks: &[&str]) -> NodeRecord {
     let mut tail = [0; 5];
-    for (place, byte) in tail.iter_mut().zip(name.bytes().rev()) {
-        *place = byte;
+    for (target, byte) in tail.iter_mut().zip(name.bytes().rev()) {
+        *target = byte;
     }
     NodeRecord {
         name: name.try_into().unwrap(),
@@ -47,12 +47,12 @@ pub(super) fn peer(name: &str, addresses: &[&str], blocks: &[&str]) -> NodeRecor
     }
 }
 
-/// A record that was created with the others.
+/// All records have the same creation revision.
 pub(super) fn stored(record: NodeRecord) -> StoredNode {
     StoredNode { record, created: 1 }
 }
 
-/// Every block is claimed by the first record that names it.
+/// The first record that names a block claims it.
 pub(super) fn claims<'a>(peers: impl IntoIterator<Item = &'a NodeRecord>) -> BTreeMap<IpNet, NodeName> {
     let mut owners = BTreeMap::new();
     for peer in peers {
@@ -69,13 +69,13 @@ fn mesh(local_node: LocalNode, peers: &[NodeRecord]) -> Mesh {
     mesh
 }
 
-/// A record with claims for all its blocks.
+/// Sets a record and claims for all its blocks.
 fn set(mesh: &mut Mesh, record: NodeRecord) {
     record.blocks.iter().for_each(|block| mesh.set_claim(*block, Some(record.name.clone())));
     mesh.set_peer(stored(record));
 }
 
-fn with(transport: Transport) -> LocalNode {
+fn with_transport(transport: Transport) -> LocalNode {
     LocalNode { transport, ..local_node() }
 }
 
@@ -83,13 +83,13 @@ fn paths(mesh: &Mesh) -> Vec<PeerPath> {
     mesh.paths().map(|(_, _, path)| path.clone()).collect()
 }
 
-fn problem(mesh: &Mesh, part: &str) {
+fn assert_problem(mesh: &Mesh, part: &str) {
     let problems = mesh.findings();
     assert!(problems.iter().any(|one| one.message.contains(part)), "{part:?} is not in {problems:#?}");
 }
 
 #[test]
-fn a_transport_is_a_word() {
+fn transports_round_trip_as_text() {
     for transport in [Transport::Auto, Transport::Direct, Transport::Vxlan] {
         assert_eq!(transport.to_string().parse(), Ok(transport));
         assert_eq!(serde_json::to_value(transport).unwrap(), transport.to_string());
@@ -98,7 +98,7 @@ fn a_transport_is_a_word() {
 }
 
 #[test]
-fn auto_goes_direct_to_nodes_on_the_link_in_each_family() {
+fn auto_is_direct_to_nodes_on_the_link_in_each_family() {
     let near = peer("a", &["192.0.2.5", "2001:db8::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
     let mut mesh = mesh(local_node(), &[near]);
     let changes = mesh.take_changes();
@@ -118,7 +118,7 @@ fn auto_goes_direct_to_nodes_on_the_link_in_each_family() {
 }
 
 #[test]
-fn a_far_node_is_reached_through_the_tunnel() {
+fn a_node_on_another_link_is_reached_through_the_tunnel() {
     let far = peer("a", &["203.0.113.5", "2001:db8:9::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
     let mut mesh = mesh(local_node(), std::slice::from_ref(&far));
     let changes = mesh.take_changes();
@@ -139,96 +139,105 @@ fn a_far_node_is_reached_through_the_tunnel() {
     assert!(text.contains("set forwarding entry 02:61:00:00:00:00 to 203.0.113.5 on link 7\n"), "{text}");
 
     mesh.remove_peer(&far.name);
-    let gone = mesh.take_changes();
-    assert_eq!((gone.del_routes.len(), gone.del_neighbours.len(), gone.del_fdb.len()), (2, 2, 1));
-    assert_eq!((gone.len(), mesh.tunnels_wanted()), (5, (false, false)));
+    let removed = mesh.take_changes();
+    assert_eq!((removed.del_routes.len(), removed.del_neighbours.len(), removed.del_fdb.len()), (2, 2, 1));
+    assert_eq!((removed.len(), mesh.tunnels_wanted()), (5, (false, false)));
 }
 
 #[test]
-fn the_outer_family_is_the_first_that_both_have() {
+fn the_outer_family_is_the_first_common_one() {
     let six_only = peer("a", &["2001:db8:9::5"], &["10.2.5.0/24"]);
     assert_eq!(mesh(local_node(), std::slice::from_ref(&six_only)).tunnels_wanted(), (false, true));
     let both = peer("b", &["203.0.113.5", "2001:db8:9::6"], &["10.2.6.0/24"]);
-    let mut ours = local_node();
-    ours.underlays.remove(0);
-    let over_six = mesh(ours.clone(), &[both]);
+    let mut v6_node = local_node();
+    v6_node.underlays.remove(0);
+    let over_six = mesh(v6_node.clone(), &[both]);
     assert!(
         matches!(&paths(&over_six)[0], PeerPath::Vxlan { link: 8, remote, .. } if *remote == ip("2001:db8:9::6"))
     );
     let four_only = peer("c", &["203.0.113.7"], &["10.2.7.0/24"]);
-    let none = mesh(ours, &[four_only]);
+    let none = mesh(v6_node, &[four_only]);
     assert_eq!(paths(&none), [PeerPath::None(NoPath::NoCommonFamily)]);
-    problem(&none, "no route to node c: it and this node have no address of the same family");
+    assert_problem(&none, "no route to node c: it and this node have no addresses of a common family");
 }
 
 #[test]
-fn a_tunnel_that_does_not_exist_is_wanted_and_has_no_routes_yet() {
+fn a_missing_tunnel_device_is_wanted_and_has_no_routes_yet() {
     let far = |name: &str, block: &str| peer(name, &["203.0.113.5"], &[block]);
     let none = LocalNode { tunnels: Tunnels::default(), ..local_node() };
     let mut mesh = mesh(none, &[far("a", "10.2.5.0/24")]);
     assert_eq!(mesh.tunnels_wanted(), (true, false));
     assert!(mesh.take_changes().is_empty());
-    problem(&mesh, "no route to node a: the IPv4 tunnel device does not exist yet");
+    assert_problem(&mesh, "no route to node a: the IPv4 tunnel device does not exist yet");
     set(&mut mesh, NodeRecord { addresses: vec![ip("203.0.113.6")], ..far("b", "10.2.6.0/24") });
-    problem(&mesh, "no route to node a: the IPv4 tunnel device does not exist yet");
-    problem(&mesh, "no route to node b: the IPv4 tunnel device does not exist yet");
+    assert_problem(&mesh, "no route to node a: the IPv4 tunnel device does not exist yet");
+    assert_problem(&mesh, "no route to node b: the IPv4 tunnel device does not exist yet");
     mesh.set_local_node(local_node());
     assert_eq!(mesh.take_changes().set_routes.len(), 2);
     assert_eq!(mesh.findings(), []);
 }
 
 #[test]
-fn direct_only_says_whom_it_cannot_reach() {
+fn with_transport_direct_unreachable_nodes_are_reported() {
     let far = peer("n3", &["203.0.113.7"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
-    let mesh = mesh(with(Transport::Direct), &[far]);
+    let mesh = mesh(with_transport(Transport::Direct), &[far]);
     assert_eq!(mesh.tunnels_wanted(), (false, false));
-    problem(&mesh, "no route to node n3: the transport is direct, but 203.0.113.7 is not on-link");
-    problem(&mesh, "no route to node n3: the transport is direct, but the node publishes no IPv6 address");
+    assert_problem(&mesh, "no route to node n3: the transport is direct, but 203.0.113.7 is not on-link");
+    assert_problem(
+        &mesh,
+        "no route to node n3: the transport is direct, but the node publishes no IPv6 address",
+    );
 }
 
 #[test]
-fn vxlan_only_tunnels_also_to_the_neighbour() {
+fn with_transport_vxlan_nodes_on_the_link_are_tunnelled() {
     let near = peer("a", &["192.0.2.5"], &["10.2.5.0/24"]);
-    assert!(matches!(paths(&mesh(with(Transport::Vxlan), &[near]))[..], [PeerPath::Vxlan { link: 7, .. }]));
+    assert!(matches!(
+        paths(&mesh(with_transport(Transport::Vxlan), &[near]))[..],
+        [PeerPath::Vxlan { link: 7, .. }]
+    ));
 }
 
 #[test]
-fn a_node_that_moves_onto_the_link_changes_from_tunnel_to_direct() {
+fn a_node_that_moves_onto_the_link_becomes_direct() {
     let far = peer("a", &["203.0.113.5"], &["10.2.5.0/24"]);
     let mut mesh = mesh(local_node(), std::slice::from_ref(&far));
     mesh.take_changes();
     set(&mut mesh, NodeRecord { addresses: vec![ip("192.0.2.5")], ..far });
     let changes = mesh.take_changes();
-    assert_eq!((changes.set_routes.len(), changes.del_routes.len()), (1, 0), "replaced, never missing");
+    assert_eq!((changes.set_routes.len(), changes.del_routes.len()), (1, 0), "the route is replaced");
     assert_eq!((changes.del_neighbours.len(), changes.del_fdb.len()), (1, 1));
 }
 
 #[test]
 fn blocks_of_this_node_are_not_routed_to_another() {
-    let odd = peer("a", &["192.0.2.5"], &["10.2.0.0/24", "fd00:2::/72"]);
-    let mesh = mesh(local_node(), &[odd]);
+    let conflicting = peer("a", &["192.0.2.5"], &["10.2.0.0/24", "fd00:2::/72"]);
+    let mesh = mesh(local_node(), &[conflicting]);
     assert!(paths(&mesh).iter().all(|path| matches!(path, PeerPath::None(NoPath::OverlapsOwnBlock(_)))));
-    problem(&mesh, "block 10.2.0.0/24 of node a is not routed: it overlaps our own block 10.2.0.0/24");
+    assert_problem(
+        &mesh,
+        "block 10.2.0.0/24 of node a is not routed: it overlaps block 10.2.0.0/24 of this node",
+    );
 }
 
-/// Whatever a record is called: the claim decides, in whatever order claim and record come.
+/// The claim decides, independent of names and of the order of events.
 #[test]
-fn a5_a_record_without_the_claim_takes_no_block() {
+fn a5_a_record_without_the_claim_gets_no_block() {
     let owner = peer("k", &["192.0.2.6", "2001:db8::6"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
-    let thief =
+    let later =
         peer("a", &["192.0.2.5", "2001:db8::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72", "10.2.7.0/24"]);
     let orders: [&[&str]; 4] = [
-        &["owner", "claims", "thief"],
-        &["thief", "owner", "claims"],
-        &["claims", "thief", "owner"],
-        &["thief", "claims", "owner"],
+        &["owner", "claims", "later"],
+        &["later", "owner", "claims"],
+        &["claims", "later", "owner"],
+        &["later", "claims", "owner"],
     ];
     for order in orders {
         let mut mesh = Mesh::new(local_node());
         for step in order {
             match *step {
                 "owner" => mesh.set_peer(StoredNode { record: owner.clone(), created: 9 }),
-                "thief" => mesh.set_peer(StoredNode { record: thief.clone(), created: 1 }),
+                "later" => mesh.set_peer(StoredNode { record: later.clone(), created: 1 }),
                 _ => owner.blocks.iter().for_each(|b| mesh.set_claim(*b, Some(owner.name.clone()))),
             }
         }
@@ -236,13 +245,16 @@ fn a5_a_record_without_the_claim_takes_no_block() {
         let routes: Vec<_> = changes.set_routes.iter().map(|route| (route.dst, route.gateway)).collect();
         let wanted = [(owner.blocks[0], ip("192.0.2.6")), (owner.blocks[1], ip("2001:db8::6"))];
         assert_eq!(routes, wanted, "{order:?}");
-        problem(&mesh, "blocks 10.2.5.0/24, fd00:2:0:0:500::/72 of node a are not routed: claimed by node k");
-        problem(&mesh, "block 10.2.7.0/24 of node a is not routed: not claimed in the store");
+        assert_problem(
+            &mesh,
+            "blocks 10.2.5.0/24, fd00:2:0:0:500::/72 of node a are not routed: claimed by node k",
+        );
+        assert_problem(&mesh, "block 10.2.7.0/24 of node a is not routed: not claimed in the store");
     }
 }
 
 #[test]
-fn a5_a_claim_that_comes_later_admits_and_one_that_goes_closes() {
+fn a5_routes_follow_added_and_removed_claims() {
     let mut mesh = mesh(local_node(), &[]);
     mesh.set_peer(stored(peer("a", &["192.0.2.5"], &["10.2.5.0/24"])));
     assert!(mesh.take_changes().is_empty());
@@ -256,40 +268,40 @@ fn a5_a_claim_that_comes_later_admits_and_one_that_goes_closes() {
     assert!(mesh.take_changes().is_empty());
 }
 
-/// Not even with a claim: a /32 out of another node's /24 would win there as the more specific route.
+/// Even with a claim: a /32 inside another node's /24 would be the more specific route.
 #[test]
-fn a5_only_blocks_of_the_networks_division_are_routed() {
+fn a5_only_blocks_of_the_layout_are_routed() {
     let good = peer("k", &["192.0.2.6"], &["10.2.5.0/24"]);
-    let odd = peer("a", &["192.0.2.5"], &["10.2.5.7/32", "10.2.4.0/22", "10.2.0.0/16", "10.3.0.0/24"]);
-    let mesh = mesh(local_node(), &[odd, good]);
+    let invalid = peer("a", &["192.0.2.5"], &["10.2.5.7/32", "10.2.4.0/22", "10.2.0.0/16", "10.3.0.0/24"]);
+    let mesh = mesh(local_node(), &[invalid, good]);
     let routed: Vec<_> = mesh
         .paths()
         .filter(|(_, _, path)| !matches!(path, PeerPath::None(_)))
         .map(|(n, b, _)| (n.as_str(), b))
         .collect();
     assert_eq!(routed, [("k", net("10.2.5.0/24"))]);
-    problem(
+    assert_problem(
         &mesh,
         "blocks 10.2.0.0/16, 10.2.4.0/22, 10.2.5.7/32 of node a are not routed: the network is divided",
     );
-    problem(&mesh, "block 10.3.0.0/24 of node a is not routed: outside of the pod network");
+    assert_problem(&mesh, "block 10.3.0.0/24 of node a is not routed: outside of the pod network");
     let [a, k] = &mesh.admitted()[..] else { panic!() };
     assert_eq!(
         (a.blocks.len(), &k.blocks[..]),
         (0, &[net("10.2.5.0/24")][..]),
-        "what is remembered over a boot"
+        "the records that are saved for the next boot"
     );
 }
 
 #[test]
-fn our_own_record_is_no_peer() {
+fn the_nodes_own_record_is_not_a_peer() {
     let mut mesh = mesh(local_node(), &[peer("m", &["192.0.2.1"], &["10.2.0.0/24", "10.2.1.0/24"])]);
     assert!(mesh.take_changes().is_empty());
     assert_eq!((mesh.paths().count(), mesh.findings()), (0, Vec::new()));
 }
 
 #[test]
-fn of_two_with_the_same_mac_the_later_has_no_tunnel() {
+fn a_node_with_a_conflicting_mac_has_no_tunnel() {
     let one = peer("a", &["203.0.113.5"], &["10.2.5.0/24"]);
     let other = NodeRecord { tunnel_mac: one.tunnel_mac, ..peer("b", &["203.0.113.6"], &["10.2.6.0/24"]) };
     let near = NodeRecord { tunnel_mac: one.tunnel_mac, ..peer("c", &["192.0.2.7"], &["10.2.7.0/24"]) };
@@ -298,44 +310,44 @@ fn of_two_with_the_same_mac_the_later_has_no_tunnel() {
         paths(&mesh)[..],
         [PeerPath::Vxlan { .. }, PeerPath::None(NoPath::SameMac { .. }), PeerPath::Direct { .. }]
     ));
-    problem(&mesh, "no route to node b: its tunnel MAC 02:61:00:00:00:00 is also that of node a");
-    problem(&mesh, "nodes a, b, c have the same tunnel MAC 02:61:00:00:00:00");
+    assert_problem(&mesh, "no route to node b: its tunnel MAC 02:61:00:00:00:00 is also used by node a");
+    assert_problem(&mesh, "nodes a, b, c have the same tunnel MAC 02:61:00:00:00:00");
     mesh.take_changes();
     mesh.remove_peer(&one.name);
     let changes = mesh.take_changes();
     assert_eq!(changes.set_fdb, [PeerFdb { link: 7, mac: one.tunnel_mac, dst: ip("203.0.113.6") }]);
     assert_eq!(changes.del_fdb, []);
 
-    let ours = NodeRecord { tunnel_mac: one.tunnel_mac, ..peer("m", &["192.0.2.1"], &[]) };
-    mesh.set_peer(stored(ours));
-    assert_eq!(mesh.take_changes().del_fdb.len(), 1, "the kernel drops what seems to come from itself");
+    let own = NodeRecord { tunnel_mac: one.tunnel_mac, ..peer("m", &["192.0.2.1"], &[]) };
+    mesh.set_peer(stored(own));
+    assert_eq!(mesh.take_changes().del_fdb.len(), 1, "the kernel drops packets with its own source MAC");
 }
 
 #[test]
-fn a5_a_later_record_does_not_take_an_earlier_ones_tunnel_mac() {
+fn a5_a_later_record_cannot_take_over_a_tunnel_mac() {
     let first = peer("k", &["203.0.113.5", "2001:db8:9::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
-    let thief = NodeRecord { tunnel_mac: first.tunnel_mac, ..peer("a", &["203.0.113.66"], &["10.2.6.0/24"]) };
+    let later = NodeRecord { tunnel_mac: first.tunnel_mac, ..peer("a", &["203.0.113.66"], &["10.2.6.0/24"]) };
     let nodes =
-        [(&first, 5), (&thief, 6)].map(|(record, created)| StoredNode { record: record.clone(), created });
+        [(&first, 5), (&later, 6)].map(|(record, created)| StoredNode { record: record.clone(), created });
     let holder = PeerFdb { link: 7, mac: first.tunnel_mac, dst: ip("203.0.113.5") };
     for order in [[0, 1], [1, 0]] {
         let mut mesh = Mesh::new(local_node());
-        claims([&first, &thief]).into_iter().for_each(|(block, name)| mesh.set_claim(block, Some(name)));
+        claims([&first, &later]).into_iter().for_each(|(block, name)| mesh.set_claim(block, Some(name)));
         order.iter().for_each(|n| mesh.set_peer(nodes[*n].clone()));
         assert_eq!(mesh.take_changes().set_fdb, [holder]);
-        problem(&mesh, "no route to node a: its tunnel MAC 02:6b:00:00:00:00 is also that of node k");
-        // The same again after a restart: from a list, and from what is remembered without a store.
+        assert_problem(&mesh, "no route to node a: its tunnel MAC 02:6b:00:00:00:00 is also used by node k");
+        // The result is the same after a restart, from a listing and from saved records.
         let mut listed = Mesh::new(local_node());
-        listed.set_all(nodes.clone(), claims([&first, &thief]));
+        listed.set_all(nodes.clone(), claims([&first, &later]));
         assert_eq!(listed.take_changes().set_fdb, [holder]);
-        let remembered = listed.admitted();
-        assert_eq!(remembered.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["k", "a"]);
+        let saved = listed.admitted();
+        assert_eq!(saved.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["k", "a"]);
     }
 }
 
-/// Routes belong to blocks, and blocks to claims: a shared address leads nowhere else.
+/// Routes belong to blocks, and blocks to claims.
 #[test]
-fn a5_a_later_record_with_the_same_address_moves_no_route() {
+fn a5_a_later_record_with_the_same_address_changes_no_route() {
     for address in ["192.0.2.5", "203.0.113.5"] {
         let first = peer("k", &[address], &["10.2.5.0/24"]);
         let mut mesh = mesh(local_node(), std::slice::from_ref(&first));
@@ -346,27 +358,27 @@ fn a5_a_later_record_with_the_same_address_moves_no_route() {
         let changes = mesh.take_changes();
         assert!(changes.set_routes.iter().all(|route| route.dst == net("10.2.6.0/24")), "{changes}");
         assert!(changes.del_routes.is_empty() && changes.del_fdb.is_empty(), "{changes}");
-        problem(&mesh, &format!("nodes a, b, k publish the same address {address}"));
+        assert_problem(&mesh, &format!("nodes a, b, k publish the same address {address}"));
     }
 }
 
 #[test]
-fn addresses_that_cannot_be_are_told() {
-    let ours = peer("a", &["192.0.2.1"], &["10.2.5.0/24"]);
+fn unusable_addresses_are_reported() {
+    let of_this_node = peer("a", &["192.0.2.1"], &["10.2.5.0/24"]);
     let same = [peer("b", &["192.0.2.6"], &["10.2.6.0/24"]), peer("c", &["192.0.2.6"], &["10.2.7.0/24"])];
     let inside = peer("d", &["10.2.8.5"], &["10.2.8.0/24"]);
     let loopback = peer("e", &["127.0.0.1", "::1", "fe80::5"], &["10.2.10.0/24"]);
-    let mesh = mesh(local_node(), &[&[ours, inside, loopback], &same[..]].concat());
-    problem(&mesh, "no route to node a: it publishes this node's own address 192.0.2.1");
-    problem(&mesh, "nodes b, c publish the same address 192.0.2.6");
-    problem(&mesh, "address 10.2.8.5 of node d is not used: inside the pod network 10.2.0.0/16");
-    problem(&mesh, "addresses 127.0.0.1, ::1 of node e are not used: loopback address");
-    problem(&mesh, "no route to node d: it and this node have no address of the same family");
-    problem(&mesh, "no route to node e: it and this node have no address of the same family");
+    let mesh = mesh(local_node(), &[&[of_this_node, inside, loopback], &same[..]].concat());
+    assert_problem(&mesh, "no route to node a: it publishes this node's address 192.0.2.1");
+    assert_problem(&mesh, "nodes b, c publish the same address 192.0.2.6");
+    assert_problem(&mesh, "address 10.2.8.5 of node d is not used: inside the pod network 10.2.0.0/16");
+    assert_problem(&mesh, "addresses 127.0.0.1, ::1 of node e are not used: loopback address");
+    assert_problem(&mesh, "no route to node d: it and this node have no addresses of a common family");
+    assert_problem(&mesh, "no route to node e: it and this node have no addresses of a common family");
 }
 
 #[test]
-fn addresses_that_are_nobodys_are_never_a_way() {
+fn unusable_addresses_are_never_a_path() {
     for address in [
         "255.255.255.255",
         "240.0.0.1",
@@ -379,9 +391,9 @@ fn addresses_that_are_nobodys_are_never_a_way() {
         "10.2.5.5",
         "fd00:2::5",
     ] {
-        let odd = peer("a", &[address], &["10.2.5.0/24"]);
+        let invalid = peer("a", &[address], &["10.2.5.0/24"]);
         for transport in [Transport::Auto, Transport::Direct, Transport::Vxlan] {
-            let mesh = mesh(with(transport), std::slice::from_ref(&odd));
+            let mesh = mesh(with_transport(transport), std::slice::from_ref(&invalid));
             assert!(
                 matches!(paths(&mesh)[..], [PeerPath::None(_)]),
                 "{transport} {address}: {:?}",
@@ -394,45 +406,45 @@ fn addresses_that_are_nobodys_are_never_a_way() {
 }
 
 #[test]
-fn a5_an_address_inside_a_block_of_another_closes_no_route() {
+fn a5_an_address_inside_a_block_of_another_node_removes_no_route() {
     let block = peer("a", &["192.0.2.5", "2001:db8::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
     let third = peer("z", &["10.2.5.9", "fd00:2:0:0:500::9"], &["10.2.9.0/24"]);
     let mut mesh = mesh(local_node(), std::slice::from_ref(&block));
     assert_eq!(mesh.take_changes().set_routes.len(), 2);
     set(&mut mesh, third.clone());
     assert!(mesh.take_changes().is_empty());
-    problem(&mesh, "address 10.2.5.9 of node z is not used: inside the pod network");
+    assert_problem(&mesh, "address 10.2.5.9 of node z is not used: inside the pod network");
     set(&mut mesh, NodeRecord { addresses: vec![ip("192.0.2.9")], ..third });
     assert_eq!(mesh.take_changes().set_routes.len(), 1);
 }
 
 #[test]
-fn a_block_on_our_own_link_is_not_routed() {
-    let mut ours = local_node();
-    ours.underlays[0] = Underlay {
+fn a_block_that_contains_a_network_of_the_nodes_link_is_not_routed() {
+    let mut own = local_node();
+    own.underlays[0] = Underlay {
         link: 2,
         address: ip("10.2.5.200"),
         on_link: vec![net("10.2.5.192/26"), net("10.0.0.0/8")],
     };
-    ours.underlays[1].on_link = vec![net("fd00:2:0:0:500::/80")];
+    own.underlays[1].on_link = vec![net("fd00:2:0:0:500::/80")];
     let near = peer("a", &["192.0.2.5"], &["10.2.5.0/24", "10.2.8.0/24", "fd00:2:0:0:500::/72"]);
-    let mesh = mesh(ours, &[near]);
+    let mesh = mesh(own, &[near]);
     assert!(
         matches!(paths(&mesh)[..], [PeerPath::None(_), PeerPath::Vxlan { .. }, PeerPath::None(_)]),
         "{:?}",
         paths(&mesh)
     );
-    problem(
+    assert_problem(
         &mesh,
-        "block 10.2.5.0/24 of node a is not routed: it holds 10.2.5.192/26, which is on this node's",
+        "block 10.2.5.0/24 of node a is not routed: it contains 10.2.5.192/26, which is on a link of this node",
     );
 }
 
 #[test]
-fn a1_each_unreached_node_is_a_condition_of_its_own() {
+fn a1_each_unreachable_node_has_a_separate_condition() {
     let far = |i: u8| peer(&format!("n{i}"), &[&format!("203.0.113.{i}")], &[&format!("10.2.{i}.0/24")]);
     let peers: Vec<NodeRecord> = (1..100).map(far).collect();
-    let direct = mesh(with(Transport::Direct), &peers);
+    let direct = mesh(with_transport(Transport::Direct), &peers);
     let objects = |mesh: &Mesh| -> Vec<String> {
         let mut objects: Vec<String> = mesh.findings().into_iter().map(|one| one.object).collect();
         objects.sort();
@@ -441,47 +453,51 @@ fn a1_each_unreached_node_is_a_condition_of_its_own() {
     let mut wanted: Vec<String> = (1..100).map(|i| format!("node n{i}")).collect();
     wanted.sort();
     assert_eq!(objects(&direct), wanted);
-    // What it is called does not depend on how many there are.
-    assert_eq!(objects(&mesh(with(Transport::Direct), &peers[..1])), ["node n1"]);
-    let mut ours = local_node();
-    ours.underlays.remove(0);
-    let six = mesh(ours, &peers);
+    // The object does not depend on the number of nodes.
+    assert_eq!(objects(&mesh(with_transport(Transport::Direct), &peers[..1])), ["node n1"]);
+    let mut v6_node = local_node();
+    v6_node.underlays.remove(0);
+    let six = mesh(v6_node, &peers);
     assert_eq!(objects(&six), wanted);
-    problem(&six, "no route to node n7: it and this node have no address of the same family");
+    assert_problem(&six, "no route to node n7: it and this node have no addresses of a common family");
 }
 
 #[test]
-fn what_the_kernel_has_is_compared() {
+fn observed_objects_are_compared_with_the_wanted_ones() {
     let far = peer("a", &["203.0.113.5"], &["10.2.5.0/24"]);
     let mut mesh = mesh(local_node(), &[far]);
     let all = mesh.compare(&ObservedPeers::default());
-    assert!(mesh.take_changes().is_empty(), "it counts as taken");
+    assert!(mesh.take_changes().is_empty(), "the changes count as taken");
     let (route, neighbour, entry) = (all.set_routes[0], all.set_neighbours[0], all.set_fdb[0]);
     let right = ObservedPeers { routes: vec![route], neighbours: vec![neighbour], fdb: vec![entry] };
     assert!(mesh.compare(&right).is_empty());
 
-    let elsewhere = PeerRoute { gateway: ip("192.0.2.9"), link: 2, onlink: false, ..route };
+    let wrong = PeerRoute { gateway: ip("192.0.2.9"), link: 2, onlink: false, ..route };
     let stale = PeerRoute { dst: net("10.2.99.0/24"), ..route };
-    let observed = ObservedPeers { routes: vec![elsewhere, stale], ..right.clone() };
+    let observed = ObservedPeers { routes: vec![wrong, stale], ..right.clone() };
     let changes = mesh.compare(&observed);
     assert_eq!((&changes.set_routes[..], &changes.del_routes[..]), (&[route][..], &[stale][..]));
-    let both = ObservedPeers { routes: vec![elsewhere, route], ..right.clone() };
-    assert_eq!(mesh.compare(&both), PeerChanges { del_routes: vec![elsewhere], ..PeerChanges::default() });
+    let both = ObservedPeers { routes: vec![wrong, route], ..right.clone() };
+    assert_eq!(mesh.compare(&both), PeerChanges { del_routes: vec![wrong], ..PeerChanges::default() });
     let unsourced = PeerRoute { src: None, ..route };
     let changes = mesh.compare(&ObservedPeers { routes: vec![unsourced], ..right.clone() });
     assert_eq!(changes, PeerChanges { set_routes: vec![route], ..PeerChanges::default() });
 
-    // The kernel takes no notice of the source when it removes a route: it would remove the right one.
+    // The kernel ignores the source when it removes a route, so it would remove the right one.
     assert!(mesh.compare(&ObservedPeers { routes: vec![unsourced, route], ..right.clone() }).is_empty());
 
     let old = PeerFdb { dst: ip("203.0.113.99"), ..entry };
     let changes = mesh.compare(&ObservedPeers { fdb: vec![old], ..right });
-    assert_eq!(changes, PeerChanges { set_fdb: vec![entry], ..PeerChanges::default() }, "replaced");
+    assert_eq!(
+        changes,
+        PeerChanges { set_fdb: vec![entry], ..PeerChanges::default() },
+        "the entry is replaced"
+    );
 }
 
-/// `cargo test --release -p cluster -- --nocapture five_thousand` shows the times.
+/// `cargo test --release -p model -- --nocapture five_thousand` prints the times.
 #[test]
-fn five_thousand_nodes_are_planned_at_once_and_one_change_costs_its_own() {
+fn one_change_among_five_thousand_nodes_is_cheap() {
     let record = |i: u32| {
         let [_, _, high, low] = i.to_be_bytes();
         let far = if i.is_multiple_of(2) { "203.0" } else { "192.0" };
@@ -493,12 +509,12 @@ fn five_thousand_nodes_are_planned_at_once_and_one_change_costs_its_own() {
         record.tunnel_mac = Mac::local([1, 0, 0, high, low]);
         record
     };
-    let mut ours = local_node();
-    ours.subnets = vec![net("10.0.0.0/8"), net("fd00:2::/48")];
-    ours.margin = 16;
-    ours.blocks.clear();
+    let mut own = local_node();
+    own.subnets = vec![net("10.0.0.0/8"), net("fd00:2::/48")];
+    own.margin = 16;
+    own.blocks.clear();
     let records: Vec<_> = (1000..6000).map(record).collect();
-    let mut mesh = mesh(ours, &records);
+    let mut mesh = mesh(own, &records);
     let changes = mesh.take_changes();
     assert_eq!((changes.set_routes.len(), mesh.findings().len()), (10_000, 0));
     let observed = ObservedPeers {
@@ -521,46 +537,47 @@ fn source(outer: &str, inner: &str) -> PeerSource {
 }
 
 #[test]
-fn a_peer_may_send_its_blocks_and_its_own_addresses_from_each_address() {
+fn a_peer_may_send_from_its_blocks_and_addresses() {
     let near = peer("a", &["192.0.2.5", "2001:db8::5"], &["10.2.5.0/24", "fd00:2:0:0:500::/72"]);
     let mesh = mesh(local_node(), &[near]);
     let inner = ["10.2.5.0/24", "192.0.2.5/32", "2001:db8::5/128", "fd00:2:0:0:500::/72"];
-    let want: Vec<PeerSource> = ["192.0.2.5", "2001:db8::5"]
+    let expected: Vec<PeerSource> = ["192.0.2.5", "2001:db8::5"]
         .iter()
         .flat_map(|outer| inner.map(|inner| source(outer, inner)))
         .collect();
-    assert_eq!(mesh.sources().collect::<Vec<_>>(), want);
+    assert_eq!(mesh.sources().collect::<Vec<_>>(), expected);
 }
 
 #[test]
-fn sources_of_no_use_and_of_others_are_not_accepted() {
+fn unusable_and_unowned_sources_are_not_accepted() {
     for record in [
-        // Our own address, a pod's, and none that can send.
+        // The node's own address, a pod's address, and addresses that cannot be a source.
         peer("a", &["192.0.2.1"], &["10.2.5.0/24"]),
         peer("a", &["10.2.7.9"], &["10.2.5.0/24"]),
         peer("a", &["127.0.0.1", "224.0.0.1", "fe80::1"], &["10.2.5.0/24"]),
     ] {
         assert_eq!(mesh(local_node(), &[record]).sources().count(), 0);
     }
-    let greedy = peer("b", &["192.0.2.6"], &["10.2.0.0/25", "10.9.0.0/24", "10.2.5.0/24", "10.2.6.0/24"]);
-    let mesh = mesh(local_node(), &[peer("a", &["192.0.2.5"], &["10.2.5.0/24"]), greedy]);
+    let over_claiming =
+        peer("b", &["192.0.2.6"], &["10.2.0.0/25", "10.9.0.0/24", "10.2.5.0/24", "10.2.6.0/24"]);
+    let mesh = mesh(local_node(), &[peer("a", &["192.0.2.5"], &["10.2.5.0/24"]), over_claiming]);
     let of_b: Vec<_> = mesh.sources().filter(|source| source.outer == ip("192.0.2.6")).collect();
     assert_eq!(of_b, [source("192.0.2.6", "10.2.6.0/24"), source("192.0.2.6", "192.0.2.6/32")]);
 }
 
 #[test]
-fn another_address_of_a_peer_adds_its_sources_and_removes_the_old_ones() {
+fn a_changed_address_of_a_peer_replaces_its_sources() {
     let mut mesh = mesh(local_node(), &[peer("a", &["192.0.2.5"], &["10.2.5.0/24"])]);
     mesh.take_source_changes();
     set(&mut mesh, peer("a", &["192.0.2.6"], &["10.2.5.0/24"]));
     let both =
         |address: &str| vec![source(address, "10.2.5.0/24"), source(address, &format!("{address}/32"))];
-    let want = SourceChanges { add: both("192.0.2.6"), remove: both("192.0.2.5") };
-    assert_eq!(mesh.take_source_changes(), want);
-    // One that has the same address keeps it when the other goes.
+    let expected = SourceChanges { add: both("192.0.2.6"), remove: both("192.0.2.5") };
+    assert_eq!(mesh.take_source_changes(), expected);
+    // A node with the same address keeps it if the other node is removed.
     set(&mut mesh, peer("b", &["192.0.2.6"], &["10.2.6.0/24"]));
     mesh.take_source_changes();
     mesh.remove_peer(&"a".try_into().unwrap());
-    let want = SourceChanges { add: Vec::new(), remove: vec![source("192.0.2.6", "10.2.5.0/24")] };
-    assert_eq!(mesh.take_source_changes(), want);
+    let expected = SourceChanges { add: Vec::new(), remove: vec![source("192.0.2.6", "10.2.5.0/24")] };
+    assert_eq!(mesh.take_source_changes(), expected);
 }

@@ -46,7 +46,7 @@ pub(super) fn add_address(body: &mut Body<'_>, add: &AddAddress) {
     if let Some(broadcast) = add.broadcast {
         put_ip(body, libc::IFA_BROADCAST, broadcast.into());
     }
-    // Whose address it is. Kernels before 5.18 have no place for it and ignore it.
+    // Marks the address as Podwire's. Kernels before 5.18 ignore the attribute.
     body.u8(IFA_PROTO, ROUTE_PROTOCOL);
 }
 
@@ -61,7 +61,7 @@ fn route_header(route: &Route) -> RouteHeader {
     RouteHeader {
         family: family_of(route.dst.addr()),
         dst_len: route.dst.prefix_len(),
-        // The header has one byte for it; RTA_TABLE, which always follows, has the whole number.
+        // The header has one byte for the table. RTA_TABLE always follows and has the complete number.
         table: u8::try_from(table).unwrap_or(libc::RT_TABLE_UNSPEC),
         protocol: route.protocol,
         kind: match route.kind {
@@ -72,14 +72,14 @@ fn route_header(route: &Route) -> RouteHeader {
     }
 }
 
-/// Destination and next hop, which adding and deleting have in common.
+/// Destination and next hop, which are common to adding and deleting.
 fn route_target(body: &mut Body<'_>, route: &Route) {
     if route.dst.prefix_len() != 0 {
         put_ip(body, libc::RTA_DST, route.dst.network());
     }
     match (route.dst, route.gateway) {
         (IpNet::V4(_), Some(IpAddr::V6(gateway))) => {
-            // struct rtvia: the family of the gateway, which here is another than the route's, and its address.
+            // struct rtvia: family and address of a gateway of another family than the route's.
             let mut via = [0; 18];
             via[..2].copy_from_slice(&u16::from(AF_INET6).to_ne_bytes());
             via[2..].copy_from_slice(&gateway.octets());
@@ -122,7 +122,7 @@ pub(super) fn add_route(body: &mut Body<'_>, route: &Route) {
 }
 
 pub(super) fn del_route(body: &mut Body<'_>, route: &Route) {
-    // Scope nowhere matches every scope.
+    // RT_SCOPE_NOWHERE matches every scope.
     body.header(&RouteHeader { scope: libc::RT_SCOPE_NOWHERE, ..route_header(route) });
     route_target(body, route);
 }
@@ -143,7 +143,7 @@ pub(super) fn del_neighbour(body: &mut Body<'_>, link: u32, addr: IpAddr) {
     put_ip(body, libc::NDA_DST, addr);
 }
 
-/// An entry of the device itself: without `NTF_SELF` the kernel would look for a bridge above it.
+/// An entry of the device itself. Without `NTF_SELF` the kernel adds it to the bridge of the device.
 pub(super) fn fdb(body: &mut Body<'_>, entry: &Fdb) {
     body.header(&NeighbourHeader {
         family: AF_BRIDGE,

@@ -14,8 +14,8 @@ use crate::kernel::{
 use crate::op::{AddBridge, AddVxlan, LinkRef, SetLink, Veth};
 use crate::wire::Body;
 
-/// The kernel's IFALIASZ is 256 and counts a NUL that is not sent.
-const LONGEST_ALIAS: usize = 255;
+/// The kernel's IFALIASZ is 256, including a NUL that is not sent.
+const MAX_ALIAS: usize = 255;
 
 fn header_up(up: bool) -> LinkHeader {
     let flags = if up { IFF_UP } else { 0 };
@@ -32,7 +32,7 @@ pub(super) fn veth(body: &mut Body<'_>, veth: &Veth<'_>) {
     let flags = if veth.up { IFF_NOARP | IFF_UP } else { IFF_NOARP };
     body.header(&LinkHeader { flags, change_mask: flags, ..LinkHeader::default() });
     name_mac_mtu(body, veth.host, veth.host_mac, veth.mtu);
-    one_queue(body);
+    single_queue(body);
     if let Some(master) = veth.master {
         body.u32(libc::IFLA_MASTER, master);
     }
@@ -42,16 +42,16 @@ pub(super) fn veth(body: &mut Body<'_>, veth: &Veth<'_>) {
             data.nest(VETH_INFO_PEER, |peer| {
                 peer.header(&LinkHeader::default());
                 name_mac_mtu(peer, veth.peer, veth.peer_mac, veth.mtu);
-                one_queue(peer);
+                single_queue(peer);
                 peer.bytes(libc::IFLA_NET_NS_FD, &veth.peer_ns.as_raw_fd().to_ne_bytes());
             });
         });
     });
 }
 
-/// A pair has one queue in use in any case; left alone, the kernel makes one per core and gives the others back, each with
-/// a grace period, while everybody waits for its lock over all links.
-fn one_queue(body: &mut Body<'_>) {
+/// A veth pair uses one queue only. By default the kernel creates one per core and then removes the unused ones, each with a
+/// grace period under the rtnl lock.
+fn single_queue(body: &mut Body<'_>) {
     body.u32(libc::IFLA_NUM_TX_QUEUES, 1);
     body.u32(libc::IFLA_NUM_RX_QUEUES, 1);
 }
@@ -86,8 +86,8 @@ pub(super) fn vxlan(body: &mut Body<'_>, add: &AddVxlan<'_>) {
             match add.local {
                 IpAddr::V4(local) => {
                     data.bytes(IFLA_VXLAN_LOCAL, &local.octets());
-                    // None, as the standard wants it: what is inside has its own. A twentieth of the throughput, where
-                    // the hosts follow connections.
+                    // No outer checksum, as RFC 7348 recommends: the inner packet has its own. Saves 5 % of the throughput on
+                    // hosts with connection tracking.
                     data.u8(IFLA_VXLAN_UDP_CSUM, 0);
                 }
                 IpAddr::V6(local) => {
@@ -107,12 +107,9 @@ pub(super) fn vxlan(body: &mut Body<'_>, add: &AddVxlan<'_>) {
 
 pub(super) fn check(set: &SetLink<'_>) -> Result<(), Error> {
     match set.alias {
-        Some(alias) if alias.len() > LONGEST_ALIAS => Err(Error::Invalid {
+        Some(alias) if alias.len() > MAX_ALIAS => Err(Error::Invalid {
             operation: set.to_string(),
-            reason: format!(
-                "the alias has {} bytes, but a link's alias has at most {LONGEST_ALIAS}",
-                alias.len()
-            ),
+            reason: format!("the alias has {} bytes, the maximum is {MAX_ALIAS}", alias.len()),
         }),
         Some(_) | None => Ok(()),
     }
@@ -133,7 +130,7 @@ pub(super) fn set(body: &mut Body<'_>, set: &SetLink<'_>) {
         body.u32(libc::IFLA_MASTER, master);
     }
     if let Some(alias) = set.alias {
-        // Without a NUL: the kernel would count it as part of the alias.
+        // Without a NUL, which the kernel would count as part of the alias.
         body.bytes(libc::IFLA_IFALIAS, alias.as_bytes());
     }
     if set.hairpin.is_some() || set.no_snooping {

@@ -1,4 +1,4 @@
-//! Operations as messages, in the order in which the kernel's own tools write them.
+//! Encodes operations as messages, with attributes in the order of iproute2.
 
 mod ip;
 mod link;
@@ -24,7 +24,7 @@ fn flags_of(mode: Mode) -> u16 {
     }
 }
 
-/// Appends the one message that carries out `op`; on an error the batch is as it was.
+/// Appends the message that carries out `op`. On an error the batch is unchanged.
 pub(crate) fn encode(batch: &mut Batch, op: &Op<'_>, sequence: u32) -> Result<(), Error> {
     let head = |kind: u16, flags: u16| Head { kind, flags, sequence };
     let written = match op {
@@ -36,7 +36,7 @@ pub(crate) fn encode(batch: &mut Batch, op: &Op<'_>, sequence: u32) -> Result<()
         Op::AddVxlan(add) => batch.message(head(libc::RTM_NEWLINK, EXCLUSIVE), |b| link::vxlan(b, add)),
         Op::SetLink(set) => {
             link::check(set)?;
-            // NEWLINK without CREATE: unlike SETLINK it also takes the flags of a bridge port.
+            // NEWLINK without CREATE: unlike SETLINK it also accepts the flags of a bridge port.
             batch.message(head(libc::RTM_NEWLINK, CHANGE), |b| link::set(b, set))
         }
         Op::RenameLink { link, name } => {

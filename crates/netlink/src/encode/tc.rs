@@ -7,7 +7,7 @@ use crate::kernel::{
 use crate::op::{AddTbf, QdiscAt, Tbf};
 use crate::wire::Body;
 
-/// The handle that every ingress qdisc has.
+/// The handle of every ingress qdisc.
 pub(crate) const INGRESS_QDISC: u32 = 0xffff_0000;
 
 pub(crate) fn header(link: u32, parent: u32) -> TcHeader {
@@ -22,7 +22,7 @@ pub(super) fn tbf(body: &mut Body<'_>, add: &AddTbf) {
         if add.tbf.rate_bytes > u64::from(u32::MAX) {
             options.u64(TCA_TBF_RATE64, add.tbf.rate_bytes);
         }
-        // In bytes, instead of ticks in the parameters: no clock rate to look up, no rounding.
+        // In bytes instead of ticks: needs no clock rate and no rounding.
         options.u32(TCA_TBF_BURST, add.tbf.burst_bytes);
     });
 }
@@ -30,7 +30,7 @@ pub(super) fn tbf(body: &mut Body<'_>, add: &AddTbf) {
 /// `struct tc_tbf_qopt`: rate and peak rate (`struct tc_ratespec`, 12 bytes each), limit, buffer, mtu.
 fn tbf_parms(tbf: &Tbf) -> [u8; 36] {
     let mut parms = [0; 36];
-    // With a known link layer the kernel computes by itself and wants no rate table.
+    // With a known link layer the kernel computes the rate table.
     parms[1] = TC_LINKLAYER_ETHERNET;
     let rate = u32::try_from(tbf.rate_bytes).unwrap_or(u32::MAX);
     parms[8..12].copy_from_slice(&rate.to_ne_bytes());
@@ -43,14 +43,14 @@ pub(super) fn ingress(body: &mut Body<'_>, link: u32) {
     body.str(libc::TCA_KIND, "ingress");
 }
 
-/// A u32 filter whose one key matches every packet of every protocol: kernels have u32 more often than matchall.
+/// A u32 filter with one key that matches all packets of all protocols. More kernels have u32 than matchall.
 pub(super) fn redirect(body: &mut Body<'_>, from: u32, to: u32) {
     let every_protocol = u32::from((libc::ETH_P_ALL as u16).to_be());
     let first_priority = 1 << 16;
     body.header(&TcHeader { info: first_priority | every_protocol, ..header(from, INGRESS_QDISC) });
     body.str(libc::TCA_KIND, "u32");
     body.nest(libc::TCA_OPTIONS, |options| {
-        // struct tc_u32_sel with one tc_u32_key of zeroes: (packet & 0) == 0.
+        // struct tc_u32_sel with one zero tc_u32_key: (packet & 0) == 0.
         let mut selector = [0; 32];
         selector[0] = TC_U32_TERMINAL;
         selector[2] = 1;
@@ -64,7 +64,7 @@ pub(super) fn redirect(body: &mut Body<'_>, from: u32, to: u32) {
     });
 }
 
-/// `struct tc_mirred`: index, capabilities, action, two counters, what to do, with which link.
+/// `struct tc_mirred`: index, capabilities, action, two counters, mirred action, link.
 fn mirred_parms(to: u32) -> [u8; 28] {
     let mut parms = [0; 28];
     parms[8..12].copy_from_slice(&TC_ACT_STOLEN.to_ne_bytes());

@@ -25,7 +25,7 @@ fn read_via(value: &[u8]) -> Option<IpAddr> {
     read_ip(u8::try_from(u16::from_ne_bytes(*family)).ok()?, addr)
 }
 
-fn any(family: u8) -> Option<IpAddr> {
+fn unspecified(family: u8) -> Option<IpAddr> {
     match family {
         AF_INET => Some(Ipv4Addr::UNSPECIFIED.into()),
         AF_INET6 => Some(Ipv6Addr::UNSPECIFIED.into()),
@@ -40,11 +40,11 @@ pub struct Address {
     pub addr: IpNet,
     pub broadcast: Option<Ipv4Addr>,
     pub nodad: bool,
-    /// Not usable yet: duplicate address detection is under way.
+    /// Duplicate address detection is not complete, so the address is not usable yet.
     pub tentative: bool,
-    /// Duplicate address detection found another owner.
+    /// Duplicate address detection found another host with this address.
     pub duplicate: bool,
-    /// Who added it; none where nobody said so, and before Linux 5.18.
+    /// The program that added the address. None if it set no protocol, and before Linux 5.18.
     pub protocol: Option<u8>,
 }
 
@@ -108,7 +108,7 @@ impl Neighbour {
 }
 
 impl Fdb {
-    /// Of a tunnel device. A bridge's entries lead to ports, not to addresses: they are `None`.
+    /// Parses an entry of a tunnel device. Entries of a bridge refer to ports instead of addresses and are `None`.
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         let header = NeighbourHeader::parse(message)?;
         let (mut dst, mut mac) = (None, None);
@@ -128,12 +128,12 @@ impl Fdb {
 }
 
 impl Route {
-    /// Unicast routes that somebody configured; the kernel's own copies and local addresses are `None`.
+    /// Parses a configured unicast route. Cached routes and local addresses are `None`.
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         Self::parse_any(message).filter(|route| route.kind == RouteKind::Unicast)
     }
 
-    /// Also routes that say that a destination is unreachable.
+    /// Parses unicast and unreachable routes.
     pub(crate) fn parse_any(message: &[u8]) -> Option<Self> {
         let header = RouteHeader::parse(message)?;
         let kind = match header.kind {
@@ -144,7 +144,7 @@ impl Route {
         if header.flags & libc::RTM_F_CLONED != 0 {
             return None;
         }
-        let anywhere = IpNet::new(any(header.family)?, header.dst_len).ok()?;
+        let default_dst = IpNet::new(unspecified(header.family)?, header.dst_len).ok()?;
         let mut route = Self {
             onlink: header.flags & RTNH_F_ONLINK != 0,
             scope: match header.scope {
@@ -155,7 +155,7 @@ impl Route {
             table: Some(u32::from(header.table)),
             protocol: header.protocol,
             kind,
-            ..Self::to(anywhere)
+            ..Self::to(default_dst)
         };
         for (kind, value) in attributes(RouteHeader::attributes(message)) {
             match kind {
@@ -187,13 +187,13 @@ impl Route {
     }
 }
 
-/// Which way the kernel would send to an address.
+/// The result of a route lookup for an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteLookup {
     pub link: u32,
     pub gateway: Option<IpAddr>,
     pub src: Option<IpAddr>,
-    /// The address is this machine's own.
+    /// The address belongs to this host.
     pub local: bool,
 }
 
@@ -214,13 +214,13 @@ impl RouteLookup {
     }
 }
 
-/// An entry of the routing tables, of whatever type.
+/// A FIB entry of any type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteMatch {
     pub dst: IpNet,
     pub link: Option<u32>,
     pub protocol: u8,
-    /// The address is this machine's own.
+    /// The address belongs to this host.
     pub local: bool,
     /// One link and no gateway.
     pub direct: bool,
@@ -229,7 +229,7 @@ pub struct RouteMatch {
 impl RouteMatch {
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         let header = RouteHeader::parse(message)?;
-        let (mut dst, mut link, mut has_gateway) = (any(header.family)?, None, false);
+        let (mut dst, mut link, mut has_gateway) = (unspecified(header.family)?, None, false);
         for (kind, value) in attributes(RouteHeader::attributes(message)) {
             match kind {
                 libc::RTA_DST => dst = read_ip(header.family, value)?,

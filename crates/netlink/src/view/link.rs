@@ -14,35 +14,35 @@ use crate::wire::{attribute, attribute_at, attributes, read_text, read_u32};
 pub struct Link {
     pub index: u32,
     pub name: String,
-    /// `None` for links without one, such as `lo`.
+    /// `None` for links without a MAC, such as `lo`.
     pub mac: Option<Mac>,
     pub mtu: u32,
     pub up: bool,
-    /// Up, and the other end is up too.
+    /// The link is up and has a carrier.
     pub running: bool,
-    /// As set by an operator; a packet capture does not count.
+    /// As set by an operator. Packet captures do not count.
     pub promisc: bool,
-    /// Answers and learns by ARP.
+    /// Whether ARP is enabled.
     pub arp: bool,
     pub master: Option<u32>,
-    /// The other end of a veth, as numbered in *its* namespace.
+    /// The index of the other end of a veth, in the *peer's* namespace.
     pub peer: Option<u32>,
     pub alias: Option<String>,
     pub kind: Option<String>,
-    /// Of a bridge port.
+    /// Set for bridge ports.
     pub hairpin: Option<bool>,
-    /// Of a VXLAN tunnel device.
+    /// Set for VXLAN devices.
     pub vxlan: Option<Vxlan>,
 }
 
-/// How a tunnel device was made; none of it can be changed while it lives.
+/// The properties of a tunnel device. The kernel cannot change them after creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vxlan {
     pub vni: u32,
     pub port: u16,
     pub local: Option<IpAddr>,
     pub learning: bool,
-    /// Where what has no forwarding entry goes: a multicast group, or one other node.
+    /// The destination of frames without an FDB entry: a multicast group, or a single node.
     pub group: Option<IpAddr>,
     /// The lower link.
     pub link: Option<u32>,
@@ -95,7 +95,7 @@ impl Link {
     }
 }
 
-/// Of the message of a bridge.
+/// Parses the message of a bridge.
 pub(crate) fn snooping_of(message: &[u8]) -> Option<bool> {
     let info = attribute(LinkHeader::attributes(message), libc::IFLA_LINKINFO)?;
     if read_text(attribute(info, libc::IFLA_INFO_KIND)?) != "bridge" {

@@ -1,4 +1,4 @@
-//! What the kernel answers, reduced to what we use. Unknown attributes are passed over: newer kernels add some.
+//! Parses the kernel's answers. Unknown attributes are skipped, because newer kernels add some.
 
 mod ip;
 mod link;
@@ -37,7 +37,7 @@ mod tests {
             parse_all(&bytes);
         }
 
-        /// Well-formed attributes with wrong sizes, in a message of the right family: these get further than noise.
+        /// Well-formed attributes of wrong sizes, in messages of a valid family, reach more of the parser than random bytes.
         #[test]
         fn arbitrary_attributes_never_panic(
             family in prop_oneof![Just(0u8), Just(2u8), Just(10u8), any::<u8>()],

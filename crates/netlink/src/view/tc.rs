@@ -6,7 +6,7 @@ use crate::kernel::{
 use crate::op::{QdiscAt, Tbf};
 use crate::wire::{attribute, attribute_at, attributes, read_text, read_u32, read_u64};
 
-/// A queueing discipline that is the root of what a link sends, or the hook on what it receives.
+/// A root or ingress qdisc of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Qdisc {
     pub link: u32,
@@ -16,7 +16,7 @@ pub struct Qdisc {
 }
 
 impl Qdisc {
-    /// Inner nodes of a tree of qdiscs are `None`.
+    /// Child qdiscs are `None`.
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         let header = TcHeader::parse(message)?;
         let at = match header.parent {
@@ -31,7 +31,7 @@ impl Qdisc {
     }
 }
 
-/// `struct tc_tbf_qopt`; the burst is in it as the time that it takes at this rate.
+/// `struct tc_tbf_qopt`, which stores the burst as the time that it takes at this rate.
 fn read_tbf(options: &[u8]) -> Option<Tbf> {
     let parms = attribute(options, TCA_TBF_PARMS)?;
     let rate = match attribute(options, TCA_TBF_RATE64) {
@@ -47,7 +47,7 @@ fn read_tbf(options: &[u8]) -> Option<Tbf> {
     })
 }
 
-/// The link to which a u32 filter redirects what it matches.
+/// The link to which a u32 filter redirects packets.
 pub(crate) fn redirect_target(message: &[u8]) -> Option<u32> {
     let list = TcHeader::attributes(message);
     if attribute(list, libc::TCA_KIND).map(read_text)? != "u32" {

@@ -1,16 +1,16 @@
-//! Deleting links: when the caller is let go, what is gone by then, and what it is told.
+//! Deletes links: when the call returns, what is removed by then, and which errors it reports.
 
 use std::sync::Barrier;
 
 use netlink::{
     AddNeighbour, LinkRef, Mode, NetNs, Op, Route, RouteFilter, RtSocket, SetLink, delete_link_early,
-    deletions_under_way,
+    pending_deletions,
 };
 use types::{IfName, ROUTE_PROTOCOL};
 
 use crate::world::{World, eventually, json, mac, name, pair};
 
-/// Routed pods, as ADD makes them: host routes and neighbours of both families on the host's end. Their indices.
+/// Creates routed pods as ADD does, with host routes and neighbours of both families, and returns names and indices.
 fn routed(w: &mut World, count: u16) -> Vec<(IfName, u32)> {
     (0..count)
         .map(|n| {
@@ -36,18 +36,18 @@ fn addresses(n: u16) -> [std::net::IpAddr; 2] {
     [format!("10.77.{}.{}", n >> 8, n & 255), format!("fd77::{n:x}")].map(|text| text.parse().unwrap())
 }
 
-/// Deletes all links with so many callers at once.
+/// Deletes all links with this number of parallel callers.
 fn delete_all(host: &NetNs, links: &[(IfName, u32)], delete: impl Fn(u32) + Sync, callers: usize) {
     let start = Barrier::new(callers + 1);
     std::thread::scope(|scope| {
         let threads: Vec<_> = links
             .chunks(links.len() / callers)
-            .map(|share| {
+            .map(|chunk| {
                 let (start, delete) = (&start, &delete);
                 scope.spawn(move || {
                     host.run(|| {
                         start.wait();
-                        share.iter().for_each(|(_, index)| delete(*index));
+                        chunk.iter().for_each(|(_, index)| delete(*index));
                     })
                     .unwrap();
                 })
@@ -59,25 +59,25 @@ fn delete_all(host: &NetNs, links: &[(IfName, u32)], delete: impl Fn(u32) + Sync
 }
 
 #[test]
-fn an_early_deletion_returns_when_link_routes_and_name_are_gone_and_the_grace_period_is_not() {
+fn an_early_deletion_returns_after_removal_and_before_the_grace_period() {
     let mut w = World::new();
-    let mut still_waiting = 0;
+    let mut waiting = 0;
     for (host, index) in routed(&mut w, 8) {
         w.host.run(|| delete_link_early(index)).unwrap().unwrap();
-        still_waiting += usize::from(deletions_under_way() > 0);
+        waiting += usize::from(pending_deletions() > 0);
         assert!(w.h.link_at(index).unwrap().is_none() && w.h.link(&host).unwrap().is_none());
-        let left = w.h.routes(RouteFilter::default()).unwrap();
-        assert!(left.iter().all(|route| route.link != Some(index)), "{left:?}");
-        // The name can be had again at once.
+        let routes = w.h.routes(RouteFilter::default()).unwrap();
+        assert!(routes.iter().all(|route| route.link != Some(index)), "{routes:?}");
+        // The name can be used again immediately.
         w.h.run(&Op::AddIfb { name: &host, mtu: 1500 }).unwrap();
     }
-    assert!(still_waiting > 0, "every caller sat out the grace period");
+    assert!(waiting > 0, "every caller waited for the grace period");
     assert!(w.p.links().unwrap().iter().all(|link| !link.name.starts_with("eth")));
-    eventually("the end of all deletions", || deletions_under_way() == 0);
+    eventually("the end of all deletions", || pending_deletions() == 0);
 }
 
 #[test]
-fn an_early_deletion_of_a_bridge_port_ends_when_the_link_is_gone_not_when_it_leaves_the_bridge() {
+fn an_early_deletion_of_a_bridge_port_waits_for_the_removal_of_the_link() {
     let mut w = World::new();
     let bridge = w.bridge("br0");
     let (index, _) = w.veth("pwabc", "eth0");
@@ -90,7 +90,7 @@ fn an_early_deletion_of_a_bridge_port_ends_when_the_link_is_gone_not_when_it_lea
 }
 
 #[test]
-fn an_early_deletion_says_what_the_kernel_refused() {
+fn an_early_deletion_reports_the_kernels_error() {
     let w = World::new();
     let missing = w.host.run(|| delete_link_early(4711)).unwrap().unwrap_err();
     assert!(missing.is_missing(), "{missing}");
@@ -100,17 +100,17 @@ fn an_early_deletion_says_what_the_kernel_refused() {
 }
 
 #[test]
-fn many_callers_delete_at_once_and_every_link_is_gone() {
+fn parallel_deletions_remove_all_links() {
     let mut w = World::new();
     let links = routed(&mut w, 64);
-    let mut others = World::new();
-    let bystanders = routed(&mut others, 64);
+    let mut other = World::new();
+    let other_links = routed(&mut other, 64);
     std::thread::scope(|scope| {
         scope.spawn(|| delete_all(&w.host, &links, |index| delete_link_early(index).unwrap(), 16));
-        scope.spawn(|| delete_all(&others.host, &bystanders, delete_link_fully, 8));
+        scope.spawn(|| delete_all(&other.host, &other_links, delete_link_fully, 8));
     });
     assert!(w.h.links().unwrap().iter().all(|link| !link.name.starts_with("pw")));
-    assert!(others.h.links().unwrap().iter().all(|link| !link.name.starts_with("pw")));
+    assert!(other.h.links().unwrap().iter().all(|link| !link.name.starts_with("pw")));
 }
 
 fn delete_link_fully(index: u32) {
@@ -118,14 +118,14 @@ fn delete_link_fully(index: u32) {
 }
 
 #[test]
-fn a_socket_that_deleted_links_can_be_used_on() {
+fn a_socket_is_usable_after_deletions() {
     let mut w = World::new();
     json(&w.host, "ip link add pair0 type veth peer name pair1");
-    // Both ends are here: the kernel tells of both.
+    // Both ends are in this namespace, so the kernel notifies for both.
     let index = w.h.link(&name("pair0")).unwrap().unwrap().index;
-    let (deleted, seen) = w.h.delete_link(index, || "meanwhile");
+    let (deleted, result) = w.h.delete_link(index, || "ran");
     deleted.unwrap();
-    assert_eq!(seen, "meanwhile");
+    assert_eq!(result, "ran");
     let ifb = name("ifb9");
     w.h.run(&Op::AddIfb { name: &ifb, mtu: 1500 }).unwrap();
     assert!(w.h.link(&ifb).unwrap().is_some());

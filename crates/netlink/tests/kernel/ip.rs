@@ -1,4 +1,4 @@
-//! Addresses, routes and neighbours of both families, compared with what `ip -j` shows.
+//! Addresses, routes and neighbours of both families, compared with the output of `ip -j`.
 
 use std::net::IpAddr;
 
@@ -34,7 +34,7 @@ const FAMILIES: [(&str, &str, &str); 2] =
     [("10.1.2.3/24", "10.1.2.1", "10.9.0.0/16"), ("fd00:1::3/64", "fd00:1::1", "fd00:9::/48")];
 
 #[test]
-fn addresses_keep_their_host_bits_and_are_usable_at_once() {
+fn addresses_keep_host_bits_and_are_usable_immediately() {
     let mut w = World::new();
     let (_, link) = w.veth("pwabc", "eth0");
     let mut four = AddAddress {
@@ -53,13 +53,13 @@ fn addresses_keep_their_host_bits_and_are_usable_at_once() {
     assert!(six.nodad && !six.tentative && !six.duplicate);
     json(&w.pod, "ip addr add 10.1.3.3/24 dev eth0");
     for address in w.p.addresses(Some(link)).unwrap() {
-        let ours = ["10.1.2.3/24", "fd00:1::3/64"].map(net).contains(&address.addr);
-        assert_eq!(address.protocol == Some(ROUTE_PROTOCOL), ours, "{address:?}");
+        let is_managed = ["10.1.2.3/24", "fd00:1::3/64"].map(net).contains(&address.addr);
+        assert_eq!(address.protocol == Some(ROUTE_PROTOCOL), is_managed, "{address:?}");
     }
     json(&w.pod, "ip addr del 10.1.3.3/24 dev eth0");
 
-    let seen = &json(&w.pod, "ip -j addr show dev eth0")[0]["addr_info"];
-    let of = |ip: &str| seen.as_array().unwrap().iter().find(|a| a["local"] == ip).unwrap();
+    let shown = &json(&w.pod, "ip -j addr show dev eth0")[0]["addr_info"];
+    let of = |ip: &str| shown.as_array().unwrap().iter().find(|a| a["local"] == ip).unwrap();
     assert_eq!(of("10.1.2.3")["broadcast"], "10.1.2.255");
     assert_eq!(of("10.1.2.3")["scope"], "global");
     assert_eq!(of("10.1.2.3").get("nodad"), None);
@@ -73,7 +73,7 @@ fn addresses_keep_their_host_bits_and_are_usable_at_once() {
 }
 
 #[test]
-fn an_exclusive_address_that_exists_is_refused_and_a_missing_one_cannot_be_removed() {
+fn adding_an_existing_address_and_removing_a_missing_one_fail() {
     for (addr, _, _) in FAMILIES {
         let mut w = World::new();
         let (_, link) = w.veth("pwabc", "eth0");
@@ -90,7 +90,7 @@ fn an_exclusive_address_that_exists_is_refused_and_a_missing_one_cannot_be_remov
 }
 
 #[test]
-fn routes_come_back_as_they_were_given() {
+fn listed_routes_equal_the_added_routes() {
     for (addr, gateway, far) in FAMILIES {
         let mut w = World::new();
         let (_, link) = w.veth("pwabc", "eth0");
@@ -113,20 +113,20 @@ fn routes_come_back_as_they_were_given() {
         assert_eq!(w.p.routes(RouteFilter { protocol: Some(99), ..filter }).unwrap(), []);
 
         let family = if net(far).addr().is_ipv4() { "-4" } else { "-6" };
-        let seen = &json(&w.pod, &format!("ip {family} -j route show table 1000"))[0];
-        assert_eq!(seen["gateway"], gateway);
-        assert_eq!(seen["metric"], 77);
-        assert_eq!(seen["protocol"], "112");
-        assert_eq!(seen["metrics"][0]["mtu"], 1400);
-        assert_eq!(seen["prefsrc"], net(addr).addr().to_string());
+        let shown = &json(&w.pod, &format!("ip {family} -j route show table 1000"))[0];
+        assert_eq!(shown["gateway"], gateway);
+        assert_eq!(shown["metric"], 77);
+        assert_eq!(shown["protocol"], "112");
+        assert_eq!(shown["metrics"][0]["mtu"], 1400);
+        assert_eq!(shown["prefsrc"], net(addr).addr().to_string());
 
         assert!(w.p.run(&add(route)).unwrap_err().is_exists());
         let smaller = Route { mtu: Some(1350), ..route };
         w.p.run(&Op::AddRoute { route: smaller, mode: Mode::Replace }).unwrap();
         assert_eq!(w.p.routes(filter).unwrap(), [smaller]);
 
-        let foreign = Route { protocol: 99, ..route };
-        assert!(w.p.run(&Op::DelRoute(foreign)).unwrap_err().is_missing(), "only what is ours");
+        let other_protocol = Route { protocol: 99, ..route };
+        assert!(w.p.run(&Op::DelRoute(other_protocol)).unwrap_err().is_missing(), "the protocol must match");
         w.p.run(&Op::DelRoute(route)).unwrap();
         assert_eq!(w.p.routes(filter).unwrap(), []);
         assert!(w.p.run(&Op::DelRoute(route)).unwrap_err().is_missing());
@@ -134,7 +134,7 @@ fn routes_come_back_as_they_were_given() {
 }
 
 #[test]
-fn default_routes_and_lookups() {
+fn the_default_route_is_used_by_lookups() {
     for (addr, gateway, far) in FAMILIES {
         let mut w = World::new();
         let (_, link) = w.veth("pwabc", "eth0");
@@ -146,17 +146,17 @@ fn default_routes_and_lookups() {
         let found = w.p.route_to(target).unwrap();
         assert_eq!((found.link, found.gateway, found.local), (link, Some(ip(gateway)), false));
         assert_eq!(found.src, Some(net(addr).addr()));
-        // An IPv6 address is listed at once, but the kernel adds its local route from a work queue.
+        // The kernel lists an IPv6 address immediately, but adds its local route later from a work queue.
         eventually("the local route", || w.p.route_to(net(addr).addr()).unwrap().local);
-        let ours =
+        let managed =
             w.p.routes(RouteFilter { protocol: Some(ROUTE_PROTOCOL), ..RouteFilter::default() }).unwrap();
-        assert_eq!(ours.len(), 1);
-        assert_eq!((ours[0].dst, ours[0].table), (net(any), Some(254)));
+        assert_eq!(managed.len(), 1);
+        assert_eq!((managed[0].dst, managed[0].table), (net(any), Some(254)));
     }
 }
 
 #[test]
-fn host_routes_to_a_pod_are_exclusive_and_a_gateway_may_be_onlink() {
+fn host_routes_are_exclusive_and_a_gateway_can_be_onlink() {
     for (addr, gateway, far) in FAMILIES {
         let mut w = World::new();
         let (host, pod) = w.veth("pwabc", "eth0");
@@ -170,14 +170,14 @@ fn host_routes_to_a_pod_are_exclusive_and_a_gateway_may_be_onlink() {
 
         w.p.run(&address(pod, &single.to_string(), Mode::Exclusive)).unwrap();
         let via = Route { gateway: Some(ip(gateway)), link: Some(pod), ..Route::to(net(far)) };
-        assert!(w.p.run(&add(via)).is_err(), "{gateway} is in no network of the pod");
+        assert!(w.p.run(&add(via)).is_err(), "{gateway} is in no subnet of the pod");
         w.p.run(&add(Route { onlink: true, ..via })).unwrap();
         assert_eq!(w.p.route_to(net(far).addr()).unwrap().gateway, Some(ip(gateway)));
     }
 }
 
 #[test]
-fn a_v4_route_may_have_a_v6_gateway_and_host_bits_are_ignored() {
+fn a_v4_route_can_have_a_v6_gateway_and_host_bits_are_ignored() {
     let mut w = World::new();
     let (_, link) = w.veth("pwabc", "eth0");
     let route = Route { gateway: Some(ip("fe80::1")), link: Some(link), ..Route::to(net("10.9.8.7/16")) };
@@ -188,7 +188,7 @@ fn a_v4_route_may_have_a_v6_gateway_and_host_bits_are_ignored() {
 }
 
 #[test]
-fn five_thousand_routes_go_in_one_call_and_each_result_belongs_to_its_route() {
+fn five_thousand_routes_are_added_in_one_call_with_one_result_each() {
     let mut w = World::new();
     let (link, _) = w.veth("pwabc", "eth0");
     let route = |i: u32| {
@@ -200,20 +200,20 @@ fn five_thousand_routes_go_in_one_call_and_each_result_belongs_to_its_route() {
         };
         Route { link: Some(link), scope: RouteScope::Link, ..Route::to(dst.unwrap()) }
     };
-    // Every thousandth is there already and must be the one that is refused.
-    let before: Vec<_> = (0..5000).step_by(1000).map(|i| add(route(i))).collect();
-    w.h.run_every(&before).unwrap();
+    // Every thousandth route exists already and must be the one that fails.
+    let existing: Vec<_> = (0..5000).step_by(1000).map(|i| add(route(i))).collect();
+    w.h.run_every(&existing).unwrap();
     let all: Vec<_> = (0..5000).map(|i| add(route(i))).collect();
     let results = w.h.run_all(&all).unwrap();
     assert_eq!(results.len(), 5000);
     for (i, result) in results.iter().enumerate() {
         assert_eq!(result.as_ref().is_err_and(Error::is_exists), i % 1000 == 0, "{i}: {result:?}");
     }
-    let ours = RouteFilter { protocol: Some(ROUTE_PROTOCOL), ..RouteFilter::default() };
-    assert_eq!(w.h.routes(ours).unwrap().len(), 5000);
-    let gone: Vec<_> = (0..5000).map(|i| Op::DelRoute(route(i))).collect();
-    w.h.run_every(&gone).unwrap();
-    assert_eq!(w.h.routes(ours).unwrap(), []);
+    let managed = RouteFilter { protocol: Some(ROUTE_PROTOCOL), ..RouteFilter::default() };
+    assert_eq!(w.h.routes(managed).unwrap().len(), 5000);
+    let removals: Vec<_> = (0..5000).map(|i| Op::DelRoute(route(i))).collect();
+    w.h.run_every(&removals).unwrap();
+    assert_eq!(w.h.routes(managed).unwrap(), []);
 }
 
 #[test]
@@ -234,9 +234,9 @@ fn neighbours_are_permanent_and_replaced() {
         let listed = w.p.neighbours(Some(link)).unwrap();
         let found = listed.iter().find(|n| n.addr == ip(gateway)).unwrap();
         assert_eq!((found.mac, found.permanent, found.protocol), (Some(mac(51)), true, ROUTE_PROTOCOL));
-        let seen = json(&w.pod, &format!("ip -j neigh show to {gateway} dev eth0"));
-        assert_eq!(seen[0]["lladdr"], mac(51).to_string());
-        assert_eq!(seen[0]["state"][0], "PERMANENT");
+        let shown = json(&w.pod, &format!("ip -j neigh show to {gateway} dev eth0"));
+        assert_eq!(shown[0]["lladdr"], mac(51).to_string());
+        assert_eq!(shown[0]["state"][0], "PERMANENT");
         let remove = Op::DelNeighbour { link, addr: ip(gateway) };
         w.p.run(&remove).unwrap();
         assert!(!w.p.neighbours(None).unwrap().iter().any(|n| n.addr == ip(gateway) && n.permanent));
@@ -244,7 +244,7 @@ fn neighbours_are_permanent_and_replaced() {
 }
 
 #[test]
-fn a_whole_pod_is_wired_in_two_sends_and_answers_ping() {
+fn a_pod_configured_in_two_sends_answers_ping() {
     let mut w = World::new();
     let (host, pod) = w.veth("pwabc", "eth0");
     let mut inside = vec![Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Index(pod)) })];

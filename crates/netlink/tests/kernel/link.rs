@@ -1,4 +1,4 @@
-//! Links against a real kernel, compared with what `ip -j` shows.
+//! Links on a real kernel, compared with the output of `ip -j`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,7 +6,7 @@ use crate::world::{World, eventually, json, mac, name, pair};
 use netlink::{AddBridge, LinkRef, Op, SetLink, Veth};
 
 #[test]
-fn e13_one_send_makes_a_veth_with_everything_in_place() {
+fn e13_one_send_creates_a_completely_configured_veth() {
     let mut w = World::new();
     let bridge = w.bridge("br0");
     let (host, peer) = (name("pwabc"), name("eth0"));
@@ -20,21 +20,21 @@ fn e13_one_send_makes_a_veth_with_everything_in_place() {
     };
     w.h.run_every(&[Op::AddVeth(veth), Op::SetLink(second)]).unwrap();
 
-    let seen = &json(&w.host, "ip -j -d link show dev pwabc")[0];
-    assert_eq!(seen["address"], mac(7).to_string());
-    assert_eq!(seen["mtu"], 1420);
-    assert_eq!(seen["master"], "br0");
-    assert_eq!(seen["ifalias"], long_alias.as_str());
-    assert_eq!(seen["inet6_addr_gen_mode"], "none");
-    assert_eq!(seen["linkinfo"]["info_slave_data"]["hairpin"], true);
+    let shown = &json(&w.host, "ip -j -d link show dev pwabc")[0];
+    assert_eq!(shown["address"], mac(7).to_string());
+    assert_eq!(shown["mtu"], 1420);
+    assert_eq!(shown["master"], "br0");
+    assert_eq!(shown["ifalias"], long_alias.as_str());
+    assert_eq!(shown["inet6_addr_gen_mode"], "none");
+    assert_eq!(shown["linkinfo"]["info_slave_data"]["hairpin"], true);
     for flag in ["UP", "NOARP"] {
-        assert!(seen["flags"].as_array().unwrap().contains(&flag.into()), "{flag}");
+        assert!(shown["flags"].as_array().unwrap().contains(&flag.into()), "{flag}");
     }
-    let seen = &json(&w.pod, "ip -j -d link show dev eth0")[0];
-    assert!(!seen["flags"].as_array().unwrap().contains(&"NOARP".into()));
-    assert_eq!(seen["address"], mac(8).to_string());
-    assert_eq!(seen["mtu"], 1420);
-    assert!(!seen["flags"].as_array().unwrap().contains(&"UP".into()));
+    let shown = &json(&w.pod, "ip -j -d link show dev eth0")[0];
+    assert!(!shown["flags"].as_array().unwrap().contains(&"NOARP".into()));
+    assert_eq!(shown["address"], mac(8).to_string());
+    assert_eq!(shown["mtu"], 1420);
+    assert!(!shown["flags"].as_array().unwrap().contains(&"UP".into()));
 
     let link = w.h.link(&host).unwrap().unwrap();
     let pod = w.p.link(&peer).unwrap().unwrap();
@@ -46,25 +46,25 @@ fn e13_one_send_makes_a_veth_with_everything_in_place() {
 }
 
 #[test]
-fn no_link_local_address_appears_when_the_peer_comes_up() {
+fn no_link_local_address_is_added_when_the_peer_goes_up() {
     let mut w = World::new();
-    let (quiet, usual, eth0, eth1) = (name("pwquiet"), name("pwusual"), name("eth0"), name("eth1"));
-    let veth = pair(&w.pod, &quiet, &eth0);
-    let still = SetLink { no_link_local: true, ..SetLink::of(LinkRef::Name(&quiet)) };
-    let other = Veth { host_mac: mac(9), peer_mac: mac(10), ..pair(&w.pod, &usual, &eth1) };
-    w.h.run_every(&[Op::AddVeth(veth), Op::SetLink(still), Op::AddVeth(other)]).unwrap();
+    let (without, with, eth0, eth1) = (name("pwwithout"), name("pwwith"), name("eth0"), name("eth1"));
+    let veth = pair(&w.pod, &without, &eth0);
+    let no_link_local = SetLink { no_link_local: true, ..SetLink::of(LinkRef::Name(&without)) };
+    let other = Veth { host_mac: mac(9), peer_mac: mac(10), ..pair(&w.pod, &with, &eth1) };
+    w.h.run_every(&[Op::AddVeth(veth), Op::SetLink(no_link_local), Op::AddVeth(other)]).unwrap();
     for peer in [&eth0, &eth1] {
         w.p.run(&Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(peer)) })).unwrap();
     }
-    let [quiet, usual] = [&quiet, &usual].map(|n| w.h.link(n).unwrap().unwrap().index);
-    // Links get theirs in the order in which they came up: when the second has it, the first would have it too.
-    eventually("a link-local address", || !w.h.addresses(Some(usual)).unwrap().is_empty());
-    assert!(w.h.link_at(quiet).unwrap().unwrap().running);
-    assert_eq!(w.h.addresses(Some(quiet)).unwrap(), []);
+    let [without, with] = [&without, &with].map(|n| w.h.link(n).unwrap().unwrap().index);
+    // The kernel adds the addresses in the order in which links went up: once the second link has one, the first would, too.
+    eventually("a link-local address", || !w.h.addresses(Some(with)).unwrap().is_empty());
+    assert!(w.h.link_at(without).unwrap().unwrap().running);
+    assert_eq!(w.h.addresses(Some(without)).unwrap(), []);
 }
 
 #[test]
-fn errors_carry_the_operation_and_the_kernels_sentence() {
+fn errors_name_the_operation_and_the_kernels_message() {
     let mut w = World::new();
     let (host, peer) = (name("pwabc"), name("eth0"));
     let veth = pair(&w.pod, &host, &peer);
@@ -77,25 +77,26 @@ fn errors_carry_the_operation_and_the_kernels_sentence() {
     let error = w.h.run(&Op::SetLink(too_big)).unwrap_err();
     assert_eq!(error.errno(), Some(rustix::io::Errno::INVAL));
     let expected = "cannot change link pwabc: mtu: Invalid argument (os error 22), \
-                    the kernel says: mtu greater than device maximum";
+    kernel message: mtu greater than device maximum";
     assert_eq!(error.to_string(), expected);
 }
 
 #[test]
-fn f5_a_name_clash_is_refused_and_touches_nothing() {
+fn f5_a_name_clash_is_refused_and_changes_nothing() {
     let mut w = World::new();
-    let (taken, _) = w.veth("pwabc", "eth0");
-    w.h.run(&Op::SetLink(SetLink { alias: Some("foreign"), ..SetLink::of(LinkRef::Index(taken)) })).unwrap();
+    let (existing, _) = w.veth("pwabc", "eth0");
+    w.h.run(&Op::SetLink(SetLink { alias: Some("unmanaged"), ..SetLink::of(LinkRef::Index(existing)) }))
+        .unwrap();
     let (clash, eth1) = (name("pwabc"), name("eth1"));
-    let before = w.h.link_at(taken).unwrap();
+    let before = w.h.link_at(existing).unwrap();
     let error = w.h.run(&Op::AddVeth(pair(&w.pod, &clash, &eth1))).unwrap_err();
     assert!(error.is_exists(), "{error}");
-    assert_eq!(w.h.link_at(taken).unwrap(), before);
+    assert_eq!(w.h.link_at(existing).unwrap(), before);
     assert_eq!(w.p.link(&eth1).unwrap(), None);
 }
 
 #[test]
-fn a_peer_name_that_is_taken_leaves_nothing_behind() {
+fn a_clash_of_the_peer_name_creates_no_link() {
     let mut w = World::new();
     w.veth("pwabc", "eth0");
     let (host, peer) = (name("pwdef"), name("eth0"));
@@ -108,7 +109,7 @@ fn a_peer_name_that_is_taken_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_bridge_keeps_its_mac_whatever_its_ports() {
+fn the_mac_of_a_bridge_does_not_depend_on_its_ports() {
     let mut w = World::new();
     let bridge = w.bridge("br0");
     let (port, _) = w.veth("pwabc", "eth0");
@@ -123,7 +124,7 @@ fn a_bridge_keeps_its_mac_whatever_its_ports() {
 }
 
 #[test]
-fn nobody_on_a_bridge_can_make_it_keep_multicast_back() {
+fn multicast_snooping_of_a_bridge_is_off_and_can_be_disabled() {
     let mut w = World::new();
     let bridge = w.bridge("br0");
     let snooping =
@@ -138,9 +139,9 @@ fn nobody_on_a_bridge_can_make_it_keep_multicast_back() {
     assert_eq!(w.h.snoops_multicast(no_bridge).unwrap(), None);
 }
 
-/// Why `AddBridge` says how to pin the MTU: this is the kernel's behaviour, not ours.
+/// Documents the kernel behaviour that `AddBridge` describes.
 #[test]
-fn f8_a_bridges_mtu_is_pinned_only_by_a_change() {
+fn f8_only_a_change_pins_the_mtu_of_a_bridge() {
     for (created, pinned) in [(1500, false), (1499, true)] {
         let mut w = World::new();
         let n = name("br0");
@@ -158,7 +159,7 @@ fn f8_a_bridges_mtu_is_pinned_only_by_a_change() {
 }
 
 #[test]
-fn flags_go_on_and_off_without_touching_each_other() {
+fn flags_of_a_link_change_independently() {
     let mut w = World::new();
     let bridge = w.bridge("br0");
     let mut set = |up, promisc| {
@@ -173,18 +174,19 @@ fn flags_go_on_and_off_without_touching_each_other() {
 }
 
 #[test]
-fn links_are_asked_for_by_name_in_one_send_and_listed() {
+fn links_are_read_by_name_in_one_send_and_listed() {
     let mut w = World::new();
     let names: Vec<_> = (0..70).map(|i| name(&format!("ifb{i}"))).collect();
     let ops: Vec<_> = names.iter().map(|name| Op::AddIfb { name, mtu: 1400 }).collect();
     w.h.run_every(&ops).unwrap();
-    let missing = name("nobody");
-    let mut asked: Vec<_> = names.iter().collect();
-    asked.insert(3, &missing);
-    let found = w.h.links_by_name(&asked).unwrap();
+    let missing = name("missing");
+    let mut requested: Vec<_> = names.iter().collect();
+    requested.insert(3, &missing);
+    let found = w.h.links_by_name(&requested).unwrap();
     assert_eq!(found.len(), 71);
-    for (asked, found) in asked.iter().zip(&found) {
-        assert_eq!(found.as_ref().map(|l| l.name.as_str()), (*asked != &missing).then_some(asked.as_str()));
+    for (requested, found) in requested.iter().zip(&found) {
+        let expected = (*requested != &missing).then_some(requested.as_str());
+        assert_eq!(found.as_ref().map(|l| l.name.as_str()), expected);
     }
     let first = found[0].as_ref().unwrap();
     assert_eq!((first.kind.as_deref(), first.mtu, first.up), (Some("ifb"), 1400, true));
@@ -199,7 +201,7 @@ fn links_are_asked_for_by_name_in_one_send_and_listed() {
 }
 
 #[test]
-fn an_alias_that_is_too_long_is_refused_and_the_others_are_carried_out() {
+fn an_overlong_alias_is_refused_and_other_operations_are_carried_out() {
     let mut w = World::new();
     let (link, _) = w.veth("pwabc", "eth0");
     for length in [256, 70_000] {
@@ -220,7 +222,7 @@ fn an_alias_that_is_too_long_is_refused_and_the_others_are_carried_out() {
 }
 
 #[test]
-fn lists_are_whole_while_links_come_and_go() {
+fn dumps_are_complete_while_links_are_added_and_removed() {
     let mut w = World::new();
     let steady: Vec<_> = (0..80).map(|i| name(&format!("steady{i}"))).collect();
     let ops: Vec<_> = steady.iter().map(|name| Op::AddIfb { name, mtu: 1500 }).collect();
@@ -234,13 +236,13 @@ fn lists_are_whole_while_links_come_and_go() {
             other.run(&Op::DelLink(link.index)).unwrap();
         }
     });
-    let mut whole = 0;
-    while !churn.is_finished() || whole == 0 {
+    let mut complete = 0;
+    while !churn.is_finished() || complete == 0 {
         match w.h.links() {
             Ok(links) => {
-                whole += 1;
-                let seen = links.iter().filter(|l| l.name.starts_with("steady")).count();
-                assert_eq!(seen, steady.len());
+                complete += 1;
+                let count = links.iter().filter(|l| l.name.starts_with("steady")).count();
+                assert_eq!(count, steady.len());
             }
             Err(error) => assert!(matches!(error, netlink::Error::Interrupted { .. }), "{error}"),
         }
@@ -249,7 +251,7 @@ fn lists_are_whole_while_links_come_and_go() {
 }
 
 #[test]
-fn without_the_right_to_change_a_link_the_error_says_so() {
+fn without_cap_net_admin_the_error_is_permission() {
     let World { mut h, .. } = World::new();
     let refused = std::thread::spawn(move || {
         let mut sets = rustix::thread::capabilities(None).unwrap();
@@ -262,7 +264,7 @@ fn without_the_right_to_change_a_link_the_error_says_so() {
 }
 
 #[test]
-fn the_rest_is_done_as_soon_as_a_link_is_gone_and_also_if_it_never_goes() {
+fn on_removed_runs_after_removal_and_also_after_a_failure() {
     let mut w = World::new();
     let (host, peer) = (name("pwgone"), name("eth0"));
     w.h.run(&Op::AddVeth(pair(&w.pod, &host, &peer))).unwrap();
@@ -273,7 +275,7 @@ fn the_rest_is_done_as_soon_as_a_link_is_gone_and_also_if_it_never_goes() {
         .host
         .run(|| {
             w.h.delete_link(index, || {
-                assert!(other.link_at(index).unwrap().is_none(), "it was said to be gone");
+                assert!(other.link_at(index).unwrap().is_none(), "the link still exists");
                 start.elapsed()
             })
         })
@@ -284,9 +286,9 @@ fn the_rest_is_done_as_soon_as_a_link_is_gone_and_also_if_it_never_goes() {
     assert!(ran && refused.unwrap_err().is_missing());
 }
 
-/// A standalone ADD must not fail because other programs create links all the time.
+/// A standalone ADD must not fail because other programs create links continuously.
 #[test]
-fn b10_a_list_that_is_never_whole_is_used_as_it_was_read() {
+fn b10_a_dump_that_is_always_interrupted_is_used() {
     let mut w = World::new();
     let steady: Vec<_> = (0..400).map(|i| name(&format!("steady{i}"))).collect();
     let ops: Vec<_> = steady.iter().map(|name| Op::AddIfb { name, mtu: 1500 }).collect();
@@ -302,8 +304,8 @@ fn b10_a_list_that_is_never_whole_is_used_as_it_was_read() {
                 other.run(&Op::AddIfb { name: &name(&format!("new{number}")), mtu: 1500 }).unwrap();
             }
         });
-        eventually("a list that changed every time", || {
-            let links = w.h.links_if_busy().unwrap();
+        eventually("an interrupted dump", || {
+            let links = w.h.links_best_effort().unwrap();
             assert_eq!(links.iter().filter(|l| l.name.starts_with("steady")).count(), steady.len());
             let is_interrupted = matches!(w.h.links(), Err(netlink::Error::Interrupted { .. }));
             is_done.store(is_interrupted, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The crate against a real kernel, in namespaces of its own. Needs root.
+//! Tests on a real kernel, in their own namespaces. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,11 +1,12 @@
-//! What the monitor hears: of its own namespace, of the pods', and of nobody else's; and what it says when it is deaf.
+//! Events of the monitor: of its own namespace, of pods, none of unrelated namespaces, and overruns.
 
 use std::net::IpAddr;
 use std::os::fd::AsRawFd as _;
 
 use ipnet::IpNet;
 use netlink::{
-    AddAddress, AddNeighbour, LinkEvent, LinkRef, Mode, Monitor, NetNs, Op, Route, RtSocket, SetLink, Where,
+    AddAddress, AddNeighbour, EventNamespace, LinkEvent, LinkRef, Mode, Monitor, NetNs, Op, Route, RtSocket,
+    SetLink,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use types::{IfName, ROUTE_PROTOCOL};
@@ -20,7 +21,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Per family: an address, a neighbour that is also the gateway, and what is behind it.
+/// Per family: an address, a neighbour that is also the gateway, and a network behind it.
 const FAMILIES: [(&str, &str, &str); 2] =
     [("10.1.2.3/24", "10.1.2.1", "10.9.0.0/16"), ("fd00:1::3/64", "fd00:1::1", "fd00:9::/48")];
 
@@ -28,19 +29,19 @@ fn monitor(ns: &NetNs) -> Monitor {
     ns.run(Monitor::open).unwrap().unwrap()
 }
 
-/// Reads until something wanted is among the news: the kernel tells some of it from workers of its own.
-fn until(monitor: &mut Monitor, wanted: &LinkEvent) -> Vec<LinkEvent> {
-    let mut observed = Vec::new();
-    while !observed.contains(wanted) {
-        let soon = Timespec { tv_sec: 10, tv_nsec: 0 };
-        let ready = poll(&mut [PollFd::new(monitor, PollFlags::IN)], Some(&soon)).unwrap();
-        assert_eq!(ready, 1, "{wanted:?} was not told, but {observed:?}");
-        observed.extend(monitor.read().unwrap());
+/// Reads until the expected event arrives: the kernel sends some events from work queues.
+fn until(monitor: &mut Monitor, expected: &LinkEvent) -> Vec<LinkEvent> {
+    let mut received = Vec::new();
+    while !received.contains(expected) {
+        let timeout = Timespec { tv_sec: 10, tv_nsec: 0 };
+        let ready = poll(&mut [PollFd::new(monitor, PollFlags::IN)], Some(&timeout)).unwrap();
+        assert_eq!(ready, 1, "{expected:?} was not reported, but {received:?}");
+        received.extend(monitor.read().unwrap());
     }
-    observed
+    received
 }
 
-fn make_addressed(socket: &mut RtSocket, link: u32) {
+fn configure(socket: &mut RtSocket, link: u32) {
     for (addr, gateway, dst) in FAMILIES {
         let route = Route { gateway: Some(ip(gateway)), protocol: ROUTE_PROTOCOL, ..Route::to(net(dst)) };
         let (addr, mode) = (net(addr), Mode::Exclusive);
@@ -62,17 +63,17 @@ fn make_addressed(socket: &mut RtSocket, link: u32) {
     }
 }
 
-/// Takes away, one by one, what `make_addressed` made, and sees that each is told.
-fn lose_all(monitor: &mut Monitor, ns: &NetNs, dev: &str, place: Where) {
+/// Removes the objects of `configure` one by one, and expects an event for each.
+fn remove_all(monitor: &mut Monitor, ns: &NetNs, dev: &str, namespace: EventNamespace) {
     let link = link_index(ns, dev);
     let protocol = ROUTE_PROTOCOL;
     for (addr, gateway, dst) in FAMILIES {
         json(ns, &format!("ip neigh del {gateway} dev {dev}"));
-        until(monitor, &LinkEvent::NeighbourGone { link, addr: ip(gateway), protocol, place });
+        until(monitor, &LinkEvent::NeighbourRemoved { link, addr: ip(gateway), protocol, namespace });
         json(ns, &format!("ip route del {dst}"));
-        until(monitor, &LinkEvent::RouteGone { dst: net(dst), link: Some(link), protocol, place });
+        until(monitor, &LinkEvent::RouteRemoved { dst: net(dst), link: Some(link), protocol, namespace });
         json(ns, &format!("ip addr del {addr} dev {dev}"));
-        until(monitor, &LinkEvent::AddressGone { link, addr: net(addr), place });
+        until(monitor, &LinkEvent::AddressRemoved { link, addr: net(addr), namespace });
     }
 }
 
@@ -81,135 +82,137 @@ fn link_index(ns: &NetNs, dev: &str) -> u32 {
 }
 
 #[test]
-fn what_is_taken_from_the_node_is_told() {
+fn removals_on_the_node_are_reported() {
     let mut w = World::new();
     let (link, _) = w.veth("pwabc", "eth0");
-    make_addressed(&mut w.h, link);
-    let mut observed = monitor(&w.host);
-    lose_all(&mut observed, &w.host, "pwabc", Where::Here);
+    configure(&mut w.h, link);
+    let mut monitor = monitor(&w.host);
+    remove_all(&mut monitor, &w.host, "pwabc", EventNamespace::Own);
 }
 
 #[test]
-fn what_is_taken_from_a_pod_is_told_by_the_same_socket() {
+fn removals_in_a_pod_are_reported_by_the_same_socket() {
     let mut w = World::new();
     let mut before = monitor(&w.host);
     let (_, link) = w.veth("pwabc", "eth0");
-    // An agent that starts again finds pods that it did not make: no news of the link came to this one.
+    // A restarted agent monitors existing pods: this monitor received no event about the link.
     let mut after = monitor(&w.host);
-    make_addressed(&mut w.p, link);
-    lose_all(&mut before, &w.pod, "eth0", Where::Elsewhere);
-    make_addressed(&mut w.p, link);
+    configure(&mut w.p, link);
+    remove_all(&mut before, &w.pod, "eth0", EventNamespace::Pod);
+    configure(&mut w.p, link);
     after.read().unwrap();
-    lose_all(&mut after, &w.pod, "eth0", Where::Elsewhere);
+    remove_all(&mut after, &w.pod, "eth0", EventNamespace::Pod);
 }
 
 #[test]
-fn a_link_that_a_pod_got_by_a_move_makes_it_heard_too() {
+fn a_pod_with_a_moved_link_is_observed() {
     let mut w = World::new();
-    let mut observed = monitor(&w.host);
+    let mut monitor = monitor(&w.host);
     json(&w.host, "ip link add pwabc type veth peer name eth0");
     let path = format!("/proc/{}/fd/{}", std::process::id(), w.pod.fd().as_raw_fd());
     json(&w.host, &format!("ip link set eth0 netns {path}"));
     let link = link_index(&w.pod, "eth0");
     json(&w.pod, "ip link set eth0 up");
-    make_addressed(&mut w.p, link);
-    lose_all(&mut observed, &w.pod, "eth0", Where::Elsewhere);
+    configure(&mut w.p, link);
+    remove_all(&mut monitor, &w.pod, "eth0", EventNamespace::Pod);
 }
 
 #[test]
-fn namespaces_without_a_link_into_ours_are_not_heard() {
+fn namespaces_without_a_link_are_not_observed() {
     let mut w = World::new();
-    let stranger = NetNs::create().unwrap();
-    let mut observed = monitor(&w.host);
-    json(&stranger, "ip link add foreign0 type veth peer name foreign1");
-    json(&stranger, "ip link set foreign0 up");
-    json(&stranger, "ip link set foreign1 up");
-    make_addressed(&mut RtSocket::open_in(&stranger).unwrap(), link_index(&stranger, "foreign0"));
-    json(&stranger, "ip link del foreign0");
+    let unrelated = NetNs::create().unwrap();
+    let mut monitor = monitor(&w.host);
+    json(&unrelated, "ip link add other0 type veth peer name other1");
+    json(&unrelated, "ip link set other0 up");
+    json(&unrelated, "ip link set other1 up");
+    configure(&mut RtSocket::open_in(&unrelated).unwrap(), link_index(&unrelated, "other0"));
+    json(&unrelated, "ip link del other0");
     let bridge = w.bridge("br0");
-    let reported = observed.read().unwrap();
+    let reported = monitor.read().unwrap();
     assert!(!reported.is_empty());
-    for events in reported {
+    for event in reported {
         assert!(
-            matches!(events, LinkEvent::Link { index, place: Where::Here, .. } if index == bridge),
-            "{events:?}"
+            matches!(event, LinkEvent::Link { index, namespace: EventNamespace::Own, .. } if index == bridge),
+            "{event:?}"
         );
     }
 }
 
 #[test]
-fn links_are_told_as_they_come_change_and_go_and_ports_as_they_leave() {
+fn link_changes_and_leaving_ports_are_reported() {
     let mut w = World::new();
     let bridge = w.bridge("br0");
     let (index, _) = w.veth("pwabc", "eth0");
     let port = SetLink { master: Some(bridge), ..SetLink::of(LinkRef::Index(index)) };
     w.h.run(&Op::SetLink(port)).unwrap();
-    let mut observed = monitor(&w.host);
-    let (place, name) = (Where::Here, Some("pwabc".to_owned()));
+    let mut monitor = monitor(&w.host);
+    let (namespace, name) = (EventNamespace::Own, Some("pwabc".to_owned()));
 
     w.h.run(&Op::SetLink(SetLink { master: Some(0), ..port })).unwrap();
-    let reported = until(&mut observed, &LinkEvent::PortLeft { index, place });
+    let reported = until(&mut monitor, &LinkEvent::PortLeft { index, namespace });
     assert!(
-        !reported.iter().any(|events| matches!(events, LinkEvent::Link { gone: true, .. })),
+        !reported.iter().any(|event| matches!(event, LinkEvent::Link { removed: true, .. })),
         "{reported:?}"
     );
     w.h.run(&Op::SetLink(SetLink { up: Some(false), master: None, ..port })).unwrap();
-    until(&mut observed, &LinkEvent::Link { index, name: name.clone(), up: false, gone: false, place });
+    until(&mut monitor, &LinkEvent::Link { index, name: name.clone(), up: false, removed: false, namespace });
     w.h.run(&Op::SetLink(SetLink { up: Some(true), master: None, ..port })).unwrap();
-    until(&mut observed, &LinkEvent::Link { index, name: name.clone(), up: true, gone: false, place });
+    until(&mut monitor, &LinkEvent::Link { index, name: name.clone(), up: true, removed: false, namespace });
     w.h.run(&Op::DelLink(index)).unwrap();
-    until(&mut observed, &LinkEvent::Link { index, name, up: false, gone: true, place });
+    until(&mut monitor, &LinkEvent::Link { index, name, up: false, removed: true, namespace });
 }
 
-/// The kernel drops IPv4 routes without a word when their link goes down; the link itself is what one must look at.
+/// The kernel drops IPv4 routes without an event when their link goes down, so readers depend on the link event.
 #[test]
-fn a_link_that_goes_down_is_told_whatever_is_said_of_its_routes() {
+fn a_link_that_goes_down_is_reported() {
     let mut w = World::new();
     let (index, _) = w.veth("pwabc", "eth0");
-    make_addressed(&mut w.h, index);
-    let mut observed = monitor(&w.host);
+    configure(&mut w.h, index);
+    let mut monitor = monitor(&w.host);
     json(&w.host, "ip link set pwabc down");
-    let (place, protocol) = (Where::Here, ROUTE_PROTOCOL);
+    let (namespace, protocol) = (EventNamespace::Own, ROUTE_PROTOCOL);
     let mut reported = until(
-        &mut observed,
-        &LinkEvent::RouteGone { dst: net("fd00:9::/48"), link: Some(index), protocol, place },
+        &mut monitor,
+        &LinkEvent::RouteRemoved { dst: net("fd00:9::/48"), link: Some(index), protocol, namespace },
     );
-    reported.extend(observed.read().unwrap());
+    reported.extend(monitor.read().unwrap());
     assert!(reported.contains(&LinkEvent::Link {
         index,
         name: Some("pwabc".to_owned()),
         up: false,
-        gone: false,
-        place
+        removed: false,
+        namespace
     }));
     for (_, gateway, dst) in FAMILIES {
-        assert!(reported.contains(&LinkEvent::NeighbourGone {
+        assert!(reported.contains(&LinkEvent::NeighbourRemoved {
             link: index,
             addr: ip(gateway),
             protocol,
-            place
+            namespace
         }));
-        let left = w.h.routes(netlink::RouteFilter::default()).unwrap();
-        assert!(left.iter().all(|route| route.dst != net(dst)), "{left:?}");
+        let routes = w.h.routes(netlink::RouteFilter::default()).unwrap();
+        assert!(routes.iter().all(|route| route.dst != net(dst)), "{routes:?}");
     }
 }
 
 #[test]
-fn neighbours_that_the_kernel_learnt_are_no_news() {
+fn learned_neighbours_are_not_reported() {
     let mut w = World::new();
     let (link, _) = w.veth("pwabc", "eth0");
-    make_addressed(&mut w.h, link);
+    configure(&mut w.h, link);
     json(&w.host, "ip neigh add 10.1.2.9 lladdr 02:00:00:00:00:09 dev pwabc nud stale");
-    let mut observed = monitor(&w.host);
+    let mut monitor = monitor(&w.host);
     json(&w.host, "ip neigh del 10.1.2.9 dev pwabc");
     json(&w.host, "ip addr del 10.1.2.3/24 dev pwabc");
-    let reported =
-        until(&mut observed, &LinkEvent::AddressGone { link, addr: net("10.1.2.3/24"), place: Where::Here });
-    let learnt = |events: &&LinkEvent| matches!(events, LinkEvent::NeighbourGone { addr, .. } if *addr == ip("10.1.2.9"));
-    assert_eq!(reported.iter().find(learnt), None);
+    let reported = until(
+        &mut monitor,
+        &LinkEvent::AddressRemoved { link, addr: net("10.1.2.3/24"), namespace: EventNamespace::Own },
+    );
+    let is_learned = |event: &&LinkEvent| matches!(event, LinkEvent::NeighbourRemoved { addr, .. } if *addr == ip("10.1.2.9"));
+    assert_eq!(reported.iter().find(is_learned), None);
 }
 
-fn burst(w: &mut World, count: u8) -> Vec<IfName> {
+fn create_veths(w: &mut World, count: u8) -> Vec<IfName> {
     let names = |n| (name(&format!("pw{n}")), name(&format!("eth{n}")));
     (0..count)
         .map(names)
@@ -221,36 +224,39 @@ fn burst(w: &mut World, count: u8) -> Vec<IfName> {
 }
 
 #[test]
-fn a_burst_fits_and_nothing_of_it_is_lost() {
+fn a_burst_of_events_fits_into_the_buffer() {
     let mut w = World::new();
-    let mut observed = monitor(&w.host);
-    let made = burst(&mut w, 200);
-    let reported = observed.read().unwrap();
-    for host in made {
-        let is_it = |events: &LinkEvent| matches!(events, LinkEvent::Link { name: Some(name), .. } if *name == host.to_string());
-        assert!(reported.iter().any(is_it), "{host} is missing");
+    let mut monitor = monitor(&w.host);
+    let created = create_veths(&mut w, 200);
+    let reported = monitor.read().unwrap();
+    for host in created {
+        let is_host = |event: &LinkEvent| matches!(event, LinkEvent::Link { name: Some(name), .. } if *name == host.to_string());
+        assert!(reported.iter().any(is_host), "{host} is missing");
     }
-    // The kernel's workers may add something later, such as a carrier.
-    assert!(!reported.contains(&LinkEvent::Lost) && !observed.read().unwrap().contains(&LinkEvent::Lost));
+    // The kernel's work queues may send more events later, such as carrier changes.
+    assert!(!reported.contains(&LinkEvent::Lost) && !monitor.read().unwrap().contains(&LinkEvent::Lost));
 }
 
 #[test]
-fn an_overrun_is_told_once_and_afterwards_there_is_news_again() {
+fn an_overrun_is_reported_once_and_monitoring_continues() {
     let mut w = World::new();
-    let mut observed = monitor(&w.host);
-    rustix::net::sockopt::set_socket_recv_buffer_size(&observed, 4096).unwrap();
-    burst(&mut w, 20);
-    assert_eq!(observed.read().unwrap(), [LinkEvent::Lost]);
+    let mut monitor = monitor(&w.host);
+    rustix::net::sockopt::set_socket_recv_buffer_size(&monitor, 4096).unwrap();
+    create_veths(&mut w, 20);
+    assert_eq!(monitor.read().unwrap(), [LinkEvent::Lost]);
     let index = link_index(&w.host, "pw3");
     let down = SetLink { up: Some(false), ..SetLink::of(LinkRef::Index(index)) };
-    observed.read().unwrap();
+    monitor.read().unwrap();
     w.h.run(&Op::SetLink(down)).unwrap();
     let name = Some("pw3".to_owned());
-    until(&mut observed, &LinkEvent::Link { index, name, up: false, gone: false, place: Where::Here });
+    until(
+        &mut monitor,
+        &LinkEvent::Link { index, name, up: false, removed: false, namespace: EventNamespace::Own },
+    );
 }
 
 #[test]
-fn without_the_right_to_hear_of_pods_the_error_says_so() {
+fn without_cap_net_broadcast_the_error_is_permission() {
     let w = World::new();
     let refused = w
         .host
@@ -269,14 +275,14 @@ fn without_the_right_to_hear_of_pods_the_error_says_so() {
 }
 
 #[test]
-fn forwarding_that_is_switched_off_is_told() {
+fn disabled_forwarding_is_reported() {
     let w = World::new();
     for family in ["ipv4", "ipv6"] {
         let path = format!("/proc/sys/net/{family}/conf/all/forwarding");
-        let switch = |to: &'static str| w.host.run(|| std::fs::write(&path, to)).unwrap().unwrap();
-        switch("1");
-        let mut observed = monitor(&w.host);
-        switch("0");
-        until(&mut observed, &LinkEvent::ForwardingOff { place: Where::Here });
+        let set = |to: &'static str| w.host.run(|| std::fs::write(&path, to)).unwrap().unwrap();
+        set("1");
+        let mut monitor = monitor(&w.host);
+        set("0");
+        until(&mut monitor, &LinkEvent::ForwardingOff { namespace: EventNamespace::Own });
     }
 }

@@ -1,11 +1,11 @@
-//! Namespaces: what opens, what does not and why, and that a thread always comes back.
+//! Namespaces: which paths can be opened, the errors of other paths, and the return to the original namespace.
 
 use std::path::Path;
 
 use netlink::{NetNs, NetNsError, RtSocket};
 
 #[test]
-fn a_missing_path_a_plain_file_and_another_kind_are_told_apart() {
+fn missing_paths_files_and_other_namespaces_have_distinct_errors() {
     let dir = tempfile::tempdir().unwrap();
     let missing = NetNs::open(&dir.path().join("nothing")).unwrap_err();
     assert!(matches!(missing, NetNsError::Missing { .. }), "{missing}");
@@ -25,7 +25,7 @@ fn a_missing_path_a_plain_file_and_another_kind_are_told_apart() {
 }
 
 #[test]
-fn a_pipe_and_a_socket_are_refused_without_waiting() {
+fn a_pipe_and_a_socket_are_refused_without_blocking() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -36,7 +36,7 @@ fn a_pipe_and_a_socket_are_refused_without_waiting() {
 }
 
 #[test]
-fn cookies_differ_between_namespaces_and_stay() {
+fn cookies_are_unique_and_constant() {
     let (a, b) = (NetNs::create().unwrap(), NetNs::create().unwrap());
     let (first, second) = (a.cookie().unwrap(), b.cookie().unwrap());
     assert_ne!(first, second);
@@ -46,16 +46,16 @@ fn cookies_differ_between_namespaces_and_stay() {
 }
 
 #[test]
-fn sameness_is_by_namespace_not_by_path() {
+fn is_same_compares_namespaces_not_paths() {
     let (a, b) = (NetNs::create().unwrap(), NetNs::create().unwrap());
-    let again = a.run(NetNs::current).unwrap().unwrap();
-    assert!(a.is_same(&again).unwrap());
+    let reopened = a.run(NetNs::current).unwrap().unwrap();
+    assert!(a.is_same(&reopened).unwrap());
     assert!(!a.is_same(&b).unwrap());
 }
 
 #[test]
-fn a_thread_comes_back_also_from_nesting_and_panics() {
-    let home = NetNs::current().unwrap();
+fn a_thread_returns_after_nesting_and_after_panics() {
+    let original = NetNs::current().unwrap();
     let (a, b) = (NetNs::create().unwrap(), NetNs::create().unwrap());
     let nested = a.run(|| {
         let inner = b.run(|| NetNs::current().unwrap()).unwrap();
@@ -63,43 +63,43 @@ fn a_thread_comes_back_also_from_nesting_and_panics() {
     });
     let (outer, inner) = nested.unwrap();
     assert!(outer.is_same(&a).unwrap() && inner.is_same(&b).unwrap());
-    assert!(NetNs::current().unwrap().is_same(&home).unwrap());
+    assert!(NetNs::current().unwrap().is_same(&original).unwrap());
 
     let panic = std::panic::catch_unwind(|| a.run(|| panic!("inside"))).unwrap_err();
     assert_eq!(panic.downcast_ref::<&str>(), Some(&"inside"));
-    assert!(NetNs::current().unwrap().is_same(&home).unwrap());
+    assert!(NetNs::current().unwrap().is_same(&original).unwrap());
 }
 
 #[test]
-fn a_socket_stays_in_its_namespace_whoever_uses_it() {
+fn a_socket_stays_in_its_namespace_on_other_threads() {
     let ns = NetNs::create().unwrap();
     let mut socket = RtSocket::open_in(&ns).unwrap();
     let links = std::thread::spawn(move || socket.links().unwrap()).join().unwrap();
-    // A new namespace has lo and, where the kernel makes them, tunnel stubs; none of it is up.
+    // A new namespace has lo and, on some kernels, tunnel devices. None of them is up.
     assert!(links.iter().any(|l| l.name == "lo") && links.iter().all(|l| !l.up));
 }
 
 #[test]
-fn without_the_right_to_enter_the_closure_is_not_run() {
+fn without_cap_sys_admin_the_closure_does_not_run() {
     let ns = NetNs::create().unwrap();
     let entered = std::thread::spawn(move || {
         let mut sets = rustix::thread::capabilities(None).unwrap();
         sets.effective.remove(rustix::thread::CapabilitySet::SYS_ADMIN);
         rustix::thread::set_capabilities(None, sets).unwrap();
-        let mut run = false;
-        let result = ns.run(|| run = true);
-        (run, result)
+        let mut has_run = false;
+        let result = ns.run(|| has_run = true);
+        (has_run, result)
     });
-    let (run, result) = entered.join().unwrap();
-    assert!(!run);
+    let (has_run, result) = entered.join().unwrap();
+    assert!(!has_run);
     let error = result.unwrap_err();
     assert!(matches!(error, NetNsError::Enter { .. }), "{error}");
     assert_eq!(error.errno(), Some(rustix::io::Errno::PERM));
 }
 
-/// Opening a device can have effects, and a client of the agent may name a file that it could not open itself.
+/// Opening a device can have side effects, and a client of the agent may name a file that it cannot open itself.
 #[test]
-fn a_file_that_is_no_namespace_is_not_opened() {
+fn a_file_that_is_not_a_namespace_is_not_opened() {
     use rustix::fs::inotify;
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
@@ -111,5 +111,5 @@ fn a_file_that_is_no_namespace_is_not_opened() {
     let mut reader = inotify::Reader::new(&events, &mut buffer);
     assert_eq!(reader.next().err(), Some(rustix::io::Errno::AGAIN));
     std::fs::File::open(&file).unwrap();
-    assert!(reader.next().is_ok(), "an open is seen");
+    assert!(reader.next().is_ok(), "inotify reports an open");
 }

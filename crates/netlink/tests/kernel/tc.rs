@@ -1,4 +1,4 @@
-//! Shaping, compared with what `tc -j` shows.
+//! Traffic shaping, compared with the output of `tc -j`.
 
 use std::time::Duration;
 
@@ -6,33 +6,33 @@ use crate::world::{World, json, name};
 use netlink::{AddTbf, Op, QdiscAt, Tbf};
 
 #[test]
-fn a_token_bucket_is_what_was_asked_for_also_above_4_gib_per_second() {
+fn a_token_bucket_has_the_given_rate_also_above_4_gib_per_second() {
     let mut w = World::new();
     let (link, _) = w.veth("pwabc", "eth0");
     for (rate, burst) in [(125_000, 20_000), (1_250_000_000, 1 << 20), (10_000_000_000, 4 << 20)] {
         let tbf = Tbf::with_latency(rate, burst, Duration::from_millis(25));
         w.h.run(&Op::AddTbf(AddTbf { link, tbf })).unwrap();
-        let seen = &json(&w.host, "tc -j qdisc show dev pwabc root")[0];
-        assert_eq!(seen["kind"], "tbf");
-        assert_eq!(seen["options"]["rate"], rate);
-        // tc prints the burst as what the rate carries in whole microseconds.
-        let shown = seen["options"]["burst"].as_u64().unwrap();
-        assert!(shown.abs_diff(burst.into()) <= rate / 1_000_000 + 1, "{seen}");
+        let shown = &json(&w.host, "tc -j qdisc show dev pwabc root")[0];
+        assert_eq!(shown["kind"], "tbf");
+        assert_eq!(shown["options"]["rate"], rate);
+        // tc prints the burst as the bytes that the rate carries in whole microseconds.
+        let shown = shown["options"]["burst"].as_u64().unwrap();
+        assert!(shown.abs_diff(burst.into()) <= rate / 1_000_000 + 1, "{shown}");
         let listed = w.h.qdiscs(Some(link)).unwrap();
         assert_eq!((listed.len(), listed[0].kind.as_str(), listed[0].at), (1, "tbf", QdiscAt::Root));
         let found = listed[0].tbf.unwrap();
         assert_eq!((found.rate_bytes, found.limit_bytes), (tbf.rate_bytes, tbf.limit_bytes));
-        // The kernel keeps the burst as a number of ticks of 64 ns.
+        // The kernel stores the burst in ticks of 64 ns.
         assert!(u64::from(found.burst_bytes.abs_diff(burst)) <= rate / 15_625_000 + 2, "{found:?}");
     }
-    let gone = Op::DelQdisc { link, at: QdiscAt::Root };
-    w.h.run(&gone).unwrap();
+    let remove = Op::DelQdisc { link, at: QdiscAt::Root };
+    w.h.run(&remove).unwrap();
     assert!(w.h.qdiscs(Some(link)).unwrap().iter().all(|q| q.kind != "tbf"));
-    assert!(w.h.run(&gone).unwrap_err().is_missing());
+    assert!(w.h.run(&remove).unwrap_err().is_missing());
 }
 
 #[test]
-fn what_a_link_receives_is_redirected_to_its_shaper() {
+fn ingress_traffic_is_redirected_to_the_shaper() {
     let mut w = World::new();
     let (link, pod) = w.veth("pwabc", "eth0");
     let shaper = name("pishaper");
@@ -40,8 +40,8 @@ fn what_a_link_receives_is_redirected_to_its_shaper() {
     let to = w.h.link(&shaper).unwrap().unwrap().index;
     assert!(w.h.redirects(link).unwrap().is_empty());
     let redirect = Op::RedirectIngress { from: link, to };
-    let early = w.h.run(&redirect).unwrap_err();
-    assert!(!early.is_unsupported() && !early.is_exists(), "{early}");
+    let without_ingress = w.h.run(&redirect).unwrap_err();
+    assert!(!without_ingress.is_unsupported() && !without_ingress.is_exists(), "{without_ingress}");
     let tbf = Tbf::with_latency(1_000_000, 50_000, Duration::from_millis(25));
     w.h.run_every(&[Op::AddTbf(AddTbf { link: to, tbf }), Op::AddIngress { link }, redirect]).unwrap();
 
@@ -53,7 +53,7 @@ fn what_a_link_receives_is_redirected_to_its_shaper() {
     assert_eq!((&action["kind"], &action["to_dev"]), (&"mirred".into(), &"pishaper".into()));
     assert_eq!((&action["mirred_action"], &action["direction"]), (&"redirect".into(), &"egress".into()));
 
-    // A packet that the pod sends is seen by the shaper's token bucket.
+    // The shaper's token bucket counts a packet that the pod sends.
     w.p.run(&Op::AddNeighbour(netlink::AddNeighbour {
         link: pod,
         addr: "fd00::9".parse().unwrap(),
@@ -76,11 +76,11 @@ fn what_a_link_receives_is_redirected_to_its_shaper() {
         let socket = std::net::UdpSocket::bind("[fd00::1]:0").unwrap();
         socket.send_to(&[0; 100], "[fd00::9]:9").unwrap();
     };
-    let counted =
+    let packets =
         |w: &World| json(&w.host, "tc -j -s qdisc show dev pishaper root")[0]["packets"].as_u64().unwrap();
-    let before = counted(&w);
+    let before = packets(&w);
     w.pod.run(send).unwrap();
-    assert!(counted(&w) > before);
+    assert!(packets(&w) > before);
 
     assert!(w.h.run(&Op::AddIngress { link }).unwrap_err().is_exists());
     w.h.run(&Op::DelQdisc { link, at: QdiscAt::Ingress }).unwrap();

@@ -1,4 +1,4 @@
-//! Tunnel devices and their forwarding entries, of both outer families, compared with what `ip -j` and `bridge -j` show.
+//! Tunnel devices and FDB entries of both outer families, compared with the output of `ip -j` and `bridge -j`.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -19,7 +19,7 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// Per outer family: our end, the other's, and the network between them.
+/// Per outer family: the local address, the remote address, and the prefix length of their network.
 const OUTER: [(&str, &str, &str); 2] =
     [("192.0.2.1", "192.0.2.2", "/24"), ("2001:db8::1", "2001:db8::2", "/64")];
 
@@ -39,13 +39,13 @@ fn address(link: u32, addr: IpNet) -> Op<'static> {
 }
 
 #[test]
-fn a_tunnel_is_as_it_was_asked_for() {
+fn a_created_tunnel_has_the_requested_settings() {
     for (local, other, _) in OUTER {
         let mut w = World::new();
         let (lower, _) = w.veth("eth0", "eth0");
         let pwvx = name("pwvx4");
         let add = AddVxlan { link: Some(lower), ..tunnel(&pwvx, local, 20) };
-        let index = w.h.make_vxlan(&add, Some("podwire:tunnel")).unwrap();
+        let index = w.h.create_vxlan(&add, Some("podwire:tunnel")).unwrap();
 
         let link = w.h.link_at(index).unwrap().unwrap();
         assert_eq!((link.name.as_str(), link.mac, link.mtu, link.up), ("pwvx4", Some(mac(20)), 1400, true));
@@ -55,8 +55,8 @@ fn a_tunnel_is_as_it_was_asked_for() {
         assert_eq!((vxlan.learning, vxlan.group, vxlan.link), (false, None, Some(lower)));
         assert_eq!(w.h.link_at(lower).unwrap().unwrap().vxlan, None);
 
-        let seen = &json(&w.host, "ip -j -d link show dev pwvx4")[0];
-        let data = &seen["linkinfo"]["info_data"];
+        let shown = &json(&w.host, "ip -j -d link show dev pwvx4")[0];
+        let data = &shown["linkinfo"]["info_data"];
         assert_eq!(
             (&data["id"], &data["port"], &data["learning"]),
             (&77.into(), &4789.into(), &false.into())
@@ -64,26 +64,26 @@ fn a_tunnel_is_as_it_was_asked_for() {
         assert_eq!(data[if ip(local).is_ipv4() { "local" } else { "local6" }], local);
         assert_eq!((&data["udp_zero_csum6_tx"], &data["udp_zero_csum6_rx"]), (&false.into(), &false.into()));
         assert_eq!((&data["group"], &data["group6"]), (&serde_json::Value::Null, &serde_json::Value::Null));
-        assert_eq!(seen["inet6_addr_gen_mode"], "none");
+        assert_eq!(shown["inet6_addr_gen_mode"], "none");
         assert_eq!(w.h.addresses(Some(index)).unwrap(), []);
 
-        // The same name, and the same VNI and port under another one.
-        let again = w.h.make_vxlan(&add, Some("other")).unwrap_err();
-        assert!(again.is_exists() && again.to_string().contains("create vxlan pwvx4 from"), "{again}");
+        // The same name fails, and so do the same VNI and port under another name.
+        let error = w.h.create_vxlan(&add, Some("other")).unwrap_err();
+        assert!(error.is_exists() && error.to_string().contains("create vxlan pwvx4 from"), "{error}");
         let twin = name("twin");
-        assert!(w.h.make_vxlan(&AddVxlan { name: &twin, ..add }, None).unwrap_err().is_exists());
+        assert!(w.h.create_vxlan(&AddVxlan { name: &twin, ..add }, None).unwrap_err().is_exists());
         assert_eq!(w.h.link_at(index).unwrap().unwrap(), link);
         let bad = AddVxlan { name: &twin, vni: 1 << 24, local: ip(other), ..add };
-        assert_eq!(w.h.make_vxlan(&bad, None).unwrap_err().errno(), Some(rustix::io::Errno::RANGE));
+        assert_eq!(w.h.create_vxlan(&bad, None).unwrap_err().errno(), Some(rustix::io::Errno::RANGE));
         assert_eq!(w.h.link(&twin).unwrap(), None);
     }
 }
 
 #[test]
-fn what_cannot_be_finished_is_removed() {
+fn a_partly_created_tunnel_is_removed() {
     let mut w = World::new();
     let pwvx = name("pwvx4");
-    let error = w.h.make_vxlan(&tunnel(&pwvx, "192.0.2.1", 20), Some(&"x".repeat(300))).unwrap_err();
+    let error = w.h.create_vxlan(&tunnel(&pwvx, "192.0.2.1", 20), Some(&"x".repeat(300))).unwrap_err();
     assert!(error.to_string().contains("set up vxlan pwvx4"), "{error}");
     assert_eq!(w.h.link(&pwvx).unwrap(), None);
 }
@@ -92,16 +92,16 @@ fn what_cannot_be_finished_is_removed() {
 fn both_families_can_have_a_tunnel_with_the_same_vni_and_port() {
     let mut w = World::new();
     let (four, six) = (name("pwvx4"), name("pwvx6"));
-    w.h.make_vxlan(&tunnel(&four, OUTER[0].0, 20), None).unwrap();
-    w.h.make_vxlan(&tunnel(&six, OUTER[1].0, 20), None).unwrap();
+    w.h.create_vxlan(&tunnel(&four, OUTER[0].0, 20), None).unwrap();
+    w.h.create_vxlan(&tunnel(&six, OUTER[1].0, 20), None).unwrap();
 }
 
 #[test]
-fn a_mac_has_one_place_and_another_replaces_it() {
+fn an_fdb_entry_replaces_the_one_of_the_same_mac() {
     for (local, other, _) in OUTER {
         let mut w = World::new();
         let pwvx = name("pwvx4");
-        let link = w.h.make_vxlan(&tunnel(&pwvx, local, 20), None).unwrap();
+        let link = w.h.create_vxlan(&tunnel(&pwvx, local, 20), None).unwrap();
         assert_eq!(w.h.fdb(link).unwrap(), []);
         let entry = Fdb { link, mac: mac(30), dst: ip(other) };
         let moved = Fdb { dst: ip(local), ..entry };
@@ -109,37 +109,37 @@ fn a_mac_has_one_place_and_another_replaces_it() {
         assert_eq!(w.h.fdb(link).unwrap(), [entry]);
         let second = Fdb { mac: mac(31), ..entry };
         w.h.run(&Op::AddFdb(second)).unwrap();
-        let seen = json(&w.host, "bridge -j fdb show dev pwvx4");
+        let shown = json(&w.host, "bridge -j fdb show dev pwvx4");
         let of = |entry: &Fdb| {
-            let all = seen.as_array().unwrap();
+            let all = shown.as_array().unwrap();
             all.iter().find(|one| one["mac"] == entry.mac.to_string()).unwrap().clone()
         };
         assert_eq!((&of(&entry)["dst"], &of(&entry)["state"]), (&other.into(), &"permanent".into()));
         assert_eq!(of(&second)["dst"], other);
 
-        // The kernel says yes and does nothing: another place is not ours to remove.
+        // The kernel acknowledges the removal of an entry with another destination, and does nothing.
         w.h.run(&Op::DelFdb(moved)).unwrap();
         assert!(w.h.fdb(link).unwrap().contains(&entry));
         w.h.run(&Op::DelFdb(entry)).unwrap();
         let error = w.h.run(&Op::DelFdb(entry)).unwrap_err();
         assert!(error.is_missing(), "{error}");
-        let words = format!("delete forwarding entry {} to {other} on link {link}", mac(30));
-        assert!(error.to_string().contains(&words), "{error}");
+        let operation = format!("delete forwarding entry {} to {other} on link {link}", mac(30));
+        assert!(error.to_string().contains(&operation), "{error}");
         assert_eq!(w.h.fdb(link).unwrap(), [second]);
         assert!(w.h.run(&Op::AddFdb(Fdb { link: 4711, ..entry })).unwrap_err().is_missing());
         assert_eq!(w.h.fdb(4711).unwrap(), []);
         let wrong = OUTER.iter().find(|(l, ..)| *l != local).unwrap().0;
         let refused = w.h.run(&Op::AddFdb(Fdb { dst: ip(wrong), ..entry }));
-        assert!(refused.is_err(), "a tunnel sends in one family");
+        assert!(refused.is_err(), "a tunnel has one outer family");
     }
 }
 
 #[test]
-fn entries_of_other_devices_are_not_listed() {
+fn fdb_entries_of_other_devices_are_not_listed() {
     let mut w = World::new();
     let (one, two) = (name("pwvx4"), name("other"));
-    let first = w.h.make_vxlan(&tunnel(&one, "192.0.2.1", 20), None).unwrap();
-    let second = w.h.make_vxlan(&AddVxlan { vni: 78, ..tunnel(&two, "192.0.2.1", 21) }, None).unwrap();
+    let first = w.h.create_vxlan(&tunnel(&one, "192.0.2.1", 20), None).unwrap();
+    let second = w.h.create_vxlan(&AddVxlan { vni: 78, ..tunnel(&two, "192.0.2.1", 21) }, None).unwrap();
     let entry = |link| Fdb { link, mac: mac(30), dst: ip("192.0.2.2") };
     w.h.run_every(&[Op::AddFdb(entry(first)), Op::AddFdb(entry(second))]).unwrap();
     w.bridge("br0");
@@ -147,18 +147,23 @@ fn entries_of_other_devices_are_not_listed() {
     assert_eq!(w.h.fdb(second).unwrap(), [entry(second)]);
 }
 
-/// One end of the world below: a tunnel over `lower`, and all that leads to the other's block.
-fn wire(socket: &mut RtSocket, lower: u32, (local, remote, len): (&str, &str, &str), (own, far): (u8, u8)) {
+/// Configures one node: a tunnel over `lower`, and the routes and entries to the block of the other node.
+fn configure(
+    socket: &mut RtSocket,
+    lower: u32,
+    (local, remote, len): (&str, &str, &str),
+    (own, far): (u8, u8),
+) {
     let pwvx = name("pwvx");
     socket.run(&address(lower, net(&format!("{local}{len}")))).unwrap();
-    let link = socket.make_vxlan(&tunnel(&pwvx, local, own), None).unwrap();
+    let link = socket.create_vxlan(&tunnel(&pwvx, local, own), None).unwrap();
     let lo = socket.link(&name("lo")).unwrap().unwrap().index;
     let mut ops = vec![Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Index(lo)) })];
     ops.push(Op::AddFdb(Fdb { link, mac: mac(far), dst: ip(remote) }));
-    let local_six = format!("fe80::ff:fe00:{far:x}");
+    let link_local = format!("fe80::ff:fe00:{far:x}");
     for (own_addr, dst, gateway) in [
         (format!("10.2.{own}.1/32"), format!("10.2.{far}.0/24"), format!("10.2.{far}.0")),
-        (format!("fd00:2:0:{own}::1/128"), format!("fd00:2:0:{far}::/64"), local_six),
+        (format!("fd00:2:0:{own}::1/128"), format!("fd00:2:0:{far}::/64"), link_local),
     ] {
         let (gateway, own_addr) = (ip(&gateway), net(&own_addr));
         let route = Route {
@@ -182,13 +187,13 @@ fn wire(socket: &mut RtSocket, lower: u32, (local, remote, len): (&str, &str, &s
 }
 
 #[test]
-fn pods_of_both_families_reach_each_other_over_either_tunnel() {
+fn both_families_are_reachable_over_either_tunnel() {
     for (near, far, len) in OUTER {
         let mut w = World::new();
         let (host, pod) = w.veth("eth0", "eth0");
-        wire(&mut w.h, host, (near, far, len), (21, 22));
-        wire(&mut w.p, pod, (far, near, len), (22, 21));
-        // The host end of a pair does not answer ARP.
+        configure(&mut w.h, host, (near, far, len), (21, 22));
+        configure(&mut w.p, pod, (far, near, len), (22, 21));
+        // The host end of a veth does not answer ARP.
         for (socket, link, addr, at) in [(&mut w.h, host, far, 3), (&mut w.p, pod, near, 2)] {
             let neighbour = AddNeighbour { link, addr: ip(addr), mac: mac(at), protocol: PEER_PROTOCOL };
             socket.run(&Op::AddNeighbour(neighbour)).unwrap();
@@ -210,7 +215,7 @@ fn pods_of_both_families_reach_each_other_over_either_tunnel() {
 }
 
 #[test]
-fn a_route_moves_from_tunnel_to_link_and_back_in_place() {
+fn a_route_is_replaced_between_tunnel_and_link() {
     let mut w = World::new();
     let (host, pod) = w.veth("eth0", "eth0");
     for (near, far, len) in OUTER {
@@ -218,7 +223,7 @@ fn a_route_moves_from_tunnel_to_link_and_back_in_place() {
         w.p.run(&address(pod, net(&format!("{far}{len}")))).unwrap();
     }
     let pwvx = name("pwvx");
-    let link = w.h.make_vxlan(&tunnel(&pwvx, OUTER[0].0, 21), None).unwrap();
+    let link = w.h.create_vxlan(&tunnel(&pwvx, OUTER[0].0, 21), None).unwrap();
     let of_peers = RouteFilter { protocol: Some(PEER_PROTOCOL), ..RouteFilter::default() };
     for (dst, tunnelled, direct) in
         [("10.2.22.0/24", "10.2.22.0", OUTER[0].1), ("fd00:2:0:22::/64", "fe80::ff:fe00:16", OUTER[1].1)]
@@ -237,17 +242,14 @@ fn a_route_moves_from_tunnel_to_link_and_back_in_place() {
                 w.h.routes(of_peers).unwrap().into_iter().map(|r| (r.gateway, r.link)).collect();
             assert_eq!(found, [(route.gateway, route.link)]);
         }
-        assert!(
-            w.h.run(&Op::DelRoute(on_link)).unwrap_err().is_missing(),
-            "that is not the one that is there"
-        );
+        assert!(w.h.run(&Op::DelRoute(on_link)).unwrap_err().is_missing(), "another route is installed");
         w.h.run(&Op::DelRoute(through)).unwrap();
     }
 }
 
-/// Other people's routes to the same place differ by protocol, gateway, link or metric.
+/// Unmanaged routes to the same destination differ by protocol, gateway, link or metric.
 #[test]
-fn only_the_very_route_is_removed() {
+fn only_the_exact_route_is_removed() {
     for (near, far, len) in OUTER {
         let mut w = World::new();
         let (link, _) = w.veth("eth0", "eth0");
@@ -255,22 +257,22 @@ fn only_the_very_route_is_removed() {
         let dst = if ip(far).is_ipv4() { "10.2.22.0/24" } else { "fd00:2:0:22::/64" };
         json(&w.host, &format!("ip route add {dst} via {far} metric 7"));
         json(&w.host, &format!("ip route add {dst} via {far} metric 8 proto 112"));
-        let ours = Route {
+        let managed = Route {
             gateway: Some(ip(far)),
             link: Some(link),
             protocol: PEER_PROTOCOL,
             ..Route::to(net(dst))
         };
-        assert!(w.h.run(&Op::DelRoute(ours)).unwrap_err().is_missing());
-        w.h.run(&Op::AddRoute { route: ours, mode: Mode::Exclusive }).unwrap();
-        w.h.run(&Op::DelRoute(ours)).unwrap();
-        let left = w.h.routes(RouteFilter::default()).unwrap();
-        assert_eq!(left.iter().filter(|route| route.dst == net(dst)).count(), 2);
+        assert!(w.h.run(&Op::DelRoute(managed)).unwrap_err().is_missing());
+        w.h.run(&Op::AddRoute { route: managed, mode: Mode::Exclusive }).unwrap();
+        w.h.run(&Op::DelRoute(managed)).unwrap();
+        let routes = w.h.routes(RouteFilter::default()).unwrap();
+        assert_eq!(routes.iter().filter(|route| route.dst == net(dst)).count(), 2);
     }
 }
 
 #[test]
-fn the_default_route_is_found_with_its_metric_whatever_else_there_is() {
+fn the_default_route_is_found_despite_other_routes() {
     for (near, far, len) in OUTER {
         let mut w = World::new();
         let (link, _) = w.veth("eth0", "eth0");
@@ -283,12 +285,12 @@ fn the_default_route_is_found_with_its_metric_whatever_else_there_is() {
         assert_eq!(w.h.default_route(family).unwrap(), None);
         json(&w.host, &format!("ip {flag} route add default dev eth1 metric 300"));
         json(&w.host, &format!("ip {flag} route add default via {far} metric 200"));
-        // The whole of the first network that is asked for has a route of its own.
+        // The first network that is looked up has a more specific route.
         let covered = if family == Family::V4 { "192.0.0.0/16" } else { "2001:db8::/32" };
         json(&w.host, &format!("ip {flag} route add {covered} dev eth1"));
         let found = w.h.default_route(family).unwrap().unwrap();
         assert_eq!((found.gateway, found.link, found.priority), (Some(ip(far)), Some(link), Some(200)));
-        // A blackhole of one of these networks does not hide it.
+        // A blackhole route for one of these networks does not hide the default route.
         json(&w.host, &format!("ip {flag} route del {covered} dev eth1"));
         for kind in ["blackhole", "unreachable", "prohibit"] {
             json(&w.host, &format!("ip {flag} route add {kind} {covered}"));
@@ -305,14 +307,14 @@ fn the_default_route_is_found_with_its_metric_whatever_else_there_is() {
     }
 }
 
-/// `--nocapture` shows the times.
+/// `--nocapture` prints the times.
 #[test]
-fn five_thousand_peers_are_entered_quickly_and_foreign_routes_are_not_even_sent() {
+fn five_thousand_peers_are_added_and_listed_by_protocol() {
     let mut w = World::new();
     let pwvx = name("pwvx");
-    // Without any address a namespace has no table of local ones, and then no gateway is good enough.
+    // In a namespace without addresses the kernel accepts no gateway, because it has no local table.
     json(&w.host, "ip link set lo up");
-    let link = w.h.make_vxlan(&tunnel(&pwvx, "192.0.2.1", 21), None).unwrap();
+    let link = w.h.create_vxlan(&tunnel(&pwvx, "192.0.2.1", 21), None).unwrap();
     let route = |i: u32| {
         let dst = IpNet::new(std::net::Ipv4Addr::from(0x0a00_0000 | i << 8).into(), 24).unwrap();
         let route = Route {
@@ -325,9 +327,9 @@ fn five_thousand_peers_are_entered_quickly_and_foreign_routes_are_not_even_sent(
         Op::AddRoute { route, mode: Mode::Replace }
     };
     let timed = |what: &str, w: &mut World, ops: &[Op<'_>]| {
-        let begin = Instant::now();
+        let start = Instant::now();
         w.h.run_every(ops).unwrap();
-        println!("{} {what}: {:?}", ops.len(), begin.elapsed());
+        println!("{} {what}: {:?}", ops.len(), start.elapsed());
     };
     let routes: Vec<_> = (0..5000).map(route).collect();
     timed("routes", &mut w, &routes);
@@ -339,25 +341,25 @@ fn five_thousand_peers_are_entered_quickly_and_foreign_routes_are_not_even_sent(
         })
         .collect();
     timed("forwarding entries", &mut w, &entries);
-    // The kernel looks through all gateways of a link whenever one is added: these have none, and are quick.
-    let foreign: Vec<_> = (10_000..60_000)
+    // The kernel checks all gateways of a link for each added gateway. These routes have none and are fast.
+    let unmanaged: Vec<_> = (10_000..60_000)
         .map(|i| {
             let dst = IpNet::new(std::net::Ipv4Addr::from(0x0a00_0000 | i << 8).into(), 24).unwrap();
             let route = Route { link: Some(link), scope: RouteScope::Link, protocol: 99, ..Route::to(dst) };
             Op::AddRoute { route, mode: Mode::Exclusive }
         })
         .collect();
-    timed("foreign routes", &mut w, &foreign);
-    let begin = Instant::now();
+    timed("unmanaged routes", &mut w, &unmanaged);
+    let start = Instant::now();
     let of_peers = RouteFilter { protocol: Some(PEER_PROTOCOL), ..RouteFilter::default() };
     assert_eq!(w.h.routes(of_peers).unwrap().len(), 5000);
-    let filtered = begin.elapsed();
-    let begin = Instant::now();
+    let filtered = start.elapsed();
+    let start = Instant::now();
     assert_eq!(w.h.fdb(link).unwrap().len(), 5000);
-    println!("5000 of 55000 routes listed: {filtered:?}; 5000 forwarding entries: {:?}", begin.elapsed());
-    let begin = Instant::now();
+    println!("5000 of 55000 routes listed: {filtered:?}; 5000 forwarding entries: {:?}", start.elapsed());
+    let start = Instant::now();
     assert_eq!(w.h.routes(RouteFilter::default()).unwrap().len(), 55_000);
-    println!("all listed: {:?}", begin.elapsed());
-    let gone: Vec<Result<(), Error>> = w.h.run_all(&[Op::DelLink(link)]).unwrap();
-    assert!(gone[0].is_ok());
+    println!("all listed: {:?}", start.elapsed());
+    let deleted: Vec<Result<(), Error>> = w.h.run_all(&[Op::DelLink(link)]).unwrap();
+    assert!(deleted[0].is_ok());
 }

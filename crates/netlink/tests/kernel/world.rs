@@ -1,5 +1,5 @@
-//! Two throw-away namespaces, and what `ip -j` and `tc -j` see in them. Nothing has a name in the file system: the
-//! namespaces are gone with their last file descriptor, also when a test fails.
+//! Two temporary namespaces, and the output of `ip -j` and `tc -j` in them. The namespaces have no names: the kernel removes
+//! them with their last file descriptor, also if a test fails.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,7 +11,9 @@ use types::{IfName, Mac};
 pub(crate) struct World {
     pub(crate) host: NetNs,
     pub(crate) pod: NetNs,
+    /// A socket in `host`.
     pub(crate) h: RtSocket,
+    /// A socket in `pod`.
     pub(crate) p: RtSocket,
 }
 
@@ -23,7 +25,7 @@ pub(crate) fn mac(tail: u8) -> Mac {
     Mac::local([0, 0, 0, 0, tail])
 }
 
-/// The output of a program that prints JSON, run inside a namespace.
+/// Runs a command inside a namespace and returns its JSON output.
 pub(crate) fn json(ns: &NetNs, command: &str) -> Value {
     let mut words = command.split_whitespace();
     let program = words.next().unwrap();
@@ -37,17 +39,17 @@ pub(crate) fn json(ns: &NetNs, command: &str) -> Value {
     }
 }
 
-/// A veth that has its peer in the pod's namespace.
+/// A veth with its peer in the pod's namespace.
 pub(crate) fn pair<'a>(pod: &'a NetNs, host: &'a IfName, peer: &'a IfName) -> Veth<'a> {
     let (host_mac, peer_mac) = (mac(7), mac(8));
     Veth { host, host_mac, mtu: 1500, master: None, peer, peer_mac, peer_ns: pod.fd(), up: true }
 }
 
-/// Waits for what the kernel does in its own time.
+/// Waits until an asynchronous kernel operation has happened.
 pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !happened() {
-        assert!(Instant::now() < end, "{what} did not happen");
+        assert!(Instant::now() < deadline, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -65,7 +67,7 @@ impl World {
         self.h.link(&n).unwrap().unwrap().index
     }
 
-    /// A veth with its peer in the pod's namespace, both up; their indices.
+    /// Creates a veth with its peer in the pod's namespace, sets both up, and returns their indices.
     pub(crate) fn veth(&mut self, host: &str, peer: &str) -> (u32, u32) {
         let (host, peer) = (name(host), name(peer));
         let veth = Veth { host_mac: mac(2), peer_mac: mac(3), ..pair(&self.pod, &host, &peer) };

@@ -1,5 +1,5 @@
-//! The table `inet podwire-clamp-NETWORK`: TCP connections through tunnels learn the segment size that fits. It exists only
-//! while a pod's link carries more than a tunnel of the network does, because every forwarded packet pays for it.
+//! The table `inet podwire-clamp-NETWORK` clamps the MSS of TCP connections through tunnels. It exists only while the MTU of a
+//! pod's link is larger than that of a tunnel, because every forwarded packet passes its chain.
 
 use types::{IfName, NetworkName};
 

@@ -1,10 +1,10 @@
-//! The table `inet podwire-limit-NETWORK`: a limit of the connections that each pod may have open. It exists only where a limit
-//! is set, and its counters survive every repair of it.
+//! The table `inet podwire-limit-NETWORK` limits the open connections of each pod. It exists only if a limit is configured, and its
+//! counters survive every repair.
 //!
-//! One counter per pod, for both address families and every source address. A routed pod is known by its link. The packets
-//! of a pod on a bridge have the bridge as their input interface: it is known by its MAC, which the guard does not let it
-//! change. Packets from other nodes come by other links and are not counted. A link does not say of which network its pod
-//! is: with several networks on a node, routed pods of all of them are counted, and the lowest limit applies.
+//! There is one counter per pod for both address families and all source addresses. A routed pod is identified by its link. The
+//! packets of a pod on a bridge have the bridge as their input interface, so it is identified by its MAC, which the guard does
+//! not let it change. Packets from other nodes arrive on other links and are not counted. A link does not identify the network:
+//! with several networks on a node, routed pods of all of them are counted, and the lowest limit applies.
 
 use types::{IfName, NetworkName};
 
@@ -13,7 +13,7 @@ use super::HookPoint::Prerouting;
 use super::Type::{Link, Mac};
 use super::{Chain, Members, NetworkTable, Set, Table, TableFamily};
 
-/// How many pods can be counted at once.
+/// Pods that can be counted at the same time.
 const PODS: u32 = 65535;
 
 /// The limit of one network's pods.
@@ -32,14 +32,15 @@ impl ConnectionLimit<'_> {
         NetworkTable::Limit.name(self.network)
     }
 
-    /// Only the first packet of a connection is counted, and only if the connection is tracked. A connection without an answer
-    /// stays new and is counted once. A tunnel may have a name like that of a pod's link, but is no veth.
+    /// Only the first packet of a tracked connection is counted. A connection without a reply stays new and is counted once. A
+    /// tunnel may have a name like that of a pod's link, but its kind is not veth.
     ///
-    /// The limit is a part of the sets' names: an element keeps the limit that it was made with. Another limit begins to count
-    /// with new sets.
+    /// The limit is a part of the sets' names, because an element keeps the limit that it was created with. A changed limit starts
+    /// to count with new sets.
     pub(crate) fn desired(&self, per_pod: u32) -> Table {
         let counted = |name: &str, key| Set {
-            members: Members::Dynamic { most: PODS },
+            members: Members::Dynamic,
+            size: Some(PODS),
             ..Set::lasting(name.to_owned(), &[key])
         };
         let (links, macs) = (format!("links_{per_pod}"), format!("macs_{per_pod}"));

@@ -1,11 +1,13 @@
-//! The description of everything that Podwire wants in nftables, as values: tables with sets, maps, chains and rules. Pure.
-//! Each table has a function that makes its value; all tables are rendered, applied, observed and compared by the same code.
+//! Everything that Podwire wants in nftables, as values: tables with sets, maps, chains and rules. Pure.
+//! Each table has a function that returns its value. All tables are rendered, applied, observed and compared by the same code.
 //!
 //! ```text
-//! pods::tables, peers, limit, clamp ─► Table ─┬► text: `nft -f -`, one transaction      (apply)
-//!                                            └► diff: against the kernel's listing     (observe, diff)
-//! element::of(pod), PeerRules::elements  ─► Element: one netlink request each          (request)
+//! pods::tables, peers, limit, clamp ─► Table ─┬► text: `nft -f -`, one transaction       (apply)
+//!                                             └► diff: against the kernel's listing      (observe, diff)
+//! element::of(pod), PeerRules::elements ─► Element: one netlink request each             (request)
 //! ```
+//!
+//! [`Firewall::keep_table`](crate::Firewall::keep_table) applies any such table with its elements and repairs drift.
 
 pub(crate) mod clamp;
 pub(crate) mod limit;
@@ -18,23 +20,26 @@ use std::fmt;
 
 use types::{AttachmentKey, Digest, NetworkName};
 
-/// The name of the tables that hold pods, in every family.
-pub(crate) const TABLE: &str = "podwire";
-/// The names of tables of one network begin so.
-const NETWORK_TABLES: &str = "podwire-";
+pub use crate::element::{Data, Element, Field, MapVerdict};
 
-/// The map that says which structure a table has: one element, [`REVISION_KEY`] to a number made from the table's text.
+/// The name of the tables of pods, in every family.
+pub(crate) const TABLE: &str = "podwire";
+/// The prefix of all other managed tables.
+const MANAGED_PREFIX: &str = "podwire-";
+
+/// The map that identifies a table's structure. Its one element maps [`REVISION_KEY`] to a number derived from the table's text.
 pub(crate) const REVISION: &str = "revision";
 pub(crate) const REVISION_KEY: u32 = 1;
-/// The map with a digest of every chain and set, made from the kernel's listing right after they were applied. Versions of nft
-/// and kernel write the same rule differently, so a digest of the text says nothing about the listing.
+/// The map with a digest of every chain and set, computed from the kernel's listing right after they were applied. Versions of
+/// nft and kernel list the same rule differently, so a digest of the text cannot be compared with the listing.
 pub(crate) const APPLIED: &str = "applied";
 
-pub(crate) type Name = Cow<'static, str>;
+/// The name of a set, chain or table, or the text of a rule.
+pub type Name = Cow<'static, str>;
 
-/// Whether a table sees packets at the host's IP layer, or frames between ports of a bridge.
+/// `inet` tables filter packets at the host's IP layer, `bridge` tables filter frames between ports of a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum TableFamily {
+pub enum TableFamily {
     Inet,
     Bridge,
 }
@@ -48,11 +53,11 @@ impl TableFamily {
     }
 }
 
-/// Which table, as nft names it: `inet podwire`.
+/// A table as nft names it: `inet podwire`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct TableId<'a> {
-    pub(crate) family: TableFamily,
-    pub(crate) name: &'a str,
+pub struct TableId<'a> {
+    pub family: TableFamily,
+    pub name: &'a str,
 }
 
 impl TableId<'static> {
@@ -68,12 +73,12 @@ impl fmt::Display for TableId<'_> {
     }
 }
 
-/// Whether Podwire makes tables of this name.
-pub(crate) fn is_own_table(name: &str) -> bool {
-    name == TABLE || name.starts_with(NETWORK_TABLES)
+/// Whether an `inet` or `bridge` table of this name is managed by Podwire.
+pub(crate) fn is_managed_table(name: &str) -> bool {
+    name == TABLE || name.starts_with(MANAGED_PREFIX)
 }
 
-/// The tables that one network has.
+/// The tables of one network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NetworkTable {
     Peers,
@@ -96,22 +101,26 @@ impl NetworkTable {
         format!("{}{}", self.prefix(), AttachmentKey::network_dir(network))
     }
 
-    /// The kind of a table, and the network as its directory is named.
+    /// The kind of a table, and its network as [`AttachmentKey::network_dir`] names it.
     pub(crate) fn of(table: &str) -> Option<(Self, &str)> {
         Self::ALL.into_iter().find_map(|kind| Some((kind, table.strip_prefix(kind.prefix())?)))
     }
 }
 
-/// One part of a key or of a map's value.
+/// The type of one field of a key or of a map's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Type {
+pub enum Type {
     Ip4,
     Ip6,
     Mac,
     Link,
+    /// The group of a link (`ip link set … group`).
+    LinkGroup,
     Protocol,
     Port,
     Mark,
+    /// `major:minor`, the type of `meta priority`.
+    Class,
     /// Bits of the packet, counted from the transport header. nft writes them as a number.
     Bits {
         start: u16,
@@ -119,50 +128,77 @@ pub(crate) enum Type {
     },
 }
 
-/// How elements come and go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Members {
-    /// Until they are deleted.
-    Lasting,
-    /// They can be given a timeout, which is how pods leave.
-    Expiring,
-    /// Rules add them. Podwire neither adds nor compares them.
-    Dynamic { most: u32 },
+/// What a set maps its keys to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SetValue {
+    /// It is a set, not a map.
+    None,
+    Data(Vec<Type>),
+    Verdict,
 }
 
-/// A set, or a map if it has a value. One that gets another type needs another name: over a table of the version before, the
-/// kernel would refuse the transaction.
+/// Whether a key is one value or an interval of values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetKeys {
+    Exact,
+    /// Every element has a [`Field::Net`] or [`Field::Ports`] in its key. Intervals must not overlap: the kernel refuses them.
+    Intervals,
+}
+
+/// How elements are added and removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Members {
+    /// They stay until they are deleted.
+    Lasting,
+    /// They may have a timeout. Elements of a removed pod expire.
+    Expiring,
+    /// Rules add them. Podwire neither adds nor compares them.
+    Dynamic,
+}
+
+/// A set, or a map if it has a value. A set whose type changes needs a new name: the kernel refuses a transaction that declares
+/// an existing set with another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Set {
-    pub(crate) name: Name,
-    pub(crate) key: Vec<Type>,
-    pub(crate) value: Vec<Type>,
-    pub(crate) members: Members,
+pub struct Set {
+    pub name: Name,
+    pub key: Vec<Type>,
+    pub value: SetValue,
+    pub keys: SetKeys,
+    pub members: Members,
+    /// The largest number of elements. Before Linux 6.13, an interval counts as two.
+    pub size: Option<u32>,
 }
 
 impl Set {
-    pub(crate) fn expiring(name: impl Into<Name>, key: &[Type]) -> Self {
-        Self { name: name.into(), key: key.to_vec(), value: Vec::new(), members: Members::Expiring }
+    pub fn lasting(name: impl Into<Name>, key: &[Type]) -> Self {
+        Self {
+            name: name.into(),
+            key: key.to_vec(),
+            value: SetValue::None,
+            keys: SetKeys::Exact,
+            members: Members::Lasting,
+            size: None,
+        }
     }
 
-    pub(crate) fn lasting(name: impl Into<Name>, key: &[Type]) -> Self {
-        Self { members: Members::Lasting, ..Self::expiring(name, key) }
+    pub(crate) fn expiring(name: impl Into<Name>, key: &[Type]) -> Self {
+        Self { members: Members::Expiring, ..Self::lasting(name, key) }
     }
 
     pub(crate) fn to(self, value: &[Type]) -> Self {
-        Self { value: value.to_vec(), ..self }
+        Self { value: SetValue::Data(value.to_vec()), ..self }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ChainType {
+pub enum ChainType {
     Filter,
     Nat,
 }
 
-/// With the kernel's numbers, which are the same for the families that Podwire uses.
+/// The hooks of base chains. Their numbers are the same in all families that Podwire uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HookPoint {
+pub enum HookPoint {
     Prerouting,
     Input,
     Forward,
@@ -192,57 +228,54 @@ impl HookPoint {
     }
 }
 
-/// Where a base chain is attached. The policy of all base chains is accept.
+/// Hook and priority of a base chain. The policy of all base chains is accept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Base {
-    pub(crate) kind: ChainType,
-    pub(crate) hook: HookPoint,
-    pub(crate) priority: i32,
+pub struct Base {
+    pub kind: ChainType,
+    pub hook: HookPoint,
+    pub priority: i32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Chain {
-    pub(crate) name: Name,
-    pub(crate) base: Option<Base>,
-    /// In nft's language, one rule each.
-    pub(crate) rules: Vec<Name>,
+pub struct Chain {
+    pub name: Name,
+    pub base: Option<Base>,
+    /// In the syntax of nft.
+    pub rules: Vec<Name>,
 }
 
 impl Chain {
-    pub(crate) fn plain(name: &'static str, rules: &[&'static str]) -> Self {
+    pub fn plain(name: &'static str, rules: &[&'static str]) -> Self {
         let rules = rules.iter().map(|rule| Name::from(*rule)).collect();
         Self { name: name.into(), base: None, rules }
     }
 
-    pub(crate) fn at(self, kind: ChainType, hook: HookPoint, priority: i32) -> Self {
+    #[must_use]
+    pub fn at(self, kind: ChainType, hook: HookPoint, priority: i32) -> Self {
         Self { base: Some(Base { kind, hook, priority }), ..self }
     }
 }
 
-/// A table. Its maps [`REVISION`] and [`APPLIED`] are among its sets.
+/// A table. [`Table::new`] adds the maps [`REVISION`] and [`APPLIED`] to its sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Table {
+pub struct Table {
     pub(crate) family: TableFamily,
     pub(crate) name: Name,
     pub(crate) sets: Vec<Set>,
     pub(crate) chains: Vec<Chain>,
-    /// Sets and chains whose names begin so may belong to another process, which compares them itself.
+    /// Sets and chains with this prefix may belong to another process, which compares them itself.
     pub(crate) shared: Option<&'static str>,
 }
 
 impl Table {
-    pub(crate) fn new(
-        family: TableFamily,
-        name: impl Into<Name>,
-        sets: Vec<Set>,
-        chains: Vec<Chain>,
-    ) -> Self {
+    /// The name must be one that [`is_managed_table`] accepts, so that the monitor reports the table's changes.
+    pub fn new(family: TableFamily, name: impl Into<Name>, sets: Vec<Set>, chains: Vec<Chain>) -> Self {
         let mark = |name| Set::lasting(name, &[Type::Mark]).to(&[Type::Mark]);
         let sets = [mark(REVISION), mark(APPLIED)].into_iter().chain(sets).collect();
         Self { family, name: name.into(), sets, chains, shared: None }
     }
 
-    pub(crate) fn id(&self) -> TableId<'_> {
+    pub fn id(&self) -> TableId<'_> {
         TableId { family: self.family, name: &self.name }
     }
 
@@ -251,15 +284,15 @@ impl Table {
         self.shared.is_some_and(|prefix| name.starts_with(prefix))
     }
 
-    /// The sets whose elements Podwire adds and compares.
+    /// The sets with elements that Podwire adds and compares.
     pub(crate) fn filled_sets(&self) -> impl Iterator<Item = &Set> {
         self.sets.iter().filter(|set| match set.members {
             Members::Lasting | Members::Expiring => set.name != REVISION && set.name != APPLIED,
-            Members::Dynamic { .. } => false,
+            Members::Dynamic => false,
         })
     }
 
-    /// A number that changes with the table's own structure, so that a table of another version or configuration is found.
+    /// A number that changes with the table's own structure. It identifies tables of another version or configuration.
     pub(crate) fn revision(&self) -> u32 {
         let own = Self {
             sets: self.sets.iter().filter(|set| !self.is_shared(&set.name)).cloned().collect(),
@@ -270,7 +303,7 @@ impl Table {
     }
 }
 
-/// The first bytes of a digest, as a value of a map.
+/// The first four bytes of a digest, as a value of a map.
 pub(crate) fn number(digest: &Digest) -> u32 {
     let [a, b, c, d, _] = digest.first5();
     u32::from_be_bytes([a, b, c, d])

@@ -1,5 +1,5 @@
-//! The table `inet podwire-peers-NETWORK`, which decides which packets enter the tunnels of one network. It exists only while
-//! the node has such a tunnel or peers, and only the network's agent changes it.
+//! The table `inet podwire-peers-NETWORK` decides which packets enter the tunnels of one network. It exists only while the node has
+//! such a tunnel or peers, and only the network's agent changes it.
 //!
 //! ```text
 //! input hook, before decapsulation:  port and VNI ─► own address, own MAC ─► (sender, inner source) in a set ─► accept
@@ -7,14 +7,14 @@
 //! forward hook:                      port and VNI, to a peer's address ─► drop
 //! ```
 //!
-//! The inner source is bound to the sender by one lookup: all blocks of a subnet have one length, so the first bits of the
-//! inner source are the block. A set without elements accepts nothing. Packets that are forwarded to a peer's tunnel port
-//! come from pods or other machines, never from this node's own tunnel; without the rule, masquerading would give them this
-//! node's address, which the peer accepts. The forward hook is used because only there destinations are final in both
-//! directions of a connection: a reply's destination can also become a tunnel port.
+//! One lookup binds the inner source to the sender: all blocks of a subnet have one length, so the first bits of the inner source
+//! are the block. A set without elements accepts nothing. Packets that are forwarded to a peer's tunnel port come from pods or
+//! other hosts, never from this node's own tunnel. Without the rule, masquerading would give them this node's address, which the
+//! peer accepts. Only at the forward hook destinations are final in both directions of a connection: the destination of a reply
+//! can also become a tunnel port.
 //!
-//! Positions in a packet are counted in bits from the UDP header: 64 of UDP, 64 of VXLAN (the VNI in its last word), and
-//! then the inner frame with its Ethernet header of 112.
+//! Positions in a packet are bits from the UDP header: 64 bits of UDP, 64 bits of VXLAN (the VNI in its last word), then the inner
+//! frame with its Ethernet header of 112 bits.
 
 use std::net::IpAddr;
 
@@ -29,40 +29,40 @@ use crate::element::{Element, Field};
 const VNI: &str = "@th,96,24";
 const INNER_MAC: &str = "@th,128,48";
 const INNER_TYPE: &str = "@th,224,16";
-/// Where inner source addresses begin.
+/// Positions of the inner source address.
 const SOURCE4: u16 = 336;
 const SOURCE6: u16 = 304;
 const IPV4: &str = "0x0800";
 const IPV6: &str = "0x86dd";
 
-/// An inner packet of neighbour discovery: neighbours of tunnels are permanent, and nothing is learnt from packets.
+/// An inner packet of neighbour discovery. Neighbours of tunnels are permanent, so none is needed.
 const DISCOVERY: &str = "@th,288,8 58 @th,560,8 133-137";
 
 const PEERS4: &str = "peers4";
 const PEERS6: &str = "peers6";
 
-/// Where the tunnels of a network end on this node.
+/// The endpoints of a network's tunnels on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerRules {
     pub vni: u32,
     pub port: u16,
-    /// Of this node's tunnel devices.
+    /// The MAC of this node's tunnel devices.
     pub mac: Mac,
-    /// The addresses where they end, at most one of each family.
+    /// The local addresses of the tunnels, at most one of each family.
     pub locals: Vec<IpAddr>,
-    /// The prefix lengths of the network's blocks, for each family that pods have.
+    /// The prefix lengths of the network's blocks, for each address family of pods.
     pub block4: Option<u8>,
     pub block6: Option<u8>,
 }
 
-/// Sources of one outer and one inner family: blocks of one length, or whole addresses.
+/// Sources of one outer and one inner address family: blocks of one length, or single addresses.
 struct Sources {
     is_outer4: bool,
     is_inner4: bool,
     is_host: bool,
-    /// Of the inner source, in bits.
+    /// The prefix length of the inner source.
     length: u8,
-    /// Where tunnels of the outer family end.
+    /// The local address of the tunnel of the outer family.
     local: IpAddr,
 }
 
@@ -76,7 +76,7 @@ fn digit(is_v4: bool) -> u8 {
 }
 
 impl Sources {
-    /// The length is a part of the name: blocks of another length are other sources.
+    /// The length is a part of the name, because blocks of another length are other sources.
     fn set(&self) -> String {
         let (outer, inner) = (digit(self.is_outer4), digit(self.is_inner4));
         if self.is_host {
@@ -86,7 +86,7 @@ impl Sources {
         }
     }
 
-    /// Loads are whole bytes.
+    /// The loaded bits: whole bytes.
     fn loaded(&self) -> u16 {
         u16::from(self.length).next_multiple_of(8).max(8)
     }
@@ -99,7 +99,7 @@ impl Sources {
         [if self.is_outer4 { Type::Ip4 } else { Type::Ip6 }, self.bits()]
     }
 
-    /// The first bits of the inner source. What was loaded beyond the length is masked out.
+    /// The first bits of the inner source. Bits beyond the length are masked.
     fn expression(&self) -> String {
         let load = self.bits().expression();
         let spare = self.loaded() - u16::from(self.length);
@@ -122,7 +122,7 @@ impl Sources {
 }
 
 impl PeerRules {
-    /// Those that packets can come by: a tunnel of the outer family, and pods of the inner one. Blocks come first.
+    /// The possible sources: tunnels of the outer family with pods of the inner family. Blocks come first.
     fn sources(&self) -> Vec<Sources> {
         let mut sources = Vec::new();
         for is_host in [false, true] {
@@ -138,7 +138,7 @@ impl PeerRules {
         sources
     }
 
-    /// The elements of a source. A block of another length than the network's has none: no lookup could find it.
+    /// The elements of a source. A block of another length than the network's has none, because no lookup would match it.
     pub(crate) fn elements<'a>(&self, table: TableId<'a>, source: &PeerSource) -> Vec<Element<'a>> {
         let PeerSource { outer, inner } = source;
         let mut elements = Vec::new();
@@ -146,9 +146,9 @@ impl PeerRules {
             let set = if outer.is_ipv4() { PEERS4 } else { PEERS6 };
             elements.push(Element::member(table, set, vec![Field::Ip(*outer)]));
         }
-        if let Some(found) = self.sources().into_iter().find(|sources| sources.has(source)) {
-            let bits = Field::bits(inner.network(), usize::from(found.loaded() / 8));
-            elements.push(Element::member(table, found.set(), vec![Field::Ip(*outer), bits]));
+        if let Some(sources) = self.sources().into_iter().find(|sources| sources.has(source)) {
+            let bits = Field::bits(inner.network(), usize::from(sources.loaded() / 8));
+            elements.push(Element::member(table, sources.set(), vec![Field::Ip(*outer), bits]));
         }
         elements
     }
@@ -163,7 +163,7 @@ impl PeerRules {
             Chain { rules: to("receive"), ..Chain::plain("input", &[]).at(Filter, Input, -299) },
             Chain { rules: to("send"), ..Chain::plain("forward", &[]).at(Filter, Forward, -151) },
             Chain { rules: self.receive(&sources), ..Chain::plain("receive", &[]) },
-            // This node may be another node's router.
+            // This node may route packets between other nodes.
             Chain::plain(
                 "send",
                 &[
@@ -180,7 +180,7 @@ impl PeerRules {
     fn receive(&self, sources: &[Sources]) -> Vec<Name> {
         let [a, b, c, d, e, f] = self.mac.octets();
         let mac = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
-        // Also broadcast and multicast.
+        // This includes broadcast and multicast.
         let mut rules = vec![Name::from(format!("{INNER_MAC} != {mac:#014x} drop"))];
         let mut drops_discovery = false;
         for sources in sources {
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_an_element_of_its_families_and_length() {
+    fn a_source_is_an_element_by_families_and_prefix_length() {
         let even = rules(24, 72);
         assert_eq!(
             elements(&even, "192.0.2.5", "10.42.3.0/24"),
@@ -236,7 +236,7 @@ mod tests {
             ["peers4 { 192.0.2.5 }", "over4_host4 { 192.0.2.5 . 0xc0000205 }"]
         );
         assert_eq!(elements(&even, "192.0.2.5", "10.42.2.0/23"), [""; 0], "another length");
-        // There is no tunnel over IPv6, but its port is protected.
+        // There is no tunnel over IPv6, but the peer's port is protected.
         assert_eq!(elements(&even, "2001:db8::5", "10.42.3.0/24"), [""; 0]);
         assert_eq!(elements(&even, "2001:db8::5", "2001:db8::5/128"), ["peers6 { 2001:db8::5 }"]);
         assert_eq!(
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_lengths_are_masked() {
+    fn prefix_lengths_that_are_no_whole_bytes_are_masked() {
         let text = table(&rules(26, 70)).text();
         assert!(text.contains("ip saddr . @th,336,32 & 0xffffffc0 @over4_block4_26 accept"), "{text}");
         assert!(
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn another_address_length_or_number_is_another_revision() {
+    fn every_changed_setting_changes_the_revision() {
         let base = rules(24, 72);
         for other in [
             PeerRules { vni: 1, ..base.clone() },

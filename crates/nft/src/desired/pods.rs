@@ -14,7 +14,7 @@ const RAW: i32 = -300;
 const DSTNAT: i32 = -100;
 const SRCNAT: i32 = 100;
 
-/// What is wanted of the tables of pods: which of them, and the chains of which networks.
+/// The wanted tables of pods, and the networks with a chain in them.
 #[derive(Debug, Clone, Default)]
 pub struct Structure<'a> {
     inet: bool,
@@ -23,12 +23,12 @@ pub struct Structure<'a> {
 }
 
 impl<'a> Structure<'a> {
-    /// What these pods need.
+    /// The structure that these pods need.
     pub fn of(pods: &[FirewallPod<'a>]) -> Self {
         pods.iter().fold(Self::default(), |all, pod| all.with(pod.mode, pod.guard, pod.masquerade))
     }
 
-    /// And what pods that are attached and guarded like this need, whether there is one or not.
+    /// Adds the structure for pods with this mode, guard and network, whether there are such pods or not.
     #[must_use]
     pub fn with(mut self, mode: AttachMode, guard: Guard, masquerade: Option<&'a NetworkChain>) -> Self {
         for family in families(mode, guard) {
@@ -62,7 +62,7 @@ impl<'a> Structure<'a> {
     }
 }
 
-/// The tables that such a pod needs: one without a guarded bridge port also works on a kernel without the bridge family.
+/// The tables that such a pod needs. Without a guarded bridge port, the kernel needs no bridge family.
 pub(crate) fn families(mode: AttachMode, guard: Guard) -> &'static [TableFamily] {
     match (mode, guard) {
         (AttachMode::Bridge, Guard::On | Guard::Dhcp | Guard::Mac) => {
@@ -82,10 +82,10 @@ pub(crate) fn base(family: TableFamily) -> &'static Table {
     }
 }
 
-/// [`Table::revision`] of the base structure. Every ADD needs it, so it is not computed there; a test compares it.
+/// [`Table::revision`] of the base structure. It is a constant because every ADD needs it. A test compares it.
 pub(crate) fn revision(family: TableFamily) -> u32 {
     match family {
-        TableFamily::Inet => 0xd207_dee4,
+        TableFamily::Inet => 0xd73b_49db,
         TableFamily::Bridge => 0xd9fb_ac5e,
     }
 }
@@ -94,7 +94,7 @@ pub(crate) fn revision(family: TableFamily) -> u32 {
 pub(crate) struct SetNames {
     pub(crate) pods: &'static str,
     pub(crate) own: &'static str,
-    /// Of the table `bridge`.
+    /// In the table `bridge`.
     pub(crate) addr: &'static str,
     pub(crate) source: &'static str,
     pub(crate) bound: &'static str,
@@ -128,7 +128,7 @@ pub(crate) const SETS6: SetNames = SetNames {
     hairpin: "hairpin6",
 };
 
-/// The sets that bind addresses to links: a packet from such an address is dropped if another link receives it.
+/// The sets that bind addresses to links. A packet from such an address is dropped if another link receives it.
 pub(crate) const BINDINGS: [&str; 4] = [SETS4.bound, SETS6.bound, SETS4.via, SETS6.via];
 
 /// Host ends of guarded pods, in both tables.
@@ -144,30 +144,30 @@ fn inet_sets() -> Vec<Set> {
     let mut sets = Vec::new();
     for (names, ip) in [(SETS4, Ip4), (SETS6, Ip6)] {
         sets.extend([
-            // Every pod on this node.
+            // Every pod of this node.
             Set::expiring(names.pods, &[ip]),
-            // The pod, and the same pod.
+            // Twice the same pod: it reaches itself.
             Set::expiring(names.own, &[ip, ip]),
-            // [Host address,] protocol, host port to pod, port.
+            // [Host address,] protocol and host port map to pod and port.
             Set::expiring(names.hostport, &[ip, Protocol, Port]).to(&[ip, Port]),
             Set::expiring(names.hostport_any, &[Protocol, Port]).to(&[ip, Port]),
-            // Pod on a bridge, protocol, its port, host port.
+            // Pod on a bridge, protocol, pod port, host port.
             Set::expiring(names.hairpin, &[ip, Protocol, Port, Port]),
             // The addresses and MACs that routed pods send from.
             Set::expiring(names.source, &[Link, ip, Mac]),
-            // Pods whose packets reach the host only through one link; and that link, where the guard does not know it.
+            // Pods with only one link to the host, and that link if the guard does not check it.
             Set::expiring(names.bound, &[ip]),
             Set::expiring(names.via, &[ip, Link]),
         ]);
     }
-    // No packet may come from a bridge port here: packets of pods on a bridge have the bridge as their input interface.
+    // Packets with a bridge port as input interface are dropped: those of pods on a bridge have the bridge as input interface.
     sets.push(Set::expiring(PORTS, &[Link]));
     sets
 }
 
 fn inet() -> Table {
     let chains = vec![
-        // Every packet of the host passes this chain, and most are of no pod: they pay for one lookup of their source.
+        // Every packet of the host passes this chain. Packets of other hosts cost one lookup of their source.
         Chain::plain(
             "guard",
             &[
@@ -177,7 +177,7 @@ fn inet() -> Table {
             ],
         )
         .at(Filter, Prerouting, RAW),
-        // Links that are named as those of pods are. Nearly all packets are of a guarded pod and may pass.
+        // Links with names of pods' links. Nearly all packets come from guarded pods and are accepted.
         Chain::plain(
             "from-pod",
             &[
@@ -197,7 +197,7 @@ fn inet() -> Table {
                 "ip6 saddr @bound6 goto pod-source",
             ],
         ),
-        // Both ends of a pod's link have permanent neighbours: neighbour discovery is not needed, and not let in.
+        // Both ends of a pod's link have permanent neighbours, so neighbour discovery is dropped.
         Chain::plain(
             "from-pod-icmp6",
             &[
@@ -207,8 +207,8 @@ fn inet() -> Table {
                 "ip6 saddr @bound6 goto pod-source",
             ],
         ),
-        // Packets with a pod's source from a link that is not the pod's: other hosts of the underlay could send them. The
-        // loopback has only packets of the host.
+        // Packets with a pod's source address on another link: other hosts of the underlay could send them. On the loopback
+        // device there are only packets of the host.
         Chain::plain(
             "pod-source",
             &[
@@ -218,8 +218,8 @@ fn inet() -> Table {
                 "drop",
             ],
         ),
-        // route_localnet, which hostPorts on 127.0.0.1 need, would open the host's loopback. Forwarded packets do not pass this
-        // chain. Packets that the host itself sent to a hostPort left with another source: their answers are accepted.
+        // route_localnet, which hostPorts on 127.0.0.1 need, would open the host's loopback to other hosts. Forwarded packets do
+        // not pass this chain. Packets of the host to a hostPort got another source address: their replies are accepted.
         Chain::plain(
             "to-host",
             &[
@@ -229,13 +229,13 @@ fn inet() -> Table {
             ],
         )
         .at(Filter, Input, RAW),
-        // Packets to the loopback from outside are not led to hostPorts either.
+        // Packets to 127.0.0.0/8 from other hosts do not reach hostPorts either.
         Chain::plain("nat-prerouting", &["ip daddr 127.0.0.0/8 iiftype != loopback drop", "jump hostports"])
             .at(Nat, Prerouting, DSTNAT),
         Chain::plain("nat-output", &["jump hostports"]).at(Nat, Output, DSTNAT),
-        Chain::plain("nat-postrouting", &["ct status dnat jump bent"]).at(Nat, Postrouting, SRCNAT),
-        // A hostIP that is no address of the node never matches: packets to it are only forwarded. The kernel forwards neither
-        // ::1 nor link-local addresses.
+        Chain::plain("nat-postrouting", &["ct status dnat jump dnat-return"]).at(Nat, Postrouting, SRCNAT),
+        // Packets to a hostIP that is no address of the node are only forwarded. The kernel forwards neither ::1 nor link-local
+        // addresses.
         Chain::plain(
             "hostports",
             &[
@@ -248,11 +248,11 @@ fn inet() -> Table {
                 "dnat ip6 to meta l4proto . th dport map @hostport6_any",
             ],
         ),
-        // Connections whose destination was changed, by Podwire or by another program. A pod that reaches itself by another
-        // address must get its answer from that address. A pod that reaches its neighbour on a bridge through a hostPort must
-        // get its answer through the host.
+        // Connections with a translated destination, by Podwire or by another program. A pod that reaches itself by another
+        // address needs a reply from that address. A pod that reaches another pod of its bridge through a hostPort needs a reply
+        // through the host.
         Chain::plain(
-            "bent",
+            "dnat-return",
             &[
                 "ip saddr . ip daddr @self4 masquerade",
                 "ip6 saddr . ip6 daddr @self6 masquerade",
@@ -272,18 +272,18 @@ fn inet() -> Table {
 
 fn bridge() -> Table {
     let sets = vec![
-        // The bridge port of a pod, and the sources that it may send from.
+        // The bridge port of a pod, and its permitted source addresses.
         Set::expiring(PORTS, &[Link]),
         Set::expiring(MACS, &[Link, Mac]),
         Set::expiring(SETS4.addr, &[Link, Ip4]),
         Set::expiring(SETS6.addr, &[Link, Ip6]),
         Set::expiring(TARGETS, &[Link, TARGET]),
-        // Ports that may ask a DHCP server, and ports of which only the MAC is known (layer 2 only).
+        // Ports that may send DHCP requests, and ports with only a known MAC (layer 2 only).
         Set::expiring(DHCP_PORTS, &[Link]),
         Set::expiring(MAC_PORTS, &[Link]),
     ];
     let chains = vec![
-        // Any other frame, such as one with a VLAN tag, could hide another source.
+        // Other frames, such as those with a VLAN tag, could contain another source.
         Chain::plain(
             "guard",
             &[
@@ -295,7 +295,7 @@ fn bridge() -> Table {
             ],
         )
         .at(Filter, Prerouting, RAW),
-        // DHCP requests are broadcasts, and a release may go to the server's own address.
+        // DHCP requests are broadcasts. A release may be sent to the server's address.
         Chain::plain(
             "from4",
             &[
@@ -320,7 +320,7 @@ fn bridge() -> Table {
             ],
         ),
         Chain::plain("advert6", &["iifname . ip6 saddr @addr6 iifname . @th,64,128 @targets6 accept"]),
-        // A VLAN tag could hide another sender in ARP.
+        // A frame with a VLAN tag could contain ARP of another sender.
         Chain::plain(
             "from-mac",
             &[
@@ -334,13 +334,13 @@ fn bridge() -> Table {
     Table::new(TableFamily::Bridge, TABLE, sets, chains)
 }
 
-/// A network that is masqueraded has a chain and two sets of its own: adding a pod is then adding to a plain set, which takes
-/// the same time whatever is in it (for a map of jumps the kernel walks the whole map each time).
+/// Each masqueraded network has a chain and two sets. Adding a pod to a set takes constant time. In a map of jumps, the kernel
+/// would walk the whole map each time.
 fn network_sets(network: &NetworkChain) -> [Set; 2] {
     [(network.set4(), Ip4), (network.set6(), Ip6)].map(|(name, ip)| Set::expiring(name.to_owned(), &[ip]))
 }
 
-/// Link-local IPv4 is masqueraded: clouds have their metadata service there, and it answers the node's own address only.
+/// Link-local IPv4 is masqueraded, because metadata services of clouds are there and reply only to the node's address.
 fn network_chain(network: &NetworkChain) -> Chain {
     let mut rules: Vec<Name> = vec![
         format!("ip saddr != @{} return", network.set4()).into(),
@@ -384,8 +384,8 @@ mod tests {
             "\tmap hostport4_any { type inet_proto . inet_service : ipv4_addr . inet_service; flags timeout; }",
             "\tmap applied { type mark : mark; }",
             "\tchain guard { type filter hook prerouting priority -300; policy accept; }",
-            "\tchain bent { }",
-            "flush chain inet podwire bent",
+            "\tchain dnat-return { }",
+            "flush chain inet podwire dnat-return",
             "\t\tip daddr { 10.0.0.0/24 } return",
         ] {
             assert!(text.lines().any(|other| other == line), "{line}: {text}");
@@ -397,12 +397,12 @@ mod tests {
     }
 
     #[test]
-    fn the_revision_is_that_of_the_base_and_changes_with_every_rule() {
+    fn the_stated_revision_is_that_of_the_base_structure() {
         let network = NetworkChain::new(&"blue".try_into().unwrap(), &[]);
         let with = Structure::default().with(AttachMode::Bridge, Guard::On, Some(&network));
         let revisions = [TableFamily::Inet, TableFamily::Bridge].map(|family| with.table(family).revision());
         let stated = [revision(TableFamily::Inet), revision(TableFamily::Bridge)];
-        assert_eq!(stated, revisions, "the structure was changed: state {revisions:#010x?} in `revision`");
+        assert_eq!(stated, revisions, "the structure changed: use {revisions:#010x?} in `revision`");
         let changed = |change: &dyn Fn(&mut Table)| {
             let mut table = base(TableFamily::Inet).clone();
             change(&mut table);
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guard_knows_the_links_of_pods_by_their_names() {
+    fn the_guard_identifies_links_of_pods_by_name() {
         let key = types::AttachmentKey {
             network: "blue".try_into().unwrap(),
             container: "a".try_into().unwrap(),

@@ -1,9 +1,9 @@
-//! Tables as text for `nft -f -`. Applying the text again changes nothing: sets, maps and their elements stay, and the rules are
-//! flushed and written again.
+//! Tables as text for `nft -f -`. Applying the text again changes nothing: sets and their elements stay, and rules are flushed
+//! and added again.
 
 use std::fmt::{self, Write as _};
 
-use super::{Base, Chain, ChainType, Members, REVISION, REVISION_KEY, Set, Table, Type};
+use super::{Base, Chain, ChainType, Members, REVISION, REVISION_KEY, Set, SetKeys, SetValue, Table, Type};
 
 impl Type {
     fn word(self) -> &'static str {
@@ -12,23 +12,27 @@ impl Type {
             Self::Ip6 => "ipv6_addr",
             Self::Mac => "ether_addr",
             Self::Link => "ifname",
+            Self::LinkGroup => "devgroup",
             Self::Protocol => "inet_proto",
             Self::Port => "inet_service",
             Self::Mark => "mark",
+            Self::Class => "classid",
             Self::Bits { .. } => "integer",
         }
     }
 
-    /// An expression of this type, for keys with bits of a packet: older nft programs have no other name for their type.
+    /// An expression of this type, for keys with bits of a packet: older versions of nft have no name for that type.
     pub(super) fn expression(self) -> String {
         match self {
             Self::Ip4 => "ip saddr".to_owned(),
             Self::Ip6 => "ip6 saddr".to_owned(),
             Self::Mac => "ether saddr".to_owned(),
             Self::Link => "iifname".to_owned(),
+            Self::LinkGroup => "iifgroup".to_owned(),
             Self::Protocol => "meta l4proto".to_owned(),
             Self::Port => "th dport".to_owned(),
             Self::Mark => "meta mark".to_owned(),
+            Self::Class => "meta priority".to_owned(),
             Self::Bits { start, length } => format!("@th,{start},{length}"),
         }
     }
@@ -40,22 +44,35 @@ fn joined(types: &[Type], word: impl Fn(Type) -> String) -> String {
 
 impl fmt::Display for Set {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.value.is_empty() { "set" } else { "map" };
+        let (kind, value) = match &self.value {
+            SetValue::None => ("set", String::new()),
+            SetValue::Data(types) => ("map", format!(" : {}", joined(types, |part| part.word().to_owned()))),
+            SetValue::Verdict => ("map", " : verdict".to_owned()),
+        };
         let has_bits = self.key.iter().any(|part| matches!(part, Type::Bits { .. }));
         let (how, key) = if has_bits {
             ("typeof", joined(&self.key, Type::expression))
         } else {
             ("type", joined(&self.key, |part| part.word().to_owned()))
         };
-        write!(f, "{kind} {} {{ {how} {key}", self.name)?;
-        if !self.value.is_empty() {
-            write!(f, " : {}", joined(&self.value, |part| part.word().to_owned()))?;
+        write!(f, "{kind} {} {{ {how} {key}{value};", self.name)?;
+        if let Some(size) = self.size {
+            write!(f, " size {size};")?;
         }
-        match self.members {
-            Members::Lasting => f.write_str("; }"),
-            Members::Expiring => f.write_str("; flags timeout; }"),
-            Members::Dynamic { most } => write!(f, "; size {most}; flags dynamic; }}"),
+        let of_members = match self.members {
+            Members::Lasting => None,
+            Members::Expiring => Some("timeout"),
+            Members::Dynamic => Some("dynamic"),
+        };
+        let of_keys = match self.keys {
+            SetKeys::Exact => None,
+            SetKeys::Intervals => Some("interval"),
+        };
+        let flags: Vec<&str> = of_keys.into_iter().chain(of_members).collect();
+        if !flags.is_empty() {
+            write!(f, " flags {};", flags.join(","))?;
         }
+        f.write_str(" }")
     }
 }
 
@@ -79,7 +96,7 @@ impl Chain {
 }
 
 impl Table {
-    /// Everything but the elements.
+    /// The structure and the revision, without elements.
     pub(crate) fn text(&self) -> String {
         let (mut out, id) = (self.structure(), self.id());
         let _ = writeln!(out, "flush map {id} {REVISION}");

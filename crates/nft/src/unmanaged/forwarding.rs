@@ -1,7 +1,7 @@
-//! Rules of others that are of use only while the host forwards: they translate addresses, or accept what is forwarded.
+//! Unmanaged rules that have an effect only while the host forwards: they translate addresses or accept forwarded packets.
 
 use super::tables::UnmanagedTables;
-use super::{ChainFamily, is_for_us};
+use super::{ChainFamily, is_for_pods};
 use crate::condition::PacketTest;
 use crate::error::Error;
 use crate::observe::ListedChain;
@@ -14,7 +14,7 @@ const FORWARD: u32 = 2;
 const POSTROUTING: u32 = 4;
 /// `IPPROTO_ICMP`, `IPPROTO_ICMPV6`
 const ICMP: [u8; 2] = [1, 58];
-/// The bit of a connection's state that its first packet has.
+/// The state of a connection's first packet.
 const NEW: u32 = 8;
 
 /// A chain of another program with such rules.
@@ -23,7 +23,7 @@ pub struct ForwardingChain {
     pub family: ChainFamily,
     pub table: String,
     pub chain: String,
-    /// It translates addresses; otherwise it accepts what is forwarded.
+    /// It translates addresses. Otherwise it accepts forwarded packets.
     pub translates: bool,
 }
 
@@ -36,7 +36,7 @@ pub fn forwarding_chains() -> Result<Vec<ForwardingChain>, Error> {
         for chain in tables.chains.iter().filter(|chain| !tables.is_dormant(&chain.table)) {
             let translates = is_nat(chain);
             let needs = |rule: &KernelRule| if translates { rule.translates } else { accepts(rule) };
-            // What was not read may need it.
+            // Rules that were not read may need it.
             if tables.is_cut || tables.reaches(&chain.table, &chain.name, needs) {
                 let (table, chain) = (chain.table.clone(), chain.name.clone());
                 found.push(ForwardingChain { family, table, chain, translates });
@@ -57,12 +57,12 @@ fn is_wanted(chain: &ListedChain) -> bool {
     })
 }
 
-/// Firewalls accept answers, ICMP and the loopback everywhere, whether the host forwards or not.
+/// Firewalls accept replies, ICMP and the loopback device on hosts that do not forward, too.
 fn accepts(listed: &KernelRule) -> bool {
     let is_routine = |test: &PacketTest| match test {
         PacketTest::State(states) => states & NEW == 0,
         PacketTest::Protocol(protocol) => ICMP.contains(protocol),
-        PacketTest::From(link) | PacketTest::Towards(link) => link.starts_with(b"lo\0"),
+        PacketTest::Input(link) | PacketTest::Output(link) => link.starts_with(b"lo\0"),
     };
-    listed.rule.ending == RuleVerdict::Accept && !is_for_us(listed) && !listed.tests.iter().any(is_routine)
+    listed.rule.verdict == RuleVerdict::Accept && !is_for_pods(listed) && !listed.tests.iter().any(is_routine)
 }

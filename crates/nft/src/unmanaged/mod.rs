@@ -1,15 +1,16 @@
-//! Chains of other programs at the forward hook that drop the traffic of pods. Podwire cannot overrule them: a packet that one
-//! chain drops is gone, whatever other chains decide. So they are reported, with the command that helps, and where the operator
-//! asks for it, rules that accept pods are kept in them.
+//! Chains of other programs at the forward hook that drop traffic of pods. Podwire cannot overrule them: a packet that one chain
+//! drops is lost, whatever other chains decide. So they are reported with the command that helps. If the operator configures it,
+//! rules that accept pods are kept in them.
 //!
 //! Lists all tables of the IP layer: not for the path of a pod. Rules of `iptables-legacy` are not in nftables; [`legacy_tables`]
 //! reports only that there are some.
 
 mod accept;
-mod fate;
+
 mod forwarding;
 mod legacy;
 mod tables;
+mod verdict;
 
 use netlink::{RouteFilter, RtSocket};
 use types::{Code, Finding, Fix, IfName};
@@ -22,16 +23,17 @@ use crate::error::Error;
 use crate::observe::ListedChain;
 use crate::rule::{KernelRule, RuleVerdict};
 use crate::socket::NftSocket;
-use fate::{Links, PacketFate};
-use tables::UnmanagedTables;
 
-/// A rule whose comment holds this is there for us.
+use tables::UnmanagedTables;
+use verdict::{ChainVerdict, Links};
+
+/// Rules with this word in their comment accept traffic of pods.
 const MARK: &str = "podwire";
-/// What the host end of every pod's link is called.
+/// The names of the host ends of pods' links.
 const PODS: &str = "pw*";
 const POD_PREFIX: &[u8] = b"pw";
 
-/// Of a table of others.
+/// The family of an unmanaged table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChainFamily {
     Ip,
@@ -65,15 +67,15 @@ impl std::fmt::Display for ChainFamily {
     }
 }
 
-/// A chain that drops the traffic of pods.
+/// A chain that drops traffic of pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnmanagedDrop {
     pub family: ChainFamily,
     pub table: String,
     pub chain: String,
-    /// How it drops, in words.
+    /// The reason, in words.
     pub why: String,
-    /// What helps, ready to paste into a shell.
+    /// The command that helps, for a shell.
     pub command: Fix,
     pub certainty: Certainty,
 }
@@ -92,16 +94,15 @@ impl UnmanagedDrop {
     }
 }
 
-/// A rule of others may let pods pass that we do not understand.
+/// Whether an unmanaged rule that Podwire cannot evaluate may accept traffic of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Certainty {
-    /// No connection that a pod opens to the outside passes.
+    /// No new connection of a pod to the outside is accepted.
     Certain,
     Likely,
 }
 
-/// The chains in this thread's namespace that drop what pods send or receive through the host. `bridges` are those that
-/// pods are attached to, for the command.
+/// The chains in this thread's namespace that drop forwarded packets of pods. `bridges` are the bridges of pods, for the command.
 pub fn unmanaged_drops(bridges: &[&IfName]) -> Result<Vec<UnmanagedDrop>, Error> {
     let mut socket = NftSocket::open()?;
     let (mut found, mut uplinks) = (Vec::new(), None);
@@ -120,13 +121,13 @@ pub fn unmanaged_drops(bridges: &[&IfName]) -> Result<Vec<UnmanagedDrop>, Error>
     Ok(found)
 }
 
-/// Where the default routes lead. Not to know it makes less certain, and nothing wrong.
+/// The links of the default routes. Without them, fewer drops are certain.
 fn uplinks() -> Vec<String> {
     let Ok(mut host) = RtSocket::open() else { return Vec::new() };
     let routes = host.routes(RouteFilter::default()).unwrap_or_default();
     let defaults = routes.iter().filter(|route| route.dst.prefix_len() == 0);
     let names = defaults.map(|route| Some(host.link_at(route.link?).ok()??.name));
-    // One that leads several ways names no link.
+    // A multipath route has no link.
     names.collect::<Option<_>>().unwrap_or_default()
 }
 
@@ -135,25 +136,25 @@ impl UnmanagedTables {
         if self.is_dormant(&chain.table) || self.is_prepared(&chain.table, &chain.name) {
             return None;
         }
-        let PacketFate::Drops { mut why, .. } = self.outcome(chain) else { return None };
-        let place = ChainAddress { family: self.family, table: &chain.table, chain: &chain.name };
+        let ChainVerdict::Drops { mut why, .. } = self.outcome(chain) else { return None };
+        let address = ChainAddress { family: self.family, table: &chain.table, chain: &chain.name };
         let command = if self.is_owned(&chain.table) {
-            why.push_str(", and only the program that made the table can change it");
-            place.of_firewalld(bridges)
+            why.push_str(", and only the program that created the table can change it");
+            address.of_firewalld(bridges)
         } else {
-            place.insertion(bridges)
+            address.insertion(bridges)
         };
         let certainty = if self.is_certain(chain, links) { Certainty::Certain } else { Certainty::Likely };
         let (family, table, chain) = (self.family, chain.table.clone(), chain.name.clone());
         Some(UnmanagedDrop { family, table, chain, why, command, certainty })
     }
 
-    /// Does the chain, or one that it leads to, have a rule for us?
+    /// Whether the chain, or one that it jumps to, has a rule for pods.
     fn is_prepared(&self, table: &str, chain: &str) -> bool {
-        self.reaches(table, chain, is_for_us)
+        self.reaches(table, chain, is_for_pods)
     }
 
-    /// Does the chain, or one that it leads to, have such a rule?
+    /// Whether the chain, or one that it jumps to, has such a rule.
     fn reaches(&self, table: &str, chain: &str, is_wanted: impl Fn(&KernelRule) -> bool) -> bool {
         let (mut chains, mut next) = (vec![chain], 0);
         while let Some(chain) = chains.get(next) {
@@ -161,7 +162,7 @@ impl UnmanagedTables {
                 if is_wanted(listed) {
                     return true;
                 }
-                match &listed.rule.ending {
+                match &listed.rule.verdict {
                     RuleVerdict::Jump(to) | RuleVerdict::Goto(to) if !chains.contains(&to.as_str()) => {
                         chains.push(to);
                     }
@@ -174,9 +175,9 @@ impl UnmanagedTables {
     }
 }
 
-/// One that accepts with our mark, or the way that firewalld has for links of a zone.
-fn is_for_us(listed: &KernelRule) -> bool {
-    match &listed.rule.ending {
+/// A rule that accepts and has the mark in its comment, or a jump of firewalld for the links of a zone.
+fn is_for_pods(listed: &KernelRule) -> bool {
+    match &listed.rule.verdict {
         RuleVerdict::Accept => listed.comment.as_ref().is_some_and(|comment| comment.contains(MARK)),
         RuleVerdict::Jump(_) | RuleVerdict::Goto(_) => listed.compared.iter().any(|name| name == POD_PREFIX),
         RuleVerdict::Drop
@@ -194,26 +195,26 @@ struct ChainAddress<'a> {
 }
 
 impl ChainAddress<'_> {
-    /// Routed pods pass with the host end of their link as the one side, bridged ones with their bridge. Both ways, and
-    /// new connections too: host ports, and pods of other nodes, come from outside.
+    /// Packets of routed pods have the host end of their link as an interface, those of bridged pods their bridge. Both directions and
+    /// new connections are accepted, because connections to host ports and from pods of other nodes come from outside.
     fn insertion(&self, bridges: &[&IfName]) -> Fix {
-        // Names of others go into a text for nft.
+        // Names of unmanaged objects are used in a text for nft.
         if ![self.table, self.chain].into_iter().all(is_harmless) {
             return "nft -a list ruleset".into();
         }
         let Self { family, table, chain } = self;
         let links = [PODS].into_iter().chain(bridges.iter().map(|b| b.as_str()).filter(|b| is_harmless(b)));
         let insert = |link: &str| {
-            ["iifname", "oifname"].map(|way| {
+            ["iifname", "oifname"].map(|side| {
                 format!(
-                    r#"insert rule {family} {table} {chain} {way} "{link}" counter accept comment "{MARK}""#
+                    r#"insert rule {family} {table} {chain} {side} "{link}" counter accept comment "{MARK}""#
                 )
             })
         };
         Fix::words(["nft", &links.flat_map(insert).collect::<Vec<_>>().join("; ")])
     }
 
-    /// The kernel lets nobody else change the table.
+    /// The kernel lets no other process change the table.
     fn of_firewalld(&self, bridges: &[&IfName]) -> Fix {
         if self.table != "firewalld" {
             return "nft -a list ruleset".into();
@@ -225,7 +226,7 @@ impl ChainAddress<'_> {
     }
 }
 
-/// Means nothing to a shell or to nft but itself.
+/// Whether the name has no special meaning for a shell or for nft.
 pub(crate) fn is_harmless(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
     name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.chars().all(is_plain)
@@ -236,16 +237,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_mean_something_to_a_shell_are_in_no_command() {
+    fn names_with_a_meaning_for_a_shell_are_in_no_command() {
         let bridge = IfName::try_from("br0").unwrap();
-        let place = ChainAddress { family: ChainFamily::Ip, table: "filter", chain: "FORWARD" };
-        let command = place.insertion(&[&bridge]);
+        let address = ChainAddress { family: ChainFamily::Ip, table: "filter", chain: "FORWARD" };
+        let command = address.insertion(&[&bridge]);
         assert!(
             command.contains(r#"; insert rule ip filter FORWARD oifname "br0" counter accept"#),
             "{command}"
         );
         for chain in ["a'; reboot '", "$(reboot)", "", "9"] {
-            let command = ChainAddress { chain, ..place }.insertion(&[]);
+            let command = ChainAddress { chain, ..address }.insertion(&[]);
             assert_eq!(&*command, "nft -a list ruleset");
         }
     }

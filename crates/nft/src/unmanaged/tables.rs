@@ -1,4 +1,4 @@
-//! The chains of others at the forward hook, and the rules that they lead to. Not more of them than a look is worth.
+//! Unmanaged chains at the forward hook, and the rules that they jump to. Their number is limited.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,28 +7,28 @@ use netlink::wire::{Body, attribute, read_text};
 use rustix::io::Errno;
 
 use super::ChainFamily;
-use crate::desired::is_own_table;
+use crate::desired::is_managed_table;
 use crate::error::Error;
 use crate::number;
 use crate::observe::ListedChain;
 use crate::rule::{KernelRule, RuleVerdict};
 use crate::socket::{MessageHeader, NftRequest, NftSocket};
 
-const LOOK: &str = "look for foreign chains that drop";
+const LIST: &str = "list unmanaged chains";
 /// `NF_INET_FORWARD`
 const FORWARD: u32 = 2;
-/// Chains at the forward hook have a few dozen rules. Who has thousands is not waited for.
+/// Chains at the forward hook have a few dozen rules. More than this number is not read.
 const MOST: usize = 4096;
 
-/// What one family has at the forward hook, or another.
+/// Base chains of one family, with their rules.
 pub(super) struct UnmanagedTables {
     pub(super) family: ChainFamily,
     flags: BTreeMap<String, u32>,
     /// The base chains.
     pub(super) chains: Vec<ListedChain>,
-    /// By table and chain, in their order.
+    /// By table and chain, in order.
     rules: BTreeMap<(String, String), Vec<KernelRule>>,
-    /// There are more rules than were read.
+    /// Not all rules were read.
     pub(super) is_cut: bool,
 }
 
@@ -38,18 +38,18 @@ impl UnmanagedTables {
         Self::read_where(socket, family, is_wanted)
     }
 
-    /// With these base chains of others.
+    /// With these unmanaged base chains.
     pub(super) fn read_where(
         socket: &mut NftSocket,
         family: ChainFamily,
         is_wanted: impl Fn(&ListedChain) -> bool,
     ) -> Result<Self, Error> {
         let mut chains = list(socket, (family, number::GETCHAIN), (|_| {}, ListedChain::read))?;
-        let is_own = |c: &ListedChain| family == ChainFamily::Inet && is_own_table(&c.table);
+        let is_own = |c: &ListedChain| family == ChainFamily::Inet && is_managed_table(&c.table);
         chains.retain(|c: &ListedChain| is_wanted(c) && !is_own(c));
         let mut tables =
             Self { family, flags: BTreeMap::new(), chains, rules: BTreeMap::new(), is_cut: false };
-        // Most hosts have none, and rules are many where there are some.
+        // Most hosts have no such chain, and others have many rules.
         if !tables.chains.is_empty() {
             tables.flags.extend(list(socket, (family, number::GETTABLE), (|_| {}, table))?);
             tables.read_rules(socket)?;
@@ -57,7 +57,7 @@ impl UnmanagedTables {
         Ok(tables)
     }
 
-    /// Those of the base chains, and of all that they lead to.
+    /// The rules of the base chains, and of all chains that they jump to.
     fn read_rules(&mut self, socket: &mut NftSocket) -> Result<(), Error> {
         let base = self.chains.iter().map(|c| (c.table.clone(), c.name.clone()));
         let (mut next, mut count): (VecDeque<(String, String)>, usize) = (base.collect(), 0);
@@ -78,7 +78,7 @@ impl UnmanagedTables {
                 list(socket, (self.family, number::GETRULE), (of_chain, KernelRule::read))?;
             count += rules.len();
             for listed in &rules {
-                if let RuleVerdict::Jump(to) | RuleVerdict::Goto(to) = &listed.rule.ending {
+                if let RuleVerdict::Jump(to) | RuleVerdict::Goto(to) = &listed.rule.verdict {
                     next.push_back((table.clone(), to.clone()));
                 }
             }
@@ -100,7 +100,7 @@ impl UnmanagedTables {
         self.flags(table) & number::TABLE_DORMANT != 0
     }
 
-    /// Only the program that made it can change it.
+    /// Only the program that created it can change it.
     pub(super) fn is_owned(&self, table: &str) -> bool {
         self.flags(table) & number::TABLE_OWNED != 0
     }
@@ -122,8 +122,8 @@ fn list<T: PartialEq>(
     let all = NftRequest::new(MessageHeader { kind, flags: 0, family: number, version: 0 }, which);
     match socket.list(&all, read)? {
         Ok(listed) => Ok(listed),
-        // A kernel without nf_tables, or without this family, has no such chains; and a chain may just have gone.
+        // The kernel lacks nf_tables or this family, or the chain was removed meanwhile.
         Err(Refusal { errno: Errno::NOENT | Errno::OPNOTSUPP | Errno::AFNOSUPPORT, .. }) => Ok(Vec::new()),
-        Err(refusal) => Err(Error::refused(LOOK, format!("family {family}"), refusal)),
+        Err(refusal) => Err(Error::refused(LIST, format!("family {family}"), refusal)),
     }
 }

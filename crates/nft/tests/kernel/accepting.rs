@@ -1,4 +1,4 @@
-//! Rules of ours in chains of others, where that is asked for: pods pass, nothing else of theirs is touched, and all of
+//! Podwire's rules in unmanaged chains, if they are configured: pods pass, no other rule is changed, and all of
 //! it goes again.
 
 use std::net::{SocketAddr, TcpStream};
@@ -60,22 +60,22 @@ fn obstacles() -> [(&'static str, String); 4] {
 fn a9_two_rules_for_each_subnet_are_put_in_once_kept_and_withdrawn() {
     for (name, stop) in obstacles() {
         in_netns(|| {
-            assert_eq!(pods(), [""; 0], "{name}: nobody drops");
+            assert_eq!(pods(), [""; 0], "{name}: no chain drops");
             sh(&stop);
             let before = ruleset();
             assert!(!pods().is_empty(), "{name}");
             let after = ruleset();
             assert_eq!(unmanaged_drops(&[]).unwrap(), [], "{name}");
-            let ours: Vec<&str> = after.lines().filter(|line| line.contains("podwire blue")).collect();
-            assert_eq!(ours.len(), 4, "{name}: {after}");
+            let own: Vec<&str> = after.lines().filter(|line| line.contains("podwire blue")).collect();
+            assert_eq!(own.len(), 4, "{name}: {after}");
             let rest: Vec<&str> = after.lines().filter(|line| !line.contains("podwire blue")).collect();
             assert_eq!(rest.join("\n") + "\n", before, "{name}: only our rules came");
             for words in ["saddr 10.77.0.0/16", "daddr 10.77.0.0/16", "saddr fd77::/48", "daddr fd77::/48"] {
-                assert!(ours.iter().any(|line| line.contains(words)), "{name}: {words} in {ours:?}");
+                assert!(own.iter().any(|line| line.contains(words)), "{name}: {words} in {own:?}");
             }
             assert_eq!(pods(), [""; 0], "{name}: nothing is done twice");
             assert_eq!(ruleset(), after, "{name}");
-            // Somebody puts a wall before ours, another network comes, a subnet goes.
+            // The operator adds a dropping rule before Podwire's; another network is added, and a subnet is removed.
             assert!(!accept("red", &["10.78.0.0/24"]).is_empty(), "{name}");
             assert_eq!(pods(), [""; 0], "{name}: one network does not disturb another");
             assert!(!accept("blue", &["10.77.0.0/17", "fd77::/48"]).is_empty(), "{name}");
@@ -97,7 +97,7 @@ fn a9_a_wall_before_ours_and_one_that_is_gone_are_followed() {
         run("nft", &["add rule inet strict c iifname eth9 accept comment \"podwire\""]);
         assert_eq!(pods().len(), 1);
         run("nft", &["insert rule inet strict c drop"]);
-        assert_eq!(pods().len(), 1, "ours go before it");
+        assert_eq!(pods().len(), 1, "Podwire's rules precede it");
         let listed = ruleset();
         let place = |words: &str| listed.lines().position(|line| line.trim().contains(words)).unwrap();
         assert!(
@@ -110,7 +110,7 @@ fn a9_a_wall_before_ours_and_one_that_is_gone_are_followed() {
                 "flush chain inet strict c; chain inet strict c { policy accept; }; add rule inet strict c ip saddr 10.77.0.0/16 accept comment \"podwire blue from 10.77.0.0/16\"",
             ],
         );
-        assert_eq!(pods(), ["our rules removed from the firewall's chain inet strict c"]);
+        assert_eq!(pods(), ["removed Podwire's rules from chain inet strict c"]);
         // A dormant table, and names that mean something else to nft.
         run(
             "nft",
@@ -136,7 +136,7 @@ fn a9_iptables_still_understands_its_tables() {
         ] {
             assert!(rules.contains(rule), "{rule}: {rules}");
         }
-        // Somebody restores all, and ours are put back.
+        // The operator restores all chains, and Podwire's rules are added again.
         sh("iptables-restore <<-'END'
 	*filter
 	:FORWARD DROP [0:0]
@@ -164,7 +164,7 @@ fn a9_with_our_rules_pods_pass_and_others_do_not() {
             let target: SocketAddr = target.parse().unwrap();
             lab.inside(from, || TcpStream::connect_timeout(&target, wait).is_ok())
         };
-        let ways = [
+        let paths = [
             (At::Pod(2), "192.0.2.2:80"),
             (At::Pod(2), "[2001:db8::2]:80"),
             (At::Outside, "192.0.2.1:8080"),
@@ -172,11 +172,11 @@ fn a9_with_our_rules_pods_pass_and_others_do_not() {
         ];
         for (name, stop) in obstacles() {
             lab.inside(At::Host, || sh(&stop));
-            for (from, target) in ways {
+            for (from, target) in paths {
                 assert!(!passes(from, target, BRIEFLY), "{mode:?}, {name}: {target}");
             }
             lab.inside(At::Host, pods);
-            for (from, target) in ways {
+            for (from, target) in paths {
                 assert!(passes(from, target, PATIENTLY), "{mode:?}, {name}: {target}");
             }
             lab.inside(At::Host, withdraw);

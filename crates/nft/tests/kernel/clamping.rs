@@ -28,7 +28,7 @@ fn clamps() -> bool {
     run("nft", &["list", "chains"]).contains("chain clamp ")
 }
 
-/// A tunnel for each family between the host and somebody outside, who believes that it carries 1500.
+/// A tunnel for each family between the host and an outside host with an MTU of 1500.
 fn dig(lab: &Lab) {
     for (at, [own, other], mtu) in [(At::Host, [1, 2], 1450), (At::Outside, [2, 1], 1500)] {
         for (family, id, local, remote) in [
@@ -50,7 +50,7 @@ fn dig(lab: &Lab) {
     }
 }
 
-/// The segment sizes that arrived since the last look.
+/// The segment sizes that arrived since the last call.
 fn seen(lab: &Lab, at: At) -> Vec<u16> {
     lab.inside(at, || {
         let listed = nft("list set inet seen sizes");
@@ -79,7 +79,7 @@ fn pain10_a_connection_through_a_tunnel_learns_what_fits() {
         {
             let _servers: [Server; 2] =
                 [lab.serve(At::Outside, Protocol::Tcp, outside), lab.serve(At::Pod(2), Protocol::Tcp, pod)];
-            let ways = |size: u16| {
+            let both_directions = |size: u16| {
                 connect(&lab, At::Pod(2), outside);
                 assert_eq!(seen(&lab, At::Outside), [size], "{mode:?}: what a pod asks {outside} for");
                 seen(&lab, At::Pod(2));
@@ -87,11 +87,11 @@ fn pain10_a_connection_through_a_tunnel_learns_what_fits() {
                 assert_eq!(seen(&lab, At::Pod(2)), [size], "{mode:?}: what a pod is asked for");
                 assert_eq!(seen(&lab, At::Outside), [size], "{mode:?}: what a pod answers");
             };
-            ways(whole);
+            both_directions(whole);
             assert!(lab.inside(At::Host, || set(&["pwvx4", "pwvx6"])).is_some());
-            ways(fits);
+            both_directions(fits);
             assert!(lab.inside(At::Host, || set(&[])).is_some());
-            ways(whole);
+            both_directions(whole);
         }
     }
 }
@@ -101,7 +101,7 @@ fn pain15_every_change_of_the_clamp_is_repaired_and_tables_of_pods_are_not_conce
     in_netns(|| {
         assert_eq!(set(&[]), None);
         assert_eq!(run("nft", &["list", "ruleset"]), "", "no tunnel, no pod, no table");
-        assert!(set(&["pwvx4"]).unwrap().starts_with("connections through pwvx4 are clamped to what fits"));
+        assert!(set(&["pwvx4"]).unwrap().starts_with("the MSS of connections through pwvx4 is clamped"));
         assert!(clamps());
         let sample = Sample::new(AttachMode::Routed, 2);
         sample.add_pod();

@@ -1,4 +1,4 @@
-//! What the kernel tests share: throw-away network namespaces and small ways to look into them.
+//! Helpers of the kernel tests: temporary network namespaces, and listings of their tables.
 
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use types::{IfName, Mac};
 
 /// Runs in a network namespace that ends with the function.
 pub(crate) fn in_netns<T: Send>(body: impl FnOnce() -> T + Send) -> T {
-    NetNs::create().expect("tests of the firewall need root").run(body).expect("a namespace of our own")
+    NetNs::create().expect("tests of the firewall need root").run(body).expect("a new namespace")
 }
 
 /// A program's output; it must succeed.
@@ -52,7 +52,7 @@ pub(crate) fn repair(pods: &[FirewallPod<'_>]) {
 /// The limit of a wait for the kernel, which only ends a test that hangs.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// All of our elements, set by set, when those that are expiring have gone.
+/// All elements of managed tables, set by set, after expired ones are removed.
 pub(crate) fn all_elements() -> String {
     let deadline = Instant::now() + DEADLINE;
     loop {
@@ -92,11 +92,11 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// A dual-stack pod with all there is, number `n` of its network.
+    /// A dual-stack pod with all features, number `n` of its network.
     pub(crate) fn new(mode: AttachMode, n: u16) -> Self {
         let [hi, lo] = n.to_be_bytes();
         Self {
-            // Every other begins as the name of a tunnel does: that must not take it for one.
+            // Every second name begins like that of a tunnel, and must not be taken for one.
             link: IfName::try_from(if n.is_multiple_of(2) {
                 format!("pwvx4pod{n}")
             } else {
@@ -138,7 +138,7 @@ impl Sample {
     }
 
     pub(crate) fn add_pod(&self) {
-        Firewall::open().expect("open").add_pod(&self.pod()).expect("admit");
+        Firewall::open().expect("open").add_pod(&self.pod()).expect("add the pod");
     }
 }
 

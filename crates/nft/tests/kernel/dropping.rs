@@ -168,7 +168,7 @@ fn pain15_iptables_chains_are_read_too() {
     });
 }
 
-/// The kernel lets nobody but the program that made it change such a table, as newer versions of firewalld do.
+/// Only the program that created such a table can change it. Newer versions of firewalld have one.
 #[test]
 fn pain15_a_table_with_an_owner_is_for_its_owner_to_change() {
     in_netns(|| {
@@ -194,7 +194,7 @@ fn pain15_a_table_with_an_owner_is_for_its_owner_to_change() {
             ]
         );
         assert!(
-            found[0].why.ends_with("only the program that made the table can change it"),
+            found[0].why.ends_with("only the program that created the table can change it"),
             "{}",
             found[0].why
         );
@@ -232,7 +232,7 @@ fn pain15_the_command_that_is_given_lets_pods_through() {
             serve(At::Pod(2), "10.77.0.2:80"),
             serve(At::Pod(2), "[fd77::2]:80"),
         ];
-        let ways = [
+        let paths = [
             (At::Pod(2), "192.0.2.2:80"),
             (At::Pod(2), "[2001:db8::2]:80"),
             (At::Outside, "192.0.2.1:8080"),
@@ -246,7 +246,7 @@ fn pain15_the_command_that_is_given_lets_pods_through() {
         }
         for stop in &stop {
             lab.inside(At::Host, || sh(stop));
-            for (from, target) in ways {
+            for (from, target) in paths {
                 assert!(!connects(&lab, from, target, BRIEFLY), "{mode:?}: {target} in spite of {stop}");
             }
             lab.inside(At::Host, || {
@@ -263,7 +263,7 @@ fn pain15_the_command_that_is_given_lets_pods_through() {
                     lab.ip(At::Pod(n), "neigh flush dev eth0");
                 }
             }
-            for (from, target) in ways {
+            for (from, target) in paths {
                 assert!(
                     connects(&lab, from, target, PATIENTLY),
                     "{mode:?}: {target} after what helps against {stop}"

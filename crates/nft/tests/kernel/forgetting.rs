@@ -7,7 +7,7 @@ use types::Family;
 
 use crate::common::{in_netns, run};
 
-/// An entry with its two tuples: who asked whom, and who answers whom.
+/// An entry with its original and its reply tuple.
 struct Flow {
     from: &'static str,
     to: &'static str,

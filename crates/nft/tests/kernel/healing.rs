@@ -27,7 +27,7 @@ fn everything() -> (String, String) {
     (structure(), all_elements())
 }
 
-/// What somebody does, and what is found.
+/// Changes by another process, and one of the reported differences.
 fn mischief(network: &str) -> Vec<(String, &'static str)> {
     let cases: [(&str, &'static str); 27] = [
         // Rules of the same form.
@@ -44,7 +44,7 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
             "chain inet podwire NET has other rules than Podwire applied",
         ),
         (
-            "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr . inet_proto . inet_service . inet_service; }",
+            "flush chain inet podwire dnat-return; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr . inet_proto . inet_service . inet_service; }",
             "set inet podwire hairpin4 is not as Podwire applied it",
         ),
         // The kernel changes both in place. Elements of new pods would expire, and the fourth pod would be refused.
@@ -57,8 +57,8 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
             "set inet podwire pods6 is not as Podwire applied it",
         ),
         (
-            "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
-            "chain inet podwire bent has 0 rules instead of 9",
+            "flush chain inet podwire dnat-return; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
+            "chain inet podwire dnat-return has 0 rules instead of 9",
         ),
         (
             "add chain inet podwire a; add chain inet podwire b; add rule inet podwire a jump b; add rule inet podwire hostports jump a",
@@ -68,7 +68,7 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
         ("flush ruleset", "table inet podwire is missing"),
         ("flush chain inet podwire guard", "chain inet podwire guard has 0 rules instead of 3"),
         ("flush chain inet podwire hostports", "chain inet podwire hostports has 0 rules instead of 7"),
-        ("flush table inet podwire", "chain inet podwire bent has 0 rules instead of 9"),
+        ("flush table inet podwire", "chain inet podwire dnat-return has 0 rules instead of 9"),
         ("insert rule inet podwire guard accept", "chain inet podwire guard has 4 rules instead of 3"),
         (
             "delete rule inet podwire from-pod6 handle LAST",
@@ -87,8 +87,8 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
             "chain inet podwire guard has other rules than Podwire applied",
         ),
         (
-            "replace rule inet podwire bent handle LAST masquerade",
-            "chain inet podwire bent has other rules than Podwire applied",
+            "replace rule inet podwire dnat-return handle LAST masquerade",
+            "chain inet podwire dnat-return has other rules than Podwire applied",
         ),
         (
             "flush chain inet podwire nat-output; delete chain inet podwire nat-output",
@@ -195,7 +195,7 @@ fn f5_changes_by_podwire_are_no_drift() {
     in_netns(|| {
         assert_eq!(drift(&[]), [""; 0], "no tables, no pods");
         repair(&[]);
-        assert_eq!(run("nft", &["list", "ruleset"]), "", "nobody needs tables");
+        assert_eq!(run("nft", &["list", "ruleset"]), "", "no pod needs tables");
         let all: Vec<Sample> = (2..20)
             .map(|n| Sample {
                 chain: Some(chain(&format!("net{}", n % 5), &["10.0.0.0/8"])),
@@ -271,7 +271,7 @@ fn a_repair_in_place_fails_rather_than_remove_other_pods() {
             open().repair_in_place(&Structure::of(&pods(&own)), &pods(&own)).unwrap();
             assert_eq!(drift(&pods(&own)), [""; 0]);
             nft(
-                "flush chain inet podwire bent; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
+                "flush chain inet podwire dnat-return; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr; }",
             );
             let error = open().repair_in_place(&Structure::of(&pods(&own)), &pods(&own)).unwrap_err();
             assert!(matches!(error, Error::Structure { .. }), "{error}");
@@ -300,7 +300,7 @@ fn c6_missing_of_names_the_pods_that_lack_something() {
             assert_eq!(open().missing_of(&all_pods).unwrap(), [5, 10, 20, 30]);
             repair(&all_pods);
             assert_eq!(open().missing_of(&all_pods).unwrap(), [0; 0]);
-            // Somebody who comes and goes meanwhile makes readings begin again, and nobody seem lost.
+            // Pods that are added and removed meanwhile interrupt listings, and no pod seems to be missing.
             let over = AtomicBool::new(false);
             let restless = Sample::new(mode, 1000);
             let here = netlink::NetNs::current().unwrap();
@@ -325,13 +325,13 @@ fn c6_missing_of_names_the_pods_that_lack_something() {
     }
 }
 
-/// Of traffic, while tables are rebuilt all the time.
+/// Rounds of traffic while tables are repaired continuously.
 const ROUNDS: u32 = 40;
 
-/// New flows all the time: each is looked up in the rules, and one that was not masqueraded, or did not come through,
-/// fails the test. Somebody who sends from a foreign address meanwhile is never heard.
+/// New flows continuously: each passes the rules, and one that was not masqueraded or did not arrive
+/// fails the test. Packets with a spoofed source never arrive meanwhile.
 #[test]
-fn f5_traffic_does_not_notice_a_repair() {
+fn f5_a_repair_does_not_interrupt_traffic() {
     for mode in BOTH {
         let lab = Lab::new(mode);
         let all = [Sample::new(mode, 2).publish(Protocol::Udp, 8080, 80), Sample::new(mode, 3)];
@@ -380,7 +380,7 @@ fn f5_traffic_does_not_notice_a_repair() {
     }
 }
 
-/// The rules of this version use sets that an earlier one did not have: they are filled with the rules.
+/// The rules of this version use sets that an earlier version lacks. Their elements are applied with the rules.
 #[test]
 fn a_table_of_an_earlier_version_is_renewed_with_its_pods() {
     for mode in BOTH {
@@ -402,7 +402,40 @@ fn a_table_of_an_earlier_version_is_renewed_with_its_pods() {
     }
 }
 
-/// One running pod; `restore` asks whether it still has its connection to the host.
+/// The previous version named the chain `dnat-return` otherwise.
+#[test]
+fn a_table_with_the_previous_name_of_a_chain_is_replaced() {
+    for mode in BOTH {
+        let by_repair: fn(&[Sample]) = |samples| repair(&pods(samples));
+        let by_add: fn(&[Sample]) = |samples| samples.iter().for_each(Sample::add_pod);
+        for replace in [by_repair, by_add] {
+            in_netns(|| {
+                let samples = samples(mode);
+                samples.iter().for_each(Sample::add_pod);
+                let before = everything();
+                let previous = nft("list ruleset").replace("dnat-return", "bent");
+                nft("flush ruleset");
+                run("nft", &[&previous]);
+                nft("flush map inet podwire revision");
+                nft("add element inet podwire revision { 1 : 0xd207dee4 }");
+                assert!(structure().contains("chain bent"));
+                replace(&samples);
+                let (now, expected) = (everything(), before);
+                let sorted = |text: &str| {
+                    let mut lines: Vec<String> = text.lines().map(ToOwned::to_owned).collect();
+                    lines.sort();
+                    lines
+                };
+                assert_eq!((sorted(&now.0), now.1), (sorted(&expected.0), expected.1));
+                for sample in &samples {
+                    assert_eq!(open().missing(&sample.pod()).unwrap(), [""; 0]);
+                }
+            });
+        }
+    }
+}
+
+/// One running pod. `restore` checks that it still reaches the host.
 struct Running<'a> {
     lab: &'a Lab,
     pod: &'a Sample,
@@ -425,13 +458,13 @@ impl OtherPods for Running<'_> {
 }
 
 #[test]
-fn a_pod_over_tables_of_another_version_interrupts_no_other() {
+fn a_pod_added_over_another_version_interrupts_no_pod() {
     for mode in [AttachMode::Bridge, AttachMode::Routed] {
         let lab = Lab::new(mode);
         let [running, new] = [2, 3].map(|n| Sample::new(mode, n));
         lab.add_pod(&running);
         lab.inside(At::Host, || {
-            // An older version had other sets and rules; its elements are there.
+            // An older version had other sets and rules. Its elements exist.
             match mode {
                 AttachMode::Routed => {
                     ["from-pod", "from-pod6", "from-pod-icmp6"]
@@ -458,7 +491,7 @@ fn a_pod_over_tables_of_another_version_interrupts_no_other() {
     }
 }
 
-/// Objects of an older version that are in the way are removed by the process that comes first.
+/// The first process removes conflicting objects of an older version.
 #[test]
 fn two_pods_at_once_over_tables_of_another_version_are_both_added() {
     in_netns(|| {

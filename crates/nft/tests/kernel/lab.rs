@@ -1,4 +1,4 @@
-//! A host, two pods and somebody outside, as network namespaces. The outside has no route to the pods.
+//! A host, two pods and an outside host, as network namespaces. The outside host has no route to the pods.
 //!
 //! ```text
 //! pod 2 (10.77.0.2, fd77::2) ─┐

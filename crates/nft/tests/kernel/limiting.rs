@@ -1,6 +1,6 @@
 //! How many connections a pod may have.
 
-use nft::{AttachMode, ConnectionLimit, Firewall, Ours, Protocol, RulesetChange, RulesetMonitor};
+use nft::{AttachMode, ConnectionLimit, Firewall, ManagedChange, Protocol, RulesetChange, RulesetMonitor};
 use types::{IfName, NetworkName};
 
 use crate::common::{Sample, all_elements, nft};
@@ -154,7 +154,8 @@ fn a10_a_damaged_connection_limit_is_repaired() {
             let mut monitor = RulesetMonitor::open().unwrap();
             nft(&act.replace("HANDLE", handle));
             if !act.starts_with("flush map") {
-                let expected = RulesetChange { ours: Ours::Structure, ..RulesetChange::default() };
+                let expected =
+                    RulesetChange { managed: ManagedChange::Structure, ..RulesetChange::default() };
                 assert_eq!(monitor.read().unwrap(), expected, "{act}");
             }
         });

@@ -1,23 +1,23 @@
-//! What the monitor says of changes by hand, by others, and of our own.
+//! Changes by the operator, by other programs and by Podwire, as the monitor reports them.
 
 use std::os::fd::AsFd as _;
 
-use nft::{AttachMode, Firewall, Idle, Ours, Protocol, RulesetChange, RulesetMonitor};
+use nft::{AttachMode, Firewall, Idle, ManagedChange, Protocol, RulesetChange, RulesetMonitor};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 
 use crate::common::{Sample, all_elements, in_netns, nft, run};
 
-const NOTHING: RulesetChange = RulesetChange { ours: Ours::Nothing, unmanaged: false, peers: false };
+const NOTHING: RulesetChange = RulesetChange { managed: ManagedChange::None, unmanaged: false, peers: false };
 
-fn ours(ours: Ours) -> RulesetChange {
-    RulesetChange { ours, ..NOTHING }
+fn managed(managed: ManagedChange) -> RulesetChange {
+    RulesetChange { managed, ..NOTHING }
 }
 
-/// The kernel tells before the one who changed something gets its answer: nothing to wait for.
-fn heard_of(monitor: &mut RulesetMonitor, act: impl FnOnce()) -> RulesetChange {
+/// The kernel notifies before it answers the process that made the change, so there is nothing to wait for.
+fn change_by(monitor: &mut RulesetMonitor, act: impl FnOnce()) -> RulesetChange {
     act();
     let change = monitor.read().unwrap();
-    assert_eq!(monitor.read().unwrap(), NOTHING, "it was read to the end");
+    assert_eq!(monitor.read().unwrap(), NOTHING, "all notifications were read");
     change
 }
 
@@ -28,78 +28,81 @@ fn handle_of_first_rule(chain: &str) -> String {
 }
 
 #[test]
-fn what_is_taken_away_by_hand_is_heard() {
+fn removals_by_the_operator_are_reported() {
     for mode in [AttachMode::Bridge, AttachMode::Routed] {
         in_netns(|| {
             let pod = Sample::new(mode, 2);
             pod.add_pod();
             let mut monitor = RulesetMonitor::open().unwrap();
-            let mut heard = |act: &str| heard_of(&mut monitor, || drop(nft(act)));
-            assert_eq!(heard("delete element inet podwire pods4 { 10.77.0.2 }"), ours(Ours::Elements));
-            assert_eq!(heard("flush set inet podwire pods6"), ours(Ours::Elements));
+            let mut change = |act: &str| change_by(&mut monitor, || drop(nft(act)));
+            assert_eq!(
+                change("delete element inet podwire pods4 { 10.77.0.2 }"),
+                managed(ManagedChange::Elements)
+            );
+            assert_eq!(change("flush set inet podwire pods6"), managed(ManagedChange::Elements));
             let rule = handle_of_first_rule("guard");
             assert_eq!(
-                heard(&format!("delete rule inet podwire guard handle {rule}")),
-                ours(Ours::Structure)
+                change(&format!("delete rule inet podwire guard handle {rule}")),
+                managed(ManagedChange::Structure)
             );
-            assert_eq!(heard("insert rule inet podwire guard accept"), ours(Ours::Structure));
+            assert_eq!(change("insert rule inet podwire guard accept"), managed(ManagedChange::Structure));
             assert_eq!(
-                heard("add chain inet podwire guard { policy drop ; }"),
-                ours(Ours::Structure),
+                change("add chain inet podwire guard { policy drop ; }"),
+                managed(ManagedChange::Structure),
                 "policy"
             );
-            assert_eq!(heard("delete table inet podwire"), ours(Ours::Structure));
+            assert_eq!(change("delete table inet podwire"), managed(ManagedChange::Structure));
             pod.add_pod();
-            assert_eq!(heard("flush ruleset"), ours(Ours::Structure));
+            assert_eq!(change("flush ruleset"), managed(ManagedChange::Structure));
         });
     }
 }
 
 #[test]
-fn our_own_pods_are_not_heard() {
+fn adding_and_removing_pods_is_not_reported() {
     for mode in [AttachMode::Bridge, AttachMode::Routed] {
         in_netns(|| {
             Sample::new(mode, 2).add_pod();
             let mut monitor = RulesetMonitor::open().unwrap();
             let pod = Sample::new(mode, 3).publish(Protocol::Tcp, 8080, 80);
             let mut firewall = Firewall::open().unwrap();
-            assert_eq!(heard_of(&mut monitor, || firewall.add_pod(&pod.pod()).unwrap()), NOTHING);
-            assert_eq!(heard_of(&mut monitor, || firewall.remove_pod(&pod.pod()).unwrap()), NOTHING);
-            assert_eq!(heard_of(&mut monitor, || drop(all_elements())), NOTHING, "when they expire");
-            // A prune is a removal, and its caller knows.
+            assert_eq!(change_by(&mut monitor, || firewall.add_pod(&pod.pod()).unwrap()), NOTHING);
+            assert_eq!(change_by(&mut monitor, || firewall.remove_pod(&pod.pod()).unwrap()), NOTHING);
+            assert_eq!(change_by(&mut monitor, || drop(all_elements())), NOTHING, "when they expire");
             firewall.remove_pod(&Sample::new(mode, 2).pod()).unwrap();
-            let pruned = heard_of(&mut monitor, || {
+            let pruned = change_by(&mut monitor, || {
                 assert_eq!(firewall.prune(Idle::RemoveAll, &["blue".to_owned()], None).unwrap(), 1);
             });
-            assert_eq!(pruned, ours(Ours::Structure));
+            assert_eq!(pruned, managed(ManagedChange::Structure));
         });
     }
 }
 
 #[test]
-fn tables_of_others_are_heard_where_they_can_drop_what_is_forwarded() {
+fn unmanaged_tables_that_can_drop_forwarded_packets_are_reported() {
     in_netns(|| {
         Sample::new(AttachMode::Bridge, 2).add_pod();
         let mut monitor = RulesetMonitor::open().unwrap();
         let unmanaged = RulesetChange { unmanaged: true, ..NOTHING };
-        let mut heard = |act: &str| heard_of(&mut monitor, || drop(run("nft", &[act])));
-        assert_eq!(heard("add table ip filter"), unmanaged);
-        assert_eq!(heard("add chain ip filter FORWARD { type filter hook forward priority 0; }"), unmanaged);
-        assert_eq!(heard("add rule ip filter FORWARD drop"), unmanaged);
-        assert_eq!(heard("add set ip filter some { type ipv4_addr; }"), NOTHING);
-        assert_eq!(heard("add element ip filter some { 10.0.0.1 }"), NOTHING);
-        assert_eq!(heard("delete table ip filter"), unmanaged);
-        assert_eq!(heard("add table bridge other"), NOTHING);
-        assert_eq!(heard("add table ip podwire"), unmanaged, "not ours: we have inet and bridge");
+        let mut change = |act: &str| change_by(&mut monitor, || drop(run("nft", &[act])));
+        assert_eq!(change("add table ip filter"), unmanaged);
+        assert_eq!(change("add chain ip filter FORWARD { type filter hook forward priority 0; }"), unmanaged);
+        assert_eq!(change("add rule ip filter FORWARD drop"), unmanaged);
+        assert_eq!(change("add set ip filter some { type ipv4_addr; }"), NOTHING);
+        assert_eq!(change("add element ip filter some { 10.0.0.1 }"), NOTHING);
+        assert_eq!(change("delete table ip filter"), unmanaged);
+        assert_eq!(change("add table bridge other"), NOTHING);
+        assert_eq!(change("add table inet podwire-policy"), managed(ManagedChange::Structure));
+        assert_eq!(change("add table ip podwire"), unmanaged, "managed tables are inet and bridge");
         assert_eq!(
-            heard("flush ruleset"),
-            RulesetChange { ours: Ours::Structure, unmanaged: true, peers: false }
+            change("flush ruleset"),
+            RulesetChange { managed: ManagedChange::Structure, unmanaged: true, peers: false }
         );
     });
 }
 
 #[test]
-fn more_than_could_be_heard_counts_as_everything() {
+fn lost_notifications_count_as_a_change_of_everything() {
     in_netns(|| {
         Sample::new(AttachMode::Routed, 2).add_pod();
         let mut monitor = RulesetMonitor::open().unwrap();
@@ -109,7 +112,7 @@ fn more_than_could_be_heard_counts_as_everything() {
         }
         assert_eq!(
             monitor.read().unwrap(),
-            RulesetChange { ours: Ours::Structure, unmanaged: true, peers: true }
+            RulesetChange { managed: ManagedChange::Structure, unmanaged: true, peers: true }
         );
         assert_eq!(monitor.read().unwrap(), NOTHING);
     });

@@ -14,6 +14,7 @@ mod listening;
 mod membership;
 mod nat;
 mod peers;
+mod policy;
 mod pruning;
 mod spoofing;
 mod surplus;

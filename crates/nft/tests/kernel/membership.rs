@@ -25,10 +25,10 @@ fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
         assert_eq!(all_elements(), "inet tunnels pwvx4");
         let listed = structure();
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ruleset.nft");
-        if std::env::var_os("PODWIRE_BLESS").is_some() {
+        if std::env::var_os("PODWIRE_RECORD").is_some() {
             std::fs::write(golden, &listed).unwrap();
         }
-        assert_eq!(listed, std::fs::read_to_string(golden).unwrap(), "bless it with PODWIRE_BLESS=1");
+        assert_eq!(listed, std::fs::read_to_string(golden).unwrap(), "record it with PODWIRE_RECORD=1");
         // A set that is missing makes the structure be applied whole, with a pod in it.
         let pod = Sample::new(AttachMode::Bridge, 3);
         pod.add_pod();
@@ -43,7 +43,7 @@ fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
     });
 }
 
-/// A standalone plugin finds it so after an upgrade, and nobody else repairs it: our text must go over what there was.
+/// A plugin without an agent finds this after an upgrade, and no other process repairs it: the text must apply over it.
 #[test]
 fn a_table_of_the_version_before_is_renewed_by_the_next_pod() {
     in_netns(|| {
@@ -133,10 +133,13 @@ fn c6_missing_names_what_was_taken_away() {
             nft(&format!("flush chain {guard} podwire guard"));
             let found = missing(&pod);
             let want = [
-                format!("chain {guard} podwire guard has 0 rules instead of {}", if guard == "inet" { 3 } else { 5 }),
+                format!(
+                    "chain {guard} podwire guard has 0 rules instead of {}",
+                    if guard == "inet" { 3 } else { 5 }
+                ),
                 "element inet podwire pods6 { fd77::2 }".to_owned(),
                 format!("element {guard} podwire {own}"),
-                "element inet podwire hostport4_any { tcp . 8080 : 10.77.0.2 . 80 } (it is there with another value)"
+                "element inet podwire hostport4_any { tcp . 8080 : 10.77.0.2 . 80 } (it has another value)"
                     .to_owned(),
             ];
             assert_eq!(found, want);

@@ -1,4 +1,4 @@
-//! The table of peers: it is made, followed, repaired and removed, and other tables stay as they are.
+//! The table of peers is applied, changed, repaired and removed, and other tables stay unchanged.
 
 use nft::{AttachMode, Firewall, PeerRules, PeerTable, Surplus};
 use types::PeerSource;
@@ -24,7 +24,7 @@ fn source(outer: &str, inner: &str) -> PeerSource {
     PeerSource { outer: outer.parse().unwrap(), inner: inner.parse().unwrap() }
 }
 
-/// What the node with this number may send.
+/// The permitted sources of the node with this number.
 fn sources(n: u8) -> Vec<PeerSource> {
     let (v4, v6) = (format!("192.0.2.{n}"), format!("2001:db8::{n:x}"));
     let inner = [
@@ -58,7 +58,7 @@ fn sorted(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn any_block_length_is_listed_and_loaded_again_unchanged() {
+fn every_block_length_survives_a_listing_and_reload() {
     for (block4, block6) in [(24, 72), (26, 70), (20, 64), (29, 125), (25, 121)] {
         in_netns(|| {
             let rules = PeerRules { block4: Some(block4), block6: Some(block6), ..rules() };
@@ -79,7 +79,7 @@ fn any_block_length_is_listed_and_loaded_again_unchanged() {
 }
 
 #[test]
-fn sources_come_and_go_by_differences() {
+fn sources_are_added_and_removed_by_differences() {
     in_netns(|| {
         let mut blue = table("blue");
         blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap();
@@ -98,7 +98,7 @@ fn sources_come_and_go_by_differences() {
         assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap(), [""; 0]);
         assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap(), ["10 elements removed"]);
         nft("flush set inet podwire-peers-blue over4_block4_24");
-        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap(), ["1 elements added"]);
+        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap(), ["1 element added"]);
         assert_eq!(listed(), five);
         nft("flush ruleset");
         assert!(blue.add(&sources(6)).is_err(), "the caller must learn that the table is gone");
@@ -106,7 +106,7 @@ fn sources_come_and_go_by_differences() {
 }
 
 #[test]
-fn damage_is_found_and_repaired_with_all_elements() {
+fn drift_is_found_and_repaired_with_all_elements() {
     in_netns(|| {
         let mut blue = table("blue");
         blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap();
@@ -130,7 +130,7 @@ fn damage_is_found_and_repaired_with_all_elements() {
             assert_ne!(listed(), before, "{act}");
             let done = blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap();
             assert!(!done.is_empty(), "{act}");
-            // The kernel lists chains in the order in which they were made.
+            // The kernel lists chains in the order of their creation.
             assert_eq!(sorted(&listed()), sorted(&before), "{act}");
         }
         // Another address of the node, and another block length.
@@ -140,7 +140,7 @@ fn damage_is_found_and_repaired_with_all_elements() {
     });
 }
 
-/// Their routes stay, too.
+/// Their routes stay as well.
 #[test]
 fn replaced_tables_keep_unknown_peers_while_the_list_is_incomplete() {
     in_netns(|| {
@@ -167,7 +167,7 @@ fn replaced_tables_keep_unknown_peers_while_the_list_is_incomplete() {
         blue.keep(&longer, &sources(5), Surplus::Keep).unwrap();
         assert!(!listed().contains("192.0.2.6 . 0xa2a06"), "{}", listed());
         assert!(listed().contains("192.0.2.6 . 0xc0000206"), "{}", listed());
-        // A set that another process made for other keys.
+        // A set that another process created with another type.
         nft("delete table inet podwire-peers-blue");
         nft("table inet podwire-peers-blue { set peers4 { type inet_service; elements = { 7 }; }; }");
         blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap();
@@ -180,7 +180,7 @@ fn replaced_tables_keep_unknown_peers_while_the_list_is_incomplete() {
 }
 
 #[test]
-fn tables_of_two_networks_and_of_pods_leave_each_other_alone() {
+fn tables_of_two_networks_and_of_pods_are_independent() {
     in_netns(|| {
         let sample = Sample::new(AttachMode::Routed, 2);
         sample.add_pod();

@@ -51,7 +51,7 @@ fn f5_the_chain_of_a_network_goes_when_no_pod_is_in_it() {
         for pod in [&second, &v6_only] {
             assert_eq!(Firewall::open().unwrap().missing(&pod.pod()).unwrap(), [""; 0]);
         }
-        // What somebody removed already does not keep the rest.
+        // Objects that do not exist do not prevent the removal of others.
         remove_pod(&second);
         remove_pod(&v6_only);
         nft(&format!("delete chain inet podwire {}", second.chain.as_ref().unwrap().id()));

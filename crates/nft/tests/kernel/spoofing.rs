@@ -195,19 +195,19 @@ fn advertise(lab: &Lab, kind: u8, target: Ipv6Addr) {
     sendto(&socket, &message, SendFlags::empty(), &SocketAddrV6::new(ALL_NODES, 0, 0, scope)).unwrap();
 }
 
-/// The advertisements somebody gets until the one for `last`, kind and target.
-fn heard(socket: &OwnedFd, last: Ipv6Addr) -> Vec<(u8, Ipv6Addr)> {
-    let mut heard = Vec::new();
-    while heard.last() != Some(&(ADVERT, last)) {
+/// The received advertisements up to the one for `last`: kind and target.
+fn received(socket: &OwnedFd, last: Ipv6Addr) -> Vec<(u8, Ipv6Addr)> {
+    let mut advertisements = Vec::new();
+    while advertisements.last() != Some(&(ADVERT, last)) {
         let mut message = [0; 1500];
         uninterrupted(|| Ok(recv(socket, &mut message, RecvFlags::empty())?))
             .expect("the honest advertisement comes last");
         let (kind, target) = (message[0], *message[8..].first_chunk::<16>().unwrap());
         if matches!(kind, ADVERT | ROUTER_ADVERT) {
-            heard.push((kind, Ipv6Addr::from(target)));
+            advertisements.push((kind, Ipv6Addr::from(target)));
         }
     }
-    heard
+    advertisements
 }
 
 #[test]
@@ -233,14 +233,14 @@ fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
             assert_eq!(recv(&listener, &mut [0; 1500], flags).unwrap_err(), rustix::io::Errno::AGAIN);
             continue;
         }
-        let heard = heard(&listener, own);
+        let received = received(&listener, own);
         match (mode, guard) {
-            (_, Guard::On | Guard::Dhcp) => assert_eq!(heard, [(ADVERT, own)]),
+            (_, Guard::On | Guard::Dhcp) => assert_eq!(received, [(ADVERT, own)]),
             (AttachMode::Bridge, Guard::Mac | Guard::Off) => {
-                assert_eq!(heard, [(ROUTER_ADVERT, unmanaged), (ADVERT, unmanaged), (ADVERT, own)]);
+                assert_eq!(received, [(ROUTER_ADVERT, unmanaged), (ADVERT, unmanaged), (ADVERT, own)]);
             }
             (AttachMode::Routed, Guard::Mac | Guard::Off) => {
-                assert_eq!(heard, [(ROUTER_ADVERT, unmanaged), (ADVERT, own)]);
+                assert_eq!(received, [(ROUTER_ADVERT, unmanaged), (ADVERT, own)]);
             }
         }
     }
@@ -277,7 +277,7 @@ fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
             seen
         };
         assert_eq!(attempt(), ["hello", "true"]);
-        // Somebody may have opened all links of the machine, whatever they are called.
+        // The operator may have enabled route_localnet on all links, whatever their names are.
         lab.sysctl(At::Host, "ipv4/conf/all/route_localnet", "1");
         let mut link = match mode {
             AttachMode::Bridge => "br0".to_owned(),
@@ -289,7 +289,7 @@ fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
             lab.add_pod(&behind(mode, 2, name));
             assert_eq!(attempt(), ["hello", "true"], "{name}");
         }
-        // Whose packets nobody follows come through no chain of NAT.
+        // Packets without conntrack pass no NAT chain.
         lab.inside(At::Host, || {
             run("nft", &["table inet theirs { chain c { type filter hook prerouting priority -300; udp dport 9 notrack; }; }"])
         });

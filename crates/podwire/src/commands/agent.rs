@@ -1,4 +1,4 @@
-//! `podwire agent`: the daemon, or what it would run with.
+//! `podwire agent`: runs the daemon, or checks and prints its configuration.
 
 use agent::Preflight;
 use anyhow::Result;
@@ -11,45 +11,45 @@ use crate::print;
 
 pub(crate) fn run(args: &AgentArgs) -> Result<ExitStatus> {
     if args.print_config_reference {
-        return print::say_text(&config::reference()).map(|()| ExitStatus::Success);
+        return print::text(&config::reference()).map(|()| ExitStatus::Success);
     }
     if args.print_config_sample {
-        return print::say_text(&config::sample()).map(|()| ExitStatus::Success);
+        return print::text(&config::sample()).map(|()| ExitStatus::Success);
     }
     if args.check_config {
         return check(args);
     }
     let config = Config::load_with(&args.flags, std::env::vars_os(), Runtimes::directories)?;
     if args.print_config {
-        return print::say_text(&config.to_toml()).map(|()| ExitStatus::Success);
+        return print::text(&config.to_toml()).map(|()| ExitStatus::Success);
     }
     agent::run(config)?;
     Ok(ExitStatus::Success)
 }
 
-/// All problems, one after the other: those of the values first, because the other checks need them.
+/// Prints all problems. Other checks need valid values, so problems of values are reported first.
 fn check(args: &AgentArgs) -> Result<ExitStatus> {
     let loaded = Config::load_with(&args.flags, std::env::vars_os(), Runtimes::directories);
     let is_valid = loaded.is_ok();
     let problems: Vec<(String, Option<String>)> = match loaded {
         Ok(config) => {
             let Preflight { refusals, notes } = agent::check(&config);
-            notes.iter().try_for_each(|note| print::say(print::wrap(&note.to_string(), print::WIDTH)))?;
-            refusals.iter().map(|one| (one.to_string(), one.fix().map(str::to_owned))).collect()
+            notes.iter().try_for_each(|note| print::line(print::wrap(&note.to_string(), print::width())))?;
+            refusals.iter().map(|refusal| (refusal.to_string(), refusal.fix().map(str::to_owned))).collect()
         }
-        Err(error) => error.problems.iter().map(|one| (one.to_string(), None)).collect(),
+        Err(error) => error.problems.iter().map(|problem| (problem.to_string(), None)).collect(),
     };
     if problems.is_empty() {
-        print::say("the configuration is valid: the agent can start with it")?;
+        print::line("the configuration is valid: the agent can start with it")?;
         return Ok(ExitStatus::Success);
     }
     for (problem, fix) in &problems {
-        print::say(format_args!("- {}", print::hang(&print::wrap(problem, print::WIDTH - 2), 2)))?;
-        // A line of its own, and never broken: it is to be pasted.
-        fix.iter().try_for_each(|fix| print::say(format_args!("    {}", print::value(fix))))?;
+        print::line(format_args!("- {}", print::hanging(&print::wrap(problem, print::width() - 2), 2)))?;
+        // On its own line and not wrapped, because it is pasted.
+        fix.iter().try_for_each(|fix| print::line(format_args!("    {}", print::one_line(fix))))?;
     }
     if !is_valid {
-        print::say("files, locks, addresses and etcd were not checked: that needs valid values")?;
+        print::line("files, locks, addresses and etcd were not checked, because values are invalid")?;
     }
     Ok(ExitStatus::ProblemFound)
 }

@@ -1,40 +1,39 @@
-//! `podwire blocks`: which node has which block of the network, how full those of this node are, and what does not fit
-//! together.
+//! `podwire blocks`: the owner of each block, the use of this node's blocks, and inconsistent records.
 
 use anyhow::Result;
 use api::{BlockView, BlocksView, SubnetView};
 
-use super::nodes::{AgentClient, marked, stale};
+use super::nodes::{AgentClient, node_label, stale_note};
 use crate::cli::{ClusterArgs, Output};
 use crate::exit::ExitStatus;
 use crate::print;
 
 pub(crate) fn run(args: &ClusterArgs) -> Result<ExitStatus> {
-    let blocks: BlocksView = AgentClient::find(&args.which).get(api::BLOCKS)?;
+    let blocks: BlocksView = AgentClient::find(&args.agent).get(api::BLOCKS)?;
     match args.output {
-        Output::Json => print::say_json(&blocks)?,
-        Output::Table => print::say(page(&blocks, print::table))?,
-        Output::Wide => print::say(page(&blocks, print::unlimited))?,
+        Output::Json => print::json(&blocks)?,
+        Output::Table => print::line(page(&blocks, print::table))?,
+        Output::Wide => print::line(page(&blocks, print::wide_table))?,
     }
-    let is_right = !blocks.freshness.stale && blocks.blocks.iter().all(|view| view.message.is_none());
-    Ok(ExitStatus::problem_unless(is_right))
+    let is_ok = !blocks.freshness.stale && blocks.blocks.iter().all(|view| view.message.is_none());
+    Ok(ExitStatus::problem_unless(is_ok))
 }
 
-fn page(view: &BlocksView, lay_out: print::LayOut) -> String {
+fn page(view: &BlocksView, layout: print::TableLayout) -> String {
     let subnet = |view: &SubnetView| {
         let SubnetView { subnet, blocks, claimed } = view;
         format!("{subnet}: {claimed} of {} claimed", print::count(*blocks, "block"))
     };
     let subnets = view.subnets.iter().map(subnet).collect::<Vec<_>>().join("\n");
-    let mut parts: Vec<String> = stale(&view.freshness).into_iter().chain([subnets]).collect();
+    let mut parts: Vec<String> = stale_note(&view.freshness).into_iter().chain([subnets]).collect();
     if !view.blocks.is_empty() {
-        parts.push(table(&view.blocks, lay_out));
+        parts.push(table(&view.blocks, layout));
     }
     parts.join("\n\n")
 }
 
-/// What is wrong comes first, and needs a column only where something is.
-fn table(blocks: &[BlockView], lay_out: print::LayOut) -> String {
+/// Blocks with problems come first. The column PROBLEM exists only if there is a problem.
+fn table(blocks: &[BlockView], layout: print::TableLayout) -> String {
     let mut sorted: Vec<&BlockView> = blocks.iter().collect();
     sorted.sort_by_key(|view| view.message.is_none());
     let number = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
@@ -42,12 +41,12 @@ fn table(blocks: &[BlockView], lay_out: print::LayOut) -> String {
     let rows = sorted.into_iter().map(|view| {
         let mut row = vec![
             view.block.to_string(),
-            marked(&view.node, view.local),
+            node_label(&view.node, view.local),
             number(view.used),
             number(view.free),
         ];
         if has_problems {
-            row.push(view.message.as_deref().map(print::value).unwrap_or_default());
+            row.push(view.message.as_deref().map(print::one_line).unwrap_or_default());
         }
         row
     });
@@ -55,7 +54,7 @@ fn table(blocks: &[BlockView], lay_out: print::LayOut) -> String {
     if has_problems {
         header.push("PROBLEM");
     }
-    lay_out(&header, rows.collect())
+    layout(&header, rows.collect())
 }
 
 #[cfg(test)]
@@ -94,7 +93,7 @@ as of 90s ago; etcd is not reachable: connection refused
     }
 
     #[test]
-    fn blocks_are_listed_below_their_subnets_and_what_is_wrong_comes_first() {
+    fn blocks_with_problems_are_listed_first() {
         let subnet =
             |subnet: &str, claimed| SubnetView { subnet: subnet.parse().unwrap(), blocks: 256, claimed };
         let mut view = BlocksView {
@@ -118,7 +117,7 @@ BLOCK         NODE      USED  FREE
     }
 
     #[test]
-    fn a_network_without_blocks_is_its_subnets() {
+    fn a_network_without_blocks_shows_its_subnets() {
         let subnet = SubnetView { subnet: "10.42.0.0/16".parse().unwrap(), blocks: 1, claimed: 0 };
         let view = BlocksView { freshness: freshness(), subnets: vec![subnet], blocks: Vec::new() };
         assert_eq!(page(&view, print::table), "10.42.0.0/16: 0 of 1 block claimed");

@@ -1,4 +1,4 @@
-//! `podwire cleanup`: leave the machine as it was, and say what was done.
+//! `podwire cleanup`: restores the node to its state before Podwire, and reports every removed object.
 
 mod unrecorded;
 
@@ -13,26 +13,27 @@ use api::{Client, ClientError};
 use config::{Config, Flags};
 use engine::CleanupReport;
 
-use crate::cli::Cleanup;
+use crate::cli::CleanupArgs;
 use crate::directories::AgentDirectories;
 use crate::print;
 
-/// An agent that is there answers this at once.
+/// A running agent answers a health request immediately.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// What belongs to the operator: it is named, not removed.
-const KEPT: [&str; 3] = ["/etc/podwire", netconf::DEFAULT_LOG_FILE, "/etc/systemd/system/podwire.service"];
+/// Files of the operator. They are listed and not removed.
+const OPERATOR_FILES: [&str; 3] =
+    ["/etc/podwire", netconf::DEFAULT_LOG_FILE, "/etc/systemd/system/podwire.service"];
 
-pub(crate) fn run(args: &Cleanup) -> Result<()> {
-    let directories = AgentDirectories::find_exact(&args.which, args.state_dir.clone())?;
-    // Before anything is removed.
+pub(crate) fn run(args: &CleanupArgs) -> Result<()> {
+    let directories = AgentDirectories::find_strict(&args.agent, args.state_dir.clone())?;
+    // Checked before anything is removed.
     files::check_dir(&directories.run_dir)?;
     directories.state_dir.as_deref().map_or(Ok(()), files::check_dir)?;
-    // No agent starts in this directory as long as the directory is there.
-    let _lock = without_agent(&directories)?;
+    // While this lock is held, no agent starts in the directory.
+    let _lock = lock_out_agent(&directories)?;
     let mut report = CleanupReport::default();
     let mut names = Vec::new();
     if let Some(state_dir) = &directories.state_dir {
-        // The config first: from then on no runtime sends pods.
+        // The config is removed first. Without it the runtime starts no pods.
         let removal = install::remove(state_dir)?;
         report.done.extend(removal.done);
         report.left.extend(removal.left);
@@ -50,9 +51,9 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
         engine::cleanup(&directories.run_dir, network)
     };
     if kernel.is_err() {
-        // What was done so far is told all the same.
-        report.done.iter().try_for_each(print::say_wrapped)?;
-        report.left.iter().try_for_each(|line| print::say_wrapped(format_args!("left: {line}")))?;
+        // Report the objects that were already removed.
+        report.done.iter().try_for_each(print::sentence)?;
+        report.left.iter().try_for_each(|line| print::sentence(format_args!("left: {line}")))?;
     }
     let kernel = kernel?;
     kernel.warnings.iter().for_each(|warning| print::warn(format_args!("podwire: {warning}")));
@@ -60,53 +61,52 @@ pub(crate) fn run(args: &Cleanup) -> Result<()> {
     report.kept.extend(kernel.kept);
     report.left.extend(kernel.left);
     remove_socket(&directories.socket, &mut report);
-    tell(&report, &directories)?;
+    print_report(&report, &directories)?;
     for name in names {
-        print::say_wrapped(format_args!(
-            "other nodes still know this one: run `podwire node rm {name}` on one of them to free its blocks"
+        print::sentence(format_args!(
+            "the cluster still has records of this node: run 'podwire node rm {name}' on another node to free its blocks"
         ))?;
     }
-    ensure!(report.left.is_empty(), "some things were left; see above");
+    ensure!(report.left.is_empty(), "some objects were not removed; see above");
     Ok(())
 }
 
-/// The network of the agent that works in this directory. An invalid configuration was refused or reported when the
-/// directories were found.
+/// The network of the agent that uses this run directory. `find_strict` already reported an invalid configuration.
 fn configured(directories: &AgentDirectories) -> Option<netconf::NetworkSettings> {
     let config = Config::load(&Flags::default(), std::env::vars_os()).ok()?;
     (config.run_dir == directories.run_dir).then_some(config.network)
 }
 
-fn tell(report: &CleanupReport, directories: &AgentDirectories) -> Result<()> {
+fn print_report(report: &CleanupReport, directories: &AgentDirectories) -> Result<()> {
     for line in &report.done {
-        print::say_wrapped(line)?;
+        print::sentence(line)?;
     }
     for line in &report.kept {
-        print::say_wrapped(format_args!("kept: {line}"))?;
+        print::sentence(format_args!("kept: {line}"))?;
     }
     for line in &report.left {
-        print::say_wrapped(format_args!("left: {line}"))?;
+        print::sentence(format_args!("left: {line}"))?;
     }
     if report.done.is_empty() && report.left.is_empty() {
-        print::say_wrapped("nothing of Podwire is here")?;
+        print::sentence("nothing to remove")?;
     }
     for path in unrecorded::files(&directories.run_dir) {
-        print::say_wrapped(format_args!("kept, for you to remove: {}", path.display()))?;
+        print::sentence(format_args!("kept, remove it manually: {}", path.display()))?;
     }
     if directories.state_dir.is_none() {
         print::warn(
-            "podwire: installed plugins and configs were not looked for: name their record with --state-dir",
+            "podwire: installed plugins and configs were not removed; give their directory with --state-dir",
         );
     } else if directories.run_dir == Path::new(netconf::DEFAULT_RUN_DIR) {
-        for path in KEPT.iter().filter(|path| Path::new(path).exists()) {
-            print::say_wrapped(format_args!("kept, for you to remove: {path}"))?;
+        for path in OPERATOR_FILES.iter().filter(|path| Path::new(path).exists()) {
+            print::sentence(format_args!("kept, remove it manually: {path}"))?;
         }
     }
     Ok(())
 }
 
-/// An agent would put everything back. Gives the agent's lock, where there is one.
-fn without_agent(directories: &AgentDirectories) -> Result<Option<File>> {
+/// Fails while an agent runs, because it would restore the removed objects. Returns the agent's lock, if the file exists.
+fn lock_out_agent(directories: &AgentDirectories) -> Result<Option<File>> {
     let path = directories.run_dir.join("agent.lock");
     let lock = match files::open(&path, File::options().read(true).write(true)) {
         Ok(file) => Some(file),
@@ -119,8 +119,8 @@ fn without_agent(directories: &AgentDirectories) -> Result<Option<File>> {
             let pid = files::read_text(&path).unwrap_or_default();
             bail!(
                 "{}",
-                in_the_way(&format!(
-                    "an agent (process {}) works in {}",
+                agent_runs(&format!(
+                    "an agent (process {}) uses {}",
                     pid.trim(),
                     directories.run_dir.display()
                 ))
@@ -133,37 +133,39 @@ fn without_agent(directories: &AgentDirectories) -> Result<Option<File>> {
     match Client::new(&directories.socket).get(api::HEALTH, TIMEOUT) {
         Err(ClientError::NoListener { .. }) => {}
         Ok(_) | Err(_) => {
-            bail!("{}", in_the_way(&format!("an agent listens on {}", directories.socket.display())))
+            bail!("{}", agent_runs(&format!("an agent listens on {}", directories.socket.display())))
         }
     }
-    // With another run directory: its gateway device and tables carry no mark of that directory.
+    // An agent with another run directory. Its gateway device and tables do not name their run directory.
     if let Some(other) = agent::agents_here()?.first() {
-        bail!("{}", in_the_way(&format!("an agent ({other}) works in this network namespace")));
+        bail!("{}", agent_runs(&format!("an agent ({other}) runs in this network namespace")));
     }
     Ok(lock)
 }
 
-fn in_the_way(who: &str) -> String {
+fn agent_runs(agent: &str) -> String {
     format!(
-        "{who}, and would put everything back: stop it first (`systemctl disable --now podwire`), then run this again"
+        "{agent} and would restore everything; stop it with 'systemctl disable --now podwire', then run this command again"
     )
 }
 
-/// A service manager may have made it.
+/// The directory may have been created by the service manager.
 fn remove_if_empty(dir: &Path, report: &mut CleanupReport) {
     match fs::remove_dir(dir) {
         Ok(()) => report.done.push(format!("directory {} removed", dir.display())),
         Err(error) if error.kind() == ErrorKind::NotFound => {}
-        // Mounted there, as in a container: it is whoever's that mounted it.
+        // A mount point, as in a container. Podwire did not create it.
         Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
         Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
-            report.left.push(format!("directory {} stays: files of other programs are in it", dir.display()));
+            report
+                .left
+                .push(format!("directory {} stays: it contains files of other programs", dir.display()));
         }
         Err(error) => report.left.push(format!("directory {} stays: {error}", dir.display())),
     }
 }
 
-/// The socket may lie outside the run directory. No process listens on it: this was checked before.
+/// The socket may be outside of the run directory. No process listens on it; this was checked before.
 fn remove_socket(path: &Path, report: &mut CleanupReport) {
     if !fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
         return;

@@ -10,7 +10,7 @@ use install::cni_configs::CniConfig;
 use install::runtimes::Runtimes;
 use netconf::LocalPaths;
 
-/// Those that the runtimes of this node use, with the CNI_PATH that each of them sets.
+/// The configs that runtimes of this node use, with the CNI_PATH of each runtime.
 pub(super) fn of_node() -> Vec<NetworkConfig> {
     let Directories { plugins, configs } = directories();
     let runtimes = Runtimes::detect(Path::new("/"));
@@ -23,11 +23,11 @@ pub(super) fn of_node() -> Vec<NetworkConfig> {
     all.into_iter().flat_map(|config| with_paths(&config, &searched)).collect()
 }
 
-/// A config that calls another plugin is given once for each CNI_PATH: a runtime may lack the plugin that another one has.
+/// A config with an external IPAM plugin is returned once for each CNI_PATH, because a runtime may lack the plugin.
 fn with_paths(config: &NetworkConfig, searched: &[Vec<PathBuf>]) -> Vec<NetworkConfig> {
     let used = if netconf::external_ipam(config).is_some() { searched.len() } else { 1 };
     let with_path = |directories: &Vec<PathBuf>| {
-        // A directory whose name contains a colon cannot be in CNI_PATH.
+        // CNI_PATH cannot contain a directory with a colon in its name.
         let path = std::env::join_paths(directories).unwrap_or_default();
         NetworkConfig { variables: Env::from_vars([(Var::Path.name().into(), path)]), ..config.clone() }
     };
@@ -36,16 +36,16 @@ fn with_paths(config: &NetworkConfig, searched: &[Vec<PathBuf>]) -> Vec<NetworkC
 
 /// Whether the plugin passes requests with this config to an agent.
 pub(super) fn names_agent(config: &NetworkConfig) -> bool {
-    LocalPaths::parse(config).is_ok_and(|place| place.agent.is_some())
+    LocalPaths::parse(config).is_ok_and(|paths| paths.agent.is_some())
 }
 
-/// The configs that a runtime would send to the plugin. Other configs, and those that cannot be read, are left out.
+/// The configs that a runtime passes to the plugin. Unreadable configs are skipped.
 fn of_podwire(directory: &Path) -> Vec<NetworkConfig> {
     let parts = CniConfig::naming(PLUGIN, directory).into_iter().flat_map(|config| config.parts(PLUGIN));
     parts.filter_map(|part| NetworkConfig::from_slice(part.to_string().as_bytes()).ok()).collect()
 }
 
-/// Where the runtime has its CNI plugins and configs, also if the agent does not install any.
+/// The runtime's directories for CNI plugins and configs, also if the agent installs nothing.
 fn directories() -> Directories {
     let install: (OsString, OsString) = ("PODWIRE_INSTALL_ENABLED".into(), "true".into());
     let env = std::env::vars_os().chain([install]);
@@ -61,9 +61,9 @@ fn directories() -> Directories {
 mod tests {
     use super::*;
 
-    /// F14: an IPAM plugin in the directory of one runtime is not found by another one.
+    /// F14: a runtime does not find an IPAM plugin in the directory of another runtime.
     #[test]
-    fn f14_each_runtime_has_its_own_cni_path() {
+    fn f14_an_ipam_plugin_is_checked_for_each_runtime() {
         let config = |ipam: &str| {
             let text = format!(
                 r#"{{"cniVersion": "1.0.0", "name": "pods", "type": "podwire-cni", "ipam": {{{ipam}}}}}"#
@@ -78,6 +78,6 @@ mod tests {
                 .collect()
         };
         assert_eq!(paths(r#""type": "dhcp""#), searched);
-        assert_eq!(paths(r#""subnet": "10.50.0.0/24""#), searched[..1], "it calls no other plugin");
+        assert_eq!(paths(r#""subnet": "10.50.0.0/24""#), searched[..1], "no external plugin");
     }
 }

@@ -14,3 +14,4 @@ mod plugins;
 pub(crate) mod pods;
 pub(crate) mod routes;
 pub(crate) mod status;
+pub(crate) mod version;

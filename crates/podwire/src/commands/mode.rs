@@ -1,4 +1,4 @@
-//! Who serves pods on a node where no agent answers. `status` and `doctor` must not differ about it.
+//! The mode of a node where no agent answers: with an agent or standalone. `status` and `doctor` report the same mode.
 
 use std::fmt;
 use std::fs;
@@ -15,8 +15,8 @@ use types::{Code, Finding, Fix};
 use super::configs;
 use crate::directories::AgentDirectories;
 
-/// An agent is missing where its lock or a CNI config that leads to it is, and where nothing is installed. The plugin works
-/// alone where it has attached pods, or where a network without an agent is installed.
+/// A node needs an agent if it has the agent's lock or a CNI config that names an agent, or if nothing is installed. It is
+/// standalone if the plugin has attached pods, or if a network without an agent is installed.
 pub(super) fn of_node(
     directories: &AgentDirectories,
     has_state: bool,
@@ -32,7 +32,7 @@ pub(super) fn of_node(
     }
 }
 
-/// Whether the agent may run and gave no answer: it hangs, it stopped, or its socket cannot be used.
+/// Whether no agent answered: it does not run, it hangs, or its socket cannot be used.
 pub(super) fn is_unreachable(error: &ClientError) -> bool {
     match error {
         ClientError::NoListener { .. } | ClientError::Broken { .. } | ClientError::TimedOut { .. } => true,
@@ -41,8 +41,8 @@ pub(super) fn is_unreachable(error: &ClientError) -> bool {
     }
 }
 
-/// Whether a process has the socket and gave no answer. It may be an agent that works again in a moment.
-pub(super) fn is_silent(error: &ClientError) -> bool {
+/// Whether a process has the socket and did not answer. It may be an agent that is overloaded or stopped.
+pub(super) fn is_hanging(error: &ClientError) -> bool {
     match error {
         ClientError::Broken { .. } | ClientError::TimedOut { .. } => true,
         ClientError::NoListener { .. }
@@ -53,18 +53,17 @@ pub(super) fn is_silent(error: &ClientError) -> bool {
     }
 }
 
-/// Why no agent answers. One that cannot start with its configuration is not helped by another start, nor is a socket that no
-/// process can use.
+/// Why no agent answers, with a fix. A start does not help if the configuration is invalid or the socket cannot be used.
 pub(super) fn agent_missing(directories: &AgentDirectories, error: &ClientError) -> Finding {
     let socket = &directories.socket;
-    let unreachable = |why: &dyn fmt::Display| {
-        Finding::new(Code::AgentUnreachable, format_args!("socket {}", socket.display()), why)
+    let unreachable = |cause: &dyn fmt::Display| {
+        Finding::new(Code::AgentUnreachable, format_args!("socket {}", socket.display()), cause)
     };
-    if let Some(kind) = occupied_by(socket) {
+    if let Some(kind) = other_file_type(socket) {
         let path = socket.to_string_lossy();
-        let why = format!("{path} is {kind}, not a socket, and the agent does not replace it");
+        let cause = format!("{path} is {kind}, not a socket, and the agent does not replace it");
         let fix = Fix::words(["mv", &path, &format!("{path}.old")]).and("systemctl restart podwire");
-        return unreachable(&why).fix(fix);
+        return unreachable(&cause).fix(fix);
     }
     match error {
         ClientError::Broken { .. }
@@ -83,17 +82,17 @@ pub(super) fn agent_missing(directories: &AgentDirectories, error: &ClientError)
     }
 }
 
-/// An agent that does not answer repairs bridges and tables itself when it works again. Until then `podwire doctor --repair`
-/// refuses, because the agent may change them at the same time.
+/// Replaces `podwire doctor --repair` in fixes. The command refuses while an agent may run, because both could change bridges
+/// and tables at the same time. A restarted agent repairs them.
 pub(super) fn leave_repairs_to_agent(found: &mut [Finding]) {
     let is_repair = |fix: &Fix| fix.starts_with("podwire doctor --repair");
-    for one in found.iter_mut().filter(|one| one.fix.as_ref().is_some_and(is_repair)) {
-        one.fix = Some("systemctl restart podwire".into());
+    for finding in found.iter_mut().filter(|finding| finding.fix.as_ref().is_some_and(is_repair)) {
+        finding.fix = Some("systemctl restart podwire".into());
     }
 }
 
-/// The kind of file that is in place of the socket.
-fn occupied_by(socket: &Path) -> Option<&'static str> {
+/// The type of a file at the path of the socket. None if it is a socket or missing.
+fn other_file_type(socket: &Path) -> Option<&'static str> {
     let kind = fs::symlink_metadata(socket).ok()?.file_type();
     if kind.is_socket() {
         None

@@ -1,31 +1,31 @@
-//! `podwire node rm`: takes a node out of the cluster for good, and its blocks with it.
+//! `podwire node rm`: removes the records of a node and frees its blocks.
 
 use anyhow::Result;
 use api::Removed;
 
 use super::nodes::AgentClient;
-use crate::cli::{Output, RemoveNode};
+use crate::cli::{Output, RemoveNodeArgs};
 use crate::print;
 
-pub(crate) fn remove(args: &RemoveNode) -> Result<()> {
+pub(crate) fn remove(args: &RemoveNodeArgs) -> Result<()> {
     let force = if args.force { "?force=true" } else { "" };
-    // A node's name has no character that means something in a path.
+    // A node name has no characters that need escaping in a URL.
     let path = format!("{}/{}{force}", api::NODES, args.name);
-    let removed: Removed = AgentClient::find(&args.which).delete(&path)?;
+    let removed: Removed = AgentClient::find(&args.agent).delete(&path)?;
     match args.output {
-        Output::Json => print::say_json(&removed)?,
-        Output::Table | Output::Wide => print::say_wrapped(told(&removed))?,
+        Output::Json => print::json(&removed)?,
+        Output::Table | Output::Wide => print::sentence(summary(&removed))?,
     }
     Ok(())
 }
 
-fn told(removed: &Removed) -> String {
+fn summary(removed: &Removed) -> String {
     let name = &removed.name;
     let blocks: Vec<String> = removed.blocks.iter().map(ToString::to_string).collect();
     match blocks.len() {
-        0 => format!("node {name} is removed; it had no block"),
-        1 => format!("node {name} is removed; its block is free again: {}", blocks.join("")),
-        _ => format!("node {name} is removed; its blocks are free again: {}", blocks.join(" ")),
+        0 => format!("node {name} removed; it had no blocks"),
+        1 => format!("node {name} removed; freed block: {}", blocks.join("")),
+        _ => format!("node {name} removed; freed blocks: {}", blocks.join(" ")),
     }
 }
 
@@ -34,14 +34,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_free_again_is_told() {
-        let told = |blocks: &[&str]| {
+    fn freed_blocks_are_listed() {
+        let text = |blocks: &[&str]| {
             let blocks = blocks.iter().map(|block| block.parse().unwrap()).collect();
-            told(&Removed { name: "a".to_owned(), blocks })
+            summary(&Removed { name: "a".to_owned(), blocks })
         };
-        assert_eq!(told(&[]), "node a is removed; it had no block");
-        assert_eq!(told(&["10.1.2.0/24"]), "node a is removed; its block is free again: 10.1.2.0/24");
-        let two = told(&["10.1.2.0/24", "fd00::/80"]);
-        assert_eq!(two, "node a is removed; its blocks are free again: 10.1.2.0/24 fd00::/80");
+        assert_eq!(text(&[]), "node a removed; it had no blocks");
+        assert_eq!(text(&["10.1.2.0/24"]), "node a removed; freed block: 10.1.2.0/24");
+        let two = text(&["10.1.2.0/24", "fd00::/80"]);
+        assert_eq!(two, "node a removed; freed blocks: 10.1.2.0/24 fd00::/80");
     }
 }

@@ -1,28 +1,28 @@
-//! `podwire routes`: the ways to the other nodes' blocks: as they should be, and what the kernel has instead.
+//! `podwire routes`: the routes to blocks of other nodes, compared with the kernel.
 
 use std::collections::BTreeSet;
 
 use anyhow::Result;
 use api::{RouteState, RouteTransport, RouteView, RoutesView};
 
-use super::nodes::{AgentClient, stale};
+use super::nodes::{AgentClient, stale_note};
 use crate::cli::{ClusterArgs, Output};
 use crate::exit::ExitStatus;
 use crate::print;
 
 pub(crate) fn run(args: &ClusterArgs) -> Result<ExitStatus> {
-    let view: RoutesView = AgentClient::find(&args.which).get(api::ROUTES)?;
+    let view: RoutesView = AgentClient::find(&args.agent).get(api::ROUTES)?;
     match args.output {
-        Output::Json => print::say_json(&view)?,
-        Output::Table => print::say(page(&view, print::table))?,
-        Output::Wide => print::say(page(&view, print::unlimited))?,
+        Output::Json => print::json(&view)?,
+        Output::Table => print::line(page(&view, print::table))?,
+        Output::Wide => print::line(page(&view, print::wide_table))?,
     }
-    let is_right = view.routes.iter().all(|route| route.state == RouteState::Ok);
-    Ok(ExitStatus::problem_unless(is_right && !view.freshness.stale))
+    let is_ok = view.routes.iter().all(|route| route.state == RouteState::Ok);
+    Ok(ExitStatus::problem_unless(is_ok && !view.freshness.stale))
 }
 
-fn page(RoutesView { freshness, routes }: &RoutesView, lay_out: print::LayOut) -> String {
-    let stale = stale(freshness);
+fn page(RoutesView { freshness, routes }: &RoutesView, layout: print::TableLayout) -> String {
+    let stale = stale_note(freshness);
     if routes.is_empty() {
         return match stale {
             Some(stale) => format!("{stale}\n\nno routes: no other node with a block is known"),
@@ -32,28 +32,29 @@ fn page(RoutesView { freshness, routes }: &RoutesView, lay_out: print::LayOut) -
     let mut sorted: Vec<&RouteView> = routes.iter().collect();
     sorted.sort_by_key(|route| route.state == RouteState::Ok);
     let rows = sorted.into_iter().map(row).collect();
-    let table = lay_out(&["BLOCK", "NODE", "TRANSPORT", "VIA", "STATE"], rows);
-    let title = print::wrap(&title(routes), print::WIDTH);
+    let table = layout(&["BLOCK", "NODE", "TRANSPORT", "VIA", "STATE"], rows);
+    let title = print::wrap(&title(routes), print::width());
     let parts: Vec<String> = stale.into_iter().chain([title, table]).collect();
     parts.join("\n\n")
 }
 
-/// How many there are, and whether all is well.
+/// The number of routes by transport and by problem.
 fn title(routes: &[RouteView]) -> String {
     let wanted: Vec<&RouteView> = routes.iter().filter(|route| route.state != RouteState::Stale).collect();
     let nodes: BTreeSet<&str> = wanted.iter().filter_map(|route| route.node.as_deref()).collect();
-    let ways = [
+    let transports = [
         (RouteTransport::Direct, "direct"),
         (RouteTransport::Vxlan, "vxlan"),
-        (RouteTransport::None, "without a way"),
-        (RouteTransport::Unknown, "by an unknown transport"),
+        (RouteTransport::None, "without a path"),
+        (RouteTransport::Unknown, "with an unknown transport"),
     ];
-    let ways = ways.map(|(way, word)| (count(&wanted, |route| route.transport == way), word));
+    let transports =
+        transports.map(|(transport, word)| (count(&wanted, |route| route.transport == transport), word));
     let all: Vec<&RouteView> = routes.iter().collect();
     let faults = [RouteState::Missing, RouteState::Different, RouteState::Stale, RouteState::Unknown];
     let faults = faults.map(|state| (count(&all, |route| route.state == state), word(state)));
     let verdict = match numbers(&faults) {
-        faults if faults.is_empty() => "all as they should be".to_owned(),
+        faults if faults.is_empty() => "all as expected".to_owned(),
         faults => faults,
     };
     if wanted.is_empty() {
@@ -61,14 +62,14 @@ fn title(routes: &[RouteView]) -> String {
     }
     let (routes, nodes) =
         (print::count(wanted.len() as u64, "route"), print::count(nodes.len() as u64, "node"));
-    format!("{routes} to {nodes}: {}; {verdict}", numbers(&ways))
+    format!("{routes} to {nodes}: {}; {verdict}", numbers(&transports))
 }
 
-fn count(routes: &[&RouteView], is_one: impl Fn(&RouteView) -> bool) -> usize {
-    routes.iter().filter(|route| is_one(route)).count()
+fn count(routes: &[&RouteView], is_counted: impl Fn(&RouteView) -> bool) -> usize {
+    routes.iter().filter(|route| is_counted(route)).count()
 }
 
-/// `4 direct, 1 vxlan`; what there is none of is not told.
+/// `4 direct, 1 vxlan`, without zeros.
 fn numbers(counts: &[(usize, &str)]) -> String {
     let some = counts.iter().filter(|(number, _)| *number > 0);
     some.map(|(number, word)| format!("{number} {word}")).collect::<Vec<_>>().join(", ")
@@ -79,7 +80,7 @@ fn row(route: &RouteView) -> Vec<String> {
     let transport = match route.transport {
         RouteTransport::Direct => "direct",
         RouteTransport::Vxlan => "vxlan",
-        // Nobody wants it any more, so nobody knows what it was.
+        // The kernel does not store the transport of a route.
         RouteTransport::None if is_stale => "-",
         RouteTransport::None => "none",
         RouteTransport::Unknown => "unknown",
@@ -90,13 +91,21 @@ fn row(route: &RouteView) -> Vec<String> {
         (None, Some(link)) => link.clone(),
         (None, None) => "-".to_owned(),
     };
-    let via = print::value(&via);
+    let via = print::one_line(&via);
     let state = match &route.message {
-        Some(note) => print::value(&format!("{}: {note}", word(route.state))),
-        None => word(route.state).to_owned(),
+        Some(note) => format!("{}: {}", coloured(route.state), print::one_line(note)),
+        None => coloured(route.state),
     };
-    let node = route.node.as_deref().map_or_else(|| "-".to_owned(), print::value);
+    let node = route.node.as_deref().map_or_else(|| "-".to_owned(), print::one_line);
     vec![route.block.to_string(), node, transport.to_owned(), via, state]
+}
+
+fn coloured(state: RouteState) -> String {
+    match state {
+        RouteState::Ok => print::good(word(state)),
+        RouteState::Missing | RouteState::Different => print::bad(word(state)),
+        RouteState::Stale | RouteState::Unknown => print::degraded(word(state)),
+    }
 }
 
 fn word(state: RouteState) -> &'static str {

@@ -38,26 +38,26 @@ fn route(block: &str, node: &str, transport: RouteTransport) -> RouteView {
 }
 
 #[test]
-fn all_as_they_should_be() {
+fn routes_that_match_the_kernel_are_counted_by_transport() {
     let routes = [
         route("10.42.1.0/24", "b", RouteTransport::Direct),
         route("10.42.2.0/24", "b", RouteTransport::Direct),
         route("10.42.3.0/24", "c", RouteTransport::Vxlan),
     ];
     let wanted = "\
-3 routes to 2 nodes: 2 direct, 1 vxlan; all as they should be
+3 routes to 2 nodes: 2 direct, 1 vxlan; all as expected
 
 BLOCK         NODE  TRANSPORT  VIA                 STATE
 10.42.1.0/24  b     direct     192.0.2.9 on eth0   ok
 10.42.2.0/24  b     direct     192.0.2.9 on eth0   ok
 10.42.3.0/24  c     vxlan      10.42.1.0 on pwvx4  ok";
     assert_eq!(page(&routes), wanted);
-    assert_eq!(title(&routes[..1]), "1 route to 1 node: 1 direct; all as they should be");
+    assert_eq!(title(&routes[..1]), "1 route to 1 node: 1 direct; all as expected");
     assert_eq!(page(&[]), "no routes: no other node has a block");
 }
 
 #[test]
-fn what_is_wrong_comes_first_with_its_note() {
+fn routes_with_problems_are_listed_first() {
     let mut routes = [
         route("10.42.1.0/24", "b", RouteTransport::Direct),
         route("10.42.2.0/24", "c", RouteTransport::None),
@@ -66,21 +66,21 @@ fn what_is_wrong_comes_first_with_its_note() {
     ];
     routes[1].state = RouteState::Missing;
     routes[1].message =
-        Some("it overlaps our own block 10.42.2.0/23, which is quite a long story".to_owned());
+        Some("it overlaps block 10.42.2.0/23 of this node, so it is not added here".to_owned());
     routes[2].state = RouteState::Different;
-    routes[2].message = Some("leads to 192.0.2.7".to_owned());
+    routes[2].message = Some("goes to 192.0.2.7".to_owned());
     routes[3].state = RouteState::Stale;
     routes[3].gateway = Some("192.0.2.8".parse().unwrap());
     routes[3].message = Some("no node has this block".to_owned());
     let wanted = "\
-3 routes to 3 nodes: 1 direct, 1 vxlan, 1 without a way; 1 missing, 1 different,
-1 stale
+3 routes to 3 nodes: 1 direct, 1 vxlan, 1 without a path; 1 missing, 1
+different, 1 stale
 
 BLOCK         NODE  TRANSPORT  VIA                 STATE
-10.42.2.0/24  c     none       -                   missing: it overlaps our own
-                                                   block 10.42.2.0/23, which is
-                                                   quite a long story
-10.42.3.0/24  d     vxlan      10.42.1.0 on pwvx4  different: leads to 192.0.2.7
+10.42.2.0/24  c     none       -                   missing: it overlaps block
+                                                   10.42.2.0/23 of this node, so
+                                                   it is not added here
+10.42.3.0/24  d     vxlan      10.42.1.0 on pwvx4  different: goes to 192.0.2.7
 10.42.4.0/24  -     -          192.0.2.8           stale: no node has this block
 10.42.1.0/24  b     direct     192.0.2.9 on eth0   ok";
     assert_eq!(page(&routes), wanted);
@@ -94,7 +94,7 @@ fn long_names_and_addresses_fit() {
     one.gateway = Some("fe80::88:ceff:fed8:a6e0".parse().unwrap());
     one.link = Some("enp0s31f6np1".to_owned());
     one.state = RouteState::Different;
-    one.message = Some("leads to 2001:db8:1234:5678:9abc:def0:1234:5678".to_owned());
+    one.message = Some("goes to 2001:db8:1234:5678:9abc:def0:1234:5678".to_owned());
     let page = page(&[one.clone(), one]);
-    assert!(page.lines().all(|line| line.chars().count() <= print::WIDTH), "{page}");
+    assert!(page.lines().all(|line| line.chars().count() <= print::width()), "{page}");
 }

@@ -1,4 +1,4 @@
-//! Without an agent CNI STATUS, `podwire status` and `podwire doctor` report the same conditions.
+//! CNI STATUS, `podwire status` and `podwire doctor` report the same conditions.
 
 use std::fs;
 
@@ -14,14 +14,14 @@ struct Scene {
 }
 
 impl Scene {
-    /// An installed network, and pods on it.
+    /// An installed network with pods.
     fn new(label: &str, mode: &str, subnets: [&str; 2], pods: usize) -> Self {
         let host = Host::new(label);
         let network = ["--standalone", "--mode", mode, "--bridge", "pw-test0", "--subnet", subnets[0]];
         let outcome = host.install(&[&network[..], &["--subnet", subnets[1]]].concat());
         assert!(outcome.success(), "{outcome:?}");
         let mut config = plugin_config(&host.runtime().config("10-podwire.conflist"), &host.node);
-        // STATUS came with this version.
+        // The first version with STATUS.
         config["cniVersion"] = json!("1.1.0");
         let mut scene = Self { host, config, pods: Vec::new() };
         for number in 0..pods {
@@ -29,7 +29,7 @@ impl Scene {
             scene.host.plugin.add(&pod, &scene.config).unwrap().ok().unwrap();
             scene.pods.push(pod);
         }
-        scene.expect_well();
+        scene.expect_ready();
         scene
     }
 
@@ -37,7 +37,7 @@ impl Scene {
         self.host.node.sh(&["sh", "-c", line]).unwrap();
     }
 
-    /// What `podwire status` and `podwire doctor` list, with readiness.
+    /// Readiness and codes of `podwire status`. `podwire doctor` must report the same codes.
     fn reported(&self) -> (bool, Vec<String>) {
         let outcome = self.host.ask(&["status", "-o", "json"]);
         let status: Value = serde_json::from_str(&outcome.stdout).unwrap();
@@ -55,7 +55,7 @@ impl Scene {
         (is_ready, codes)
     }
 
-    /// 0 where STATUS succeeds.
+    /// Error code and condition of CNI STATUS. The code is 0 if STATUS succeeds.
     fn cni_status(&self) -> (u32, String) {
         let outcome = self.host.plugin.status(&self.host.node, &self.config).unwrap();
         if outcome.success() {
@@ -65,7 +65,7 @@ impl Scene {
         (error.code, error.details.split(':').next().unwrap().to_owned())
     }
 
-    /// The fix of a condition, pasted.
+    /// Runs the fix of a condition.
     fn paste_fix(&self, code: &str) {
         let status: Value = serde_json::from_str(&self.host.ask(&["status", "-o", "json"]).stdout).unwrap();
         let all = status["conditions"].as_array().unwrap();
@@ -75,7 +75,7 @@ impl Scene {
         self.sh(&format!("PATH={path}:$PATH; {fix} >/dev/null || test $? = 1"));
     }
 
-    /// Changes the installed config, as an operator edits the file.
+    /// Changes the installed config file.
     fn configure(&mut self, key: &str, value: &Value) {
         let path = self.host.runtime().conf.join("10-podwire.conflist");
         let mut list: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -86,12 +86,12 @@ impl Scene {
         fs::write(&path, list.to_string()).unwrap();
     }
 
-    fn expect_well(&self) {
+    fn expect_ready(&self) {
         assert_eq!(self.reported(), (true, vec![]));
         assert_eq!(self.cni_status(), (0, String::new()));
     }
 
-    /// STATUS last: it repairs.
+    /// STATUS is called last, because it repairs.
     fn expect(&self, code: &str, answer: u32) {
         assert_eq!(self.reported(), (answer != 50, vec![code.to_owned()]), "{code}");
         assert_eq!(self.cni_status(), (answer, code.to_owned()));
@@ -101,7 +101,7 @@ impl Scene {
 const DUAL: [&str; 2] = ["10.50.0.0/24", "fd00:50::/64"];
 
 #[test]
-fn a1_before_the_first_pod_all_outputs_agree() {
+fn a1_all_outputs_agree_before_the_first_pod() {
     for mode in ["routed", "bridge"] {
         let scene = Scene::new("fresh", mode, DUAL, 0);
         for (act, undo, code) in [
@@ -120,13 +120,13 @@ fn a1_before_the_first_pod_all_outputs_agree() {
             scene.sh(act);
             scene.expect(code, 50);
             scene.sh(undo);
-            scene.expect_well();
+            scene.expect_ready();
         }
     }
 }
 
 #[test]
-fn a1_with_running_pods_all_outputs_agree() {
+fn a1_all_outputs_agree_with_running_pods() {
     for mode in ["routed", "bridge"] {
         let scene = Scene::new("running", mode, DUAL, 1);
         for (act, undo, code) in [
@@ -150,7 +150,7 @@ fn a1_with_running_pods_all_outputs_agree() {
             scene.sh(act);
             scene.expect(code, 51);
             scene.sh(undo);
-            scene.expect_well();
+            scene.expect_ready();
         }
         scene.sh("ip link del pw-test0");
         scene.expect("BridgeMissing", 51);
@@ -158,7 +158,7 @@ fn a1_with_running_pods_all_outputs_agree() {
 }
 
 #[test]
-fn a1_a_network_without_free_addresses_is_not_ready_in_all_outputs() {
+fn a1_all_outputs_report_exhausted_addresses() {
     for mode in ["routed", "bridge"] {
         for subnets in [["10.50.0.0/30", "fd00:50::/64"], ["10.50.0.0/24", "fd00:50::/126"]] {
             let mut scene = Scene::new("full", mode, subnets, 0);
@@ -172,20 +172,20 @@ fn a1_a_network_without_free_addresses_is_not_ready_in_all_outputs() {
             }
             scene.expect("AddressesExhausted", 50);
             scene.host.plugin.del(&scene.pods[0], &scene.config).unwrap().ok().unwrap();
-            scene.expect_well();
+            scene.expect_ready();
         }
     }
 }
 
-/// A runtime that gets an error from STATUS starts no pods: one pod must not keep it from that. The operator sees all.
+/// A runtime starts no pods after an error of STATUS, so problems of single pods must not fail STATUS.
 #[test]
-fn a1_one_bad_pod_hides_no_other_and_does_not_fail_cni_status() {
+fn a1_problems_of_single_pods_do_not_fail_cni_status() {
     for mode in ["routed", "bridge"] {
         let scene = Scene::new("bad", mode, DUAL, 3);
         let records = scene.host.node.run_dir().join("networks/podwire/attachments");
         let mut paths: Vec<_> = fs::read_dir(records).unwrap().map(|entry| entry.unwrap().path()).collect();
         paths.sort();
-        fs::write(&paths[0], "no record").unwrap();
+        fs::write(&paths[0], "invalid").unwrap();
         let mut newer: Value = serde_json::from_slice(&fs::read(&paths[1]).unwrap()).unwrap();
         newer["schema"] = json!(99);
         fs::write(&paths[1], newer.to_string()).unwrap();
@@ -211,7 +211,7 @@ fn f2_the_fix_of_a_bridge_restores_its_gateways_in_both_families() {
             scene.sh(act);
             assert_eq!(scene.reported(), (true, vec![code.to_owned()]), "{mode}: {act}");
             scene.paste_fix(code);
-            scene.expect_well();
+            scene.expect_ready();
             for gateway in ["10.50.0.1", "fd00:50::1"] {
                 let address = gateway.parse().unwrap();
                 wait_until(gateway, DEADLINE, || Ok(ping(&scene.pods[0], address, 1)?.all()))
@@ -221,7 +221,7 @@ fn f2_the_fix_of_a_bridge_restores_its_gateways_in_both_families() {
     }
 }
 
-/// The kernel has an IPv6 address once on a link: with another prefix length the same gateway cannot be added.
+/// A link can have an IPv6 address only once, so the gateway cannot be added with another prefix length.
 #[test]
 fn f2_an_ipv6_gateway_with_another_prefix_length_is_not_missing() {
     for mode in ["routed", "bridge"] {
@@ -229,12 +229,12 @@ fn f2_an_ipv6_gateway_with_another_prefix_length_is_not_missing() {
         let bridge = scene.config["bridge"].as_str().unwrap();
         scene.sh(&format!("ip -6 addr flush dev {bridge} to fd00:50::1"));
         scene.sh(&format!("ip -6 addr add fd00:50::1/72 dev {bridge} nodad"));
-        scene.expect_well();
+        scene.expect_ready();
     }
 }
 
 #[test]
-fn f1_pods_in_another_mode_than_the_config_are_reported_until_they_are_restarted() {
+fn f1_pods_in_another_mode_are_reported_until_restarted() {
     for (before, after) in [("bridge", "routed"), ("routed", "bridge")] {
         let mut scene = Scene::new("modes", before, DUAL, 1);
         scene.configure("mode", &json!(after));
@@ -242,24 +242,24 @@ fn f1_pods_in_another_mode_than_the_config_are_reported_until_they_are_restarted
         scene.host.plugin.status(&scene.host.node, &scene.config).unwrap().ok().unwrap();
         let status: Value = serde_json::from_str(&scene.host.ask(&["status", "-o", "json"]).stdout).unwrap();
         let message = status["conditions"][0]["message"].as_str().unwrap();
-        let words = format!("attached in mode {after}, but 1 pod is in mode {before}");
-        assert!(message.contains(&words) && message.ends_with(scene.pods[0].id()), "{message}");
+        let text = format!("attached in mode {after}, but 1 pod is in mode {before}");
+        assert!(message.contains(&text) && message.ends_with(scene.pods[0].id()), "{message}");
         scene.host.plugin.del(&scene.pods[0], &scene.config).unwrap().ok().unwrap();
         scene.host.plugin.add(&scene.pods[0], &scene.config).unwrap().ok().unwrap();
-        scene.expect_well();
+        scene.expect_ready();
     }
 }
 
-/// Both have the same network, subnets and run directory by default, and another mode.
+/// The defaults of both have the same network, subnets and run directory, but another mode.
 #[test]
-fn f1_an_agent_reports_pods_that_were_attached_standalone_in_another_mode() {
+fn f1_an_agent_reports_standalone_pods_in_another_mode() {
     let host = Host::new("handover");
     let outcome = host.install(&["--standalone"]);
     assert!(outcome.success(), "{outcome:?}");
     let config = plugin_config(&host.runtime().config("10-podwire.conflist"), &host.node);
     let earlier = host.node.pod("earlier").unwrap();
     host.plugin.add(&earlier, &config).unwrap().ok().unwrap();
-    // The condition must end without the timer.
+    // The condition must end before the next timed reconcile.
     let agent = host.agent(&["--no-install", "--reconcile-seconds", "3600"]);
     let config = agent.config(&json!({}));
     let later = host.node.pod("later").unwrap();
@@ -279,9 +279,9 @@ fn f1_an_agent_reports_pods_that_were_attached_standalone_in_another_mode() {
     wait_until("the end of the condition", DEADLINE, has_none).unwrap();
 }
 
-/// The agent's own mode decides, also before it has a block: the newest pod may be one of those that differ.
+/// The configured mode decides, not the mode of the newest pod.
 #[test]
-fn f1_an_agent_without_a_block_knows_its_mode() {
+fn f1_an_agent_without_a_block_reports_the_mode_of_pods() {
     let host = Host::new("blockless");
     let outcome = host.install(&["--standalone"]);
     assert!(outcome.success(), "{outcome:?}");
@@ -303,9 +303,9 @@ fn f1_an_agent_without_a_block_knows_its_mode() {
     .unwrap();
 }
 
-/// F2: STATUS of one network leaves the bridges of the others to their own STATUS and to `podwire doctor --repair`.
+/// F2: STATUS of the other network, or `podwire doctor --repair`, repairs the other bridge.
 #[test]
-fn f2_cni_status_repairs_the_bridge_of_its_own_network_only() {
+fn f2_cni_status_repairs_only_the_bridge_of_its_network() {
     let host = Host::new("twonets");
     let config = |name: &str, number: u8| {
         let mut config = host.standalone();
@@ -335,18 +335,18 @@ fn f2_cni_status_repairs_the_bridge_of_its_own_network_only() {
     drop(pods);
 }
 
-/// No runtime of the test's node has a configuration of its own, as with podman.
+/// No runtime of the test node has a configuration, as with podman.
 #[test]
-fn f6_an_installed_plugin_that_is_gone_is_reported_by_status_and_doctor() {
+fn f6_a_missing_installed_plugin_is_reported() {
     let scene = Scene::new("noplugin", "bridge", DUAL, 1);
     fs::remove_file(scene.host.runtime().bin.join("podwire-cni")).unwrap();
     assert_eq!(scene.reported(), (false, vec!["InstallIncomplete".to_owned()]));
     scene.paste_fix("InstallIncomplete");
-    scene.expect_well();
+    scene.expect_ready();
 }
 
 #[test]
-fn f7_an_ipam_plugin_that_is_missing_or_not_ready_is_reported_by_all_outputs() {
+fn f7_all_outputs_report_an_unavailable_ipam_plugin() {
     let mut scene = Scene::new("ipam", "bridge", DUAL, 0);
     scene.configure("ipam", &json!({"type": "late-ipam"}));
     // Its directory is in CNI_PATH.
@@ -363,24 +363,24 @@ fn f7_an_ipam_plugin_that_is_missing_or_not_ready_is_reported_by_all_outputs() {
     script(r#"echo '{"code": 51, "msg": "slow"}'; exit 1"#);
     scene.expect("IpamUnavailable", 51);
     script("exit 0");
-    scene.expect_well();
+    scene.expect_ready();
 }
 
 #[test]
-fn f7_a_run_directory_of_another_program_is_reported_by_all_outputs() {
-    let scene = Scene::new("theirs", "bridge", DUAL, 0);
+fn f7_all_outputs_report_a_run_directory_of_another_program() {
+    let scene = Scene::new("other", "bridge", DUAL, 0);
     let run_dir = scene.host.node.run_dir();
     fs::remove_dir_all(&run_dir).unwrap();
     fs::create_dir_all(run_dir.join("networks")).unwrap();
-    fs::write(run_dir.join("networks/theirs"), "").unwrap();
+    fs::write(run_dir.join("networks/other"), "").unwrap();
     scene.expect("RunDirUnusable", 50);
     fs::remove_dir_all(&run_dir).unwrap();
-    scene.expect_well();
+    scene.expect_ready();
 }
 
-/// The agent knows such networks from the configs in the runtime's directory.
+/// The agent finds such networks in the configs of the runtime's directory.
 #[test]
-fn f7_an_agent_reports_an_ipam_plugin_that_is_missing() {
+fn f7_an_agent_reports_a_missing_ipam_plugin() {
     let host = Host::new("agentipam");
     let (runtime, delegates) = (host.runtime(), host.node.dir().join("delegates"));
     let more = ["--reconcile-seconds", "1", "--delegate-directories", delegates.to_str().unwrap()];
@@ -393,7 +393,7 @@ fn f7_an_agent_reports_an_ipam_plugin_that_is_missing() {
         all.into_iter().filter(|one| one["code"] == "IpamUnavailable").collect()
     };
     wait_until("the condition", DEADLINE, || Ok(!found().is_empty())).unwrap();
-    // Pods of the agent's own network can be started.
+    // Only degraded, because pods of the agent's network can be started.
     assert_eq!(found()[0]["severity"], "degraded");
     let doctor: Value = serde_json::from_str(&host.ask(&["doctor", "-o", "json"]).stdout).unwrap();
     assert!(

@@ -3,19 +3,19 @@ use testkit::{Call, Verb};
 
 use crate::common::{Host, has};
 
-fn findings(host: &Host, what: &str) -> Vec<(String, String)> {
-    let outcome = host.ask(&["attachment", "show", what, "-o", "json"]);
+fn kernel_checks(host: &Host, attachment: &str) -> Vec<(String, String)> {
+    let outcome = host.ask(&["attachment", "show", attachment, "-o", "json"]);
     let json: Value = serde_json::from_str(&outcome.stdout).unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let found: Vec<(String, String)> =
         json["kernel"].as_array().unwrap().iter().map(|f| (text(&f["state"]), text(&f["object"]))).collect();
-    let is_missing = found.iter().any(|(now, _)| now == "missing");
+    let is_missing = found.iter().any(|(state, _)| state == "missing");
     assert_eq!(outcome.status.code(), Some(i32::from(is_missing)), "{}{}", outcome.stdout, outcome.stderr);
     found
 }
 
 #[test]
-fn an_attachment_is_shown_from_its_record_and_from_the_kernel() {
+fn an_attachment_is_shown_with_record_and_kernel_state() {
     for mode in ["routed", "bridge"] {
         let host = Host::new("show");
         let agent = host.agent(&["--no-install", "--network-mode", mode]);
@@ -28,7 +28,7 @@ fn an_attachment_is_shown_from_its_record_and_from_the_kernel() {
             pod.id(),
             "10.83.0.2/",
             "fd00:88::2/",
-            "through 10.83.0.1",
+            "via 10.83.0.1",
             "web",
             mode,
             &netns,
@@ -41,28 +41,28 @@ fn an_attachment_is_shown_from_its_record_and_from_the_kernel() {
             "{}",
             outcome.stdout
         );
-        let all = findings(&host, pod.id());
-        assert!(all.len() >= 10 && all.iter().all(|(now, _)| now == "ok"), "{mode}: {all:?}");
+        let all = kernel_checks(&host, pod.id());
+        assert!(all.len() >= 10 && all.iter().all(|(state, _)| state == "ok"), "{mode}: {all:?}");
 
-        // Without the agent nobody puts it back while we look.
+        // Without the agent the address is not restored during the check.
         drop(agent);
         pod.sh(&["ip", "addr", "del", "10.83.0.2/16", "dev", "eth0"])
             .or_else(|_| pod.sh(&["ip", "addr", "del", "10.83.0.2/32", "dev", "eth0"]))
             .unwrap();
-        let missing: Vec<String> = findings(&host, pod.id())
+        let missing: Vec<String> = kernel_checks(&host, pod.id())
             .into_iter()
-            .filter(|(now, _)| now == "missing")
-            .map(|(_, what)| what)
+            .filter(|(state, _)| state == "missing")
+            .map(|(_, object)| object)
             .collect();
-        assert!(missing.iter().any(|what| what.starts_with("address 10.83.0.2/")), "{mode}: {missing:?}");
-        assert!(!missing.iter().any(|what| what.contains("fd00:88::2")), "{mode}: {missing:?}");
+        assert!(missing.iter().any(|object| object.starts_with("address 10.83.0.2/")), "{mode}: {missing:?}");
+        assert!(!missing.iter().any(|object| object.contains("fd00:88::2")), "{mode}: {missing:?}");
         pod.destroy().unwrap();
         has(&host.ask(&["attachment", "show", pod.id()]).stdout, &["MISSING  namespace "]);
     }
 }
 
 #[test]
-fn the_beginning_of_an_id_is_enough_if_only_one_has_it() {
+fn a_unique_prefix_selects_an_attachment() {
     let host = Host::new("prefix");
     let (one, two) = (host.node.pod("a").unwrap(), host.node.pod("b").unwrap());
     let add = |pod, container: &str, ifname: &str| {
@@ -73,10 +73,10 @@ fn the_beginning_of_an_id_is_enough_if_only_one_has_it() {
     add(&one, "abc1", "eth0");
     add(&one, "abc1", "eth1");
     add(&two, "abc12", "eth0");
-    let show = |what: &str| host.ask(&["attachment", "show", what]);
-    has(&show("abc").stderr, &["may be any of", "abc1/eth0", "abc1/eth1", "abc12/eth0", "ID/IFNAME"]);
+    let show = |attachment: &str| host.ask(&["attachment", "show", attachment]);
+    has(&show("abc").stderr, &["is ambiguous", "abc1/eth0", "abc1/eth1", "abc12/eth0", "ID/IFNAME"]);
     has(&show("abc12").stdout, &["container    abc12"]);
-    // The whole id wins over a beginning.
+    // An exact ID has precedence over a prefix.
     let outcome = show("abc1/eth0");
     has(&outcome.stdout, &["container    abc1\n", "interface    eth0"]);
     has(&show("abc1/eth1").stdout, &["interface    eth1"]);
@@ -85,9 +85,9 @@ fn the_beginning_of_an_id_is_enough_if_only_one_has_it() {
     has(&none.stderr, &["\"xyz\"", "podwire pods"]);
 }
 
-/// B16: host IPs and rates are shown, in both modes, with and without an agent.
+/// B16: in both modes, with and without an agent.
 #[test]
-fn b16_host_ips_and_rates_are_shown() {
+fn b16_host_ports_and_bandwidth_limits_are_shown() {
     for (mode, standalone) in [("routed", false), ("bridge", false), ("routed", true), ("bridge", true)] {
         let host = Host::new("rates");
         let agent = (!standalone).then(|| host.agent(&["--no-install", "--network-mode", mode]));
@@ -102,6 +102,6 @@ fn b16_host_ips_and_rates_are_shown() {
         host.plugin.add(&pod, &config).unwrap().ok().unwrap();
         let shown = host.ask(&["attachment", "show", pod.id()]).stdout;
         has(&shown, &["127.0.0.1:8080/tcp to 80", "[2001:db8::7]:8081/tcp to 80", "*:8082/tcp to 80"]);
-        has(&shown, &["receives up to 10 Mbit/s, burst 1500 kbit", "sends without a limit"]);
+        has(&shown, &["receives up to 10 Mbit/s, burst 1500 kbit", "sends without limit"]);
     }
 }

@@ -1,4 +1,4 @@
-//! `podwire agent --check-config`: everything that a start would refuse, at once, and nothing is changed.
+//! `podwire agent --check-config`: reports all problems that prevent a start, without changing anything.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ fn check(host: &Host, flags: &[&str]) -> Outcome {
     host.ask(&[&["agent", "--check-config", "--node", "n"], flags].concat())
 }
 
-/// One line a problem, in one string.
+/// One string for each problem.
 fn problems(outcome: &Outcome) -> Vec<String> {
     assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
     let text = outcome.stdout.replace("\n  ", " ");
@@ -30,7 +30,7 @@ fn tree(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a8_a_configuration_with_which_the_agent_starts_is_valid() {
+fn a8_a_valid_configuration_has_no_problems() {
     for mode in ["routed", "bridge"] {
         let host = Host::new("valid");
         let (before, files) = (Snapshot::of(&host.node).unwrap(), tree(host.node.dir()));
@@ -39,15 +39,15 @@ fn a8_a_configuration_with_which_the_agent_starts_is_valid() {
         assert_eq!((outcome.status.code(), outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
         has(&outcome.stdout, &["the agent can start with it"]);
         before.expect_same(&host.node).unwrap();
-        assert_eq!(tree(host.node.dir()), files, "nothing is made");
+        assert_eq!(tree(host.node.dir()), files, "no file is created");
         let runtime = host.runtime();
         let _agent = host.agent(&[&runtime.agent_flags()[..], &flags[1..]].concat());
     }
 }
 
-/// F11: the smallest subnets that a network may have are enough for an agent without other nodes.
+/// F11: a single node may use the smallest subnets.
 #[test]
-fn f11_the_smallest_subnet_is_valid_and_holds_a_pod() {
+fn f11_the_smallest_subnet_is_valid_and_has_a_pod_address() {
     let host = Host::new("smallest");
     let flags = ["--no-install", "--network-subnet", "10.90.0.0/30", "--network-subnet", "fd00:90::/126"];
     let outcome = check(&host, &flags);
@@ -61,7 +61,7 @@ fn f11_the_smallest_subnet_is_valid_and_holds_a_pod() {
 }
 
 #[test]
-fn a8_everything_that_a_start_would_refuse_is_reported_at_once() {
+fn a8_all_problems_are_reported_together() {
     let host = Host::new("refused");
     let run_dir = host.node.run_dir();
     fs::create_dir_all(&run_dir).unwrap();
@@ -105,38 +105,38 @@ fn a8_everything_that_a_start_would_refuse_is_reported_at_once() {
         &["NAMME", "did you mean NAME?"],
         &["127.0.0.1:1"],
     ] {
-        let is_told =
+        let is_reported =
             |line: &&String| words.iter().all(|word| line.to_lowercase().contains(&word.to_lowercase()));
-        assert_eq!(found.iter().filter(is_told).count(), 1, "{words:?} in {found:#?}");
+        assert_eq!(found.iter().filter(is_reported).count(), 1, "{words:?} in {found:#?}");
     }
     before.expect_same(&host.node).unwrap();
-    assert_eq!(tree(host.node.dir()), files, "nothing is made");
+    assert_eq!(tree(host.node.dir()), files, "no file is created");
 }
 
-/// An edited config is checked before the agent is restarted with it.
+/// An operator checks an edited config before a restart of the agent.
 #[test]
-fn a8_the_running_agent_and_its_port_are_no_refusal() {
+fn a8_the_running_agent_and_its_port_are_not_a_problem() {
     for address in ["127.0.0.1:9100", "[::1]:9100"] {
         let host = Host::new("edited");
         let agent = host.agent(&["--no-install", "--metrics", address]);
-        let note = format!("note: an agent (process {}) runs", agent.pid().unwrap());
+        let note = format!("note: an agent (process {}) is running", agent.pid().unwrap());
         let outcome = check(&host, &["--metrics", address]);
         assert_eq!(outcome.status.code(), Some(0), "{outcome:?}");
         has(&outcome.stdout, &[&note, "restart it", "the agent can start with it"]);
         assert!(!outcome.stdout.contains("warning"), "{}", outcome.stdout);
-        // Another program's port: the agent starts without metrics.
+        // The port of another program is a warning, because the agent starts without metrics.
         let other = address.replace("9100", "9200");
         let _listener = host.node.enter(|| std::net::TcpListener::bind(&other).unwrap()).unwrap();
         let outcome = check(&host, &["--metrics", &other]);
         assert_eq!(outcome.status.code(), Some(0), "{outcome:?}");
         has(&outcome.stdout, &[&note, &format!("warning: another program listens on {other}")]);
-        // What a restart would refuse is a problem all the same.
+        // Other problems are reported, too.
         has(&problems(&check(&host, &["--node-interface", "nolink0"])).join("\n"), &["nolink0"]);
     }
 }
 
 #[test]
-fn a8_the_network_of_another_agent_is_reported() {
+fn a8_a_network_of_another_agent_is_a_problem() {
     let host = Host::new("locked");
     let agent = host.agent(&["--no-install"]);
     let pid = agent.pid().unwrap().to_string();
@@ -151,25 +151,25 @@ fn a8_the_network_of_another_agent_is_reported() {
 }
 
 #[test]
-fn a8_invalid_values_are_all_reported_with_what_was_meant() {
+fn a8_all_invalid_values_are_reported_with_suggestions() {
     let host = Host::new("values");
     let file = host.node.dir().join("a.toml");
     let text = "wrokers = 3\nmode = \"routed\"\n[network]\nsubnet = \"10.1.0.0/16\"\nmtu = 5\n[etdc]\n";
     fs::write(&file, text).unwrap();
     let found = problems(&check(&host, &["--config", file.to_str().unwrap()]));
-    for (line, meant) in
+    for (line, suggestion) in
         [(1, "\"workers\""), (2, "\"network.mode\""), (4, "\"network.subnets\""), (6, "\"etcd\"")]
     {
-        let wanted = format!("did you mean {meant}?");
-        let is_it =
+        let wanted = format!("did you mean {suggestion}?");
+        let matches =
             |problem: &String| problem.contains(&format!("a.toml:{line}:")) && problem.ends_with(&wanted);
-        assert!(found.iter().any(is_it), "{line} {meant} in {found:#?}");
+        assert!(found.iter().any(matches), "{line} {suggestion} in {found:#?}");
     }
     assert!(found.iter().any(|problem| problem.contains("network.mtu")), "{found:#?}");
 }
 
 #[test]
-fn a8_conditions_that_would_keep_the_agent_from_being_ready_are_reported() {
+fn a8_conditions_that_prevent_readiness_are_reported() {
     let host = Host::new("unready");
     host.node.sh(&["ip", "link", "add", "taken", "type", "veth", "peer", "name", "peer0"]).unwrap();
     let add = "ip link add other type bridge; ip link set other up; ip addr add 10.83.0.9/24 dev other";
@@ -179,7 +179,7 @@ fn a8_conditions_that_would_keep_the_agent_from_being_ready_are_reported() {
     has(&found.join("\n"), &["BridgeNameTaken: taken exists but is a veth", "SubnetOverlap: ", "10.83.0.9"]);
     let fix = r"printf '\n%s\n' PODWIRE_NETWORK_SUBNETS=";
     has(&check(&host, &[]).stdout, &[fix]);
-    // No variable wins over a flag.
+    // A flag has precedence over a variable.
     let by_flag = check(&host, &["--network-subnet", "10.83.0.0/16"]).stdout;
     assert!(!by_flag.contains(fix) && by_flag.contains("--network-subnet"), "{by_flag}");
     host.node.sh(&["ip", "link", "del", "other"]).unwrap();

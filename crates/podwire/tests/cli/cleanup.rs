@@ -1,5 +1,5 @@
 mod forwarding;
-mod others;
+mod run_dirs;
 
 use std::fs;
 use std::os::unix::net::UnixListener;
@@ -14,7 +14,7 @@ fn cleanup(host: &Host) -> testkit::Outcome {
     host.ask(&["cleanup", "--state-dir", state.to_str().unwrap()])
 }
 
-/// An agent with files installed and two pods.
+/// An agent with installed files and two pods.
 fn busy(host: &Host, flags: &[&str]) -> Agent {
     let runtime = host.runtime();
     let agent = host.agent(&[&runtime.agent_flags()[..], flags].concat());
@@ -28,12 +28,12 @@ fn busy(host: &Host, flags: &[&str]) -> Agent {
 }
 
 #[test]
-fn f7_after_an_agent_nothing_is_left_in_the_kernel_and_on_disk() {
+fn f7_cleanup_removes_all_kernel_objects_and_files() {
     for mode in ["routed", "bridge"] {
         let host = Host::new("leave");
         let before = Snapshot::of(&host.node).unwrap();
         let mut agent = busy(&host, &["--network-mode", mode]);
-        // Killed, it leaves its socket and its lock; what came meanwhile leaves a tombstone.
+        // A killed agent leaves its socket and lock, and a DEL without an agent leaves a tombstone.
         agent.kill().unwrap();
         let pod = host.node.pod("c").unwrap();
         assert!(host.plugin.del(&pod, &agent.config(&json!({}))).unwrap().success());
@@ -55,15 +55,15 @@ fn f7_after_an_agent_nothing_is_left_in_the_kernel_and_on_disk() {
         );
         before.wait_for_same(&host.node, DEADLINE).unwrap();
         for path in ["state", "lib", "opt", "etc"].map(|name| host.node.dir().join(name)) {
-            assert!(!path.exists(), "{mode}: {} is left", path.display());
+            assert!(!path.exists(), "{mode}: {} was not removed", path.display());
         }
-        let again = cleanup(&host);
-        assert_eq!((again.stdout.as_str(), again.success()), ("nothing of Podwire is here\n", true));
+        let second = cleanup(&host);
+        assert_eq!((second.stdout.as_str(), second.success()), ("nothing to remove\n", true));
     }
 }
 
 #[test]
-fn f7_while_an_agent_runs_cleanup_refuses() {
+fn f7_cleanup_is_refused_while_an_agent_runs() {
     let host = Host::new("refuse");
     let mut agent = busy(&host, &[]);
     let before = Snapshot::of(&host.node).unwrap();
@@ -78,7 +78,7 @@ fn f7_while_an_agent_runs_cleanup_refuses() {
     refused(&outcome);
     has(&outcome.stderr, &[&format!("process {}", agent.pid().unwrap())]);
     assert!(agent.stop().unwrap().success());
-    // Somebody answers there, lock or not.
+    // A process listens on the socket, without the lock.
     let socket = agent.socket();
     if socket.exists() {
         fs::remove_file(&socket).unwrap();
@@ -91,7 +91,7 @@ fn f7_while_an_agent_runs_cleanup_refuses() {
 }
 
 #[test]
-fn f7_a_directory_of_an_earlier_boot_and_one_without_attachments_go_too() {
+fn f7_run_directories_of_earlier_boots_are_removed() {
     let host = Host::new("oldboot");
     let mut agent = host.agent(&["--no-install"]);
     agent.kill().unwrap();
@@ -99,21 +99,21 @@ fn f7_a_directory_of_an_earlier_boot_and_one_without_attachments_go_too() {
     let outcome = cleanup(&host);
     assert!(outcome.success(), "{}{}", outcome.stdout, outcome.stderr);
     assert!(!host.node.run_dir().exists(), "{}", outcome.stdout);
-    // Only a lock: an agent that ended at its very start.
+    // An agent that failed at its start leaves only a lock.
     fs::create_dir(host.node.run_dir()).unwrap();
     fs::write(host.node.run_dir().join("agent.lock"), "1").unwrap();
     assert!(cleanup(&host).success());
     assert!(!host.node.run_dir().exists());
-    // Somebody else's directory stays, with all that is in it.
+    // A directory of another program is not removed.
     fs::create_dir(host.node.run_dir()).unwrap();
-    fs::write(host.node.run_dir().join("boot.img"), "theirs").unwrap();
-    assert_eq!(cleanup(&host).stdout, "nothing of Podwire is here\n");
+    fs::write(host.node.run_dir().join("boot.img"), "other").unwrap();
+    assert_eq!(cleanup(&host).stdout, "nothing to remove\n");
     assert!(host.node.run_dir().join("boot.img").exists());
 }
 
 #[test]
-fn f7_what_is_not_ours_stays_and_is_named() {
-    let host = Host::new("theirs");
+fn f7_files_of_other_programs_are_kept_and_listed() {
+    let host = Host::new("otherfiles");
     let mut agent = busy(&host, &[]);
     agent.stop().unwrap();
     fs::write(host.node.run_dir().join("notes"), "mine").unwrap();
@@ -122,13 +122,13 @@ fn f7_what_is_not_ours_stays_and_is_named() {
     fs::write(&plugin, "another").unwrap();
     let outcome = cleanup(&host);
     assert!(!outcome.success(), "{}", outcome.stdout);
-    let left = format!("left: plugin {} stays", plugin.display());
+    let kept = format!("left: plugin {} stays", plugin.display());
     has(
         &outcome.stdout,
         &[
             "files that Podwire did not write (notes)",
             "files of other programs",
-            &left,
+            &kept,
             "bridge podwire0 removed",
         ],
     );
@@ -136,11 +136,11 @@ fn f7_what_is_not_ours_stays_and_is_named() {
 }
 
 #[test]
-fn f7_cleanup_leaves_the_node_as_it_was_and_says_what_it_could_not_restore() {
+fn f7_cleanup_restores_the_node_of_a_standalone_network() {
     let host = Host::new("cleanup");
     let node = &host.node;
-    node.sh(&["ip", "link", "add", "foreign0", "type", "bridge"]).unwrap();
-    node.sh(&["nft", "add", "table", "inet", "foreign"]).unwrap();
+    node.sh(&["ip", "link", "add", "other0", "type", "bridge"]).unwrap();
+    node.sh(&["nft", "add", "table", "inet", "other"]).unwrap();
     let before = Snapshot::of(node).unwrap();
     let sysctl = |name: &str| node.sh(&["cat", &format!("/proc/sys/net/{name}")]).unwrap().trim().to_owned();
     assert_eq!(
@@ -170,12 +170,12 @@ fn f7_cleanup_leaves_the_node_as_it_was_and_says_what_it_could_not_restore() {
         (sysctl("ipv4/ip_forward"), sysctl("ipv6/conf/all/forwarding")),
         ("0".to_owned(), "0".to_owned())
     );
-    assert_eq!(host.ask(&["cleanup"]).stdout, "nothing of Podwire is here\n");
+    assert_eq!(host.ask(&["cleanup"]).stdout, "nothing to remove\n");
 }
 
-/// It has no config, so that it cannot call the plugin.
+/// Cleanup has no config, so it cannot call the IPAM plugin.
 #[test]
-fn f7_cleanup_names_pods_whose_addresses_another_ipam_plugin_keeps() {
+fn f7_cleanup_lists_addresses_of_external_ipam_plugins() {
     let host = Host::new("leased");
     let dir = host.node.dir().join("cni");
     let answer =
@@ -195,13 +195,13 @@ fn f7_cleanup_names_pods_whose_addresses_another_ipam_plugin_keeps() {
 }
 
 #[test]
-fn f7_cleanup_gives_back_a_bridge_that_is_not_ours() {
+fn f7_cleanup_restores_an_unmanaged_bridge() {
     for mode in ["bridge", "routed"] {
-        let host = Host::new("foreign");
+        let host = Host::new("unmanaged");
         let node = &host.node;
         for line in [
             "ip link add pw-test0 address 02:00:00:00:00:77 type bridge",
-            // Its link-local address would come with its first port.
+            // Otherwise the kernel adds a link-local address with the first port.
             "ip link set pw-test0 addrgenmode none",
             "ip link set pw-test0 up",
             "ip addr add 192.0.2.9/24 dev pw-test0",
@@ -209,7 +209,7 @@ fn f7_cleanup_gives_back_a_bridge_that_is_not_ours() {
         ] {
             node.sh(&line.split(' ').collect::<Vec<_>>()).unwrap();
         }
-        // The kernel makes the address's own route a little later, in a worker.
+        // The kernel adds the local route of the address asynchronously.
         wait_until("the bridge's own address", DEADLINE, || {
             Ok(node.sh(&["ip", "-6", "route", "show", "table", "local"])?.contains("fd00:77::9"))
         })
@@ -236,7 +236,7 @@ fn f7_cleanup_gives_back_a_bridge_that_is_not_ours() {
         ] {
             assert!(outcome.stdout.contains(word), "{mode}: {word} in {}", outcome.stdout);
         }
-        // It may be a router for what is on the bridge: only forwarding is kept.
+        // Only forwarding is kept, because the node may route for hosts on the bridge.
         assert_eq!(outcome.stdout.matches("kept: ").count(), 2, "{mode}: {}", outcome.stdout);
         for key in ["net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0"] {
             node.sh(&["sysctl", "-qw", key]).unwrap();
@@ -247,8 +247,8 @@ fn f7_cleanup_gives_back_a_bridge_that_is_not_ours() {
 }
 
 #[test]
-fn f7_an_address_that_another_one_hangs_on_stays_and_is_named() {
-    let host = Host::new("hangs");
+fn f7_an_address_with_a_secondary_address_is_kept() {
+    let host = Host::new("secondary");
     let node = &host.node;
     node.sh(&["ip", "link", "add", "pw-test0", "type", "bridge"]).unwrap();
     let pod = node.pod("a").unwrap();
@@ -262,26 +262,26 @@ fn f7_an_address_that_another_one_hangs_on_stays_and_is_named() {
 }
 
 #[test]
-fn f7_a_sysctl_that_somebody_changed_after_us_is_theirs() {
+fn f7_a_sysctl_that_another_program_changed_is_kept() {
     let host = Host::new("sysctl");
     let node = &host.node;
     let pod = node.pod("a").unwrap();
     let setting = "/proc/sys/net/ipv4/conf/all/route_localnet";
     host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
-    // As if we had set it from 1 to 2, and it reads 0 now.
+    // The record says that Podwire changed it from 1 to 2. Its value is 0 now.
     let log = node.run_dir().join("sysctls");
-    let mut noted: Value = serde_json::from_slice(&fs::read(&log).unwrap()).unwrap();
-    noted[setting] = json!({ "before": "1", "ours": "2" });
-    fs::write(&log, noted.to_string()).unwrap();
+    let mut recorded: Value = serde_json::from_slice(&fs::read(&log).unwrap()).unwrap();
+    recorded[setting] = json!({ "before": "1", "ours": "2" });
+    fs::write(&log, recorded.to_string()).unwrap();
     let outcome = host.ask(&["cleanup"]);
     assert!(!outcome.success());
     assert!(outcome.stdout.contains(&format!("left: {setting} is 0")), "{}", outcome.stdout);
     assert_eq!(node.sh(&["cat", setting]).unwrap().trim(), "0");
 }
 
-/// The record of settings is a file: it must not make cleanup write anywhere else.
+/// A manipulated record of sysctls must not make cleanup write to other files.
 #[test]
-fn a14_cleanup_writes_only_settings_that_podwire_changes() {
+fn a14_cleanup_writes_only_sysctls_of_podwire() {
     let host = Host::new("evilsysctl");
     let node = &host.node;
     let pod = node.pod("a").unwrap();
@@ -295,11 +295,11 @@ fn a14_cleanup_writes_only_settings_that_podwire_changes() {
         "/proc/sys/net/ipv4/conf/all/send_redirects".to_owned(),
     ];
     let log = node.run_dir().join("sysctls");
-    let mut noted: Value = serde_json::from_slice(&fs::read(&log).unwrap()).unwrap();
+    let mut recorded: Value = serde_json::from_slice(&fs::read(&log).unwrap()).unwrap();
     for path in &paths {
-        noted[path] = json!({ "before": "0", "ours": "1" });
+        recorded[path] = json!({ "before": "0", "ours": "1" });
     }
-    fs::write(&log, noted.to_string()).unwrap();
+    fs::write(&log, recorded.to_string()).unwrap();
     let outcome = host.ask(&["cleanup"]);
     assert!(!outcome.success());
     for path in &paths {
@@ -331,7 +331,7 @@ fn a14_cleanup_with_an_invalid_configuration_removes_nothing() {
         assert_eq!(outcome.stdout, "");
         before.expect_same(node).unwrap();
     }
-    // Directories that are given need no configuration.
+    // With explicit directories the configuration is not needed.
     let (run_dir, state_dir) = (node.run_dir(), host.state_dir());
     let outcome = run(&["--run-dir", run_dir.to_str().unwrap(), "--state-dir", state_dir.to_str().unwrap()]);
     assert!(outcome.success(), "{}{}", outcome.stdout, outcome.stderr);
@@ -340,8 +340,8 @@ fn a14_cleanup_with_an_invalid_configuration_removes_nothing() {
 }
 
 #[test]
-fn f7_configs_and_plugins_that_an_operator_placed_are_named_and_stay() {
-    let host = Host::new("placed");
+fn f7_configs_and_plugins_of_the_operator_are_kept_and_listed() {
+    let host = Host::new("operator");
     let runtime = host.runtime();
     for dir in [&runtime.bin, &runtime.conf] {
         fs::create_dir_all(dir).unwrap();
@@ -359,23 +359,23 @@ fn f7_configs_and_plugins_that_an_operator_placed_are_named_and_stay() {
     host.plugin.add(&pod, &config).unwrap().ok().unwrap();
     let outcome = cleanup(&host);
     assert!(outcome.success(), "{outcome:?}");
-    let kept = |path: &std::path::PathBuf| format!("kept, for you to remove: {}\n", path.display());
+    let kept = |path: &std::path::PathBuf| format!("kept, remove it manually: {}\n", path.display());
     for path in plugins.iter().chain([&by_hand]) {
         has(&outcome.stdout, &[&kept(path)]);
         assert!(path.exists());
     }
     assert!(!outcome.stdout.contains("bridge\n"), "{}", outcome.stdout);
-    // A network of another run directory needs the plugin.
+    // A config of another run directory needs the plugin.
     list["plugins"][0]["runDir"] = json!("/run/elsewhere");
     fs::write(&other, list.to_string()).unwrap();
-    let again = cleanup(&host).stdout;
-    has(&again, &["nothing of Podwire is here", &kept(&by_hand)]);
-    assert_eq!(again.matches("kept, for you to remove:").count(), 1, "{again}");
+    let second = cleanup(&host).stdout;
+    has(&second, &["nothing to remove", &kept(&by_hand)]);
+    assert_eq!(second.matches("kept, remove it manually:").count(), 1, "{second}");
 }
 
 #[test]
-fn a14_cleanup_in_a_directory_of_another_user_is_refused() {
-    let host = Host::new("theirdir");
+fn a14_cleanup_of_another_users_directory_is_refused() {
+    let host = Host::new("otheruser");
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
     let before = Snapshot::of(&host.node).unwrap();

@@ -1,8 +1,7 @@
-//! The cluster as a person asks one node's agent for it: nodes, routes, blocks, and the removal of a node.
+//! Queries of the cluster through the agent of one node: nodes, routes, blocks, and the removal of a node.
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use api::{BlocksView, NodeView, NodesView, Removed, RouteState, RouteTransport, RoutesView};
 use rustix::process::Signal;
@@ -10,13 +9,9 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use testkit::{Cluster, DEADLINE, Outcome, Plan, TransportMode, wait_until};
 
-use crate::common::{Host, expect_narrow, has};
+use crate::common::{Host, expect_width, has};
 
-/// Longer than an agent that was killed counts as alive.
-const AWAY: Duration = DEADLINE;
-const SOON: Duration = DEADLINE;
-
-/// Nodes with the tool that is tested as their agents, and etcd as their store.
+/// A cluster with etcd. The agents run the tested tool.
 pub(crate) fn cluster(label: &str, plan: &Plan) -> Cluster {
     let mut cluster = Cluster::hosts(label, plan).unwrap();
     cluster.start_etcd().unwrap();
@@ -31,7 +26,7 @@ pub(crate) fn ask(cluster: &Cluster, node: &str, args: &[&str]) -> Outcome {
     let agent = cluster.agent(node).unwrap();
     let run_dir = agent.run_dir().to_str().unwrap().to_owned();
     let outcome = agent.podwire(&[args, &["--run-dir", &run_dir]].concat()).unwrap();
-    expect_narrow(args, &outcome.stdout);
+    expect_width(args, &outcome.stdout, 80);
     outcome
 }
 
@@ -39,14 +34,14 @@ fn json<T: DeserializeOwned>(outcome: &Outcome) -> T {
     serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome:?}"))
 }
 
-/// Without the width of columns, which is that of what else is in them.
+/// The words of a table, without its column widths.
 fn words(text: &str) -> String {
     format!("{} ", text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 /// The kernel has all routes of n1.
 fn wait_for_routes(cluster: &Cluster, number: usize) {
-    wait_until("the routes of n1", SOON, || {
+    wait_until("the routes of n1", DEADLINE, || {
         let outcome = ask(cluster, "n1", &["routes", "-o", "json"]);
         Ok(outcome.success() && serde_json::from_str::<RoutesView>(&outcome.stdout)?.routes.len() == number)
     })
@@ -54,19 +49,16 @@ fn wait_for_routes(cluster: &Cluster, number: usize) {
 }
 
 #[test]
-fn nodes_blocks_and_routes_of_three_and_the_removal_of_two() {
+fn nodes_blocks_and_routes_are_listed_and_nodes_removed() {
     let mut cluster = cluster("three", &Plan { nodes: 3, subnets: 2, ..Plan::default() });
     wait_for_routes(&cluster, 4);
     let routes = ask(&cluster, "n1", &["routes"]).stdout;
-    assert!(
-        routes.starts_with("4 routes to 2 nodes: 2 direct, 2 vxlan; all as they should be\n"),
-        "{routes}"
-    );
+    assert!(routes.starts_with("4 routes to 2 nodes: 2 direct, 2 vxlan; all as expected\n"), "{routes}");
     has(&routes, &["10.199.1.3 on eth0", "fd99:1::3 on eth0", " on pwvx4", "  ok"]);
 
     let NodesView { nodes, .. } = json(&ask(&cluster, "n1", &["nodes", "-o", "json"]));
     assert!(nodes.iter().all(|node| node.blocks.len() == 2 && node.addresses.len() == 2), "{nodes:?}");
-    wait_until("all agents to say that they are alive", SOON, || {
+    wait_until("all agents to be alive", DEADLINE, || {
         Ok(ask(&cluster, "n1", &["nodes"]).stdout.starts_with("3 nodes: all agents are alive\n"))
     })
     .unwrap();
@@ -82,14 +74,14 @@ fn nodes_blocks_and_routes_of_three_and_the_removal_of_two() {
     let of_n2 = format!(" {} n2 - - ", nodes[1].blocks[0]);
     has(&words(&blocks.stdout), &[&of_n1, &of_n2]);
     let status = ask(&cluster, "n1", &["status"]).stdout;
-    has(&status, &["\nof the network 10.42.0.0/16 fd42::/64; `podwire blocks`"]);
+    has(&status, &["\nof the network 10.42.0.0/16 fd42::/64; 'podwire blocks'"]);
 
-    loss(&cluster, &nodes);
+    route_is_restored(&cluster, &nodes);
     removal(&mut cluster, &nodes);
 }
 
-/// A route that vanished while nobody looked is back as soon as somebody does, whatever was told in between.
-fn loss(cluster: &Cluster, nodes: &[NodeView]) {
+/// A route that was deleted while the agent was stopped is restored.
+fn route_is_restored(cluster: &Cluster, nodes: &[NodeView]) {
     let (agent, node) = (cluster.agent("n1").unwrap(), cluster.node("n1").unwrap());
     let block = nodes[2].blocks[0].to_string();
     agent.signal(Signal::STOP).unwrap();
@@ -100,33 +92,33 @@ fn loss(cluster: &Cluster, nodes: &[NodeView]) {
 }
 
 fn removal(cluster: &mut Cluster, nodes: &[NodeView]) {
-    let refused = |cluster: &Cluster, name: &str, why: &str| {
+    let refused = |cluster: &Cluster, name: &str, reason: &str| {
         let outcome = ask(cluster, "n1", &["node", "rm", name]);
         assert_eq!((outcome.status.code(), outcome.stdout.as_str()), (Some(1), ""), "{outcome:?}");
-        has(&outcome.stderr, &["podwire: ", why]);
+        has(&outcome.stderr, &["podwire: ", reason]);
     };
     refused(cluster, "n2", "the agent of n2 is alive");
     refused(cluster, "n1", "n1 is this node");
     refused(cluster, "n9", "there is no node n9 in the store");
-    assert_eq!(ask(cluster, "n1", &["node", "rm", "../n2"]).status.code(), Some(2), "no name at all");
+    assert_eq!(ask(cluster, "n1", &["node", "rm", "../n2"]).status.code(), Some(2), "an invalid name");
 
     cluster.agent_mut("n2").unwrap().stop().unwrap();
     cluster.kill_agent("n3").unwrap();
-    // Nobody knows yet that it is dead.
+    // Its lease has not expired yet.
     refused(cluster, "n3", "the agent of n3 is alive");
     let removed: Removed = json(&ask(cluster, "n1", &["node", "rm", "n3", "--force", "-o", "json"]));
     assert_eq!((removed.name.as_str(), &removed.blocks), ("n3", &nodes[2].blocks));
     wait_for_routes(cluster, 2);
-    wait_until("n2 to be away", AWAY, || {
-        Ok(ask(cluster, "n1", &["nodes"]).stdout.starts_with("2 nodes: the agent of n2 is AWAY\n"))
+    wait_until("n2 to be offline", DEADLINE, || {
+        Ok(ask(cluster, "n1", &["nodes"]).stdout.starts_with("2 nodes: the agent of n2 is OFFLINE\n"))
     })
     .unwrap();
-    // Its pods may live on: routes stay until somebody says that it is gone.
+    // Routes stay until the node is removed, because its pods may be running.
     wait_for_routes(cluster, 2);
     let outcome = ask(cluster, "n1", &["node", "rm", "n2"]);
     assert!(outcome.success(), "{outcome:?}");
     let [v4, v6] = &nodes[1].blocks[..] else { panic!("{nodes:?}") };
-    assert_eq!(outcome.stdout, format!("node n2 is removed; its blocks are free again: {v4} {v6}\n"));
+    assert_eq!(outcome.stdout, format!("node n2 removed; freed blocks: {v4} {v6}\n"));
     wait_for_routes(cluster, 0);
     assert_eq!(ask(cluster, "n1", &["routes"]).stdout, "no routes: no other node has a block\n");
     has(&ask(cluster, "n1", &["nodes"]).stdout, &["1 node: its agent is alive\n"]);
@@ -136,12 +128,14 @@ fn removal(cluster: &mut Cluster, nodes: &[NodeView]) {
 }
 
 #[test]
-fn routes_that_cannot_be_come_first_and_end_with_1() {
+fn missing_routes_are_listed_first_and_exit_with_1() {
     let plan = Plan { nodes: 3, subnets: 2, transport: TransportMode::Direct, ..Plan::default() };
-    let cluster = cluster("noway", &plan);
-    let title = "4 routes to 2 nodes: 2 direct, 2 without a way; 2 missing\n";
-    wait_until("the routes of n1", SOON, || Ok(ask(&cluster, "n1", &["routes"]).stdout.starts_with(title)))
-        .unwrap();
+    let cluster = cluster("nopath", &plan);
+    let title = "4 routes to 2 nodes: 2 direct, 2 without a path; 2 missing\n";
+    wait_until("the routes of n1", DEADLINE, || {
+        Ok(ask(&cluster, "n1", &["routes"]).stdout.starts_with(title))
+    })
+    .unwrap();
     let outcome = ask(&cluster, "n1", &["routes"]);
     assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
     let table = words(&outcome.stdout);
@@ -153,18 +147,18 @@ fn routes_that_cannot_be_come_first_and_end_with_1() {
     let outcome = ask(&cluster, "n1", &["routes", "-o", "json"]);
     assert_eq!(outcome.status.code(), Some(1));
     let RoutesView { routes, .. } = json(&outcome);
-    let wrong = routes.iter().filter(|route| route.state != RouteState::Ok);
+    let missing = routes.iter().filter(|route| route.state != RouteState::Ok);
     assert!(
-        wrong
+        missing
             .clone()
             .all(|route| route.node.as_deref() == Some("n2") && route.transport == RouteTransport::None)
     );
-    assert_eq!(wrong.count(), 2);
+    assert_eq!(missing.count(), 2);
 }
 
-/// With etcd as the store, which is then killed.
+/// etcd is killed after the agents have read the cluster.
 #[test]
-fn a4_stale_nodes_blocks_and_routes_are_shown_and_end_with_1() {
+fn a4_stale_data_is_shown_and_exits_with_1() {
     let mut cluster = Cluster::hosts("cli-stale", &Plan { nodes: 2, ..Plan::default() }).unwrap();
     for name in cluster.node_names() {
         cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
@@ -172,13 +166,13 @@ fn a4_stale_nodes_blocks_and_routes_are_shown_and_end_with_1() {
     cluster.start_etcd().unwrap();
     cluster.start_agents().unwrap();
     wait_for_routes(&cluster, 2);
-    wait_until("all agents to be alive", SOON, || {
+    wait_until("all agents to be alive", DEADLINE, || {
         Ok(ask(&cluster, "n1", &["nodes"]).stdout.starts_with("2 nodes: all agents are alive\n"))
     })
     .unwrap();
     cluster.etcd.members[0].kill().unwrap();
     let mark = " ago; etcd is not reachable: ";
-    wait_until("the stale answer", SOON, || Ok(ask(&cluster, "n1", &["nodes"]).stdout.contains(mark)))
+    wait_until("the stale answer", DEADLINE, || Ok(ask(&cluster, "n1", &["nodes"]).stdout.contains(mark)))
         .unwrap();
     let nodes = ask(&cluster, "n1", &["nodes"]);
     assert_eq!(nodes.status.code(), Some(1), "{nodes:?}");
@@ -191,7 +185,7 @@ fn a4_stale_nodes_blocks_and_routes_are_shown_and_end_with_1() {
     let routes = ask(&cluster, "n1", &["routes"]);
     assert_eq!(routes.status.code(), Some(1), "{routes:?}");
     assert!(routes.stdout.starts_with("as of "), "{}", routes.stdout);
-    has(&routes.stdout, &[mark, "\n\n2 routes to 1 node: 2 direct; all as they should be\n"]);
+    has(&routes.stdout, &[mark, "\n\n2 routes to 1 node: 2 direct; all as expected\n"]);
     for (command, number) in [("nodes", 2), ("blocks", 4), ("routes", 2)] {
         let outcome = ask(&cluster, "n1", &[command, "-o", "json"]);
         assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
@@ -202,11 +196,12 @@ fn a4_stale_nodes_blocks_and_routes_are_shown_and_end_with_1() {
 }
 
 #[test]
-fn a_store_that_cannot_be_reached_is_told_in_the_agents_words() {
+fn errors_of_an_unreachable_store_are_shown() {
     let host = Host::new("nostore");
     let mut agent = host.idle_agent(&["--no-install", "--store", "etcd", "--etcd-endpoints", "127.0.0.1:1"]);
     agent.launch().unwrap();
-    wait_until("an answer", SOON, || Ok(agent.client().get(api::HEALTH, SOON)?.status == 200)).unwrap();
+    wait_until("an answer", DEADLINE, || Ok(agent.client().get(api::HEALTH, DEADLINE)?.status == 200))
+        .unwrap();
     for args in [&["nodes"][..], &["blocks"], &["node", "rm", "n2"], &["nodes", "-o", "json"]] {
         let outcome = host.ask(args);
         assert_eq!((outcome.status.code(), outcome.stdout.as_str()), (Some(1), ""), "{outcome:?}");
@@ -219,7 +214,7 @@ fn a_store_that_cannot_be_reached_is_told_in_the_agents_words() {
         }
         assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
     }
-    // The kernel may have routes all the same, so they are shown.
+    // Routes are shown, because the kernel may have some.
     let routes = host.ask(&["routes"]);
     assert_eq!(routes.status.code(), Some(1), "{routes:?}");
     let text = words(&routes.stdout);
@@ -233,10 +228,10 @@ fn a_store_that_cannot_be_reached_is_told_in_the_agents_words() {
 }
 
 #[test]
-fn a_node_that_is_alone_has_all_of_the_network() {
+fn a_single_node_owns_the_complete_network() {
     let host = Host::new("one");
     let _agent = host.agent(&["--no-install", "--node", "only"]);
-    wait_until("the node in the store", SOON, || {
+    wait_until("the node in the store", DEADLINE, || {
         Ok(host.ask(&["nodes"]).stdout.starts_with("1 node: its agent is alive\n"))
     })
     .unwrap();
@@ -248,10 +243,9 @@ fn a_node_that_is_alone_has_all_of_the_network() {
     assert!(routes.success() && routes.stdout.starts_with("no routes"), "{routes:?}");
 }
 
-/// The config for runtimes tells this node's share and the whole network apart.
 #[test]
-fn a7_what_is_installed_on_a_node_of_many_has_its_block_and_the_network() {
-    let host = Host::new("share");
+fn a7_installed_config_has_the_block_and_the_network() {
+    let host = Host::new("ownblock");
     let runtime = host.runtime();
     let template = host.node.dir().join("template");
     let text = r#"{"cniVersion": "{{ CNI_VERSION }}", "name": "{{ NAME }}", "plugins": [{"type": "{{ TYPE }}",
@@ -272,6 +266,6 @@ fn a7_what_is_installed_on_a_node_of_many_has_its_block_and_the_network() {
     assert!(plugin["args"]["gateway"].as_str().unwrap().starts_with(&format!("{gateway},fd42:")), "{plugin}");
     assert_eq!(
         host.install(&["--template", template.to_str().unwrap()]).stdout,
-        "everything is in place already\n"
+        "all files are up to date\n"
     );
 }

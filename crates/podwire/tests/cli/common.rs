@@ -1,4 +1,4 @@
-//! A node with the tool and the plugin on it, and an agent where a test wants one.
+//! A node with the tool and the plugin, and an agent for tests that need one.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,12 +11,12 @@ pub(crate) struct Host {
     pub(crate) node: Node,
     pub(crate) tool: PathBuf,
     pub(crate) plugin: Plugin,
-    /// Last: it takes all of the above with it.
+    /// Last, because its destructor removes the node.
     _lab: Lab,
 }
 
 impl Host {
-    /// The tool, with the plugin beside it as `make build` leaves them.
+    /// The plugin is beside the tool, as after `make build`.
     pub(crate) fn new(label: &str) -> Self {
         let lab = Lab::new(label).unwrap();
         let node = lab.node("n").unwrap();
@@ -29,8 +29,15 @@ impl Host {
         Self { node, tool, plugin, _lab: lab }
     }
 
-    /// Whatever a test forgets to say, the tool's directories are the node's and never the machine's.
+    /// The tool uses the directories of the node and never those of the host, also if a test does not name them.
     pub(crate) fn run(&self, args: &[&str]) -> Outcome {
+        let argv = self.argv(args);
+        let outcome = self.node.run(&argv.iter().map(String::as_str).collect::<Vec<_>>(), b"").unwrap();
+        expect_width(args, &outcome.stdout, 80);
+        outcome
+    }
+
+    fn argv(&self, args: &[&str]) -> Vec<String> {
         let runtime = self.runtime();
         let run_dir = self.node.run_dir();
         let directories = [
@@ -40,28 +47,37 @@ impl Host {
             ("INSTALL_CONFIG_DIR", &runtime.conf),
         ]
         .map(|(name, path)| format!("PODWIRE_{name}={}", path.display()));
-        let mut argv = vec!["env"];
-        argv.extend(directories.iter().map(String::as_str));
-        argv.push(self.tool.to_str().unwrap());
-        argv.extend(args);
-        let outcome = self.node.run(&argv, b"").unwrap();
-        expect_narrow(args, &outcome.stdout);
-        outcome
+        let mut argv = vec!["env".to_owned()];
+        argv.extend(directories);
+        argv.push(self.tool.to_str().unwrap().to_owned());
+        argv.extend(args.iter().map(|word| (*word).to_owned()));
+        argv
     }
 
-    /// `podwire install`, into the node's own directories in every mode.
+    /// The same on a terminal of this width.
+    pub(crate) fn on_terminal(&self, columns: usize, variable: &str, args: &[&str]) -> String {
+        let run_dir = self.node.run_dir();
+        let argv = self.argv(&[args, &["--run-dir", run_dir.to_str().unwrap()]].concat());
+        let command = format!("stty rows 24 cols {columns}; {variable} {}", argv.join(" "));
+        let outcome = self.node.run(&["script", "-qc", &command, "/dev/null"], b"").unwrap();
+        let shown = outcome.stdout.replace("\r\n", "\n");
+        expect_width(args, &without_colours(&shown), columns);
+        shown
+    }
+
+    /// `podwire install` into the directories of the node.
     pub(crate) fn install(&self, args: &[&str]) -> Outcome {
         let runtime = self.runtime();
         self.ask(&[&["install"], args, &runtime.install_flags()[..]].concat())
     }
 
-    /// `args` with the node's run directory.
+    /// `args` with the run directory of the node.
     pub(crate) fn ask(&self, args: &[&str]) -> Outcome {
         let run_dir = self.node.run_dir();
         self.run(&[args, &["--run-dir", run_dir.to_str().unwrap()]].concat())
     }
 
-    /// An agent that does not run yet; its program is the tool that is tested.
+    /// An agent that is not started yet. Its program is the tested tool.
     pub(crate) fn idle_agent(&self, flags: &[&str]) -> Agent {
         let mut agent = Agent::new(&self.node, flags).unwrap();
         agent.set_program(&self.tool);
@@ -88,7 +104,7 @@ impl Host {
         self.node.dir().join("lib")
     }
 
-    /// Where a runtime would look on this node.
+    /// The directories of a runtime on this node.
     pub(crate) fn runtime(&self) -> Runtime {
         let dir = self.node.dir();
         Runtime { bin: dir.join("opt/cni/bin"), conf: dir.join("etc/cni/net.d"), state: self.state_dir() }
@@ -108,7 +124,7 @@ impl Runtime {
         self.flags(["--plugin-dir", "--config-dir"], &["--state-dir", self.state.to_str().unwrap()])
     }
 
-    /// The flags of `podwire agent`, which knows its state directory already.
+    /// The flags of `podwire agent`. Its state directory is set in `Agent::new`.
     pub(crate) fn agent_flags(&self) -> Vec<&str> {
         self.flags(["--install-plugin-dir", "--install-config-dir"], &["--install"])
     }
@@ -123,7 +139,7 @@ impl Runtime {
     }
 }
 
-/// What a runtime hands to the plugin of a list with one.
+/// The config that a runtime passes to the only plugin of a list.
 pub(crate) fn plugin_config(list: &Value, node: &Node) -> Value {
     let mut config = list["plugins"][0].clone();
     for key in ["cniVersion", "name"] {
@@ -137,18 +153,26 @@ pub(crate) fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// Tables and sentences have at most 80 columns; commands and paths to paste stay on one line.
+/// Without the escape sequences of colours.
+pub(crate) fn without_colours(text: &str) -> String {
+    text.split("\x1b[").enumerate().fold(String::new(), |plain, (index, part)| match part.split_once('m') {
+        Some((_, rest)) if index > 0 => plain + rest,
+        Some(_) | None => plain + part,
+    })
+}
+
+/// Tables and sentences fit the width. Commands and paths are not wrapped, because they are pasted.
 #[track_caller]
-pub(crate) fn expect_narrow(args: &[&str], stdout: &str) {
+pub(crate) fn expect_width(args: &[&str], stdout: &str, columns: usize) {
     const PROGRAMS: [&str; 14] = [
         "nft", "ip", "nsenter", "sysctl", "ping", "df", "install", "findmnt", "podwire", "rm", "chmod",
         "chown", "ss", "mv",
     ];
-    let is_limited = !["json", "wide", "--help", "agent"].iter().any(|word| args.contains(word));
+    let is_limited = !["json", "wide", "agent"].iter().any(|word| args.contains(word));
     let is_command = |line: &str| {
         line.starts_with("  ") && PROGRAMS.contains(&line.split_whitespace().next().unwrap_or_default())
     };
-    // A path that is longer than the line is its last word, and nothing else makes the line longer.
+    // A line may be too long only because of a path at its end.
     let without_path = |line: &'_ str| match line.rsplit_once(' ') {
         Some((before, last)) if last.trim_start_matches(['`', '\'', '"', '(']).starts_with('/') => {
             before.trim_end().to_owned()
@@ -158,16 +182,16 @@ pub(crate) fn expect_narrow(args: &[&str], stdout: &str) {
     };
     let all = stdout.lines().filter(|line| is_limited && !is_command(line));
     for line in all.map(without_path) {
-        assert!(line.chars().count() <= 80, "podwire {}: {line:?} in:\n{stdout}", args.join(" "));
+        assert!(line.chars().count() <= columns, "podwire {}: {line:?} in:\n{stdout}", args.join(" "));
     }
 }
 
-/// Every word is in the text, which may be wrapped anywhere.
+/// Every phrase is in the text, which may be wrapped anywhere.
 #[track_caller]
 pub(crate) fn has(text: &str, words: &[&str]) {
     let unwrapped = |text: &str| text.split_whitespace().collect::<String>();
     for word in words {
-        let is_there = text.contains(word) || unwrapped(text).contains(&unwrapped(word));
-        assert!(is_there, "{word:?} in:\n{text}");
+        let is_contained = text.contains(word) || unwrapped(text).contains(&unwrapped(word));
+        assert!(is_contained, "{word:?} in:\n{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! Conditions: all outputs agree, and a fix that is pasted helps.
+//! Conditions: all outputs report the same, and fixes work when pasted.
 
 use std::fs;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use testkit::{Agent, Call, DEADLINE, Plugin, Pod, Verb, inspect, ping, wait_unti
 
 use crate::common::{Host, has};
 
-/// A program in a mount namespace without the nft program, where this command was run.
+/// Runs a program in a mount namespace without nft, after this command.
 fn without_nft(host: &Host, (name, program): (&str, &str), command: &str) -> std::path::PathBuf {
     let path = host.node.dir().join(name);
     let script = format!(
@@ -38,14 +38,14 @@ fn found(host: &Host, code: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a2_without_nft_status_ready_doctor_and_cni_status_agree() {
+fn a2_all_outputs_report_missing_nft() {
     for standalone in [true, false] {
-        expect_agreement(standalone, ":", "apt install nftables");
-        expect_agreement(standalone, "touch /usr/sbin/nft", "chmod a+x /usr/sbin/nft");
+        expect_nft_missing(standalone, ":", "apt install nftables");
+        expect_nft_missing(standalone, "touch /usr/sbin/nft", "chmod a+x /usr/sbin/nft");
     }
 }
 
-fn expect_agreement(standalone: bool, command: &str, install: &str) {
+fn expect_nft_missing(standalone: bool, command: &str, install: &str) {
     let mut host = Host::new("nonft");
     let path = without_nft(&host, ("plugin", host.plugin.path.to_str().unwrap()), command);
     let plugin = Plugin { path };
@@ -53,18 +53,18 @@ fn expect_agreement(standalone: bool, command: &str, install: &str) {
     let mut agent = host.idle_agent(&["--no-install"]);
     let config = if standalone { host.standalone() } else { agent.config(&json!({})) };
     if standalone {
-        // A pod that was attached before nft was removed: the node is known as standalone.
+        // A pod that was attached before nft was removed makes the node standalone.
         host.plugin.add(&host.node.pod("a").unwrap(), &config).unwrap().ok().unwrap();
     } else {
         agent.launch().unwrap();
-        let is_told = || {
+        let is_reported = || {
             let answer = agent.client().get(api::READY, DEADLINE)?;
             let ready: api::Readiness = serde_json::from_slice(&answer.body)?;
             let fixes: Vec<_> = ready.conditions.iter().map(|one| (&one.code, &one.fix)).collect();
             Ok(answer.status == 503
                 && matches!(fixes[..], [(code, Some(fix))] if *code == types::Code::NftMissing && fix == install))
         };
-        wait_until("/v1/ready to report it", DEADLINE, is_told).unwrap();
+        wait_until("/v1/ready to report it", DEADLINE, is_reported).unwrap();
     }
     let (code, status) = json_of(&host, &["status"]);
     assert_eq!((code, &status["ready"]), (Some(1), &json!(false)), "{status}");
@@ -88,10 +88,10 @@ fn expect_agreement(standalone: bool, command: &str, install: &str) {
 }
 
 #[test]
-fn a14_ready_means_that_the_files_are_in_place() {
+fn a14_a_ready_agent_has_installed_its_files() {
     let host = Host::new("installed");
     let runtime = host.runtime();
-    // Something in the way of the plugin's directory.
+    // A file at the path of the plugin directory.
     fs::create_dir_all(runtime.bin.parent().unwrap()).unwrap();
     fs::write(&runtime.bin, "").unwrap();
     let mut agent = host.idle_agent(&[&runtime.agent_flags()[..], &["--reconcile-seconds", "1"]].concat());
@@ -110,7 +110,7 @@ fn a14_ready_means_that_the_files_are_in_place() {
     .unwrap();
     assert_eq!(json_of(&host, &["status"]).0, Some(1));
     assert!(!agent.log().unwrap().contains("ready after"));
-    // A pod that comes all the same is served: its runtime has a plugin.
+    // ADD works, because a runtime that calls it has a plugin.
     let config = agent.config(&json!({}));
     host.plugin.add(&host.node.pod("a").unwrap(), &config).unwrap().ok().unwrap();
     let error = host.plugin.status(&host.node, &config).unwrap().error().unwrap();
@@ -121,7 +121,7 @@ fn a14_ready_means_that_the_files_are_in_place() {
     assert_eq!(json_of(&host, &["status"]).0, Some(0));
 }
 
-/// A pod in each mode, with an agent or without.
+/// A pod, in each mode, with and without an agent.
 struct Scene {
     host: Host,
     agent: Option<Agent>,
@@ -151,18 +151,18 @@ fn with_pods(label: &str, test: &dyn Fn(&Scene)) {
 
 impl Scene {
     /// The pod has its addresses, and the node reaches them.
-    fn expect_whole(&self) {
+    fn expect_reachable(&self) {
         for address in &self.addresses {
-            let is_there = || {
+            let is_present = || {
                 Ok(self.pod.sh(&["ip", "-o", "addr", "show", "dev", "eth0"])?.contains(&address.to_string()))
             };
-            wait_until("the address", DEADLINE, is_there).unwrap();
+            wait_until("the address", DEADLINE, is_present).unwrap();
             wait_until("an answer", DEADLINE, || Ok(ping(&self.host.node, *address, 1)?.all())).unwrap();
         }
     }
 }
 
-/// Shown by status and doctor.
+/// The condition, after status and doctor show it.
 fn shown(host: &Host, code: &str) -> Value {
     wait_until(code, DEADLINE, || Ok(!found(host, code).is_empty())).unwrap();
     let (_, doctor) = json_of(host, &["doctor"]);
@@ -170,10 +170,10 @@ fn shown(host: &Host, code: &str) -> Value {
     found(host, code).remove(0)
 }
 
-/// Shown with a fix by status and doctor; the fix is pasted.
+/// Runs the fix of a condition that status and doctor show.
 fn fixed(host: &Host, code: &str) -> Value {
     let shown = shown(host, code);
-    // The whole line, as it is pasted from each page.
+    // The complete line of each page, as an operator pastes it.
     let fix = shown["fix"].as_str().unwrap();
     let pasted = |page: &str| {
         let line = page.lines().find(|line| line.trim() == fix);
@@ -181,17 +181,17 @@ fn fixed(host: &Host, code: &str) -> Value {
     };
     pasted(&host.ask(&["doctor"]).stdout);
     host.node.sh(&["sh", "-c", &pasted(&host.ask(&["status"]).stdout)]).unwrap();
-    wait_until("the end of it", DEADLINE, || Ok(found(host, code).is_empty())).unwrap();
+    wait_until("the end of the condition", DEADLINE, || Ok(found(host, code).is_empty())).unwrap();
     shown
 }
 
 #[test]
-fn a6_a_changed_mac_in_a_pod_is_shown_and_its_fix_helps() {
+fn a6_a_changed_mac_in_a_pod_is_shown_with_a_working_fix() {
     with_pods("mac", &|scene| {
         let Scene { host, agent, pod, .. } = scene;
         let mac = inspect::link(pod, "eth0").unwrap().mac;
         pod.sh(&["ip", "link", "set", "dev", "eth0", "address", "02:00:00:00:00:77"]).unwrap();
-        // The kernel removes the permanent neighbours of a routed pod with the MAC, and nothing restores them.
+        // The kernel removes the permanent neighbours of a routed pod with the MAC. Without an agent nothing restores them.
         let is_lost = agent.is_none() && scene.mode == "routed";
         let shown = if is_lost { shown(host, "PodMacChanged") } else { fixed(host, "PodMacChanged") };
         assert!(shown["message"].as_str().unwrap().contains("02:00:00:00:00:77"), "{shown}");
@@ -199,13 +199,13 @@ fn a6_a_changed_mac_in_a_pod_is_shown_and_its_fix_helps() {
         assert_eq!(shown["fix"].is_null(), is_lost, "{shown}");
         if !is_lost {
             assert_eq!(inspect::link(pod, "eth0").unwrap().mac, mac);
-            scene.expect_whole();
+            scene.expect_reachable();
         }
     });
 }
 
 #[test]
-fn a6_a_link_moved_out_of_a_pod_is_shown_and_its_fix_helps() {
+fn a6_a_link_moved_out_of_a_pod_is_shown_with_a_working_fix() {
     with_pods("moved", &|scene| {
         let Scene { host, agent, pod, .. } = scene;
         let node = host.node.path().display().to_string();
@@ -215,16 +215,16 @@ fn a6_a_link_moved_out_of_a_pod_is_shown_and_its_fix_helps() {
         }
         let shown = fixed(host, "PodLinkMoved");
         assert!(shown["message"].as_str().unwrap().contains("is taken on the node now"), "{shown}");
-        scene.expect_whole();
-        // Renamed inside the pod, also to names that a shell would run.
+        scene.expect_reachable();
+        // Renamed inside the pod, also to names that a shell would interpret.
         for name in ["other0", "$(x)", ";x"] {
             pod.sh(&["ip", "link", "set", "dev", "eth0", "down"]).unwrap();
             pod.sh(&["ip", "link", "set", "dev", "eth0", "name", name]).unwrap();
             let shown = fixed(host, "PodLinkMoved");
             assert!(shown["message"].as_str().unwrap().contains(&format!("renamed to {name} ")), "{shown}");
-            scene.expect_whole();
+            scene.expect_reachable();
         }
-        // Into a namespace that neither pod nor node sees: no command helps.
+        // In a namespace that is neither the pod's nor the node's, no command can find the link.
         let elsewhere = host.node.pod("elsewhere").unwrap();
         let path = elsewhere.path().display().to_string();
         pod.sh(&["ip", "link", "set", "dev", "eth0", "netns", &path]).unwrap();
@@ -233,7 +233,7 @@ fn a6_a_link_moved_out_of_a_pod_is_shown_and_its_fix_helps() {
     });
 }
 
-/// Without an agent nothing restores addresses and routes: there is no command, and a link that is put back is not enough.
+/// Without an agent nothing restores addresses and routes, so moving the link back is not sufficient and there is no fix.
 fn not_restored(scene: &Scene) {
     let Scene { host, pod, addresses, .. } = scene;
     let moved = shown(host, "PodLinkMoved");
@@ -253,11 +253,11 @@ fn not_restored(scene: &Scene) {
 }
 
 #[test]
-fn a6_pods_of_recovered_records_are_reported_as_not_inspected() {
+fn a6_pods_with_recovered_records_are_not_inspected() {
     with_pods("recovered", &|scene| {
         let Scene { host, .. } = scene;
         if scene.agent.is_some() {
-            // An agent that runs knows the pods from its memory.
+            // A running agent has the records in memory.
             return;
         }
         fs::remove_dir_all(host.node.run_dir().join("networks")).unwrap();
@@ -270,9 +270,9 @@ fn a6_pods_of_recovered_records_are_reported_as_not_inspected() {
     });
 }
 
-/// `podwire pods` must not print "no pods" for records that it cannot read.
+/// `podwire pods` must not print "no pods" for unreadable records.
 #[test]
-fn a6_records_that_are_not_in_a_directory_are_shown_and_the_pod_stays() {
+fn a6_a_file_instead_of_the_record_directory_is_reported() {
     with_pods("notadir", &|scene| {
         let Scene { host, agent, .. } = scene;
         let networks = host.node.run_dir().join("networks");
@@ -290,19 +290,20 @@ fn a6_records_that_are_not_in_a_directory_are_shown_and_the_pod_stays() {
         let pods = host.ask(&["pods"]);
         assert!(!pods.success() && pods.stderr.contains("Not a directory"), "{pods:?}");
         exchange();
-        wait_until("the end of it", DEADLINE, || Ok(found(host, "RunDirUnusable").is_empty())).unwrap();
+        wait_until("the end of the condition", DEADLINE, || Ok(found(host, "RunDirUnusable").is_empty()))
+            .unwrap();
         if let Some(agent) = agent {
             wait_until("ready", DEADLINE, || Ok(agent.is_ready())).unwrap();
         }
-        scene.expect_whole();
+        scene.expect_reachable();
     });
 }
 
-/// The files are named, nothing is overwritten, and all outputs have one fix.
+/// Nothing is overwritten, and all outputs have the same fix.
 #[test]
-fn b14_a_file_of_another_program_is_one_condition_with_a_fix_that_works() {
+fn b14_a_file_of_another_program_has_a_working_fix() {
     for (dir, name) in [("opt/cni/bin", "podwire-cni"), ("etc/cni/net.d", "10-podwire.conflist")] {
-        let host = Host::new("foreign");
+        let host = Host::new("otherfile");
         let path = host.node.dir().join(dir).join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::copy("/bin/true", &path).unwrap();
@@ -310,9 +311,9 @@ fn b14_a_file_of_another_program_is_one_condition_with_a_fix_that_works() {
         let runtime = host.runtime();
         let mut agent = host.idle_agent(&runtime.agent_flags());
         agent.launch().unwrap();
-        let is_told =
+        let is_reported =
             || Ok(agent.client().get(api::STATUS, DEADLINE).is_ok() && !found(&host, INCOMPLETE).is_empty());
-        wait_until("the condition", DEADLINE, is_told).unwrap();
+        wait_until("the condition", DEADLINE, is_reported).unwrap();
         let [condition] = &found(&host, INCOMPLETE)[..] else { panic!("one condition") };
         let fix = condition["fix"].as_str().unwrap();
         assert_eq!(fix, format!("mv {0} {0}.moved", path.display()));
@@ -336,15 +337,16 @@ fn b14_a_file_of_another_program_is_one_condition_with_a_fix_that_works() {
 const INCOMPLETE: &str = "InstallIncomplete";
 
 #[test]
-fn b14_files_that_wait_for_the_agent_are_shown_as_such() {
+fn b14_files_that_wait_for_readiness_are_shown() {
     let host = Host::new("waiting");
     let mut agent = host.idle_agent(&host.runtime().agent_flags());
     let networks = host.node.run_dir().join("networks");
     fs::create_dir_all(&networks).unwrap();
-    fs::write(networks.join("theirs"), "").unwrap();
+    fs::write(networks.join("other"), "").unwrap();
     agent.launch().unwrap();
-    let is_told = || Ok(agent.client().get(api::READY, DEADLINE).is_ok_and(|answer| answer.status == 503));
-    wait_until("an answer", DEADLINE, is_told).unwrap();
+    let is_reported =
+        || Ok(agent.client().get(api::READY, DEADLINE).is_ok_and(|answer| answer.status == 503));
+    wait_until("an answer", DEADLINE, is_reported).unwrap();
     let page = host.ask(&["status"]).stdout;
     let config = host.runtime().conf.join("10-podwire.conflist");
     has(&page, &[&format!("wait {}", config.display()), "the agent installs it when it is ready"]);
@@ -356,9 +358,9 @@ fn b14_files_that_wait_for_the_agent_are_shown_as_such() {
     has(&host.ask(&["status"]).stdout, &[&format!("ok {}", config.display())]);
 }
 
-/// `systemctl start podwire` would not help.
+/// The fix must not be `systemctl start podwire`, because the agent cannot start.
 #[test]
-fn a8_an_invalid_configuration_is_the_condition_while_no_agent_runs() {
+fn a8_an_invalid_configuration_is_reported_without_an_agent() {
     let host = Host::new("configinvalid");
     let config = host.node.dir().join("agent.toml");
     fs::write(&config, "wrokers = 1\n").unwrap();
@@ -367,7 +369,7 @@ fn a8_an_invalid_configuration_is_the_condition_while_no_agent_runs() {
         let run_dir = host.node.run_dir();
         let line = ["env", &variable, host.tool.to_str().unwrap(), command, "-o", "json", "--run-dir"];
         let outcome = host.node.run(&[&line[..], &[run_dir.to_str().unwrap()]].concat(), b"").unwrap();
-        // The condition has the message; stderr does not repeat it.
+        // stderr does not repeat the message of the condition.
         has(&outcome.stderr, &["podwire agent --check-config"]);
         assert!(!outcome.stderr.contains("workers"), "{}", outcome.stderr);
         assert!(outcome.stderr.lines().all(|line| line.len() <= 80), "{}", outcome.stderr);
@@ -384,14 +386,14 @@ fn a8_an_invalid_configuration_is_the_condition_while_no_agent_runs() {
     }
 }
 
-/// The plugin does not read the agent's configuration.
+/// The plugin does not read the agent's configuration, so it cannot name the cause itself.
 #[test]
-fn f8_cni_status_names_the_command_that_shows_why_no_agent_answers() {
+fn f8_cni_status_without_agent_names_podwire_status() {
     let host = Host::new("whynoagent");
     let config = host.idle_agent(&["--no-install"]).config(&json!({}));
     let error = host.plugin.status(&host.node, &config).unwrap().error().unwrap();
     assert_eq!((error.code, error.details.as_str()), (50, "AgentUnreachable: systemctl start podwire"));
-    // The node of the test has another run directory than the default.
+    // The run directory of the test node is not the default.
     let command = format!("podwire status --run-dir {}", host.node.run_dir().display());
     assert!(error.msg.ends_with(&format!("; `{command}` shows why")), "{error:?}");
     has(

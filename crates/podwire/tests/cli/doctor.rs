@@ -1,4 +1,4 @@
-//! `podwire doctor`: a node that is well is told so; what is wrong is found, and the command that is given puts it right.
+//! `podwire doctor`: a healthy node has no problems, problems are found, and their fixes work.
 
 mod probes;
 
@@ -14,18 +14,18 @@ fn doctor(host: &Host, more: &[&str]) -> Outcome {
     host.ask(&[&["doctor", "--state-dir", state.to_str().unwrap()], more].concat())
 }
 
-/// What is wrong: check, sentence and command.
-fn wrong(host: &Host) -> Vec<(String, String, String)> {
+/// All problems: check, message and fix.
+fn problems(host: &Host) -> Vec<(String, String, String)> {
     let outcome = doctor(host, &["-o", "json"]);
     let report: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| {
         panic!("{error}: {}{}", outcome.stdout, outcome.stderr);
     });
     let findings = report["checks"].as_array().unwrap();
-    let bad = findings.iter().filter(|finding| finding["verdict"] == "problem");
+    let found = findings.iter().filter(|finding| finding["verdict"] == "problem");
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
-    let bad: Vec<_> = bad.map(|f| (text(f, "check"), text(f, "message"), text(f, "fix"))).collect();
-    assert_eq!(outcome.status.code(), Some(i32::from(!bad.is_empty())), "{bad:?}");
-    bad
+    let found: Vec<_> = found.map(|f| (text(f, "check"), text(f, "message"), text(f, "fix"))).collect();
+    assert_eq!(outcome.status.code(), Some(i32::from(!found.is_empty())), "{found:?}");
+    found
 }
 
 fn sh(host: &Host, line: &str) {
@@ -45,7 +45,7 @@ fn standalone(label: &str, mode: &str) -> (Host, Value) {
 }
 
 #[test]
-fn a9_a_healthy_node_is_all_ok_and_nothing_is_changed() {
+fn a9_a_healthy_node_has_no_problems_and_is_not_changed() {
     for mode in ["routed", "bridge"] {
         let host = Host::new("well");
         let agent = host.agent(&["--no-install", "--network-mode", mode]);
@@ -62,22 +62,22 @@ fn a9_a_healthy_node_is_all_ok_and_nothing_is_changed() {
                 "vxlan",
                 "nftables",
                 "conntrack",
-                "IPv6 is forwarded",
+                "IPv6 forwarding is on",
                 "is ready",
                 "no problems",
             ],
         );
         assert!(!outcome.stdout.contains("PROBLEM"), "{mode}: {}", outcome.stdout);
-        // Those that a check finds are not repeated as conditions: the conditions come after all checks.
+        // Conditions come last, because those that another check has found are not repeated.
         let last = outcome.stdout.lines().rfind(|line| line.contains(" ok ")).unwrap();
         assert!(last.starts_with("conditions "), "{mode}: {}", outcome.stdout);
-        assert_eq!(wrong(&host), [], "{mode}");
+        assert_eq!(problems(&host), [], "{mode}");
         before.expect_same(&host.node).unwrap();
     }
 }
 
-/// Each makes one problem: which check finds it, and what must be in the sentence or the command.
-const MISCHIEF: [(&str, &str, &str, &str); 7] = [
+/// Mode, command that creates a problem, check that finds it, and part of the fix.
+const FAULTS: [(&str, &str, &str, &str); 7] = [
     ("routed", "sysctl -w net.ipv4.ip_forward=0", "forwarding", "sysctl -w net.ipv4.ip_forward=1"),
     (
         "routed",
@@ -113,94 +113,94 @@ const MISCHIEF: [(&str, &str, &str, &str); 7] = [
 ];
 
 #[test]
-fn a9_each_problem_is_found_and_its_command_puts_it_right() {
-    for (mode, act, check, command) in MISCHIEF {
-        let (host, _) = standalone("ill", mode);
-        assert_eq!(wrong(&host), [], "{mode}: before {act}");
+fn a9_each_problem_is_found_and_its_fix_works() {
+    for (mode, act, check, command) in FAULTS {
+        let (host, _) = standalone("faults", mode);
+        assert_eq!(problems(&host), [], "{mode}: before {act}");
         sh(&host, act);
-        let found = wrong(&host);
-        let [(found_by, what, helps)] = found.as_slice() else { panic!("{act}: {found:?}") };
-        assert!(found_by == check && helps.contains(command), "{act}: {what}: {helps}");
+        let found = problems(&host);
+        let [(found_by, message, fix)] = found.as_slice() else { panic!("{act}: {found:?}") };
+        assert!(found_by == check && fix.contains(command), "{act}: {message}: {fix}");
         let page = doctor(&host, &[]);
         has(&page.stdout, &["PROBLEM", "1 problem"]);
-        // The whole line, as it is pasted.
-        sh(&host, page.stdout.lines().find(|line| line.trim() == helps.as_str()).unwrap());
-        let after = wrong(&host);
+        // The complete line, as an operator pastes it.
+        sh(&host, page.stdout.lines().find(|line| line.trim() == fix.as_str()).unwrap());
+        let after = problems(&host);
         if check == "MTU" {
-            // Now the tunnel fits its link, and the pods must be told.
+            // The tunnel fits its link now, but the pods' MTU is still too large.
             has(&after[0].1, &["pods send up to 1500 bytes", "pwvx4 carries 1450", "network.mtu"]);
         } else {
-            assert_eq!(after, [], "{act}: after {helps}");
+            assert_eq!(after, [], "{act}: after {fix}");
         }
     }
 }
 
 #[test]
-fn pain15_damaged_tables_are_found_and_the_command_repairs_them() {
+fn pain15_drift_of_tables_is_found_and_the_fix_repairs_it() {
     let (host, _) = standalone("tables", "bridge");
     let path = host.tool.parent().unwrap().display();
     for act in
         ["flush chain inet podwire hostports", "flush set inet podwire pods4", "delete table bridge podwire"]
     {
         sh(&host, &format!("nft {act}"));
-        let found = wrong(&host);
-        let [(check, what, helps)] = found.as_slice() else { panic!("{act}: {found:?}") };
-        assert_eq!(check, "podwire tables", "{act}: {what}");
-        // Pods keep what is left of the tables while the command repairs them.
-        assert!(helps.starts_with("podwire doctor --repair"), "{act}: {helps}");
-        sh(&host, &format!("PATH={path}:$PATH; {helps} >/dev/null || test $? = 1"));
-        assert_eq!(wrong(&host), [], "{act}");
+        let found = problems(&host);
+        let [(check, message, fix)] = found.as_slice() else { panic!("{act}: {found:?}") };
+        assert_eq!(check, "podwire tables", "{act}: {message}");
+        // Existing rules stay in place during the repair.
+        assert!(fix.starts_with("podwire doctor --repair"), "{act}: {fix}");
+        sh(&host, &format!("PATH={path}:$PATH; {fix} >/dev/null || test $? = 1"));
+        assert_eq!(problems(&host), [], "{act}");
     }
     let _agent = Host::agent(&host, &["--no-install"]);
     let refused = doctor(&host, &["--repair"]);
     assert_eq!(refused.status.code(), Some(1));
-    has(&refused.stderr, &["an agent works on this node"]);
+    has(&refused.stderr, &["an agent runs on this node"]);
 }
 
 #[test]
-fn an_agent_that_is_gone_or_not_ready_is_missed() {
+fn a_killed_agent_is_reported() {
     let host = Host::new("noagent");
     let mut agent = host.agent(&["--no-install"]);
-    assert_eq!(wrong(&host), []);
+    assert_eq!(problems(&host), []);
     agent.kill().unwrap();
-    assert_eq!(wrong(&host).iter().map(|f| f.2.as_str()).collect::<Vec<_>>(), ["systemctl start podwire"]);
+    assert_eq!(problems(&host).iter().map(|f| f.2.as_str()).collect::<Vec<_>>(), ["systemctl start podwire"]);
     agent.launch().unwrap();
     agent.wait_ready().unwrap();
-    assert_eq!(wrong(&host), []);
+    assert_eq!(problems(&host), []);
 }
 
 #[test]
-fn a_store_that_is_away_is_not_a_node_without_others() {
+fn peers_are_unknown_while_the_store_is_unreachable() {
     let host = Host::new("noetcd");
     let mut agent = host.idle_agent(&["--no-install", "--store", "etcd", "--etcd-endpoints", "127.0.0.1:1"]);
     agent.launch().unwrap();
     wait_until("an answer", DEADLINE, || Ok(agent.client().get(api::HEALTH, DEADLINE).is_ok())).unwrap();
-    let found = wrong(&host);
-    let others: Vec<_> = found.iter().filter(|(check, ..)| check == "peers").collect();
-    assert!(others.is_empty(), "{found:?}");
-    has(&doctor(&host, &[]).stdout, &["the other nodes are not known: ", "1 check unknown"]);
+    let found = problems(&host);
+    let peers: Vec<_> = found.iter().filter(|(check, ..)| check == "peers").collect();
+    assert!(peers.is_empty(), "{found:?}");
+    has(&doctor(&host, &[]).stdout, &["the peers are unknown: ", "1 check unknown"]);
 }
 
-/// What doctor says on n1 of the other nodes: verdict and sentence. `how` runs it.
-fn of_others(cluster: &Cluster, how: &[&str]) -> Vec<(String, String)> {
+/// Verdicts and messages of the check `peers` on n1. `prefix` is a command that runs doctor.
+fn peer_checks(cluster: &Cluster, prefix: &[&str]) -> Vec<(String, String)> {
     let (agent, node) = (cluster.agent("n1").unwrap(), cluster.node("n1").unwrap());
     let run_dir = agent.run_dir().to_str().unwrap();
     let words =
-        [how, &[env!("CARGO_BIN_EXE_podwire"), "doctor", "-o", "json", "--run-dir", run_dir]].concat();
+        [prefix, &[env!("CARGO_BIN_EXE_podwire"), "doctor", "-o", "json", "--run-dir", run_dir]].concat();
     let outcome = node.run(&words, b"").unwrap();
     let report: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| {
         panic!("{error}: {}{}", outcome.stdout, outcome.stderr);
     });
     let findings = report["checks"].as_array().unwrap();
-    let is_ill = findings.iter().any(|finding| finding["verdict"] == "problem");
-    assert_eq!(outcome.status.code(), Some(i32::from(is_ill)), "{findings:?}");
-    let others = findings.iter().filter(|finding| finding["check"] == "peers");
+    let has_problem = findings.iter().any(|finding| finding["verdict"] == "problem");
+    assert_eq!(outcome.status.code(), Some(i32::from(has_problem)), "{findings:?}");
+    let peers = findings.iter().filter(|finding| finding["check"] == "peers");
     let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
-    others.map(|finding| (text(finding, "verdict"), text(finding, "message"))).collect()
+    peers.map(|finding| (text(finding, "verdict"), text(finding, "message"))).collect()
 }
 
 #[test]
-fn other_nodes_are_reached_or_not_or_cannot_be_asked() {
+fn peers_are_reachable_unreachable_or_unknown() {
     let plan = Plan { nodes: 2, subnets: 1, ..Plan::default() };
     let mut cluster = Cluster::hosts("doctors", &plan).unwrap();
     cluster.start_etcd().unwrap();
@@ -208,29 +208,32 @@ fn other_nodes_are_reached_or_not_or_cannot_be_asked() {
         cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
     }
     cluster.start_agents().unwrap();
-    let what =
-        "2 addresses reached, 2 by packets as large as those of pods; 2 paths to pod networks answered";
-    let well = ("ok".to_owned(), what.to_owned());
-    wait_until("n2 to be alive and reached", DEADLINE, || Ok(of_others(&cluster, &[]) == [well.clone()]))
-        .unwrap();
+    let message =
+        "2 addresses reachable, 2 with packets of the pods' size; 2 paths to pod networks reachable";
+    let expected = ("ok".to_owned(), message.to_owned());
+    wait_until("n2 to be alive and reachable", DEADLINE, || {
+        Ok(peer_checks(&cluster, &[]) == [expected.clone()])
+    })
+    .unwrap();
 
     // As in a container that has no CAP_NET_RAW.
-    let found = of_others(&cluster, &["setpriv", "--bounding-set", "-net_raw"]);
-    let [(verdict, what)] = found.as_slice() else { panic!("{found:?}") };
-    assert_eq!(verdict, "unknown", "{what}");
-    has(what, &["4 targets cannot be pinged from here", "not permitted"]);
+    let found = peer_checks(&cluster, &["setpriv", "--bounding-set", "-net_raw"]);
+    let [(verdict, message)] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!(verdict, "unknown", "{message}");
+    has(message, &["4 targets cannot be pinged from this process", "not permitted"]);
 
     for address in cluster.addresses("n2").unwrap() {
         cluster.node("n1").unwrap().sh(&["ip", "route", "add", "unreachable", &address.to_string()]).unwrap();
-        let found = of_others(&cluster, &[]);
-        let sentence = format!("there is no route to node n2 at {address}");
-        let told = found.iter().filter(|(verdict, what)| verdict == "problem" && what.starts_with(&sentence));
-        assert_eq!(told.count(), 1, "{found:?}");
+        let found = peer_checks(&cluster, &[]);
+        let message = format!("there is no route to node n2 at {address}");
+        let reported =
+            found.iter().filter(|(verdict, text)| verdict == "problem" && text.starts_with(&message));
+        assert_eq!(reported.count(), 1, "{found:?}");
     }
 }
 
 #[test]
-fn a3_the_limit_of_namespaces_is_raised_by_the_command_that_is_shown() {
+fn a3_the_fix_raises_the_limit_of_namespaces() {
     let host = Host::new("limit");
     let doctor = format!("{} doctor --run-dir {}", host.tool.display(), host.node.run_dir().display());
     // The limit of a user namespace, which has this one network namespace.
@@ -240,32 +243,32 @@ fn a3_the_limit_of_namespaces_is_raised_by_the_command_that_is_shown() {
     );
     let words = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", &script];
     let outcome = host.node.run(&words, b"").unwrap();
-    has(&outcome.stdout, &["user.max_net_namespaces = 2048", "pods can be wired"]);
+    has(&outcome.stdout, &["user.max_net_namespaces = 2048", "veth pairs can be created"]);
 }
 
 #[test]
-fn who_may_not_look_is_told_so() {
+fn missing_capabilities_are_reported() {
     let host = Host::new("weak");
     let (run_dir, tool) = (host.node.run_dir(), host.tool.clone());
-    for (without, told) in [
+    for (without, message) in [
         ("-net_admin", "CAP_NET_ADMIN is missing"),
         ("-net_admin,-sys_admin", "CAP_NET_ADMIN and CAP_SYS_ADMIN are missing"),
     ] {
         let words = ["setpriv", "--bounding-set", without, tool.to_str().unwrap(), "doctor", "--run-dir"];
         let outcome = host.node.run(&[&words[..], &[run_dir.to_str().unwrap()]].concat(), b"").unwrap();
         assert_eq!(outcome.status.code(), Some(4), "{}{}", outcome.stdout, outcome.stderr);
-        has(&outcome.stdout, &[told, "outside of a container"]);
+        has(&outcome.stdout, &[message, "outside of a container"]);
         assert!(!outcome.stdout.contains("sudo"), "{}", outcome.stdout);
         assert!(!outcome.stdout.contains("nftables"), "{}", outcome.stdout);
     }
 }
 
 #[test]
-fn a8_orphaned_elements_are_found_and_the_command_removes_them() {
+fn a8_orphaned_elements_are_found_and_the_fix_removes_them() {
     for mode in ["routed", "bridge"] {
         let (host, _) = standalone("orphans", mode);
-        assert_eq!(wrong(&host), [], "{mode}");
-        // As they stay where a pod went and its elements did not.
+        assert_eq!(problems(&host), [], "{mode}");
+        // Elements of a pod that no longer exists.
         for element in [
             "hostport4_any { tcp . 9999 : 10.50.0.77 . 80 }",
             "hostport6_any { udp . 9999 : fd00:50::77 . 80 }",
@@ -273,43 +276,43 @@ fn a8_orphaned_elements_are_found_and_the_command_removes_them() {
         ] {
             sh(&host, &format!("nft 'add element inet podwire {element}'"));
         }
-        let found = wrong(&host);
+        let found = problems(&host);
         assert_eq!(found.len(), 1, "{mode}: {found:?}");
-        let (check, what, command) = &found[0];
+        let (check, message, fix) = &found[0];
         assert_eq!(check, "podwire tables", "{mode}");
-        has(what, &["tcp . 9999", "udp . 9999", "10.50.0.77", "fd00:50::77"]);
-        sh(&host, command);
-        assert_eq!(wrong(&host), [], "{mode}");
+        has(message, &["tcp . 9999", "udp . 9999", "10.50.0.77", "fd00:50::77"]);
+        sh(&host, fix);
+        assert_eq!(problems(&host), [], "{mode}");
     }
 }
 
-/// B16: nothing on the node needs an agent before the first pod, and after it.
+/// B16: before and after the first pod.
 #[test]
-fn b16_a_fresh_standalone_node_needs_no_agent() {
+fn b16_a_new_standalone_node_needs_no_agent() {
     let host = Host::new("fresh");
-    let of_agent = |host: &Host| {
-        let wrong = wrong(host);
-        wrong.into_iter().filter(|(check, ..)| check == "agent").collect::<Vec<_>>()
+    let agent_problems = |host: &Host| {
+        let found = problems(host);
+        found.into_iter().filter(|(check, ..)| check == "agent").collect::<Vec<_>>()
     };
-    assert_eq!(of_agent(&host).len(), 1, "nothing is installed: status reports the same");
+    assert_eq!(agent_problems(&host).len(), 1, "nothing is installed, so an agent is expected");
     assert!(host.install(&["--standalone"]).success());
-    assert_eq!(of_agent(&host), [], "installed, without a pod");
-    has(&doctor(&host, &[]).stdout, &["nothing on this node needs one"]);
+    assert_eq!(agent_problems(&host), [], "installed, without a pod");
+    has(&doctor(&host, &[]).stdout, &["not needed: the pods of this node are standalone"]);
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
-    assert_eq!(of_agent(&host), [], "with a pod");
+    assert_eq!(agent_problems(&host), [], "with a pod");
 
-    // A config that leads to an agent, as an operator writes it.
+    // A config of an operator that names an agent.
     let list =
         json!({ "cniVersion": "1.0.0", "name": "x", "plugins": [{ "type": "podwire-cni", "agent": true }] });
     std::fs::write(host.runtime().conf.join("20-x.conflist"), list.to_string()).unwrap();
-    let found = of_agent(&host);
+    let found = agent_problems(&host);
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(found[0].2, "systemctl start podwire");
 }
 
 #[test]
-fn b10_a_subnet_that_another_program_uses_is_found_and_nothing_of_it_is_removed() {
+fn b10_a_subnet_overlap_with_another_program_is_reported() {
     for (mode, with_agent) in [("bridge", false), ("routed", false), ("bridge", true), ("routed", true)] {
         let label = format!("overlap-{mode}-{with_agent}");
         let (host, subnet) = if with_agent {
@@ -323,19 +326,19 @@ fn b10_a_subnet_that_another_program_uses_is_found_and_nothing_of_it_is_removed(
             host.plugin.add(&pod, &agent.config(&json!({}))).unwrap().ok().unwrap();
             agent
         });
-        assert_eq!(wrong(&host), [], "{label}");
+        assert_eq!(problems(&host), [], "{label}");
         sh(
             &host,
             &format!("ip link add other type bridge; ip link set other up; ip route add {subnet} dev other"),
         );
-        let found = wrong(&host);
+        let found = problems(&host);
         let (check, message, fix) = &found[0];
         assert_eq!((found.len(), check.as_str()), (1, "pod subnets"), "{label}: {found:?}");
         assert!(message.contains(subnet) && message.contains("link other"), "{label}: {message}");
         has(&doctor(&host, &[]).stdout, &["SubnetOverlap"]);
-        assert_eq!(fix, "", "{label}: the other side is not Podwire's to remove");
+        assert_eq!(fix, "", "{label}: no fix, because Podwire must not remove routes of other programs");
         sh(&host, &format!("ip route del {subnet} dev other"));
-        // The agent's own report ends with its next round.
-        wait_until("the condition to end", DEADLINE, || Ok(wrong(&host).is_empty())).unwrap();
+        // The condition of the agent ends with its next reconcile.
+        wait_until("the condition to end", DEADLINE, || Ok(problems(&host).is_empty())).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Exit codes: all commands follow docs/exit-codes.md.
+//! Exit codes of all commands, as documented in docs/reference/exit-codes.md.
 
 use serde_json::json;
 use testkit::{Agent, Outcome};
@@ -9,8 +9,8 @@ const USAGE: i32 = 2;
 const AGENT_UNREACHABLE: i32 = 3;
 const PERMISSION_DENIED: i32 = 4;
 
-/// Every command that works on a node, with the arguments that it needs.
-const COMMANDS: [&[&str]; 24] = [
+/// Every command that needs root, with its required arguments.
+const COMMANDS: [&[&str]; 25] = [
     &["demo"],
     &["agent"],
     &["agent", "--check-config"],
@@ -26,9 +26,10 @@ const COMMANDS: [&[&str]; 24] = [
     &["install", "--standalone"],
     &["cleanup"],
     &["lab", "up"],
+    &["lab", "ls"],
     &["lab", "status"],
     &["lab", "pod", "add", "n1"],
-    &["lab", "exec", "n1", "--", "true"],
+    &["lab", "exec", "n1", "true"],
     &["lab", "test"],
     &["lab", "cut", "n1"],
     &["lab", "kill", "node", "n1"],
@@ -37,8 +38,8 @@ const COMMANDS: [&[&str]; 24] = [
     &["lab", "down"],
 ];
 
-/// Those that ask the agent.
-const QUESTIONS: [&[&str]; 8] = [
+/// Commands that need an answer of the agent.
+const AGENT_COMMANDS: [&[&str]; 8] = [
     &["status"],
     &["status", "-o", "json"],
     &["nodes"],
@@ -60,9 +61,9 @@ fn code(outcome: &Outcome) -> i32 {
 }
 
 #[test]
-fn a3_every_command_of_another_user_names_sudo() {
+fn a3_commands_of_other_users_name_sudo() {
     let host = Host::new("sudo");
-    // An agent, and a pod in a directory that only root can read.
+    // Only root can read the directory with the records.
     let agent: Agent = host.agent(&["--no-install"]);
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &agent.config(&json!({}))).unwrap().ok().unwrap();
@@ -79,11 +80,13 @@ fn a3_every_command_of_another_user_names_sudo() {
 }
 
 #[test]
-fn a3_text_that_is_the_same_for_every_user_needs_no_root() {
+fn a3_static_text_needs_no_root() {
     let host = Host::new("text");
     for args in [
         &["--help"][..],
         &["--version"],
+        &["version"],
+        &["version", "-o", "json"],
         &["status", "--help"],
         &["agent", "--print-config"],
         &["agent", "--print-config-sample"],
@@ -103,19 +106,19 @@ fn a3_text_that_is_the_same_for_every_user_needs_no_root() {
 }
 
 #[test]
-fn a7_an_agent_that_is_not_there_ends_every_question_with_3() {
-    let host = Host::new("nobody");
-    for args in QUESTIONS {
+fn a7_commands_exit_with_3_if_no_agent_is_reachable() {
+    let host = Host::new("noagent3");
+    for args in AGENT_COMMANDS {
         let outcome = if args[0] == "install" { host.install(&args[1..]) } else { host.ask(args) };
         assert_eq!(code(&outcome), AGENT_UNREACHABLE, "{args:?}: {outcome:?}");
-        // `status` shows it as a condition, among the rest of its page, the others as their error.
+        // `status` prints a condition on stdout, the other commands an error on stderr.
         let shown = format!("{}{}", outcome.stdout, outcome.stderr);
         has(&shown.split_whitespace().collect::<Vec<_>>().join(" "), &["no agent listens on"]);
     }
 }
 
 #[test]
-fn a7_arguments_and_configurations_that_are_invalid_end_with_2() {
+fn a7_invalid_arguments_and_configurations_exit_with_2() {
     let host = Host::new("usage");
     let file = host.node.dir().join("bad.toml");
     std::fs::write(&file, "wrokers = 1\n").unwrap();
@@ -142,7 +145,7 @@ fn a7_arguments_and_configurations_that_are_invalid_end_with_2() {
 }
 
 #[test]
-fn a7_root_without_a_capability_ends_with_4_and_its_name() {
+fn a7_a_missing_capability_exits_with_4_and_is_named() {
     let host = Host::new("nocap");
     let tool = host.tool.to_str().unwrap();
     for (drop, name) in [("-net_admin", "CAP_NET_ADMIN"), ("-sys_admin", "CAP_SYS_ADMIN")] {

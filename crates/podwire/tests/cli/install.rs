@@ -8,7 +8,7 @@ use testkit::{DEADLINE, Plugin, ping, wait_until};
 use crate::common::{Host, has, mode, plugin_config};
 
 #[test]
-fn a7_with_an_agent_plugin_and_config_come_when_it_is_ready() {
+fn a7_plugin_and_config_are_installed_for_a_ready_agent() {
     let host = Host::new("inst");
     let runtime = host.runtime();
     let agent = host.agent(&["--no-install"]);
@@ -22,10 +22,10 @@ fn a7_with_an_agent_plugin_and_config_come_when_it_is_ready() {
     let modes =
         [&runtime.bin.join("podwire-cni"), &runtime.bin.join("loopback"), &config].map(|path| mode(path));
     assert_eq!(modes, [0o700, 0o700, 0o600]);
-    assert_eq!(fs::read_dir(&runtime.conf).unwrap().count(), 1, "no temporary file is left");
-    assert_eq!(host.install(&[]).stdout, "everything is in place already\n");
+    assert_eq!(fs::read_dir(&runtime.conf).unwrap().count(), 1, "temporary files are removed");
+    assert_eq!(host.install(&[]).stdout, "all files are up to date\n");
 
-    // What was installed leads to this agent, as a runtime would call it.
+    // The installed plugin and config use this agent.
     let list = runtime.config("10-podwire.conflist");
     assert_eq!(list["plugins"][0]["agent"], json!(agent.socket()));
     let pod = host.node.pod("a").unwrap();
@@ -36,20 +36,20 @@ fn a7_with_an_agent_plugin_and_config_come_when_it_is_ready() {
 }
 
 #[test]
-fn a7_nothing_is_written_before_the_agent_is_ready() {
+fn a7_nothing_is_installed_before_the_agent_is_ready() {
     let host = Host::new("early");
     let runtime = host.runtime();
-    let begun = Instant::now();
+    let started = Instant::now();
     let outcome = host.install(&["--timeout", "1"]);
-    assert!(!outcome.success() && begun.elapsed() >= Duration::from_secs(1));
+    assert!(!outcome.success() && started.elapsed() >= Duration::from_secs(1));
     has(&outcome.stderr, &["waiting for the agent: no agent listens", "nothing was installed", "after 1 s"]);
     assert!(!runtime.bin.exists() && !runtime.conf.exists() && !runtime.state.exists());
 
-    // An agent that is there and cannot serve.
+    // An agent that is running and not ready.
     let mut agent = host.idle_agent(&["--no-install"]);
-    let foreign = host.node.run_dir().join("networks");
-    fs::create_dir_all(&foreign).unwrap();
-    fs::write(foreign.join("theirs"), "").unwrap();
+    let networks = host.node.run_dir().join("networks");
+    fs::create_dir_all(&networks).unwrap();
+    fs::write(networks.join("other"), "").unwrap();
     agent.launch().unwrap();
     wait_until("an answer", DEADLINE, || Ok(agent.client().get(api::READY, DEADLINE)?.status == 503))
         .unwrap();
@@ -58,10 +58,10 @@ fn a7_nothing_is_written_before_the_agent_is_ready() {
     has(&outcome.stderr, &["not a state directory of Podwire"]);
     assert!(!runtime.bin.exists() && !runtime.conf.exists());
 
-    // It becomes ready while we wait.
+    // The agent becomes ready while the command waits.
     let waiting = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| host.install(&[]));
-        fs::remove_dir_all(&foreign).unwrap();
+        fs::remove_dir_all(&networks).unwrap();
         waiting.join().unwrap()
     });
     assert!(waiting.success(), "{}", waiting.stderr);
@@ -69,7 +69,7 @@ fn a7_nothing_is_written_before_the_agent_is_ready() {
 }
 
 #[test]
-fn a7_a_template_and_a_network_of_the_agents_flags() {
+fn a7_a_template_uses_the_network_of_the_running_agent() {
     let host = Host::new("template");
     let runtime = host.runtime();
     let template = host.node.dir().join("template");
@@ -88,43 +88,43 @@ fn a7_a_template_and_a_network_of_the_agents_flags() {
     let more = ["--template", template.to_str().unwrap(), "--config-name", "05-blue.conflist"];
     let outcome = host.install(&more);
     assert!(outcome.success(), "{}", outcome.stderr);
-    // The agent's own network, not what this command would be configured with.
+    // The network of the running agent, not of the configuration of this command.
     let list = runtime.config("05-blue.conflist");
     assert_eq!((&list["name"], &list["plugins"][0]["subnet"]), (&json!("blue"), &json!("10.9.0.0/24")));
     assert_eq!((&list["plugins"][0]["mtu"], &list["plugins"][1]["type"]), (&json!(1400), &json!("tuning")));
-    fs::write(&template, r#"{"name": "{{ NOBODY }}"}"#).unwrap();
+    fs::write(&template, r#"{"name": "{{ UNKNOWN }}"}"#).unwrap();
     let outcome = host.install(&more);
     assert!(!outcome.success());
-    has(&outcome.stderr, &["NOBODY", template.to_str().unwrap()]);
+    has(&outcome.stderr, &["UNKNOWN", template.to_str().unwrap()]);
 }
 
 #[test]
-fn another_loopback_plugin_stays_as_it_is() {
+fn an_existing_loopback_plugin_is_kept() {
     let host = Host::new("loop");
     let runtime = host.runtime();
     fs::create_dir_all(&runtime.bin).unwrap();
-    fs::write(runtime.bin.join("loopback"), "theirs").unwrap();
+    fs::write(runtime.bin.join("loopback"), "other").unwrap();
     let _agent = host.agent(&["--no-install"]);
     let outcome = host.install(&[]);
     assert!(outcome.success(), "{}", outcome.stderr);
     assert!(!outcome.stdout.contains("loopback"), "{}", outcome.stdout);
-    assert_eq!(fs::read(runtime.bin.join("loopback")).unwrap(), b"theirs");
+    assert_eq!(fs::read(runtime.bin.join("loopback")).unwrap(), b"other");
 }
 
 #[test]
-fn an_agent_that_installs_by_itself_is_left_to_it() {
+fn files_of_an_installing_agent_are_left_to_the_agent() {
     let host = Host::new("itself");
     let runtime = host.runtime();
     let _agent = host.agent(&runtime.agent_flags());
-    // At once: the agent is ready, and may not have written a file yet.
+    // The agent is ready, but may not have installed its files yet.
     let outcome = host.install(&[]);
     assert!(outcome.success(), "{}", outcome.stderr);
     let config = runtime.conf.join("10-podwire.conflist");
-    has(&outcome.stdout, &[&format!("{} is kept in place by the agent", config.display())]);
+    has(&outcome.stdout, &[&format!("{} is managed by the agent", config.display())]);
     assert!(config.exists());
     let elsewhere = host.node.dir().join("elsewhere");
-    let wrong = ["install", "--plugin-dir", elsewhere.to_str().unwrap()];
-    let outcome = host.ask(&wrong);
+    let other_dir = ["install", "--plugin-dir", elsewhere.to_str().unwrap()];
+    let outcome = host.ask(&other_dir);
     assert!(!outcome.success() && !elsewhere.exists() && config.exists());
     has(&outcome.stderr, &["install.plugin_dir"]);
 }
@@ -134,14 +134,14 @@ fn e20_a_standalone_network_needs_no_agent() {
     let host = Host::new("install");
     let runtime = host.runtime();
     let network = ["--standalone", "--name", "blue", "--subnet", "10.51.0.0/24", "--subnet", "fd00:51::/64"];
-    // Twice: the second finds all in place.
+    // The second run finds all files up to date.
     for _ in 0..2 {
         let outcome = host.install(&network);
         assert!(outcome.success(), "{}", outcome.stderr);
     }
     let file = runtime.conf.join("10-blue.conflist");
     assert_eq!((mode(&runtime.bin.join("podwire-cni")), mode(&file)), (0o700, 0o600));
-    assert_eq!(fs::read_dir(&runtime.conf).unwrap().count(), 1, "no temporary file is left");
+    assert_eq!(fs::read_dir(&runtime.conf).unwrap().count(), 1, "temporary files are removed");
     assert_eq!(fs::read_dir(&runtime.bin).unwrap().count(), 2);
     let list = runtime.config("10-blue.conflist");
     assert_eq!(list["cniVersion"], "1.0.0");
@@ -151,7 +151,7 @@ fn e20_a_standalone_network_needs_no_agent() {
     assert!(capabilities["portMappings"] == true && capabilities["bandwidth"] == true);
     assert_eq!(list["plugins"][0]["agent"], Value::Null);
 
-    // What was installed wires a pod, as a runtime would call it.
+    // The installed plugin and config attach a pod.
     let config = plugin_config(&list, &host.node);
     let installed = Plugin { path: runtime.bin.join("podwire-cni") };
     let pod = host.node.pod("a").unwrap();
@@ -161,22 +161,21 @@ fn e20_a_standalone_network_needs_no_agent() {
 }
 
 #[test]
-fn e20_a_config_that_the_plugin_would_refuse_is_not_installed() {
+fn e20_an_invalid_config_is_not_installed() {
     let host = Host::new("badinst");
     let runtime = host.runtime();
     let outcome = host.install(&["--standalone", "--subnet", "10.1.0.0/32"]);
     assert!(!outcome.success());
     has(&outcome.stderr, &["/32"]);
     assert!(!runtime.bin.exists() && !runtime.conf.exists());
-    // A network of one's own without --standalone is a mistake: the agent has one.
+    // Network settings without --standalone are refused, because the agent has the network.
     let outcome = host.install(&["--subnet", "10.1.0.0/24"]);
     assert!(!outcome.success());
     has(&outcome.stderr, &["--standalone"]);
 }
 
-/// A8: what the plugin would refuse to the first pod is refused here, in both modes, and nothing is written.
 #[test]
-fn a8_a_standalone_network_whose_first_pod_would_fail_is_not_installed() {
+fn a8_a_network_whose_first_pod_would_fail_is_not_installed() {
     for mode in ["routed", "bridge"] {
         let host = Host::new("firstpod");
         let runtime = host.runtime();
@@ -199,11 +198,11 @@ fn a8_a_standalone_network_whose_first_pod_would_fail_is_not_installed() {
     }
 }
 
-/// B10: the command that is shown installs a network whose first pod works.
+/// B10: the command in the error installs a network without an overlap.
 #[test]
-fn b10_an_overlapping_subnet_is_refused_with_the_command_that_works() {
+fn b10_an_overlapping_subnet_is_refused_with_a_working_command() {
     for mode in ["routed", "bridge"] {
-        let host = Host::new("otherland");
+        let host = Host::new("overlap");
         let add = "ip link add other type bridge; ip link set other up; ip addr add 10.50.0.9/24 dev other";
         host.node.sh(&["sh", "-c", add]).unwrap();
         let subnets = ["--subnet", "10.50.0.0/24", "--subnet", "fd00:50::/64"];

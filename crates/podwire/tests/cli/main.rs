@@ -1,5 +1,5 @@
-//! The command-line tool as a person runs it, on a node of the lab.
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+//! The command-line tool, run on a node of the lab.
+#![expect(clippy::unwrap_used, reason = "test helpers panic like tests")]
 
 mod agreement;
 mod attachment;
@@ -13,8 +13,11 @@ mod doctor;
 mod exit;
 mod install;
 mod output;
+mod pages;
 mod pods;
-mod readme;
+mod reference;
 mod schemas;
 mod status;
+mod terminal;
+mod version;
 mod width;

@@ -1,12 +1,12 @@
-//! Where the output goes: a reader that has left is no failure, a disk that is full is one.
+//! Errors of stdout: a closed pipe is ignored, a full disk is reported.
 
 use std::fs::File;
 use std::process::{Command, Output, Stdio};
 
 use crate::common::{Host, has};
 
-/// Each says something on stdout, and all is well.
-const QUESTIONS: [&[&str]; 9] = [
+/// Commands that succeed and print on stdout.
+const COMMANDS: [&[&str]; 9] = [
     &["nodes"],
     &["nodes", "-o", "json"],
     &["routes"],
@@ -26,20 +26,20 @@ fn ask(host: &Host, args: &[&str], stdout: impl Into<Stdio>) -> Output {
 }
 
 #[test]
-fn a_reader_that_left_is_no_failure_and_a_full_disk_is() {
+fn a_closed_pipe_is_ignored_and_a_full_disk_is_an_error() {
     let host = Host::new("pipe");
     let _agent = host.agent(&["--no-install"]);
-    for args in QUESTIONS {
+    for args in COMMANDS {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let left = ask(&host, args, writer);
-        let told = String::from_utf8_lossy(&left.stderr);
-        assert_eq!((left.status.code(), &*told), (Some(0), ""), "{args:?}");
+        let closed = ask(&host, args, writer);
+        let stderr = String::from_utf8_lossy(&closed.stderr);
+        assert_eq!((closed.status.code(), &*stderr), (Some(0), ""), "{args:?}");
 
         let full = ask(&host, args, File::options().write(true).open("/dev/full").unwrap());
-        let told = String::from_utf8_lossy(&full.stderr);
-        assert_eq!(full.status.code(), Some(1), "{args:?}: {told}");
-        has(&told, &["podwire: cannot write to stdout: No space left on device"]);
-        assert_eq!(told.lines().count(), 1, "{told}");
+        let stderr = String::from_utf8_lossy(&full.stderr);
+        assert_eq!(full.status.code(), Some(1), "{args:?}: {stderr}");
+        has(&stderr, &["podwire: cannot write to stdout: No space left on device"]);
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
 }

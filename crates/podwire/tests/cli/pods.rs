@@ -4,7 +4,7 @@ use testkit::{Call, Verb};
 use crate::common::{Host, has};
 
 #[test]
-fn pods_are_shown_as_a_table_and_as_json() {
+fn pods_are_listed_as_table_and_json() {
     let host = Host::new("pods");
     assert!(host.ask(&["pods"]).stdout.starts_with("no pods in "));
     let pod = host.node.pod("a").unwrap();
@@ -29,7 +29,7 @@ fn pods_are_shown_as_a_table_and_as_json() {
 }
 
 #[test]
-fn b11_a_pod_of_a_network_without_addresses_is_shown_as_such() {
+fn b11_a_pod_without_addresses_is_shown_as_layer_2() {
     let host = Host::new("pods-l2");
     let mut config = host.standalone();
     config.as_object_mut().unwrap().remove("subnet");
@@ -42,10 +42,10 @@ fn b11_a_pod_of_a_network_without_addresses_is_shown_as_such() {
     assert!(outcome.success(), "{}{}", outcome.stdout, outcome.stderr);
 }
 
-/// B10: tenant, network and group are recorded as the config gives them.
+/// B10: tenant, network and group are recorded from the config.
 #[test]
-fn b10_pods_of_an_agent_show_whose_they_are_also_when_it_is_gone() {
-    let host = Host::new("whose");
+fn b10_placement_of_pods_is_shown_with_and_without_agent() {
+    let host = Host::new("placement");
     let mut agent = host.agent(&["--no-install"]);
     let config = agent.config(&json!({ "tenant": "blue", "network": "front", "group": "web" }));
     let pod = host.node.pod("a").unwrap();
@@ -61,10 +61,10 @@ fn b10_pods_of_an_agent_show_whose_they_are_also_when_it_is_gone() {
     let table = host.ask(&["pods", "-o", "wide"]).stdout;
     has(&table.split_whitespace().collect::<Vec<_>>().join(" "), &["shop/web-1 0123456789ab eth0"]);
     has(&table, &["blue/front/web", "routed", "CNI NETWORK", "10.50.0.2"]);
-    // The agent tells the same.
-    let told: Value = agent.get(api::ATTACHMENTS).unwrap();
+    // The API has the same data.
+    let answer: Value = agent.get(api::ATTACHMENTS).unwrap();
     let json = || serde_json::from_str::<Value>(&host.ask(&["pods", "-o", "json"]).stdout).unwrap();
-    assert_eq!(sorted(&told), sorted(&json()));
+    assert_eq!(sorted(&answer), sorted(&json()));
     agent.kill().unwrap();
     let without_age = |table: &str| {
         table.lines().map(|line| line.rsplit_once(' ').unwrap().0.trim().to_owned()).collect::<Vec<_>>()
@@ -72,13 +72,13 @@ fn b10_pods_of_an_agent_show_whose_they_are_also_when_it_is_gone() {
     assert_eq!(without_age(&host.ask(&["pods", "-o", "wide"]).stdout), without_age(&table));
 }
 
-/// The records are lost, and the links alone know whose the pods are.
+/// The records are lost. The aliases of the links have the placements.
 #[test]
-fn a9_recovered_pods_have_their_own_placement_or_none() {
+fn a9_recovered_pods_have_their_placement_or_none() {
     let host = Host::new("recovered");
     let mut agent = host.agent(&["--no-install"]);
     let pods = [
-        ("kept", json!({ "tenant": "blue", "network": "front", "group": "web" }), "blue/front/web"),
+        ("placed", json!({ "tenant": "blue", "network": "front", "group": "web" }), "blue/front/web"),
         ("plain", json!({}), "default/default-net/-"),
         ("long", json!({ "tenant": "t".repeat(200) }), "unplaced"),
         ("older", json!({ "tenant": "red", "group": "db" }), "unplaced"),
@@ -89,7 +89,7 @@ fn a9_recovered_pods_have_their_own_placement_or_none() {
         (pod, result["interfaces"][1]["name"].as_str().unwrap().to_owned(), wanted)
     });
     agent.kill().unwrap();
-    // The alias as the version before wrote it.
+    // The alias in the format of the previous version.
     let (pod, link, _) = &pods[3];
     let alias = format!("podwire:podwire/{}/eth0 10.83.0.5/32 fd00:88::5/128", pod.id());
     host.node.sh(&["ip", "link", "set", link, "alias", &alias]).unwrap();
@@ -104,7 +104,7 @@ fn a9_recovered_pods_have_their_own_placement_or_none() {
         let shown = host.ask(&["attachment", "show", pod.id()]).stdout;
         assert_eq!(shown.contains("unplaced"), *wanted == "unplaced", "{shown}");
     }
-    // It survives another restart.
+    // The records stay the same after another restart.
     agent.restart().unwrap();
     agent.wait_ready().unwrap();
     assert_eq!(host.ask(&["pods", "-o", "wide"]).stdout.matches("unplaced").count(), 2);
@@ -117,9 +117,9 @@ fn sorted(list: &Value) -> Vec<String> {
     all
 }
 
-/// B16: podman gives a name without a namespace; cnitool gives none.
+/// B16: podman passes a name without a namespace, cnitool passes none.
 #[test]
-fn b16_containers_without_a_kubernetes_name_have_their_own_or_the_id() {
+fn b16_containers_without_kubernetes_name_show_name_or_id() {
     let host = Host::new("names");
     let agent = host.agent(&["--no-install"]);
     for (config, container) in [(host.standalone(), "ab"), (agent.config(&json!({})), "cd")] {
@@ -146,9 +146,8 @@ fn b16_containers_without_a_kubernetes_name_have_their_own_or_the_id() {
     }
 }
 
-/// A record that cannot be read is a problem, and not "no pods".
 #[test]
-fn a3_records_that_cannot_be_read_are_no_empty_list() {
+fn a3_unreadable_records_are_not_an_empty_list() {
     let host = Host::new("broken");
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
@@ -161,9 +160,9 @@ fn a3_records_that_cannot_be_read_are_no_empty_list() {
     has(&outcome.stderr, &["cannot be read"]);
 }
 
-/// The runtime has removed the pod; the agent that serves its DEL does not run.
+/// The runtime has removed the pod, and the agent does not run to process the DEL.
 #[test]
-fn a_pod_that_waits_for_its_del_is_shown_as_deleting() {
+fn a_pod_with_a_pending_del_is_shown_as_deleting() {
     let host = Host::new("deleting");
     let mut agent = host.agent(&["--no-install"]);
     let config = agent.config(&json!({}));
@@ -182,13 +181,12 @@ fn a_pod_that_waits_for_its_del_is_shown_as_deleting() {
     let table = host.ask(&["pods"]).stdout;
     let row = table.lines().find(|line| line.starts_with(pods[0].id())).unwrap();
     has(row, &["  deleting  "]);
-    has(&host.ask(&["attachment", "show", pods[0].id()]).stdout, &["deleting, made "]);
+    has(&host.ask(&["attachment", "show", pods[0].id()]).stdout, &["deleting, created "]);
 }
 
-/// Columns that distinguish rows appear only where names do not.
 #[test]
-fn rows_of_one_pod_are_told_apart_by_interface_or_container() {
-    let host = Host::new("apart");
+fn interface_and_container_are_shown_if_names_are_ambiguous() {
+    let host = Host::new("ambiguous");
     let header = || host.ask(&["pods"]).stdout.lines().next().unwrap().to_owned();
     let add = |pod: &testkit::Pod, ifname: &str, name: &str| {
         let call = Call {

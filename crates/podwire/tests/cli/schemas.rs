@@ -1,11 +1,11 @@
-//! docs/schemas: generated from the types of `api`, and followed by what the commands print.
+//! docs/reference/schemas is generated from the types of `api`, and the output of commands conforms to it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use api::{
-    AttachmentDetails, AttachmentsView, BlocksView, DoctorReport, ErrorAnswer, LabStatus, LabTest, NodesView,
-    Readiness, Removed, RoutesView, Status, StatusWithoutAgent, VersionAnswer,
+    AttachmentDetails, AttachmentsView, BlocksView, DoctorReport, ErrorAnswer, LabList, LabStatus, LabTest,
+    NodesView, Readiness, Removed, RoutesView, Status, StatusWithoutAgent, VersionAnswer,
 };
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -33,27 +33,28 @@ fn schemas() -> BTreeMap<&'static str, Value> {
         ("routes", schema::<RoutesView>()),
         ("blocks", schema::<BlocksView>()),
         ("doctor", schema::<DoctorReport>()),
+        ("lab-ls", schema::<LabList>()),
         ("lab-status", schema::<LabStatus>()),
         ("lab-test", schema::<LabTest>()),
     ])
 }
 
 #[test]
-fn a9_the_committed_schemas_are_the_generated_ones() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schemas");
+fn a9_recorded_schemas_match_the_types() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/schemas");
     let all = schemas();
     for (name, schema) in &all {
         let (path, text) = (dir.join(format!("{name}.json")), format!("{schema:#}\n"));
-        if std::env::var_os("PODWIRE_BLESS").is_some() {
+        if std::env::var_os("PODWIRE_RECORD").is_some() {
             std::fs::write(&path, &text).unwrap();
         }
         let committed = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(committed == text, "{} differs; write it with PODWIRE_BLESS=1", path.display());
+        assert!(committed == text, "{} differs; write it with PODWIRE_RECORD=1", path.display());
     }
     let is_schema = |name: &String| name.ends_with(".json");
     let names =
         std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    assert_eq!(names.filter(is_schema).count(), all.len(), "a schema in docs/schemas has no type any more");
+    assert_eq!(names.filter(is_schema).count(), all.len(), "a schema in docs/reference/schemas has no type");
 }
 
 /// Every object in a schema.
@@ -71,7 +72,7 @@ fn objects<'a>(schema: &'a Value, found: &mut Vec<&'a Value>) {
 }
 
 #[test]
-fn a9_names_are_camel_case_and_no_field_is_ever_missing() {
+fn a9_fields_are_camel_case_and_required() {
     for (name, schema) in schemas() {
         let mut found = Vec::new();
         objects(&schema, &mut found);
@@ -87,7 +88,7 @@ fn a9_names_are_camel_case_and_no_field_is_ever_missing() {
     }
 }
 
-/// Where a value does not follow its schema. Fields that the schema does not know are reported, too.
+/// Violations of the schema. Unknown fields are violations, too.
 fn violations(schema: &Value, root: &Value, value: &Value, at: &str) -> Vec<String> {
     if let Some(name) = schema["$ref"].as_str() {
         let definition = root.pointer(name.trim_start_matches('#')).unwrap();
@@ -99,7 +100,7 @@ fn violations(schema: &Value, root: &Value, value: &Value, at: &str) -> Vec<Stri
             return if all.iter().any(Vec::is_empty) { Vec::new() } else { all.concat() };
         }
     }
-    let mut wrong = Vec::new();
+    let mut found = Vec::new();
     let types = match &schema["type"] {
         Value::String(one) => vec![one.clone()],
         Value::Array(all) => all.iter().filter_map(|one| one.as_str().map(str::to_owned)).collect(),
@@ -115,42 +116,44 @@ fn violations(schema: &Value, root: &Value, value: &Value, at: &str) -> Vec<Stri
         Value::Object(_) => "object",
     };
     if !types.is_empty() && !types.iter().any(|one| one == kind) {
-        wrong.push(format!("{at} is {kind}, not {types:?}"));
+        found.push(format!("{at} is {kind}, not {types:?}"));
     }
     let is_listed = |list: &Value| list.as_array().is_none_or(|all| all.contains(value));
-    if !is_listed(&schema["enum"]) || schema.get("const").is_some_and(|wanted| wanted != value) {
-        wrong.push(format!("{at} is {value}"));
+    if !is_listed(&schema["enum"]) || schema.get("const").is_some_and(|expected| expected != value) {
+        found.push(format!("{at} is {value}"));
     }
     if let Some(fields) = value.as_object().filter(|_| schema["properties"].is_object()) {
         for key in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             if !fields.contains_key(key) {
-                wrong.push(format!("{at}.{key} is missing"));
+                found.push(format!("{at}.{key} is missing"));
             }
         }
         for (key, inner) in fields {
             match schema["properties"].get(key) {
-                Some(schema) => wrong.extend(violations(schema, root, inner, &format!("{at}.{key}"))),
-                None => wrong.push(format!("{at}.{key} is not in the schema")),
+                Some(schema) => found.extend(violations(schema, root, inner, &format!("{at}.{key}"))),
+                None => found.push(format!("{at}.{key} is not in the schema")),
             }
         }
     }
     for (index, inner) in value.as_array().into_iter().flatten().enumerate() {
-        wrong.extend(violations(&schema["items"], root, inner, &format!("{at}[{index}]")));
+        found.extend(violations(&schema["items"], root, inner, &format!("{at}[{index}]")));
     }
-    wrong
+    found
 }
 
 #[track_caller]
-fn follows(name: &str, text: &str) {
+pub(crate) fn expect_valid(name: &str, text: &str) {
     let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}: {text}"));
     let schema = &schemas()[name];
     assert_eq!(violations(schema, schema, &value, name), [] as [String; 0], "{text}");
 }
 
 #[test]
-fn a9_what_commands_print_follows_the_schemas() {
+fn a9_output_of_commands_conforms_to_the_schemas() {
     let host = Host::new("schemas");
-    follows("status-without-agent", &host.ask(&["status", "-o", "json"]).stdout);
+    expect_valid("status-without-agent", &host.ask(&["status", "-o", "json"]).stdout);
+    expect_valid("version", &host.run(&["version", "-o", "json"]).stdout);
+    expect_valid("lab-ls", &host.run(&["lab", "ls", "-o", "json"]).stdout);
     let runtime = host.runtime();
     let agent = host.agent(&runtime.agent_flags());
     let pod = host.node.pod("a").unwrap();
@@ -176,7 +179,7 @@ fn a9_what_commands_print_follows_the_schemas() {
         ("blocks", &["blocks"]),
         ("doctor", &["doctor"]),
     ] {
-        follows(name, &host.ask(&[args, &["-o", "json"]].concat()).stdout);
+        expect_valid(name, &host.ask(&[args, &["-o", "json"]].concat()).stdout);
     }
     for (name, path) in [
         ("status", api::STATUS),
@@ -184,36 +187,35 @@ fn a9_what_commands_print_follows_the_schemas() {
         ("version", api::VERSION),
         ("pods", api::ATTACHMENTS),
     ] {
-        follows(name, &agent.get(path).unwrap().to_string());
+        expect_valid(name, &agent.get(path).unwrap().to_string());
     }
     let refused = agent.client().get("/v1/nothing", testkit::DEADLINE).unwrap();
-    follows("error", &String::from_utf8(refused.body).unwrap());
-    // An unreadable record, and an agent that is gone.
+    expect_valid("error", &String::from_utf8(refused.body).unwrap());
+    // An unreadable record, without an agent.
     drop(agent);
     let dir = host.node.run_dir().join("networks/pods/attachments");
     std::fs::write(std::fs::read_dir(dir).unwrap().next().unwrap().unwrap().path(), "{").unwrap();
-    follows("pods", &host.ask(&["pods", "-o", "json"]).stdout);
-    follows("status-without-agent", &host.ask(&["status", "-o", "json"]).stdout);
-    follows("doctor", &host.ask(&["doctor", "-o", "json"]).stdout);
+    expect_valid("pods", &host.ask(&["pods", "-o", "json"]).stdout);
+    expect_valid("status-without-agent", &host.ask(&["status", "-o", "json"]).stdout);
+    expect_valid("doctor", &host.ask(&["doctor", "-o", "json"]).stdout);
 }
 
 #[test]
-fn a9_what_a_cluster_prints_follows_the_schemas() {
+fn a9_output_in_a_cluster_conforms_to_the_schemas() {
     let mut cluster = crate::cluster::cluster("schemas", &Plan { nodes: 3, subnets: 2, ..Plan::default() });
     let json = |cluster: &testkit::Cluster, args: &[&str]| {
         crate::cluster::ask(cluster, "n1", &[args, &["-o", "json"]].concat()).stdout
     };
     cluster.kill_node("n3").unwrap();
     for name in ["nodes", "routes", "blocks", "status", "doctor"] {
-        follows(name, &json(&cluster, &[name]));
+        expect_valid(name, &json(&cluster, &[name]));
     }
-    follows("node-rm", &json(&cluster, &["node", "rm", "n3", "--force"]));
+    expect_valid("node-rm", &json(&cluster, &["node", "rm", "n3", "--force"]));
 }
 
-/// The README and the schemas name each other.
 #[test]
 fn a9_the_schemas_are_listed_in_the_docs() {
-    let listed = include_str!("../../../../docs/schemas/README.md");
+    let listed = include_str!("../../../../docs/reference/schemas/README.md");
     for name in schemas().keys() {
         has(listed, &[&format!("[{name}.json]({name}.json)")]);
     }

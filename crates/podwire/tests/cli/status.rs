@@ -7,7 +7,7 @@ use testkit::{DEADLINE, wait_until};
 use crate::common::{Host, has, plugin_config};
 
 #[test]
-fn a_ready_agent_is_shown_on_one_page_and_as_json() {
+fn a_ready_agent_is_shown_as_text_and_json() {
     let host = Host::new("status");
     let runtime = host.runtime();
     let agent = host.agent(&[&runtime.agent_flags()[..], &["--node", "worker-1"]].concat());
@@ -40,18 +40,18 @@ fn a_ready_agent_is_shown_on_one_page_and_as_json() {
     let status: api::Status = serde_json::from_str(&outcome.stdout).unwrap();
     assert!(status.ready && status.attachments.unwrap().ready == 1, "{status:?}");
     assert_eq!((status.network.blocks[0].used, status.installed.len()), (Some(1), 3));
-    // The socket alone is enough.
+    // The socket is a sufficient argument.
     let socket = agent.socket();
     assert!(host.run(&["status", "--socket", socket.to_str().unwrap()]).success());
 }
 
 #[test]
-fn an_agent_that_is_not_ready_ends_with_1_and_says_why() {
+fn an_agent_that_is_not_ready_exits_with_1_and_the_reason() {
     let host = Host::new("unready");
     let mut agent = host.idle_agent(&["--no-install"]);
-    // Somebody else's state: reconcile refuses it.
+    // A directory of another program, which reconcile refuses.
     fs::create_dir_all(host.node.run_dir().join("networks")).unwrap();
-    fs::write(host.node.run_dir().join("networks/theirs"), "").unwrap();
+    fs::write(host.node.run_dir().join("networks/other"), "").unwrap();
     agent.launch().unwrap();
     wait_until("an answer", DEADLINE, || {
         let answer = agent.client().get(api::READY, DEADLINE)?;
@@ -71,12 +71,12 @@ fn an_agent_that_is_not_ready_ends_with_1_and_says_why() {
 }
 
 #[test]
-fn without_an_agent_it_exits_with_3_and_shows_what_is_recorded() {
+fn without_an_agent_status_exits_with_3_and_shows_records() {
     let host = Host::new("noagent");
-    let nothing = host.ask(&["status"]);
-    assert_eq!(nothing.status.code(), Some(3));
-    has(&nothing.stdout, &["agent          not running", "no agent is running", "0 ready, 0 pending"]);
-    has(&nothing.stdout, &[": not ready\n", "\n- AgentUnreachable socket ", "\n    systemctl start podwire"]);
+    let empty = host.ask(&["status"]);
+    assert_eq!(empty.status.code(), Some(3));
+    has(&empty.stdout, &["agent          not running", "no agent is running", "0 ready, 0 pending"]);
+    has(&empty.stdout, &[": not ready\n", "\n- AgentUnreachable socket ", "\n    systemctl start podwire"]);
 
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
@@ -84,9 +84,8 @@ fn without_an_agent_it_exits_with_3_and_shows_what_is_recorded() {
     assert_eq!((&json["mode"], &json["ready"]), (&json!("standalone"), &json!(true)));
 }
 
-/// No agent is missing where the plugin works without one.
 #[test]
-fn a6_standalone_status_does_not_contradict_itself() {
+fn a6_a_standalone_node_is_ready_without_an_agent() {
     let host = Host::new("alone");
     assert!(host.install(&["--standalone", "--name", "pods", "--subnet", "10.50.0.0/24"]).success());
     let state_dir = host.state_dir();
@@ -94,23 +93,23 @@ fn a6_standalone_status_does_not_contradict_itself() {
     let expect = |mode: &str| {
         let outcome = ask();
         assert_eq!(outcome.status.code(), Some(0), "{}{}", outcome.stdout, outcome.stderr);
-        has(&outcome.stdout, &[": ready\n", "agent          none, and none is needed", mode, "no problems"]);
+        has(&outcome.stdout, &[": ready\n", "agent          not needed", mode, "no problems"]);
         assert!(outcome.stderr.is_empty() && !outcome.stdout.contains("systemctl"), "{}", outcome.stderr);
     };
     assert!(state_dir.exists());
-    // A copy that no runtime reads.
+    // A backup file that no runtime reads.
     let copy =
         json!({"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "podwire-cni", "agent": true}]});
     fs::write(host.runtime().conf.join("10-podwire.conflist.bak"), copy.to_string()).unwrap();
-    expect("standalone: installed, and no pod was attached yet");
+    expect("standalone: installed, no pod attached yet");
     let pod = host.node.pod("a").unwrap();
     let config = plugin_config(&host.runtime().config("10-pods.conflist"), &host.node);
     host.plugin.add(&pod, &config).unwrap().ok().unwrap();
-    expect("standalone: no agent has worked here");
+    expect("standalone: no agent has run here");
 }
 
 #[test]
-fn an_agent_that_was_killed_is_missed_with_its_pods_and_tombstones() {
+fn a_killed_agent_is_reported_with_pods_and_tombstones() {
     let host = Host::new("killed");
     let mut agent = host.agent(&["--no-install"]);
     let config = agent.config(&json!({}));
@@ -126,22 +125,22 @@ fn an_agent_that_was_killed_is_missed_with_its_pods_and_tombstones() {
     has(
         &outcome.stdout,
         &[
-            &format!("an agent worked here (process {pid}), and is gone"),
+            &format!("the agent (process {pid}) has ended"),
             "attachments    2 ready",
-            "tombstones     1 DEL, which",
+            "tombstones     1 DEL for the agent",
         ],
     );
 }
 
-/// F5: the documented shape and exit code, also if the agent hangs.
+/// F5: schema and exit code are as documented.
 #[test]
-fn f5_an_agent_that_hangs_is_reported_with_the_state_in_files() {
+fn f5_a_hanging_agent_is_reported_with_the_state_in_files() {
     let host = Host::new("hangs");
     let agent = host.agent(&["--no-install"]);
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &agent.config(&json!({}))).unwrap().ok().unwrap();
     agent.signal(Signal::STOP).unwrap();
-    // The agent repairs it when it works again. Until then `podwire doctor --repair` refuses.
+    // The agent repairs it later. Until then `podwire doctor --repair` refuses to run.
     host.node.sh(&["ip", "link", "set", "podwire0", "down"]).unwrap();
     let (page, shown) = (host.ask(&["status"]), host.ask(&["status", "-o", "json"]));
     agent.signal(Signal::CONT).unwrap();
@@ -159,9 +158,9 @@ fn f5_an_agent_that_hangs_is_reported_with_the_state_in_files() {
     assert_eq!(down.fix.as_deref(), Some("systemctl restart podwire"), "{:?}", status.conditions);
 }
 
-/// F5: a path that is too long for a socket, which is not an agent that hangs.
+/// F5: the path is too long for a socket.
 #[test]
-fn f5_a_socket_that_no_process_can_use_is_not_an_agent_that_hangs() {
+fn f5_an_unusable_socket_is_not_a_hanging_agent() {
     let host = Host::new("longpath");
     let socket = format!("/run/{}", "x".repeat(110));
     for command in ["status", "doctor"] {
@@ -178,15 +177,15 @@ fn f5_a_socket_that_no_process_can_use_is_not_an_agent_that_hangs() {
     assert_eq!(outcome.status.code(), Some(0), "pods are standalone: {outcome:?}");
 }
 
-/// A6: the mode or the owner of the run directory is a condition, and its fix ends it.
+/// A6: wrong mode or owner.
 #[test]
-fn a6_an_unsafe_run_directory_is_a_condition_and_not_an_error() {
+fn a6_an_unsafe_run_directory_is_a_condition_with_a_fix() {
     let host = Host::new("unsafe");
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();
     let run_dir = host.node.run_dir();
-    for (spoil, word) in [("chmod 0777", "mode 0777"), ("chown 12345", "user 12345")] {
-        host.node.sh(&["sh", "-c", &format!("{spoil} {}", run_dir.display())]).unwrap();
+    for (command, word) in [("chmod 0777", "mode 0777"), ("chown 12345", "user 12345")] {
+        host.node.sh(&["sh", "-c", &format!("{command} {}", run_dir.display())]).unwrap();
         let outcome = host.ask(&["status"]);
         assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
         has(&outcome.stdout, &[": not ready\n", "RunDirUnusable directory ", word, "attachments    unknown"]);
@@ -199,9 +198,8 @@ fn a6_an_unsafe_run_directory_is_a_condition_and_not_an_error() {
     }
 }
 
-/// F4: the reason is a file in place of the socket, and the command that is shown ends it.
 #[test]
-fn f4_a_directory_in_place_of_the_socket_is_named_and_moved_by_the_fix() {
+fn f4_the_fix_moves_a_directory_at_the_socket_path() {
     let host = Host::new("occupied");
     let agent = host.agent(&["--no-install"]);
     let socket = agent.socket();
@@ -209,7 +207,7 @@ fn f4_a_directory_in_place_of_the_socket_is_named_and_moved_by_the_fix() {
     fs::create_dir(&socket).unwrap();
     fs::write(socket.join("file"), "").unwrap();
     let lost = "code=SocketLost";
-    wait_until("the agent to notice", DEADLINE, || Ok(agent.log()?.contains(lost))).unwrap();
+    wait_until("the condition", DEADLINE, || Ok(agent.log()?.contains(lost))).unwrap();
     let log = agent.log().unwrap();
     let (line, moved) =
         (log.lines().find(|line| line.contains(lost)).unwrap(), format!("{}.old", socket.display()));
@@ -220,13 +218,13 @@ fn f4_a_directory_in_place_of_the_socket_is_named_and_moved_by_the_fix() {
         has(&page, &["AgentUnreachable", "agent.sock is a directory, not a socket"]);
         assert!(page.lines().any(|line| line.trim() == fix), "{fix} in {page}");
     }
-    // Without systemd in the node; the agent makes its socket again by itself.
+    // The node has no systemd. The agent creates its socket again without a restart.
     host.node.sh(&["sh", "-c", fix.split(" && ").next().unwrap()]).unwrap();
     wait_until("the agent to answer", DEADLINE, || Ok(host.ask(&["status"]).success())).unwrap();
 }
 
 #[test]
-fn a2_host_port_on_an_address_the_node_lacks_is_shown() {
+fn a2_inactive_host_ports_are_shown() {
     let ports = json!({"runtimeConfig": {"portMappings":
         [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "198.51.100.7"},
          {"hostPort": 8081, "containerPort": 80, "protocol": "tcp", "hostIP": "127.0.0.1"}]}});
@@ -234,7 +232,7 @@ fn a2_host_port_on_an_address_the_node_lacks_is_shown() {
         let page = host.ask(&["status"]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(!page.contains(":8081"), "{page}");
         let is_shown = page.contains("host port 198.51.100.7:8080 to 80/tcp");
-        assert_eq!(is_shown, page.contains("is no address of this node"), "{page}");
+        assert_eq!(is_shown, page.contains("is not an address of this node"), "{page}");
         is_shown
     };
     for standalone in [true, false] {

@@ -1,4 +1,4 @@
-//! Output in 80 columns, with names, addresses and ids as long as they can be. `Host::run` measures every line.
+//! Output in 80 columns with names, addresses and IDs of maximum length. `Host::run` measures every line.
 
 use serde_json::{Value, json};
 use testkit::{Call, DEADLINE, Pod, Verb, wait_until};
@@ -10,7 +10,7 @@ fn long(label: &str) -> String {
     format!("{label}-{}", "x".repeat(62 - label.len()))
 }
 
-/// Two interfaces of a pod with long names; host ports on addresses that the node does not have.
+/// A pod with two interfaces and long names. Its host ports are on addresses that the node does not have.
 fn add(host: &Host, config: &Value, label: &str) -> Pod {
     let pod = host.node.pod(label).unwrap();
     for (ifname, port) in [("eth0", 8080), ("eth1-long-name0", 8081)] {
@@ -31,13 +31,13 @@ fn add(host: &Host, config: &Value, label: &str) -> Pod {
     pod
 }
 
-/// As runtimes make them.
+/// A container ID of 64 digits.
 fn id(label: &str) -> String {
     format!("{:x}", label.as_bytes()[0]).repeat(32)
 }
 
-/// Faults of every kind that a node can show at once.
-fn spoil(host: &Host, pod: &Pod) {
+/// Creates many kinds of faults at the same time.
+fn create_faults(host: &Host, pod: &Pod) {
     pod.sh(&["ip", "link", "set", "eth0", "address", "02:00:00:00:00:99"]).unwrap();
     let table = "table inet a-table-of-another-program { chain forward { type filter hook forward priority 0; policy drop; }; }";
     for line in [
@@ -51,7 +51,7 @@ fn spoil(host: &Host, pod: &Pod) {
 }
 
 #[test]
-fn every_command_fits_into_80_columns_on_a_standalone_node() {
+fn every_command_fits_80_columns_on_a_standalone_node() {
     let host = Host::new("narrow-alone");
     let mut config = host.standalone();
     config["subnet"] = json!("10.50.0.0/24,fd00:1234:5678:9abc:def0:1234:5678:0/112");
@@ -60,8 +60,8 @@ fn every_command_fits_into_80_columns_on_a_standalone_node() {
     let table = host.ask(&["pods"]).stdout;
     has(&table, &["fd00:1234:5678:9abc:def0:1234:5678:2", "IF"]);
     assert!(host.ask(&["attachment", "show", &format!("{}/eth0", id("a"))]).success());
-    spoil(&host, &a);
-    // Every element of the pod is named with its whole id.
+    create_faults(&host, &a);
+    // The condition names every element of the pod with its complete ID.
     host.node.sh(&["nft", "flush", "set", "inet", "podwire", "pods4"]).unwrap();
     has(&host.ask(&["status"]).stdout, &["DEGRADED", "PodMacChanged"]);
     let doctor = host.ask(&["doctor"]).stdout;
@@ -73,7 +73,7 @@ fn every_command_fits_into_80_columns_on_a_standalone_node() {
 }
 
 #[test]
-fn every_command_fits_into_80_columns_with_an_agent() {
+fn every_command_fits_80_columns_with_an_agent() {
     let host = Host::new("narrow-agent");
     let runtime = host.runtime();
     let flags = [
@@ -89,7 +89,7 @@ fn every_command_fits_into_80_columns_with_an_agent() {
         let outcome = host.ask(args);
         assert!(outcome.success(), "{args:?}: {outcome:?}");
     }
-    spoil(&host, &a);
+    create_faults(&host, &a);
     host.node.sh(&["ip", "route", "flush", "proto", "112"]).unwrap();
     wait_until("the conditions and a repair", DEADLINE, || {
         let page = host.ask(&["status"]).stdout;

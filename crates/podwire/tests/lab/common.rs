@@ -1,7 +1,7 @@
-//! A lab of a test's own, which goes with the test.
+//! A lab for one test. It is removed when the test ends.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// Named by this process, so that runs beside each other do not meet.
+    /// The name contains the process ID, because tests run in parallel.
     pub(crate) fn new(label: &str) -> Self {
         Self { name: format!("t{}_{label}", std::process::id()) }
     }
@@ -25,10 +25,10 @@ impl Lab {
         command
     }
 
-    /// Tables and sentences have at most 80 columns; commands to paste stay on one line.
+    /// Tables and sentences have at most 80 columns. Commands are not wrapped, because they are pasted.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
         let output = self.command(args).output().unwrap();
-        let is_limited = !["json", "wide", "--help", "exec", "logs"].iter().any(|word| args.contains(word));
+        let is_limited = !["json", "wide", "exec", "logs"].iter().any(|word| args.contains(word));
         let (out, _) = texts(&output);
         for line in out.lines().filter(|line| is_limited && !line.starts_with("  podwire lab ")) {
             assert!(line.chars().count() <= 80, "podwire lab {args:?}: {line:?} in:\n{out}");
@@ -36,7 +36,7 @@ impl Lab {
         output
     }
 
-    /// What it printed; anything but success ends the test.
+    /// stdout of a command that must succeed.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let (out, err) = texts(&output);
@@ -44,7 +44,7 @@ impl Lab {
         out
     }
 
-    /// What it complained about.
+    /// stderr of a command that must exit with 1.
     pub(crate) fn fails(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let (out, err) = texts(&output);
@@ -52,7 +52,7 @@ impl Lab {
         err
     }
 
-    /// What it says about arguments that do not fit together.
+    /// stderr of a command that must exit with 2.
     pub(crate) fn misused(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let (out, err) = texts(&output);
@@ -65,32 +65,47 @@ impl Lab {
         serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}{err}"))
     }
 
+    /// Nodes and state of this lab in `podwire lab ls`.
+    pub(crate) fn listed(&self) -> (Value, Value) {
+        let labs = self.json(&["ls"])["labs"].as_array().unwrap().clone();
+        let own = labs.into_iter().find(|lab| lab["name"] == self.name());
+        own.map_or_else(Default::default, |lab| (lab["nodes"].clone(), lab["state"].clone()))
+    }
+
+    /// stdout of a command on a terminal of 60 columns.
+    pub(crate) fn on_terminal(&self, args: &str) -> String {
+        let program = env!("CARGO_BIN_EXE_podwire");
+        let line = format!("stty rows 24 cols 60; {program} lab --name {} {args}", self.name());
+        let output = Command::new("script").args(["-qc", &line, "/dev/null"]).stdin(Stdio::null()).output();
+        texts(&output.unwrap()).0.replace("\r\n", "\n")
+    }
+
     pub(crate) fn dir(&self) -> PathBuf {
         Path::new("/var/lib/podwire-lab").join(&self.name)
     }
 
-    /// A command as messages tell it.
-    pub(crate) fn hint(&self, rest: &str) -> String {
-        format!("podwire lab --name {} {rest}", self.name)
+    /// A command for this lab, as in messages.
+    pub(crate) fn hint(&self, args: &str) -> String {
+        format!("podwire lab --name {} {args}", self.name)
     }
 
-    /// How many processes have this variable with something of the lab as its value.
+    /// The number of processes with this variable set to a value of this lab.
     pub(crate) fn traces_of(&self, variable: &str) -> usize {
-        let start = format!("{variable}=pwlab-{}-", self.name);
+        let prefix = format!("{variable}=pwlab-{}-", self.name);
         let processes = std::fs::read_dir("/proc").unwrap().flatten();
         let environments = processes.filter_map(|process| std::fs::read(process.path().join("environ")).ok());
         let has =
-            |text: &Vec<u8>| text.split(|byte| *byte == 0).any(|there| there.starts_with(start.as_bytes()));
+            |text: &Vec<u8>| text.split(|byte| *byte == 0).any(|entry| entry.starts_with(prefix.as_bytes()));
         environments.filter(has).count()
     }
 
-    /// Its directory, namespaces and processes.
+    /// Directory, namespaces and processes of the lab.
     pub(crate) fn traces(&self) -> Vec<String> {
         let prefix = format!("pwlab-{}-", self.name);
         let mut found: Vec<String> = self.namespaces().map(|name| format!("namespace {name}")).collect();
         found.extend(self.dir().exists().then(|| self.dir().display().to_string()));
         for process in std::fs::read_dir("/proc").unwrap().flatten() {
-            // The directory or a namespace is in the command line of everything that a lab starts.
+            // All processes of a lab have its directory or a namespace in their command line.
             let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
             let line = String::from_utf8_lossy(&line).replace('\0', " ");
             let dir = format!("{}/", self.dir().display());
@@ -112,7 +127,7 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        // After a test that went well there is nothing left to remove.
+        // A successful test has already removed the lab.
         let _ = self.command(&["down"]).output();
     }
 }
@@ -122,11 +137,11 @@ pub(crate) fn texts(output: &Output) -> (String, String) {
     (text(&output.stdout), text(&output.stderr))
 }
 
-/// Every word is in the text, which may be wrapped anywhere.
+/// Every phrase is in the text, which may be wrapped anywhere.
 pub(crate) fn has(text: &str, words: &[&str]) {
     let unwrapped = |text: &str| text.split_whitespace().collect::<String>();
     for word in words {
-        let is_there = text.contains(word) || unwrapped(text).contains(&unwrapped(word));
-        assert!(is_there, "{word:?} in:\n{text}");
+        let is_contained = text.contains(word) || unwrapped(text).contains(&unwrapped(word));
+        assert!(is_contained, "{word:?} in:\n{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! What a person may get wrong, and what leads out of a lab: nothing does.
+//! Wrong arguments, and isolation of a lab from the host.
 
 use std::fs;
 use std::path::Path;
@@ -7,15 +7,15 @@ use std::process::Command;
 use crate::common::{Lab, has, texts};
 
 #[test]
-fn whatever_runs_on_a_node_has_the_nodes_settings_and_directories() {
+fn commands_in_a_node_use_its_settings_and_directories() {
     let lab = Lab::new("inside");
     lab.ok(&["up", "--nodes", "2"]);
-    let before = machine_directories();
-    let said = lab.ok(&["exec", "n1", "--", "podwire", "install"]);
+    let before = host_directories();
+    let output = lab.ok(&["exec", "n1", "podwire", "install"]);
     let own = |name: &str| lab.dir().join("n1/cni").join(name);
-    has(&said, &[own("bin").to_str().unwrap(), own("net.d").to_str().unwrap()]);
+    has(&output, &[own("bin").to_str().unwrap(), own("net.d").to_str().unwrap()]);
     assert!(own("bin/podwire-cni").is_file() && own("net.d/10-podwire.conflist").is_file());
-    assert_eq!(machine_directories(), before, "the machine's own CNI directories are as they were");
+    assert_eq!(host_directories(), before, "CNI directories of the host are unchanged");
 
     lab.ok(&["kill", "agent", "n2"]);
     let config = lab.ok(&["exec", "n2", "--", "podwire", "agent", "--print-config"]);
@@ -27,9 +27,9 @@ fn whatever_runs_on_a_node_has_the_nodes_settings_and_directories() {
     lab.ok(&["start", "agent", "n2"]);
     assert!(lab.run(&["test"]).status.success());
 
-    // What the caller has set leads to another agent, or to none.
-    let outside = |place: &str, words: &[&str]| {
-        let mut command = lab.command(&[&["exec", place, "--"], words].concat());
+    // Variables of the caller that select another agent or etcd are ignored.
+    let with_variables = |target: &str, words: &[&str]| {
+        let mut command = lab.command(&[&["exec", target], words].concat());
         command.env("PODWIRE_SOCKET", "/nowhere").env("PODWIRE_NODE", "other").env("PODWIRE_NONSENSE", "1");
         command
             .env("ETCD_HOST", "192.0.2.1")
@@ -38,20 +38,23 @@ fn whatever_runs_on_a_node_has_the_nodes_settings_and_directories() {
         let output = command.output().unwrap();
         (output.status.code(), texts(&output))
     };
-    for (place, node) in [("n2", "on n2: ready"), ("p1", "on n1: ready")] {
-        let (code, (out, err)) = outside(place, &["podwire", "status"]);
-        assert_eq!(code, Some(0), "{place}: {out}{err}");
+    for (target, node) in [("n2", "on n2: ready"), ("p1", "on n1: ready")] {
+        let (code, (out, err)) = with_variables(target, &["podwire", "status"]);
+        assert_eq!(code, Some(0), "{target}: {out}{err}");
         has(&out, &[node]);
     }
-    has(&outside("n1", &["podwire", "agent", "--print-config"]).1.0, &["node = \"n1\"", "10.42.0.0/16"]);
-    assert_eq!(outside("n1", &["etcdctl", "get", "--limit=1", "--prefix", "/podwire"]).0, Some(0));
-    for place in ["etcd1", "underlay"] {
-        assert_eq!(outside(place, &["podwire", "status"]).0, Some(3), "{place} has no agent");
+    has(
+        &with_variables("n1", &["podwire", "agent", "--print-config"]).1.0,
+        &["node = \"n1\"", "10.42.0.0/16"],
+    );
+    assert_eq!(with_variables("n1", &["etcdctl", "get", "--limit=1", "--prefix", "/podwire"]).0, Some(0));
+    for target in ["etcd1", "underlay"] {
+        assert_eq!(with_variables(target, &["podwire", "status"]).0, Some(3), "{target} has no agent");
     }
 }
 
-/// The names in the directories where a runtime of this machine looks.
-fn machine_directories() -> Vec<String> {
+/// Entries of the CNI directories of the host.
+fn host_directories() -> Vec<String> {
     let directories =
         ["/opt/cni/bin", "/etc/cni/net.d"].into_iter().filter_map(|path| fs::read_dir(path).ok());
     let entries = directories.flatten().flatten();
@@ -59,25 +62,25 @@ fn machine_directories() -> Vec<String> {
 }
 
 #[test]
-fn mistakes_are_told_in_words_that_help() {
+fn errors_name_the_next_command() {
     let lab = Lab::new("words");
-    let said = lab.ok(&["up", "--nodes", "1"]);
-    has(&said, &["nodes: n1 ", &lab.hint("cut n1")]);
-    assert!(!said.contains("podwire lab cut"), "a hint without the name means another lab: {said}");
+    let output = lab.ok(&["up", "--nodes", "1"]);
+    has(&output, &["nodes: n1 ", &lab.hint("cut n1")]);
+    assert!(!output.contains("podwire lab cut"), "a command without the name selects another lab: {output}");
     has(&lab.ok(&["cut", "n1"]), &[&lab.hint("heal n1")]);
     has(&lab.ok(&["heal", "n1"]), &["connected"]);
     has(&lab.ok(&["kill", "agent", "n1"]), &[&lab.hint("start agent n1")]);
     lab.ok(&["start", "agent", "n1"]);
     has(&lab.fails(&["exec", "n7", "--", "true"]), &[&lab.hint("status")]);
     has(&lab.fails(&["cut", "n2"]), &["there is no node n2: this lab has n1\n"]);
-    has(&lab.fails(&["kill", "etcd", "etcd2"]), &["there is only etcd1"]);
+    has(&lab.fails(&["kill", "etcd", "etcd2"]), &["the only member is etcd1"]);
 
     let long = "x".repeat(300);
     for name in ["", "a b", "Web", &long, "-a"] {
         let output = lab.run(&["pod", "add", "n1", "--", name]);
         let (out, err) = texts(&output);
         assert_eq!(output.status.code(), Some(2), "{name:?}: {out}{err}");
-        has(&err, &["up to 63 of a-z"]);
+        has(&err, &["up to 63 characters of a-z"]);
         assert!(!err.contains("n1-"), "{err}");
     }
     assert_eq!(lab.json(&["status"])["pods"].as_array().unwrap().len(), 1);
@@ -89,12 +92,12 @@ fn mistakes_are_told_in_words_that_help() {
 }
 
 #[test]
-fn wishes_that_do_not_fit_together_are_refused() {
-    let lab = Lab::new("wishes");
+fn invalid_combinations_of_arguments_are_refused() {
+    let lab = Lab::new("invalid");
     for (args, word) in [
         (&["up", "--nodes", "1001"][..], "1 to 200 nodes, not 1001"),
         (&["up", "--nodes", "1", "--subnets", "2"], "a lab of 1 node has 1 subnet, not 2"),
-        (&["up", "--store", "embedded", "--etcd-members", "3"], "--etcd-members is for --store etcd"),
+        (&["up", "--store", "embedded", "--etcd-members", "3"], "--etcd-members needs --store etcd"),
         (&["up", "--nodes", "2", "--store", "embedded"], "a lab of 2 nodes needs etcd"),
     ] {
         has(&lab.misused(args), &[word]);
@@ -102,14 +105,14 @@ fn wishes_that_do_not_fit_together_are_refused() {
     }
     has(&lab.fails(&["status"]), &["there is no lab"]);
     let help = lab.ok(&["up", "--help"]);
-    for flag in ["--nodes <N>", "--transport <TRANSPORT>"] {
+    for (flag, start) in [("--nodes <N>", "Number of nodes"), ("--transport <TRANSPORT>", "Transport of")] {
         let words = help.split(flag).nth(1).unwrap().trim_start();
-        assert!(words.starts_with("How "), "{flag}: {help}");
+        assert!(words.starts_with(start), "{flag}: {help}");
     }
 }
 
 #[test]
-fn a_test_takes_as_many_open_files_as_it_may_and_says_when_that_is_not_enough() {
+fn a_test_reports_an_exhausted_limit_of_open_files() {
     let lab = Lab::new("files");
     lab.ok(&["up", "--nodes", "2", "--pods", "4"]);
     let limited = |ulimit: &str| {
@@ -128,7 +131,7 @@ fn a_test_takes_as_many_open_files_as_it_may_and_says_when_that_is_not_enough() 
 }
 
 #[test]
-fn the_program_may_have_another_name() {
+fn the_program_file_can_have_another_name() {
     let lab = Lab::new("renamed");
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(lab.name());
     fs::create_dir_all(&directory).unwrap();

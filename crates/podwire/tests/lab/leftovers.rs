@@ -1,17 +1,18 @@
-//! Labs that are half there: refused, replaced or removed, never left.
+//! Incomplete labs: they are refused, replaced or removed.
 
 use std::fs;
 use std::process::{Command, Stdio};
 
+use serde_json::json;
 use testkit::{DEADLINE, wait_until};
 
 use crate::common::{Lab, has};
 
 #[test]
-fn a_name_is_used_once_and_wrong_wishes_make_nothing() {
+fn names_are_unique_and_invalid_arguments_create_nothing() {
     let lab = Lab::new("twice");
     lab.ok(&["up", "--nodes", "1", "--pods", "0"]);
-    has(&lab.fails(&["up"]), &["is up already", &lab.hint("down"), "with --name NAME"]);
+    has(&lab.fails(&["up"]), &["is already up", &lab.hint("down"), "with --name NAME"]);
     has(&lab.fails(&["test"]), &["has no pods", &lab.hint("pod add n1")]);
     let other = Lab::new("other");
     for (args, word) in [
@@ -28,31 +29,32 @@ fn a_name_is_used_once_and_wrong_wishes_make_nothing() {
         assert_eq!(other.traces(), [] as [String; 0], "{args:?}");
     }
     has(&other.ok(&["down"]), &["there is no lab"]);
-    let wild =
+    let invalid =
         Command::new(env!("CARGO_BIN_EXE_podwire")).args(["lab", "up", "--name", "a/b"]).output().unwrap();
-    assert!(!wild.status.success());
+    assert!(!invalid.status.success());
 }
 
 #[test]
-fn an_up_that_fails_removes_what_it_made() {
+fn a_failed_up_removes_everything() {
     let lab = Lab::new("fails");
     let output = lab.command(&["up", "--nodes", "2"]).env("PODWIRE_CNI", "/bin/false").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    has(&said, &["could not be made, and nothing of it is left", "cannot attach pod"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    has(&stderr, &["cannot create lab", "everything was removed", "cannot attach pod"]);
     assert_eq!(lab.traces(), [] as [String; 0]);
 }
 
 #[test]
-fn an_up_that_was_killed_is_replaced_by_the_next() {
+fn the_next_up_replaces_a_killed_one() {
     let lab = Lab::new("killed");
     let mut up = lab.command(&["up", "--nodes", "20", "--pods", "0"]).stdout(Stdio::null()).spawn().unwrap();
     wait_until("the first nodes", DEADLINE, || Ok(lab.namespaces().count() > 4)).unwrap();
     up.kill().unwrap();
     up.wait().unwrap();
     has(&lab.fails(&["status"]), &["is incomplete", &lab.hint("down")]);
-    let said = lab.ok(&["up", "--nodes", "1"]);
-    has(&said, &["what an earlier one left is removed first", "Up in"]);
+    assert_eq!(lab.listed(), (json!(20), json!("unfinished")));
+    let output = lab.ok(&["up", "--nodes", "1"]);
+    has(&output, &["removing an incomplete lab first", "Up in"]);
     assert_eq!(lab.json(&["status"])["nodes"].as_array().unwrap().len(), 1);
     assert_eq!(lab.namespaces().count(), 4, "underlay, etcd1, n1 and its pod");
     lab.ok(&["down"]);
@@ -60,7 +62,7 @@ fn an_up_that_was_killed_is_replaced_by_the_next() {
 }
 
 #[test]
-fn a_lab_from_before_the_last_boot_is_replaced() {
+fn a_lab_of_an_earlier_boot_is_replaced() {
     let lab = Lab::new("boot");
     lab.ok(&["up", "--nodes", "1"]);
     let file = lab.dir().join("lab.json");
@@ -68,42 +70,47 @@ fn a_lab_from_before_the_last_boot_is_replaced() {
     let text = fs::read_to_string(&file).unwrap().replace(boot.trim(), "another");
     fs::write(&file, text).unwrap();
     has(&lab.fails(&["status"]), &["before the last boot"]);
+    assert_eq!(lab.listed(), (json!(1), json!("stale")));
     has(&lab.ok(&["up", "--nodes", "1"]), &["Up in"]);
     lab.ok(&["down"]);
     assert_eq!(lab.traces(), [] as [String; 0]);
 }
 
 #[test]
-fn down_takes_away_whatever_is_left() {
+fn down_removes_incomplete_labs() {
     let lab = Lab::new("half");
     lab.ok(&["up", "--nodes", "2"]);
-    // Somebody's shell inside, a namespace that is gone, a state that cannot be read.
+    // A process in a pod, a missing namespace and an unreadable state file.
     let mut inside = lab.command(&["exec", "p1", "--", "sleep", "600"]).spawn().unwrap();
-    wait_until("the command inside", DEADLINE, || {
+    wait_until("the command in the pod", DEADLINE, || {
         Ok(fs::read_to_string(format!("/proc/{}/comm", inside.id()))?.trim() == "sleep")
     })
     .unwrap();
-    let gone = format!("pwlab-{}-n2", lab.name());
-    assert!(Command::new("ip").args(["netns", "del", &gone]).status().unwrap().success());
+    let missing = format!("pwlab-{}-n2", lab.name());
+    assert!(Command::new("ip").args(["netns", "del", &missing]).status().unwrap().success());
     let file = lab.dir().join("lab.json");
-    let whole = fs::read(&file).unwrap();
-    fs::write(&file, &whole[..whole.len() / 2]).unwrap();
+    let complete = fs::read(&file).unwrap();
+    fs::write(&file, &complete[..complete.len() / 2]).unwrap();
     has(&lab.fails(&["status"]), &["is damaged", &lab.hint("down")]);
-    // The agent of the namespace that is gone is known from the state alone.
-    fs::write(&file, whole).unwrap();
+    assert_eq!(lab.listed(), (json!(null), json!("unreadable")));
+    // Only the state file has the agent of the missing namespace.
+    fs::write(&file, complete).unwrap();
     lab.ok(&["down"]);
     assert!(!inside.wait().unwrap().success());
     assert_eq!(lab.traces(), [] as [String; 0]);
-    // And without any directory.
+    // Without a directory.
     lab.ok(&["up", "--nodes", "1"]);
     remove_directory(&lab);
-    has(&lab.ok(&["up", "--nodes", "1"]), &["an earlier one left", "Up in"]);
+    has(&lab.ok(&["up", "--nodes", "1"]), &["removing orphaned namespaces first", "Up in"]);
     remove_directory(&lab);
-    has(&lab.ok(&["down"]), &["is removed: 2 processes"]);
+    assert_eq!(lab.listed(), (json!(null), json!("orphaned")));
+    has(&lab.ok(&["down"]), &["removed: 2 processes"]);
+    assert_eq!(lab.listed(), (json!(null), json!(null)), "a removed lab is not listed");
     assert_eq!(lab.traces(), [] as [String; 0]);
 }
 
-/// Its processes write into it meanwhile.
+/// Retried, because processes of the lab write into the directory.
 fn remove_directory(lab: &Lab) {
-    wait_until("the directory to go", DEADLINE, || Ok(fs::remove_dir_all(lab.dir()).is_ok())).unwrap();
+    wait_until("the removal of the directory", DEADLINE, || Ok(fs::remove_dir_all(lab.dir()).is_ok()))
+        .unwrap();
 }

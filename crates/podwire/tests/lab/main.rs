@@ -1,5 +1,5 @@
-//! `podwire lab` as a person runs it: up, a look, faults, down, and nothing left. Needs root and etcd.
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+//! `podwire lab`: creation, status, faults and removal. Needs root and etcd.
+#![expect(clippy::unwrap_used, reason = "test helpers panic like tests")]
 
 mod common;
 mod edges;

@@ -34,7 +34,7 @@ fn twenty_parallel_pods_are_removed_and_cleanup_removes_the_rest() {
         Ok(format!("{error:#}").contains("NetworkReady is false"))
     })
     .unwrap();
-    assert!(site.podwire(&["cleanup"]).contains("nothing of Podwire is here"));
+    assert!(site.podwire(&["cleanup"]).contains("nothing to remove"));
 }
 
 fn add_and_remove_pods(site: &Site) {

@@ -1,4 +1,4 @@
-//! Requests and their answers.
+//! Implementation of the store's calls.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
@@ -46,7 +46,7 @@ impl Embedded {
             if !compares.iter().all(|compare| log.state.holds(compare)) {
                 return Ok(CommitOutcome::Refused);
             }
-            let steps = steps(log, changes)?;
+            let steps = effective_steps(log, changes)?;
             let revision =
                 if steps.is_empty() { log.state.revision } else { log.append(steps, Durability::Disk)? };
             Ok(CommitOutcome::Done { revision })
@@ -71,7 +71,7 @@ impl Embedded {
         self.run(call, move |log| {
             let id = new_id(log);
             log.append(
-                vec![RecordedChange::Lease { id, lease: EmbeddedLease::begin(ttl)? }],
+                vec![RecordedChange::Lease { id, lease: EmbeddedLease::new(ttl)? }],
                 Durability::Boot,
             )?;
             Ok(id)
@@ -82,7 +82,7 @@ impl Embedded {
     pub(crate) async fn keep_alive(&self, call: &StoreCall, id: LeaseId) -> Result<LeaseState> {
         self.run(call, move |log| {
             let Some(lease) = log.state.leases.get(&id) else { return Ok(LeaseState::Gone) };
-            let lease = lease.again()?;
+            let lease = lease.renewed()?;
             log.append(vec![RecordedChange::Lease { id, lease }], Durability::Boot)?;
             Ok(LeaseState::Alive)
         })
@@ -92,7 +92,7 @@ impl Embedded {
     pub(crate) async fn revoke(&self, call: &StoreCall, id: LeaseId) -> Result<()> {
         self.run(call, move |log| {
             if log.state.leases.contains_key(&id) {
-                log.append(log.state.end_of(&[id]), Durability::Disk)?;
+                log.append(log.state.expiry_changes(&[id]), Durability::Disk)?;
             }
             Ok(())
         })
@@ -100,13 +100,13 @@ impl Embedded {
     }
 }
 
-/// What there is to be done: a key that is not there need not be deleted.
-fn steps(log: &EmbeddedLog, changes: Vec<Change>) -> Result<Vec<RecordedChange>, EmbeddedFault> {
+/// The changes that have an effect: a missing key need not be deleted.
+fn effective_steps(log: &EmbeddedLog, changes: Vec<Change>) -> Result<Vec<RecordedChange>, EmbeddedFault> {
     let mut steps = Vec::with_capacity(changes.len());
     for change in changes {
         match change {
             Change::Put { lease: Some(lease), .. } if !log.state.leases.contains_key(&lease) => {
-                return Err(EmbeddedFault::LeaseGone(lease));
+                return Err(EmbeddedFault::LeaseExpired(lease));
             }
             Change::Put { key, value, lease } => {
                 steps.push(RecordedChange::Put { key, value: RecordedValue::of(&value), lease });
@@ -120,7 +120,7 @@ fn steps(log: &EmbeddedLog, changes: Vec<Change>) -> Result<Vec<RecordedChange>,
     Ok(steps)
 }
 
-/// Random, so that an id from before a store was removed is nobody's.
+/// Random, so that an ID from before a store was removed is not valid in a new store.
 fn new_id(log: &EmbeddedLog) -> LeaseId {
     let random = |n: u32| LeaseId((RandomState::new().hash_one(n) >> 1).cast_signed());
     let free = (0..).map(random).find(|id| id.0 != 0 && !log.state.leases.contains_key(id));

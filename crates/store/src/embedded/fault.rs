@@ -1,4 +1,4 @@
-//! What goes wrong with files; an [`Error`] when it is said which call it was.
+//! Failures of the log's files. They become an [`Error`] together with the operation.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,17 +13,17 @@ pub(super) enum EmbeddedFault {
         path: PathBuf,
         source: io::Error,
     },
-    Damaged {
+    Corrupt {
         path: PathBuf,
         offset: u64,
         problem: String,
     },
-    /// Written by a version that knows more.
+    /// Written by a newer version of Podwire.
     Newer {
         path: PathBuf,
         format: u32,
     },
-    LeaseGone(LeaseId),
+    LeaseExpired(LeaseId),
     /// Another process owns the store.
     Held {
         dir: PathBuf,
@@ -35,9 +35,9 @@ impl EmbeddedFault {
     pub(super) fn into_error(self, operation: Operation) -> Error {
         match self {
             Self::Io { verb, path, source } => Error::Io { operation, verb, path, source },
-            Self::Damaged { path, offset, problem } => Error::Damaged { path, offset, problem },
+            Self::Corrupt { path, offset, problem } => Error::Corrupt { path, offset, problem },
             Self::Held { dir, holder } => Error::Held { dir, holder },
-            Self::LeaseGone(lease) => Error::LeaseGone { operation, lease },
+            Self::LeaseExpired(lease) => Error::LeaseExpired { operation, lease },
             Self::Newer { path, format } => {
                 let problem = format!(
                     "{} has format {format}, which is newer than this podwire: update podwire",

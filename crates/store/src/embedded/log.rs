@@ -1,4 +1,4 @@
-//! The log: read once, and appended to by its owner.
+//! The log. Its owner reads it once and appends to it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -9,40 +9,40 @@ use files::{Durability, optional};
 use super::fault::{EmbeddedFault, io_fault};
 use super::record::{EmbeddedRecord, LineChecksum, RecordedChange};
 use super::snapshot;
-use super::state::{EmbeddedState, Unfit};
+use super::state::{ApplyError, EmbeddedState};
 use crate::error::Operation;
 use crate::types::LeaseId;
 
-/// A smaller log is not worth the trouble.
-const WORTH_IT: u64 = 1 << 20;
-/// So many times what lives is mostly dead.
-const MOSTLY_DEAD: u64 = 4;
+/// Smaller logs are not compacted.
+const MIN_COMPACTION_SIZE: u64 = 1 << 20;
+/// A log that is this many times larger than its live entries is compacted.
+const GARBAGE_FACTOR: u64 = 4;
 
 #[derive(Debug)]
 pub(super) struct EmbeddedLog {
     path: PathBuf,
     file: File,
-    /// Of the last good line.
+    /// The end of the last valid line.
     end: u64,
-    /// Of the snapshot.
+    /// The end of the snapshot.
     base: u64,
     chain: LineChecksum,
     tail: Tail,
-    /// Differs between stores that had the same directory one after the other.
+    /// Changes when the directory is replaced, that is, when it contains a different store.
     pub(super) generation: u64,
     pub(super) state: EmbeddedState,
 }
 
-/// What follows the last good line.
+/// The data after the last valid line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tail {
-    Nothing,
-    /// Somebody was killed, or the power went, while it was written. It was never confirmed to anybody.
+    Clean,
+    /// An incomplete line of a write that was interrupted by a kill or a power failure. It was never acknowledged.
     Torn,
 }
 
 impl EmbeddedLog {
-    /// Reads the log, or begins one.
+    /// Reads the log, or creates it.
     pub(super) fn open(dir: &Path, generation: u64) -> Result<Self, EmbeddedFault> {
         let path = dir.join("log");
         let opened = optional(files::open(&path, File::options().read(true).write(true)));
@@ -51,28 +51,28 @@ impl EmbeddedLog {
             None => snapshot::write(&path, &EmbeddedState::empty(), 0)?.file,
         };
         let (chain, state) = (LineChecksum::default(), EmbeddedState::default());
-        let mut log = Self { path, file, end: 0, base: 0, chain, tail: Tail::Nothing, generation, state };
+        let mut log = Self { path, file, end: 0, base: 0, chain, tail: Tail::Clean, generation, state };
         log.read()?;
         if log.state.revision == 0 {
-            return Err(log.damaged("it has no beginning".to_owned()));
+            return Err(log.corrupt("the header is missing".to_owned()));
         }
         Ok(log)
     }
 
-    /// Whether the file is still the log, with all that was written and nothing else.
+    /// Whether the path still refers to the open file, and the file contains only the written data.
     fn is_intact(&self) -> Result<bool, EmbeddedFault> {
         let failed = || io_fault("inspect", &self.path);
         let own = self.file.metadata().map_err(failed())?;
-        let Some(named) = optional(fs::metadata(&self.path)).map_err(failed())? else { return Ok(false) };
-        let is_whole = match self.tail {
-            Tail::Nothing => named.len() == self.end,
-            Tail::Torn => named.len() >= self.end,
+        let Some(current) = optional(fs::metadata(&self.path)).map_err(failed())? else { return Ok(false) };
+        let has_expected_length = match self.tail {
+            Tail::Clean => current.len() == self.end,
+            Tail::Torn => current.len() >= self.end,
         };
-        Ok(is_whole && (own.dev(), own.ino()) == (named.dev(), named.ino()))
+        Ok(has_expected_length && (own.dev(), own.ino()) == (current.dev(), current.ino()))
     }
 
-    fn damaged(&self, problem: String) -> EmbeddedFault {
-        EmbeddedFault::Damaged { path: self.path.clone(), offset: self.end, problem }
+    fn corrupt(&self, problem: String) -> EmbeddedFault {
+        EmbeddedFault::Corrupt { path: self.path.clone(), offset: self.end, problem }
     }
 
     fn read(&mut self) -> Result<(), EmbeddedFault> {
@@ -87,29 +87,29 @@ impl EmbeddedLog {
             };
             let (line, after) = (&rest[..length], &rest[length + 1..]);
             match self.chain.read(line) {
-                Ok((record, chain)) => self.take(record, chain, length as u64 + 1)?,
-                // A power cut leaves holes, which read as zeros. Only the last line can have been under way.
+                Ok((record, chain)) => self.apply(record, chain, length as u64 + 1)?,
+                // A power failure leaves holes, which read as zeros. Only the last line can be incomplete.
                 Err(_) if after.is_empty() && line.contains(&0) => {
                     self.tail = Tail::Torn;
                     return Ok(());
                 }
-                Err(problem) => return Err(self.damaged(problem)),
+                Err(problem) => return Err(self.corrupt(problem)),
             }
             rest = after;
         }
         Ok(())
     }
 
-    fn take(
+    fn apply(
         &mut self,
         record: EmbeddedRecord,
         chain: LineChecksum,
         length: u64,
     ) -> Result<(), EmbeddedFault> {
         let is_snapshot = !matches!(record, EmbeddedRecord::Commit { .. });
-        self.state.apply(record).map_err(|unfit| match unfit {
-            Unfit::Newer(format) => EmbeddedFault::Newer { path: self.path.clone(), format },
-            Unfit::Problem(problem) => self.damaged(problem),
+        self.state.apply(record).map_err(|error| match error {
+            ApplyError::Newer(format) => EmbeddedFault::Newer { path: self.path.clone(), format },
+            ApplyError::Problem(problem) => self.corrupt(problem),
         })?;
         self.end += length;
         self.chain = chain;
@@ -119,19 +119,19 @@ impl EmbeddedLog {
         Ok(())
     }
 
-    /// Writes a commit, and makes it so. If it fails, nothing of it stays.
+    /// Appends and applies a commit. If the write fails, it is undone.
     ///
-    /// Leases end at the next boot: their records need not be flushed to the disk.
+    /// Leases expire at the next boot, so their records are not flushed to disk.
     pub(super) fn append(
         &mut self,
         steps: Vec<RecordedChange>,
         durability: Durability,
     ) -> Result<u64, EmbeddedFault> {
-        // Before, not after: a watcher that is up to date misses nothing by it.
+        // Compacts before the write, so that a watch that is up to date misses no event.
         self.rewrite_if_due()?;
         if self.tail == Tail::Torn {
-            self.file.set_len(self.end).map_err(io_fault("cut", &self.path))?;
-            self.tail = Tail::Nothing;
+            self.file.set_len(self.end).map_err(io_fault("truncate", &self.path))?;
+            self.tail = Tail::Clean;
         }
         let revision = self.state.next_revision(&steps);
         let record = EmbeddedRecord::Commit { revision, steps };
@@ -141,20 +141,24 @@ impl EmbeddedLog {
             Durability::Boot => Ok(()),
         });
         if let Err(error) = written {
-            // If this fails, too, the next who writes cuts it; or, where it is whole, it has happened after all.
+            // If this fails, too, the next write truncates the line. If the line is complete, the commit has happened.
             if let Err(error) = self.file.set_len(self.end) {
-                tracing::warn!("cannot cut {} back after a failure: {error}", self.path.display());
+                tracing::warn!(
+                    "cannot truncate the store's log after a failed write path={} error={error}",
+                    self.path.display()
+                );
             }
             return Err(io_fault("write", &self.path)(error));
         }
-        self.take(record, chain, line.len() as u64)?;
+        self.apply(record, chain, line.len() as u64)?;
         Ok(revision)
     }
 
     /// Rewrites the log from memory if most of it is obsolete, or if another program removed or changed it.
     fn rewrite_if_due(&mut self) -> Result<(), EmbeddedFault> {
         let is_intact = self.is_intact()?;
-        let is_long = self.end > WORTH_IT && self.end > MOSTLY_DEAD * self.base.max(self.state.size());
+        let is_long =
+            self.end > MIN_COMPACTION_SIZE && self.end > GARBAGE_FACTOR * self.base.max(self.state.size());
         if is_intact && !is_long {
             return Ok(());
         }
@@ -166,32 +170,32 @@ impl EmbeddedLog {
         }
         let written = match snapshot::write(&self.path, &self.state, self.state.revision) {
             Ok(written) => written,
-            // A full disk: the old log may still have room for one more line. It may also have failed after the rename.
+            // On a full disk the old log may still have space for a line. The failure may also come after the rename.
             Err(fault) if is_intact && self.is_intact()? => {
                 let error = fault.into_error(Operation::new("compact", self.path.display().to_string()));
-                tracing::warn!("{error}");
+                tracing::warn!("compaction of the store's log failed; appending error={error}");
                 return Ok(());
             }
             Err(fault) => return Err(fault),
         };
         self.state.forget_history();
         (self.file, self.end, self.base) = (written.file, written.end, written.end);
-        (self.chain, self.tail) = (written.chain, Tail::Nothing);
+        (self.chain, self.tail) = (written.chain, Tail::Clean);
         Ok(())
     }
 
-    /// Removes what hung on leases that ran out.
-    pub(super) fn end_leases(&mut self) -> Result<(), EmbeddedFault> {
-        let mut over: Vec<LeaseId> = Vec::new();
+    /// Removes expired leases and their keys.
+    pub(super) fn expire_leases(&mut self) -> Result<(), EmbeddedFault> {
+        let mut expired: Vec<LeaseId> = Vec::new();
         for (id, lease) in &self.state.leases {
-            if lease.left()?.is_none() {
-                over.push(*id);
+            if lease.remaining()?.is_none() {
+                expired.push(*id);
             }
         }
-        if over.is_empty() {
+        if expired.is_empty() {
             return Ok(());
         }
-        let steps = self.state.end_of(&over);
+        let steps = self.state.expiry_changes(&expired);
         self.append(steps, Durability::Disk)?;
         Ok(())
     }

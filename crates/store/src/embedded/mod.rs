@@ -1,13 +1,13 @@
-//! The store in a directory of this machine, for one node. One process owns it, the agent, which may be killed at any
+//! The store in a local directory, for a single node. One process, the agent, owns it. The agent may be killed at any
 //! instruction.
 //!
 //! ```text
-//!   DIR/lock   held by the owner for as long as it lives; contains its process id
-//!   DIR/log    a snapshot, then every commit since: one JSON line each, with a checksum over all lines before
+//!   DIR/lock   held by the owner while it runs; contains its process ID
+//!   DIR/log    a snapshot, then every later commit: one JSON line each, with a checksum over all previous lines
 //! ```
 //!
-//! The log is read once. From then on every call works on the state in memory, ends leases that ran out, and appends its
-//! own change, in tokio's threads for blocking work. A line that was cut off by a kill is removed by the next write.
+//! The log is read once. After that every call works on the state in memory, removes expired leases, and appends its change,
+//! on tokio's threads for blocking work. An incomplete line left by a kill is removed by the next write.
 
 mod calls;
 mod fault;
@@ -45,13 +45,13 @@ pub(crate) struct Embedded {
     revision: Arc<Sender<u64>>,
 }
 
-/// One call at a time has it. A call whose caller is gone keeps it, and the lock with it, until its write is complete.
+/// One call at a time holds this. A cancelled call keeps it, and the lock with it, until its write is complete.
 #[derive(Debug)]
 struct Memory {
     lock: LockFile,
-    /// None until it was read, and after a failure: then the file alone shows what was written.
+    /// None before the first read, and after a failure: then only the file shows which data was written.
     log: Option<EmbeddedLog>,
-    /// How often the directory was lost. What is read after that is another store.
+    /// How often the directory was lost. Each later read is of a different store.
     losses: u64,
 }
 
@@ -73,24 +73,24 @@ impl Embedded {
         format!("directory {}", self.dir.display())
     }
 
-    /// Calls `work` with the log, alone.
+    /// Runs `work` with exclusive access to the log.
     async fn run<T: Send + 'static>(
         &self,
         call: &StoreCall,
         work: impl FnOnce(&mut EmbeddedLog) -> Result<T, EmbeddedFault> + Send + 'static,
     ) -> Result<T> {
-        let late = || call.too_late(self.describe());
-        // What is quick enough would come in time even after its end.
+        let timed_out = || call.timed_out(self.describe());
+        // Without this check, a fast call could still succeed after its deadline.
         if Instant::now() >= call.deadline {
-            return Err(late());
+            return Err(timed_out());
         }
         let memory = timeout_at(call.deadline, Arc::clone(&self.memory).lock_owned()).await;
-        let mut memory = memory.map_err(|_| late())?;
+        let mut memory = memory.map_err(|_| timed_out())?;
         let (dir, revision) = (self.dir.clone(), Arc::clone(&self.revision));
-        // A caller that goes away does not interrupt it: it ends by itself, and leaves everything whole.
+        // A caller that is cancelled does not interrupt the task, so writes are always complete.
         let task = spawn_blocking(move || {
             if let Err(fault) = memory.check_lock(&dir) {
-                // Watches find out that they watched another store.
+                // Wakes the watches, which then detect that their store is lost.
                 revision.send_replace(0);
                 return Err(fault);
             }
@@ -98,15 +98,15 @@ impl Embedded {
                 Some(log) => log,
                 None => memory.read(&dir)?,
             };
-            let result = log.end_leases().and_then(|()| work(&mut log));
-            let now = log.state.revision;
-            revision.send_if_modified(|known| std::mem::replace(known, now) != now);
+            let result = log.expire_leases().and_then(|()| work(&mut log));
+            let current = log.state.revision;
+            revision.send_if_modified(|known| std::mem::replace(known, current) != current);
             memory.log = result.is_ok().then_some(log);
             result
         });
         match timeout_at(call.deadline, task).await {
             Ok(Ok(Ok(result))) => Ok(result),
-            Err(_) => Err(late()),
+            Err(_) => Err(timed_out()),
             Ok(Ok(Err(fault))) => Err(fault.into_error(call.operation.clone())),
             Ok(Err(join)) => {
                 let operation = call.operation.clone();
@@ -117,8 +117,8 @@ impl Embedded {
 }
 
 impl Memory {
-    /// Fails once after the directory was removed, and as long as another process owns the one that has its name now: the log
-    /// there is not this process's, and must not be rewritten from memory.
+    /// Fails once after the directory was removed, and as long as another process owns the directory that replaced it: that log
+    /// must not be rewritten from memory.
     fn check_lock(&mut self, dir: &Path) -> Result<(), EmbeddedFault> {
         if !self.lock.is_lost() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Lines of the log: `CHECKSUM JSON`. A checksum covers its line and, through the one before, the whole file up to it: a
-//! line that was changed, lost or moved is noticed.
+//! Lines of the log: `CHECKSUM JSON`. A checksum covers its line and the previous checksum, and so the whole file up to it.
+//! A changed, lost or moved line is detected.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -13,9 +13,9 @@ const SUM: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum EmbeddedRecord {
-    /// The first line. What happened up to `compacted` cannot be told any more.
+    /// The first line. The history up to `compacted` is not available any more.
     Head { format: u32, revision: u64, compacted: u64 },
-    /// Of the snapshot. Older versions did not write when it was created: then the revision counts.
+    /// Part of the snapshot. Older versions did not write `created`: then `revision` is used.
     Entry {
         key: String,
         value: RecordedValue,
@@ -25,9 +25,9 @@ pub(super) enum EmbeddedRecord {
         version: u64,
         lease: Option<LeaseId>,
     },
-    /// Of the snapshot.
+    /// Part of the snapshot.
     Lease { id: LeaseId, lease: EmbeddedLease },
-    /// All steps or none. Leases alone do not count the revision up.
+    /// Applied completely or not at all. Changes of leases alone do not increment the revision.
     Commit { revision: u64, steps: Vec<RecordedChange> },
 }
 
@@ -42,18 +42,18 @@ pub(super) enum RecordedChange {
     Delete {
         key: String,
     },
-    /// Begun, or kept alive.
+    /// Granted or renewed.
     Lease {
         id: LeaseId,
         lease: EmbeddedLease,
     },
-    /// Its keys are deleted by steps of their own.
+    /// Expired or revoked. Separate steps delete its keys.
     End {
         id: LeaseId,
     },
 }
 
-/// Text as it is, so that people can read the file; anything else in hexadecimal digits.
+/// Text, so that the file is readable. Values that are not UTF-8 are hexadecimal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(super) enum RecordedValue {
@@ -75,9 +75,7 @@ impl RecordedValue {
             Self::Bytes { hex } => {
                 let digits = hex.as_bytes().chunks(2);
                 let bytes = digits.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
-                bytes
-                    .collect::<Option<Vec<u8>>>()
-                    .ok_or_else(|| "a value is not in hexadecimal digits".to_owned())
+                bytes.collect::<Option<Vec<u8>>>().ok_or_else(|| "a value is not hexadecimal".to_owned())
             }
         }
     }
@@ -100,7 +98,7 @@ impl From<&Entry> for EmbeddedRecord {
     }
 }
 
-/// The checksum of the last line.
+/// The checksum of the previous line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct LineChecksum(String);
 
@@ -110,23 +108,23 @@ impl LineChecksum {
         Self(hex(&digest[..SUM / 2]))
     }
 
-    /// A line with its end, and the chain after it.
+    /// Returns a line with its newline, and the next checksum.
     pub(super) fn write(&self, record: &EmbeddedRecord) -> Result<(Vec<u8>, Self), serde_json::Error> {
         let json = serde_json::to_vec(record)?;
         let next = self.next(&json);
         Ok(([next.0.as_bytes(), b" ", &json, b"\n"].concat(), next))
     }
 
-    /// A line without its end, and the chain after it.
+    /// Parses a line without its newline, and returns the next checksum.
     pub(super) fn read(&self, line: &[u8]) -> Result<(EmbeddedRecord, Self), String> {
         let (sum, rest) = line.split_at_checked(SUM).ok_or("a line is too short")?;
         let json = rest.strip_prefix(b" ").ok_or("a line has no checksum")?;
         let next = self.next(json);
         if next.0.as_bytes() != sum {
-            return Err("a checksum does not fit".to_owned());
+            return Err("a checksum does not match".to_owned());
         }
         let record =
-            serde_json::from_slice(json).map_err(|error| format!("a line is not understood: {error}"))?;
+            serde_json::from_slice(json).map_err(|error| format!("a line cannot be parsed: {error}"))?;
         Ok((record, next))
     }
 }
@@ -136,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_bytes_are_a_value() {
+    fn any_bytes_round_trip_as_a_value() {
         for bytes in [&b""[..], b"{\"a\":1}", b"\0\n\xff", &[0xc3]] {
             let json = serde_json::to_string(&RecordedValue::of(bytes)).unwrap();
             assert!(!json.contains('\n'));
@@ -146,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_fits_after_the_one_before_only() {
+    fn a_line_is_valid_only_after_its_predecessor() {
         let record = EmbeddedRecord::Commit {
             revision: 2,
             steps: vec![RecordedChange::Delete { key: "/a".to_owned() }],
@@ -157,8 +155,10 @@ mod tests {
         let line = &two[..two.len() - 1];
         assert_eq!(after.read(line).unwrap().0, record);
         assert!(LineChecksum::default().read(line).is_err());
-        let mut other = line.to_vec();
-        other[40] ^= 1;
-        assert!(after.read(&other).is_err() && after.read(b"").is_err() && after.read(&[b'0'; 16]).is_err());
+        let mut changed = line.to_vec();
+        changed[40] ^= 1;
+        assert!(
+            after.read(&changed).is_err() && after.read(b"").is_err() && after.read(&[b'0'; 16]).is_err()
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! A log begins with a snapshot of the state, and is complete before it gets its name.
+//! Writes a log that starts with a snapshot of the state. The log is complete before it gets its name.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,16 +9,16 @@ use super::fault::{EmbeddedFault, io_fault};
 use super::record::{EmbeddedRecord, FORMAT, LineChecksum};
 use super::state::EmbeddedState;
 
-/// A new log, open, with its length and the checksum of its last line.
-pub(super) struct Written {
+/// A new, open log with its length and the checksum of its last line.
+pub(super) struct NewLog {
     pub(super) file: File,
     pub(super) end: u64,
     pub(super) chain: LineChecksum,
 }
 
-/// Replaces the log at `path`. It does not tell what happened up to the revision `compacted`. If it fails, the old log is as
-/// it was.
-pub(super) fn write(path: &Path, state: &EmbeddedState, compacted: u64) -> Result<Written, EmbeddedFault> {
+/// Replaces the log at `path`. The new log has no history up to the revision `compacted`. On a failure the old log is
+/// unchanged.
+pub(super) fn write(path: &Path, state: &EmbeddedState, compacted: u64) -> Result<NewLog, EmbeddedFault> {
     let head = EmbeddedRecord::Head { format: FORMAT, revision: state.revision, compacted };
     let leases =
         state.leases.iter().map(|(id, lease)| EmbeddedRecord::Lease { id: *id, lease: lease.clone() });
@@ -30,5 +30,5 @@ pub(super) fn write(path: &Path, state: &EmbeddedState, compacted: u64) -> Resul
         chain = next;
     }
     let file = files::replace_open(path, &lines, Replacement::DURABLE).map_err(io_fault("write", path))?;
-    Ok(Written { file, end: lines.len() as u64, chain })
+    Ok(NewLog { file, end: lines.len() as u64, chain })
 }

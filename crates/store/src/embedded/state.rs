@@ -1,4 +1,4 @@
-//! What the lines of a log come to. Pure.
+//! The state that results from the lines of a log. Pure.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -12,49 +12,49 @@ pub(super) struct EmbeddedState {
     pub(super) entries: BTreeMap<String, Entry>,
     pub(super) leases: BTreeMap<LeaseId, EmbeddedLease>,
     pub(super) revision: u64,
-    /// What happened up to this revision is forgotten.
+    /// The history up to this revision is not available.
     pub(super) compacted: u64,
-    /// What happened since, in order.
+    /// The later events, in order.
     history: VecDeque<Event>,
 }
 
-/// Why a line cannot be applied.
+/// Why a record cannot be applied.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unfit {
+pub(super) enum ApplyError {
     Newer(u32),
     Problem(String),
 }
 
-impl From<&str> for Unfit {
+impl From<&str> for ApplyError {
     fn from(problem: &str) -> Self {
         Self::Problem(problem.to_owned())
     }
 }
 
-/// What a watch sees.
+/// The events since a revision.
 #[derive(Debug)]
-pub(super) enum Since {
-    Forgotten,
+pub(super) enum EventsSince {
+    Compacted,
     Events(Vec<Event>),
 }
 
 impl EmbeddedState {
-    /// As in etcd: an empty store has revision 1.
+    /// An empty store has revision 1, as in etcd.
     pub(super) fn empty() -> Self {
         Self { revision: 1, ..Self::default() }
     }
 
-    pub(super) fn apply(&mut self, record: EmbeddedRecord) -> Result<(), Unfit> {
+    pub(super) fn apply(&mut self, record: EmbeddedRecord) -> Result<(), ApplyError> {
         match record {
-            EmbeddedRecord::Head { .. } if self.revision != 0 => Err("a second beginning".into()),
-            EmbeddedRecord::Head { format, .. } if format != FORMAT => Err(Unfit::Newer(format)),
+            EmbeddedRecord::Head { .. } if self.revision != 0 => Err("there is a second header".into()),
+            EmbeddedRecord::Head { format, .. } if format != FORMAT => Err(ApplyError::Newer(format)),
             EmbeddedRecord::Head { revision, compacted, .. } => {
                 (self.revision, self.compacted) = (revision, compacted);
                 Ok(())
             }
-            _ if self.revision == 0 => Err("no beginning".into()),
+            _ if self.revision == 0 => Err("the header is missing".into()),
             EmbeddedRecord::Entry { key, value, revision, created, version, lease } => {
-                let value = value.into_bytes().map_err(Unfit::Problem)?;
+                let value = value.into_bytes().map_err(ApplyError::Problem)?;
                 let created = created.unwrap_or(revision);
                 self.entries.insert(key.clone(), Entry { key, value, revision, created, version, lease });
                 Ok(())
@@ -67,7 +67,7 @@ impl EmbeddedState {
         }
     }
 
-    fn commit(&mut self, revision: u64, steps: Vec<RecordedChange>) -> Result<(), Unfit> {
+    fn commit(&mut self, revision: u64, steps: Vec<RecordedChange>) -> Result<(), ApplyError> {
         if revision != self.next_revision(&steps) {
             return Err("a revision is missing".into());
         }
@@ -75,7 +75,7 @@ impl EmbeddedState {
         for step in steps {
             match step {
                 RecordedChange::Put { key, value, lease } => {
-                    let value = value.into_bytes().map_err(Unfit::Problem)?;
+                    let value = value.into_bytes().map_err(ApplyError::Problem)?;
                     let before = self.entries.get(&key);
                     let version = before.map_or(0, |entry| entry.version) + 1;
                     let created = before.map_or(revision, |entry| entry.created);
@@ -98,22 +98,22 @@ impl EmbeddedState {
         Ok(())
     }
 
-    /// About as much as a snapshot would take.
+    /// The approximate size of a snapshot.
     pub(super) fn size(&self) -> u64 {
-        const AROUND: usize = 100;
-        let entries = self.entries.values().map(|entry| entry.key.len() + entry.value.len() + AROUND);
-        (entries.sum::<usize>() + self.leases.len() * 2 * AROUND) as u64
+        const OVERHEAD: usize = 100;
+        let entries = self.entries.values().map(|entry| entry.key.len() + entry.value.len() + OVERHEAD);
+        (entries.sum::<usize>() + self.leases.len() * 2 * OVERHEAD) as u64
     }
 
-    /// After these steps.
+    /// The revision after these steps.
     pub(super) fn next_revision(&self, steps: &[RecordedChange]) -> u64 {
-        let changes = steps
+        let has_changes = steps
             .iter()
             .any(|step| matches!(step, RecordedChange::Put { .. } | RecordedChange::Delete { .. }));
-        self.revision + u64::from(changes)
+        self.revision + u64::from(has_changes)
     }
 
-    /// A snapshot was taken: what led to it is forgotten.
+    /// Called after a snapshot, which does not contain the history.
     pub(super) fn forget_history(&mut self) {
         self.history.clear();
         self.compacted = self.revision;
@@ -123,7 +123,7 @@ impl EmbeddedState {
         match compare {
             Compare::Absent(key) => !self.entries.contains_key(key),
             Compare::Exists(key) => self.entries.contains_key(key),
-            // As in etcd: what does not exist has the revision 0.
+            // The revision of a missing key is 0, as in etcd.
             Compare::Revision(key, revision) => {
                 self.entries.get(key).map_or(0, |entry| entry.revision) == *revision
             }
@@ -135,20 +135,20 @@ impl EmbeddedState {
         range.map(|(_, entry)| entry).take_while(move |entry| entry.key.starts_with(prefix))
     }
 
-    pub(super) fn since(&self, prefix: &str, from: u64) -> Since {
+    pub(super) fn since(&self, prefix: &str, from: u64) -> EventsSince {
         if from <= self.compacted {
-            return Since::Forgotten;
+            return EventsSince::Compacted;
         }
         let first = self.history.partition_point(|event| event.revision() < from);
         let events = self.history.range(first..).filter(|event| event.key().starts_with(prefix));
-        Since::Events(events.cloned().collect())
+        EventsSince::Events(events.cloned().collect())
     }
 
-    /// The end of leases, with all their keys.
-    pub(super) fn end_of(&self, leases: &[LeaseId]) -> Vec<RecordedChange> {
-        let held =
+    /// The changes that remove leases and all their keys.
+    pub(super) fn expiry_changes(&self, leases: &[LeaseId]) -> Vec<RecordedChange> {
+        let leased =
             self.entries.values().filter(|entry| entry.lease.is_some_and(|lease| leases.contains(&lease)));
-        let deletes = held.map(|entry| RecordedChange::Delete { key: entry.key.clone() });
+        let deletes = leased.map(|entry| RecordedChange::Delete { key: entry.key.clone() });
         deletes.chain(leases.iter().map(|id| RecordedChange::End { id: *id })).collect()
     }
 }

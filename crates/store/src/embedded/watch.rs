@@ -1,4 +1,4 @@
-//! A watch: inspects the state when the revision changed, and when a lease runs out.
+//! A watch. It checks the state when the revision changes and when a lease expires.
 
 use std::future::pending;
 use std::io;
@@ -9,29 +9,29 @@ use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, sleep};
 
 use super::Embedded;
-use super::state::Since;
+use super::state::EventsSince;
 use crate::Result;
 use crate::error::{Error, Operation};
 use crate::store::StoreCall;
 use crate::types::{Event, Watched};
 
-/// How long one look may wait for other calls.
+/// How long one check may wait for other calls.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// A lease that ran out is looked at a moment later.
-const AFTER_THE_END: Duration = Duration::from_millis(2);
+/// Delay after the expiry of a lease, so that the check does not come too early.
+const EXPIRY_MARGIN: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub(crate) struct EmbeddedWatch {
     embedded: Arc<Embedded>,
     prefix: String,
-    /// The first revision that was not told yet.
+    /// The first revision that was not reported yet.
     from: u64,
-    /// The last revision of the store that we know of. One that is older now is another store.
+    /// The last known revision of the store. A lower one belongs to a different store.
     known: u64,
-    /// Of the log. Another one is another store.
+    /// The generation of the log. A different one belongs to a different store.
     generation: u64,
     revisions: Receiver<u64>,
-    end: WatchPhase,
+    phase: WatchPhase,
     is_progress_requested: bool,
 }
 
@@ -41,12 +41,12 @@ enum WatchPhase {
     Ended,
 }
 
-/// What one look finds.
+/// The result of one check.
 #[derive(Debug)]
 enum WatchProgress {
-    Forgotten,
-    Changes(Vec<Event>),
-    /// Look again after this time at the latest.
+    Compacted,
+    Events(Vec<Event>),
+    /// Check again after this time at the latest.
     Nothing {
         revision: u64,
         until: Option<Duration>,
@@ -70,7 +70,7 @@ impl Embedded {
             known,
             generation,
             revisions,
-            end: WatchPhase::Open,
+            phase: WatchPhase::Open,
             is_progress_requested: false,
         })
     }
@@ -82,19 +82,19 @@ impl EmbeddedWatch {
     }
 
     pub(crate) async fn next(&mut self) -> Result<Watched> {
-        if self.end == WatchPhase::Ended {
-            let ended = io::Error::other("it has ended before");
-            return Err(Error::WatchBroke { prefix: self.prefix.clone(), source: ended.into() });
+        if self.phase == WatchPhase::Ended {
+            let ended = io::Error::other("the watch has ended");
+            return Err(Error::WatchFailed { prefix: self.prefix.clone(), source: ended.into() });
         }
         loop {
-            // Whatever changes from here on wakes us below.
+            // Changes from here on wake the `wait` below.
             self.revisions.borrow_and_update();
-            match self.look().await? {
-                WatchProgress::Forgotten => {
-                    self.end = WatchPhase::Ended;
+            match self.check().await? {
+                WatchProgress::Compacted => {
+                    self.phase = WatchPhase::Ended;
                     return Ok(Watched::Compacted);
                 }
-                WatchProgress::Changes(events) => {
+                WatchProgress::Events(events) => {
                     let revision = events.last().map_or(self.from, Event::revision);
                     (self.from, self.known) = (revision + 1, revision);
                     return Ok(Watched::Events { events, revision });
@@ -110,41 +110,41 @@ impl EmbeddedWatch {
         }
     }
 
-    async fn look(&self) -> Result<WatchProgress> {
+    async fn check(&self) -> Result<WatchProgress> {
         let operation = Operation::new("watch", self.prefix.clone());
         let call = StoreCall { operation, deadline: Instant::now() + TIMEOUT, timeout: TIMEOUT };
         let (prefix, from, known, generation) = (self.prefix.clone(), self.from, self.known, self.generation);
         let work = move |log: &mut super::EmbeddedLog| match log.state.since(&prefix, from) {
-            _ if log.generation != generation || log.state.revision < known => Ok(WatchProgress::Forgotten),
-            Since::Forgotten => Ok(WatchProgress::Forgotten),
-            Since::Events(events) if events.is_empty() => {
-                let mut next = None;
+            _ if log.generation != generation || log.state.revision < known => Ok(WatchProgress::Compacted),
+            EventsSince::Compacted => Ok(WatchProgress::Compacted),
+            EventsSince::Events(events) if events.is_empty() => {
+                let mut next_expiry = None;
                 for lease in log.state.leases.values() {
-                    let left = lease.left()?.unwrap_or_default();
-                    next = Some(next.map_or(left, |next: Duration| next.min(left)));
+                    let remaining = lease.remaining()?.unwrap_or_default();
+                    next_expiry = Some(next_expiry.map_or(remaining, |next: Duration| next.min(remaining)));
                 }
                 Ok(WatchProgress::Nothing {
                     revision: log.state.revision,
-                    until: next.map(|left| left + AFTER_THE_END),
+                    until: next_expiry.map(|remaining| remaining + EXPIRY_MARGIN),
                 })
             }
-            Since::Events(events) => Ok(WatchProgress::Changes(events)),
+            EventsSince::Events(events) => Ok(WatchProgress::Events(events)),
         };
         self.embedded.run(&call, work).await
     }
 
-    /// Until something was committed, or for this time.
+    /// Waits for a commit, or for this time.
     async fn wait(&mut self, until: Option<Duration>) {
-        let lease_ends = async {
+        let lease_expires = async {
             match until {
                 Some(until) => sleep(until).await,
                 None => pending().await,
             }
         };
         tokio::select! {
-            // It cannot fail: the store that this watch refers to has the sender.
+            // Cannot fail: the store, which the watch refers to, owns the sender.
             _ = self.revisions.changed() => {}
-            () = lease_ends => {}
+            () = lease_expires => {}
         }
     }
 }

@@ -1,7 +1,7 @@
-//! One connection to one member, made when a call needs it, to whichever endpoint answers first.
+//! One connection to one member, opened when a call needs it, to the endpoint that answers first.
 //!
-//! "Answers" means: it has served a request. A member that is stopped still has a kernel which accepts connections, and one
-//! that lost its peers accepts requests that it cannot serve.
+//! An endpoint has answered when it has served a request: the kernel of a stopped member still accepts connections, and a
+//! member without its peers accepts requests that it cannot serve.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,11 +12,11 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::backoff::{Backoff, random_below};
 use super::failure::{EtcdFailure, Reason};
-use super::target::{CONNECT, EtcdTarget, options, targets};
+use super::target::{CONNECT_TIMEOUT, EtcdTarget, options, targets};
 use crate::Result;
 use crate::config::EtcdConfig;
 
-/// How long one endpoint has for itself before the next is tried beside it.
+/// How long one endpoint is tried alone before the next one is tried in parallel.
 const HEAD_START: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
@@ -24,25 +24,25 @@ pub(super) struct EtcdConnector {
     config: EtcdConfig,
     targets: Vec<EtcdTarget>,
     state: Mutex<ConnectorState>,
-    /// Held by whoever connects: the others wait for what comes of it.
+    /// Held by the task that connects. Other tasks wait for its result.
     connecting: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
 struct ConnectorState {
     connection: Option<Connection>,
-    /// Which endpoint to begin with.
+    /// The endpoint that is tried first.
     first: usize,
     /// Counts connections.
     number: u64,
-    /// Why the last try failed.
+    /// The last failure.
     failure: Option<EtcdFailure>,
 }
 
 #[derive(Clone)]
 pub(super) struct Connection {
     pub(super) client: Client,
-    /// Which of our connections this is.
+    /// The sequence number of this connection.
     pub(super) number: u64,
 }
 
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Connection {
 impl EtcdConnector {
     pub(super) fn new(config: &EtcdConfig) -> Result<Self> {
         let targets = targets(config)?;
-        // Not all nodes begin with the same member.
+        // Random, so that not all nodes use the same member.
         let first = random_below(u32::try_from(targets.len()).unwrap_or(1)) as usize;
         let state = Mutex::new(ConnectorState { connection: None, first, number: 0, failure: None });
         Ok(Self { config: config.clone(), targets, state, connecting: tokio::sync::Mutex::new(()) })
@@ -66,20 +66,20 @@ impl EtcdConnector {
         format!("etcd at {}", urls.join(", "))
     }
 
-    pub(super) fn has_choice(&self) -> bool {
+    pub(super) fn has_several_targets(&self) -> bool {
         self.targets.len() > 1
     }
 
     fn state(&self) -> MutexGuard<'_, ConnectorState> {
-        // Nothing panics while it is held, and every assignment leaves it whole.
+        // No code panics while it is held, and every assignment leaves it consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn last_failure(&self) -> EtcdFailure {
-        self.state().failure.clone().unwrap_or_else(nobody)
+        self.state().failure.clone().unwrap_or_else(no_answer)
     }
 
-    /// The next call makes another connection, and begins with another endpoint.
+    /// Drops this connection. The next call opens another one and starts with another endpoint.
     pub(super) fn forget(&self, number: u64) {
         let mut state = self.state();
         if state.connection.as_ref().is_some_and(|connection| connection.number == number) {
@@ -88,7 +88,7 @@ impl EtcdConnector {
         }
     }
 
-    /// The connection that is there, or a new one; tries until the deadline, unless somebody has to do something about it.
+    /// The existing connection, or a new one. Retries until the deadline, except for failures that need an operator.
     pub(super) async fn connection(&self, deadline: Instant) -> Result<Connection, EtcdFailure> {
         if let Some(connection) = self.state().connection.clone() {
             return Ok(connection);
@@ -104,7 +104,7 @@ impl EtcdConnector {
             let failure = match timeout_at(deadline, self.connect_any()).await {
                 Ok(Ok((client, index))) => return Ok(self.adopt(client, index)),
                 Ok(Err(failure)) => failure,
-                // Nobody answered: what was said before says more.
+                // No endpoint answered. The previous failure is more specific.
                 Err(_) => return Err(self.last_failure()),
             };
             self.state().failure = Some(failure.clone());
@@ -126,37 +126,37 @@ impl EtcdConnector {
         connection
     }
 
-    /// Tries all endpoints, one after the other but not waiting for one that is silent; the first that answers wins.
+    /// Tries all endpoints, starting the next one if an endpoint does not answer soon. The first that answers is used.
     async fn connect_any(&self) -> Result<(Client, usize), EtcdFailure> {
         let first = self.state().first;
-        let mut waiting = (0..self.targets.len()).map(|n| (first + n) % self.targets.len());
+        let mut remaining = (0..self.targets.len()).map(|n| (first + n) % self.targets.len());
         let mut tries = JoinSet::new();
         let mut failure = None;
         loop {
-            if let Some(index) = waiting.next() {
+            if let Some(index) = remaining.next() {
                 tries.spawn(connect(self.targets[index].clone(), self.config.clone(), index));
             }
             let ended = match timeout(HEAD_START, tries.join_next()).await {
-                // Each try has an end, so this goes on for a bounded time.
+                // Each attempt has a timeout, so the loop ends.
                 Err(_) => continue,
-                Ok(None) => return Err(failure.unwrap_or_else(nobody)),
+                Ok(None) => return Err(failure.unwrap_or_else(no_answer)),
                 Ok(Some(ended)) => ended,
             };
-            let found = match ended {
+            let attempt_failure = match ended {
                 Ok(Ok(connected)) => return Ok(connected),
-                Ok(Err(found)) => found,
-                Err(join) => EtcdFailure::NotDone(Reason::from(join.to_string())),
+                Ok(Err(failure)) => failure,
+                Err(join) => EtcdFailure::NotExecuted(Reason::from(join.to_string())),
             };
-            // One that somebody has to do something about is the one to tell.
+            // A failure that needs an operator has priority in the report.
             if !matches!(failure, Some(EtcdFailure::Denied { .. })) {
-                failure = Some(found);
+                failure = Some(attempt_failure);
             }
         }
     }
 }
 
-fn nobody() -> EtcdFailure {
-    EtcdFailure::NotDone(Reason::from("no endpoint answers".to_owned()))
+fn no_answer() -> EtcdFailure {
+    EtcdFailure::NotExecuted(Reason::from("no endpoint answers".to_owned()))
 }
 
 async fn connect(
@@ -164,15 +164,18 @@ async fn connect(
     config: EtcdConfig,
     index: usize,
 ) -> Result<(Client, usize), EtcdFailure> {
-    match timeout(CONNECT, log_in(&target, &config)).await {
+    match timeout(CONNECT_TIMEOUT, log_in(&target, &config)).await {
         Ok(Ok(client)) => Ok((client, index)),
-        Ok(Err(EtcdFailure::NotDone(reason) | EtcdFailure::Unknown(reason))) => {
-            Err(EtcdFailure::NotDone(Reason::from(format!("{}: {reason}", target.url))))
+        Ok(Err(EtcdFailure::NotExecuted(reason) | EtcdFailure::Unknown(reason))) => {
+            Err(EtcdFailure::NotExecuted(Reason::from(format!("{}: {reason}", target.url))))
         }
         Ok(Err(other)) => Err(other),
         Err(_) => {
-            let waited = CONNECT.as_secs();
-            Err(EtcdFailure::NotDone(Reason::from(format!("{}: no answer within {waited} s", target.url))))
+            let waited = CONNECT_TIMEOUT.as_secs();
+            Err(EtcdFailure::NotExecuted(Reason::from(format!(
+                "{}: no answer within {waited} s",
+                target.url
+            ))))
         }
     }
 }
@@ -182,21 +185,21 @@ async fn log_in(target: &EtcdTarget, config: &EtcdConfig) -> Result<Client, Etcd
     let channel = endpoint.connect().await.map_err(|error| EtcdFailure::of_transport(&error))?;
     let channel = Channel::Tonic(channel);
     let mut client = match Client::from_channel(channel.clone(), Some(options(config))).await {
-        // Our user is not needed (yet).
-        Err(error) if is_without_users(&error) => {
-            let nobody = EtcdConfig { user: None, password: None, ..config.clone() };
-            Client::from_channel(channel, Some(options(&nobody))).await?
+        // Authentication is disabled in etcd.
+        Err(error) if is_auth_disabled(&error) => {
+            let without_user = EtcdConfig { user: None, password: None, ..config.clone() };
+            Client::from_channel(channel, Some(options(&without_user))).await?
         }
         other => other?,
     };
     match client.status().await.map_err(EtcdFailure::from) {
         Ok(_) => Ok(client),
-        // Newer versions tell their state to few; but they answered, and know our user.
+        // Newer versions restrict the status call. The member answered and accepted the user, so the connection works.
         Err(EtcdFailure::Denied { .. }) if config.user.is_some() => Ok(client),
         Err(failure) => Err(failure),
     }
 }
 
-fn is_without_users(error: &EtcdError) -> bool {
+fn is_auth_disabled(error: &EtcdError) -> bool {
     matches!(error, EtcdError::GRpcStatus(status) if status.message().contains("authentication is not enabled"))
 }

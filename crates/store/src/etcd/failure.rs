@@ -1,4 +1,4 @@
-//! What an error of etcd means for us.
+//! Classifies errors of etcd.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -8,7 +8,7 @@ use tonic::{Code, ConnectError, Status};
 
 use crate::error::{Error, Operation};
 
-/// An error as one line of text: what lies below says more than what lies on top.
+/// An error with its causes as one line of text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reason(String);
 
@@ -27,7 +27,7 @@ impl fmt::Display for Reason {
 impl StdError for Reason {}
 
 impl Reason {
-    /// An error and all that lies below it.
+    /// Joins an error and all its sources.
     pub(super) fn of(error: &(dyn StdError + 'static)) -> Self {
         let mut parts: Vec<String> = Vec::new();
         for error in chain(error) {
@@ -35,7 +35,7 @@ impl Reason {
                 Some(status) => status.message().to_owned(),
                 None => error.to_string(),
             };
-            // Many layers repeat the one below, or have nothing to say.
+            // Many layers repeat the message of their source, or add nothing.
             if text != "transport error" && !text.is_empty() && !parts.iter().any(|part| part.contains(&text))
             {
                 parts.push(text);
@@ -47,8 +47,8 @@ impl Reason {
         Self(parts.join(": "))
     }
 
-    fn says(&self, what: &str) -> bool {
-        self.0.to_ascii_lowercase().contains(what)
+    fn contains(&self, text: &str) -> bool {
+        self.0.to_ascii_lowercase().contains(text)
     }
 }
 
@@ -58,19 +58,19 @@ fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (d
 
 #[derive(Debug, Clone)]
 pub(super) enum EtcdFailure {
-    /// It certainly did not happen; another try, maybe elsewhere, may help.
-    NotDone(Reason),
-    /// It may have happened.
+    /// The request was certainly not executed. A retry, also with another member, may help.
+    NotExecuted(Reason),
+    /// The request may have been executed.
     Unknown(Reason),
-    /// No answer in time; it may have happened.
-    Silent,
+    /// No answer before the deadline. The request may have been executed.
+    Timeout,
     Denied {
         advice: &'static str,
         reason: Reason,
     },
-    LeaseGone,
+    LeaseExpired,
     Compacted,
-    /// The answer is larger than what we read.
+    /// The answer exceeds the size limit.
     TooLarge(Reason),
     Refused(Reason),
 }
@@ -80,7 +80,7 @@ impl From<EtcdError> for EtcdFailure {
         match error {
             EtcdError::GRpcStatus(status) => Self::of_status(&status),
             EtcdError::TransportError(error) => Self::of_transport(&error),
-            EtcdError::LeaseKeepAliveError(text) if text == "lease not found" => Self::LeaseGone,
+            EtcdError::LeaseKeepAliveError(text) if text == "lease not found" => Self::LeaseExpired,
             EtcdError::IoError(error) => Self::Unknown(Reason::of(&error)),
             EtcdError::WatchError(text) | EtcdError::LeaseKeepAliveError(text) => Self::Unknown(text.into()),
             other => Self::Refused(Reason::from(other.to_string())),
@@ -89,76 +89,77 @@ impl From<EtcdError> for EtcdFailure {
 }
 
 impl EtcdFailure {
-    /// Of an answer, or of what came instead of one.
+    /// Classifies an answer, or a transport error without an answer.
     fn of_status(status: &Status) -> Self {
         let reason = Reason::of(status);
-        if !reason.says("etcdserver:") && status.source().is_some() {
+        if !reason.contains("etcdserver:") && status.source().is_some() {
             return Self::of_transport(status);
         }
         match status.code() {
-            Code::Unavailable if reason.says("no leader") => Self::NotDone(reason),
-            Code::InvalidArgument if reason.says("auth store is old") => Self::NotDone(reason),
-            Code::ResourceExhausted if reason.says("too many requests") => Self::NotDone(reason),
+            Code::Unavailable if reason.contains("no leader") => Self::NotExecuted(reason),
+            Code::InvalidArgument if reason.contains("auth store is old") => Self::NotExecuted(reason),
+            Code::ResourceExhausted if reason.contains("too many requests") => Self::NotExecuted(reason),
             Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled | Code::DeadlineExceeded => {
                 Self::Unknown(reason)
             }
             Code::Unauthenticated => Self::Denied { advice: PASSWORD, reason },
-            Code::InvalidArgument if reason.says("authentication failed") => {
+            Code::InvalidArgument if reason.contains("authentication failed") => {
                 Self::Denied { advice: PASSWORD, reason }
             }
-            Code::InvalidArgument if reason.says("user name is empty") => {
-                Self::Denied { advice: "etcd wants a user and a password: set both", reason }
-            }
+            Code::InvalidArgument if reason.contains("user name is empty") => Self::Denied {
+                advice: "etcd requires authentication: set etcd.user and its password",
+                reason,
+            },
             Code::PermissionDenied => Self::Denied { advice: ROLE, reason },
-            Code::NotFound if reason.says("lease not found") => Self::LeaseGone,
-            Code::OutOfRange if reason.says("compacted") => Self::Compacted,
-            Code::OutOfRange | Code::ResourceExhausted if reason.says("message length too large") => {
+            Code::NotFound if reason.contains("lease not found") => Self::LeaseExpired,
+            Code::OutOfRange if reason.contains("compacted") => Self::Compacted,
+            Code::OutOfRange | Code::ResourceExhausted if reason.contains("message length too large") => {
                 Self::TooLarge(reason)
             }
             _ => Self::Refused(reason),
         }
     }
 
-    /// Of the connection.
+    /// Classifies an error of the connection.
     pub(super) fn of_transport(error: &(dyn StdError + 'static)) -> Self {
         let reason = Reason::of(error);
-        let advice = if reason.says("invalid peer certificate") {
-            "the server's certificate is not signed by our CA (none is set: by whom the system trusts), or not for this name: check the endpoint and the file of the CA"
-        } else if reason.says("fatal alert") || reason.says("certificate required") {
-            "the server does not accept our certificate: check the files of the certificate and its key"
-        } else if reason.says("corrupt message") {
-            "the server does not speak TLS: is the endpoint http://?"
+        let advice = if reason.contains("invalid peer certificate") {
+            "the server's certificate is not signed by the configured CA (without etcd.ca: by the system trust store), or is not valid for this name: check the endpoint and the CA file"
+        } else if reason.contains("fatal alert") || reason.contains("certificate required") {
+            "the server does not accept the client certificate: check the files of the certificate and its key"
+        } else if reason.contains("corrupt message") {
+            "the server does not use TLS: check whether the endpoint is http://"
         } else if chain(error).any(<dyn StdError>::is::<ConnectError>) {
-            return Self::NotDone(reason);
+            return Self::NotExecuted(reason);
         } else {
             return Self::Unknown(reason);
         };
         Self::Denied { advice, reason }
     }
 
-    /// etcd tells of a watch that it does not begin in words only.
+    /// etcd reports the reason of a refused watch as text only.
     pub(super) fn of_cancelled_watch(text: &str) -> Self {
         let reason = Reason::from(text.to_owned());
-        if reason.says("permission denied") {
+        if reason.contains("permission denied") {
             Self::Denied { advice: ROLE, reason }
-        } else if reason.says("invalid auth token") {
+        } else if reason.contains("invalid auth token") {
             Self::Denied { advice: PASSWORD, reason }
         } else {
             Self::Refused(reason)
         }
     }
 
-    /// For people, without what was tried.
+    /// The cause, without the operation.
     pub(super) fn reason(&self) -> Reason {
         match self {
-            Self::NotDone(reason)
+            Self::NotExecuted(reason)
             | Self::Unknown(reason)
             | Self::TooLarge(reason)
             | Self::Refused(reason) => reason.clone(),
             Self::Denied { reason, .. } => reason.clone(),
-            Self::Silent => Reason::from("no answer in time".to_owned()),
-            Self::LeaseGone => Reason::from("the lease has run out".to_owned()),
-            Self::Compacted => Reason::from("this revision was compacted away".to_owned()),
+            Self::Timeout => Reason::from("no answer before the deadline".to_owned()),
+            Self::LeaseExpired => Reason::from("the lease has expired".to_owned()),
+            Self::Compacted => Reason::from("this revision was compacted".to_owned()),
         }
     }
 
@@ -167,16 +168,15 @@ impl EtcdFailure {
             Self::Denied { advice, reason } => {
                 Error::Denied { operation, store, advice, source: reason.into() }
             }
-            Self::NotDone(_) | Self::Unknown(_) | Self::Silent => {
+            Self::NotExecuted(_) | Self::Unknown(_) | Self::Timeout => {
                 Error::Unreachable { operation, store, source: self.reason().into() }
             }
-            Self::LeaseGone | Self::Compacted | Self::TooLarge(_) | Self::Refused(_) => {
+            Self::LeaseExpired | Self::Compacted | Self::TooLarge(_) | Self::Refused(_) => {
                 Error::Failed { operation, store, source: self.reason().into() }
             }
         }
     }
 }
 
-const ROLE: &str =
-    "give the user, or else the name in the certificate, a role that may read and write our keys";
+const ROLE: &str = "grant the user, or the common name of the client certificate, a role that may read and write Podwire's keys";
 const PASSWORD: &str = "check the user and the password";

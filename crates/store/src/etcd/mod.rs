@@ -1,17 +1,17 @@
 //! The store in an etcd cluster.
 //!
 //! ```text
-//!   calls ──► ask (tries again what is safe to do again, until the deadline) ──► connect: one connection, made when needed
-//!   watch ──► a stream on that connection                                        failure: what an error of etcd means
+//!   calls ──► request (retries what is safe to retry, until the deadline) ──► connect: one connection, opened when needed
+//!   watch ──► a stream on that connection                                     failure: classifies errors of etcd
 //! ```
 //!
-//! Nothing is polled. A node that is idle costs etcd its watches and one keep-alive of its lease now and then.
+//! Nothing is polled. An idle node costs etcd its watches and a periodic keep-alive of its lease.
 
-mod ask;
 mod backoff;
 mod calls;
 mod connect;
 mod failure;
+mod request;
 mod target;
 mod watch;
 
@@ -23,15 +23,15 @@ pub(crate) use watch::EtcdWatch;
 
 #[derive(Debug)]
 pub(crate) struct EtcdBackend {
-    link: EtcdConnector,
+    connector: EtcdConnector,
 }
 
 impl EtcdBackend {
     pub(crate) fn open(config: &EtcdConfig) -> Result<Self> {
-        Ok(Self { link: EtcdConnector::new(config)? })
+        Ok(Self { connector: EtcdConnector::new(config)? })
     }
 
     pub(crate) fn describe(&self) -> String {
-        self.link.describe()
+        self.connector.describe()
     }
 }

@@ -1,17 +1,17 @@
-//! A watch: one stream of one connection. It ends with the connection, and whoever uses it begins again with a listing.
+//! A watch: one stream of one connection. It ends with the connection. The caller then starts again with a listing.
 //!
-//! A connection that went dead is noticed by pings (`target.rs`), a member that lost its peers by etcd itself: it breaks off
-//! the streams of whoever requires a leader.
+//! Pings (`target.rs`) detect a dead connection. A member that lost its peers ends the streams of clients that require a
+//! leader.
 
 use std::sync::Arc;
 
 use etcd_client::{EventType, WatchOptions, WatchResponse, WatchStream};
 
 use super::EtcdBackend;
-use super::ask::Repeat;
 use super::calls::entry;
 use super::connect::Connection;
 use super::failure::{EtcdFailure, Reason};
+use super::request::RetryPolicy;
 use crate::Result;
 use crate::error::Error;
 use crate::store::StoreCall;
@@ -21,11 +21,11 @@ use crate::types::{Event, Watched};
 pub(crate) struct EtcdWatch {
     etcd: Arc<EtcdBackend>,
     prefix: String,
-    /// Which connection it lives on.
+    /// The number of the connection.
     number: u64,
-    /// Gone when it ended.
+    /// None after the watch has ended.
     stream: Option<WatchStream>,
-    /// What came with the beginning.
+    /// The first response.
     first: Option<WatchResponse>,
 }
 
@@ -37,9 +37,9 @@ impl EtcdBackend {
         from: u64,
     ) -> Result<EtcdWatch> {
         let from = i64::try_from(from.max(1)).unwrap_or(i64::MAX);
-        // Large answers come in pieces.
+        // Large responses are sent in fragments.
         let options = WatchOptions::new().with_prefix().with_start_revision(from).with_fragment();
-        let ask = |connection: Connection| {
+        let send = |connection: Connection| {
             let options = options.clone();
             async move {
                 let mut stream = connection.client.watch_client().watch(prefix, Some(options)).await?;
@@ -48,7 +48,7 @@ impl EtcdBackend {
             }
         };
         let (stream, first, number) =
-            self.ask(call, Repeat::Safe, ask).await.map_err(|failure| self.error(call, failure))?;
+            self.request(call, RetryPolicy::Safe, send).await.map_err(|failure| self.error(call, failure))?;
         let watch = EtcdWatch {
             etcd: Arc::clone(self),
             prefix: prefix.to_owned(),
@@ -77,7 +77,7 @@ impl EtcdWatch {
                 if response.compact_revision() > 0 {
                     return Ok(Watched::Compacted);
                 }
-                return Err(self.broke(Reason::from(response.cancel_reason().to_owned())));
+                return Err(self.failed(Reason::from(response.cancel_reason().to_owned())));
             }
             let events: Vec<Event> = response.events().iter().filter_map(event).collect();
             if let Some(last) = events.last() {
@@ -92,33 +92,33 @@ impl EtcdWatch {
 
     pub(crate) async fn request_progress(&mut self) -> Result<()> {
         let Some(stream) = &mut self.stream else {
-            return Err(self.broke(Reason::from("it has ended before".to_owned())));
+            return Err(self.failed(Reason::from("the watch has ended".to_owned())));
         };
         let Err(error) = stream.request_progress().await else { return Ok(()) };
-        Err(self.ended(EtcdFailure::from(error).reason()))
+        Err(self.end(EtcdFailure::from(error).reason()))
     }
 
     async fn receive(&mut self) -> Result<WatchResponse> {
         let Some(stream) = &mut self.stream else {
-            return Err(self.broke(Reason::from("it has ended before".to_owned())));
+            return Err(self.failed(Reason::from("the watch has ended".to_owned())));
         };
         let reason = match stream.message().await {
             Ok(Some(response)) => return Ok(response),
-            Ok(None) => Reason::from("etcd ended it".to_owned()),
+            Ok(None) => Reason::from("etcd closed the stream".to_owned()),
             Err(error) => EtcdFailure::from(error).reason(),
         };
-        Err(self.ended(reason))
+        Err(self.end(reason))
     }
 
-    fn ended(&mut self, reason: Reason) -> Error {
+    fn end(&mut self, reason: Reason) -> Error {
         self.stream = None;
-        // A member that breaks off is not the one to go on with.
-        self.etcd.link.forget(self.number);
-        self.broke(reason)
+        // Reconnects to another member.
+        self.etcd.connector.forget(self.number);
+        self.failed(reason)
     }
 
-    fn broke(&self, reason: Reason) -> Error {
-        Error::WatchBroke { prefix: self.prefix.clone(), source: reason.into() }
+    fn failed(&self, reason: Reason) -> Error {
+        Error::WatchFailed { prefix: self.prefix.clone(), source: reason.into() }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Certificates, made with the openssl program: a CA, a server and a client of it, and a client of another CA.
+//! Certificates, created with openssl: a CA with a server and a client certificate, and a client certificate of another CA.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ pub(crate) struct Certs {
 }
 
 impl Certs {
-    /// The server's is for this address, and for the IPv6 loopback address.
+    /// The server certificate is valid for this address and for the IPv6 loopback address.
     pub(crate) fn new(address: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let at = dir.path();
-        authority(at, "ca");
-        authority(at, "other-ca");
-        signed(at, "server", "ca", &format!("subjectAltName=IP:{address},IP:::1\n"));
-        signed(at, "client", "ca", "extendedKeyUsage=clientAuth\n");
-        signed(at, "stranger", "other-ca", "extendedKeyUsage=clientAuth\n");
+        let path = dir.path();
+        create_ca(path, "ca");
+        create_ca(path, "other-ca");
+        create_signed(path, "server", "ca", &format!("subjectAltName=IP:{address},IP:::1\n"));
+        create_signed(path, "client", "ca", "extendedKeyUsage=clientAuth\n");
+        create_signed(path, "other-client", "other-ca", "extendedKeyUsage=clientAuth\n");
         Self { dir }
     }
 
@@ -36,14 +36,14 @@ fn openssl(dir: &Path, args: &str) {
 
 const NEW_KEY: &str = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
 
-fn authority(dir: &Path, name: &str) {
+fn create_ca(dir: &Path, name: &str) {
     openssl(dir, &format!("req -x509 {NEW_KEY} -keyout {name}.key -out {name}.pem -days 2 -subj /CN={name}"));
 }
 
-fn signed(dir: &Path, name: &str, by: &str, extensions: &str) {
-    // The name is no user of etcd.
+fn create_signed(dir: &Path, name: &str, ca: &str, extensions: &str) {
+    // Without a common name, which etcd would use as a user name.
     openssl(dir, &format!("req -new {NEW_KEY} -keyout {name}.key -out {name}.csr -subj /O=podwire"));
     fs::write(dir.join("ext"), extensions).unwrap();
-    let args = format!("-CA {by}.pem -CAkey {by}.key -CAcreateserial -days 2 -extfile ext");
+    let args = format!("-CA {ca}.pem -CAkey {ca}.key -CAcreateserial -days 2 -extfile ext");
     openssl(dir, &format!("x509 -req -in {name}.csr -out {name}.pem {args}"));
 }

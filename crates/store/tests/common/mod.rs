@@ -1,4 +1,4 @@
-//! Stores to test with.
+//! Stores for tests.
 
 mod certs;
 mod server;
@@ -15,9 +15,9 @@ pub(crate) use world::World;
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What takes longer will never come.
-pub(crate) async fn in_time<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(TIMEOUT, what).await.expect("in time")
+/// Fails the test after a long timeout.
+pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TIMEOUT, future).await.expect("in time")
 }
 
 pub(crate) fn put(key: &str, value: &str) -> Change {
@@ -25,7 +25,7 @@ pub(crate) fn put(key: &str, value: &str) -> Change {
 }
 
 /// `+key=value@version` or `-key`.
-pub(crate) fn tell(event: &Event) -> String {
+pub(crate) fn describe(event: &Event) -> String {
     match event {
         Event::Put(entry) => {
             format!("+{}={}@{}", entry.key, String::from_utf8_lossy(&entry.value), entry.version)
@@ -34,7 +34,7 @@ pub(crate) fn tell(event: &Event) -> String {
     }
 }
 
-/// As many events as asked for, in order.
+/// Reads this number of events, in order.
 pub(crate) async fn events(watch: &mut Watch, count: usize) -> Vec<Event> {
     let mut all: Vec<Event> = Vec::new();
     while all.len() < count {
@@ -51,11 +51,11 @@ pub(crate) async fn events(watch: &mut Watch, count: usize) -> Vec<Event> {
     all
 }
 
-pub(crate) async fn told(watch: &mut Watch, count: usize) -> Vec<String> {
-    events(watch, count).await.iter().map(tell).collect()
+pub(crate) async fn next_events(watch: &mut Watch, count: usize) -> Vec<String> {
+    events(watch, count).await.iter().map(describe).collect()
 }
 
-/// Waits until a call works.
-pub(crate) async fn answers(store: &Store) {
+/// Waits until a call succeeds.
+pub(crate) async fn wait_until_ready(store: &Store) {
     in_time(async { while store.get("/ready").await.is_err() {} }).await;
 }

@@ -1,4 +1,4 @@
-//! A real etcd on a loopback address of its own. It ends when it is dropped, and with the thread that started it.
+//! A real etcd on its own loopback address. It ends when it is dropped, or with the thread that started it.
 
 use std::fs::{self, File};
 use std::net::TcpStream;
@@ -17,13 +17,13 @@ use super::{Certs, TIMEOUT};
 
 const PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
-const MOST_TRIES: u32 = 5;
+const MAX_TRIES: u32 = 5;
 
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Options {
-    /// All members of the cluster, by address; none: it is alone.
+    /// The addresses of all members of the cluster. Empty for a single member.
     members: Vec<String>,
-    /// Serves TLS, and wants certificates of its clients.
+    /// CA, certificate and key for TLS. Clients must have a certificate, too.
     pub(crate) certs: Option<(PathBuf, PathBuf, PathBuf)>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Etcd {
     dir: TempDir,
 }
 
-/// 127.0.0.0/8 is large: an address of our own makes every port free.
+/// Each server gets its own address in 127.0.0.0/8, so its ports are free.
 fn own_address() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let n = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -47,7 +47,7 @@ impl Etcd {
         Self::start_at(&own_address(), options)
     }
 
-    /// With TLS, and with certificates for its address.
+    /// Starts a server with TLS, and creates certificates for its address.
     pub(crate) fn start_tls() -> (Self, Certs) {
         let address = own_address();
         let certs = Certs::new(&address);
@@ -55,7 +55,7 @@ impl Etcd {
         (Self::start_at(&address, &Options { certs: Some((ca, cert, key)), ..Options::default() }), certs)
     }
 
-    /// Several members of one cluster.
+    /// Starts the members of one cluster.
     pub(crate) fn start_cluster(size: usize) -> Vec<Self> {
         let members: Vec<String> = (0..size).map(|_| own_address()).collect();
         let options = Options { members: members.clone(), ..Options::default() };
@@ -68,12 +68,12 @@ impl Etcd {
         Self { address: address.to_owned(), options: options.clone(), child, dir }
     }
 
-    /// One for all tests that do not harm it.
+    /// One server for all tests that do not disturb it.
     pub(crate) fn shared() -> &'static Self {
         static SHARED: OnceLock<Etcd> = OnceLock::new();
         SHARED.get_or_init(|| {
             let (sender, started) = mpsc::channel();
-            // It ends with the thread that started it, so that one stays: a test's own ends with the test.
+            // The server ends with the thread that started it, so this thread must not end.
             thread::spawn(move || {
                 sender.send(Self::start(&Options::default())).unwrap();
                 loop {
@@ -89,18 +89,18 @@ impl Etcd {
         format!("{scheme}://{}:{PORT}", self.address)
     }
 
-    /// As a power cut would. Not before it has answered once: an etcd that is killed before it has a member never gets one.
+    /// Kills the server, which must have answered before: an etcd that is killed before it has a member never gets one.
     pub(crate) fn stop(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Again, with the same data.
-    pub(crate) fn start_again(&mut self) {
+    /// Starts the server again with the same data.
+    pub(crate) fn restart(&mut self) {
         self.child = run(&self.address, &self.options, &self.dir);
     }
 
-    /// Alive for the kernel, dead for its clients.
+    /// Stops the process: the kernel still accepts connections, but the server does not answer.
     pub(crate) fn freeze(&self) {
         kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
     }
@@ -114,19 +114,19 @@ impl Drop for Etcd {
 }
 
 fn run(address: &str, options: &Options, dir: &TempDir) -> Child {
-    for _ in 0..MOST_TRIES {
+    for _ in 0..MAX_TRIES {
         let mut child = spawn(address, options, dir);
-        let timeout = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if TcpStream::connect((address, PORT)).is_ok() {
                 return child;
             }
             if let Some(status) = child.try_wait().unwrap() {
-                let said = fs::read_to_string(dir.path().join("stderr")).unwrap();
-                eprintln!("etcd ended ({status}): {said}");
+                let stderr = fs::read_to_string(dir.path().join("stderr")).unwrap();
+                eprintln!("etcd ended ({status}): {stderr}");
                 break;
             }
-            assert!(Instant::now() < timeout, "etcd does not listen on {address}");
+            assert!(Instant::now() < deadline, "etcd does not listen on {address}");
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -142,13 +142,13 @@ fn spawn(address: &str, options: &Options, dir: &TempDir) -> Child {
         .arg(dir.path().join("data"));
     command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
     command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-    let alone = [address.to_owned()];
-    let members = if options.members.is_empty() { &alone[..] } else { &options.members[..] };
+    let single = [address.to_owned()];
+    let members = if options.members.is_empty() { &single[..] } else { &options.members[..] };
     let all: Vec<String> =
-        members.iter().map(|other| format!("{other}=http://{other}:{PEER_PORT}")).collect();
+        members.iter().map(|member| format!("{member}=http://{member}:{PEER_PORT}")).collect();
     command.args(["--initial-cluster", &all.join(","), "--logger", "zap", "--log-level", "error"]);
     command.args(["--heartbeat-interval", "50", "--election-timeout", "250"]);
-    // Tokens run out soon, so that tests can wait for it.
+    // A short lifetime, so that tests can wait for the expiry of tokens.
     command.args(["--auth-token-ttl", "1"]);
     if let Some((ca, cert, key)) = &options.certs {
         command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(ca);

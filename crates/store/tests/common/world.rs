@@ -1,4 +1,4 @@
-//! A store of one kind, with a directory of this test's own.
+//! A store of one kind, with a separate directory for each test.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -21,7 +21,7 @@ impl World {
         Self::new(config, Some(dir))
     }
 
-    /// In an etcd that all tests of this process share.
+    /// Uses an etcd that all tests of this process share.
     pub(crate) fn etcd() -> Self {
         let endpoints = vec![Etcd::shared().url()];
         Self::new(StoreConfig::Etcd(EtcdConfig { endpoints, ..EtcdConfig::default() }), None)
@@ -33,10 +33,10 @@ impl World {
         Self { store: Store::open(&config).unwrap(), config, directory, _dir: dir }
     }
 
-    /// A client of its own.
-    pub(crate) fn another(&self) -> Store {
+    /// A second client.
+    pub(crate) fn second_client(&self) -> Store {
         match &self.config {
-            // It has one owner.
+            // The embedded store has a single owner.
             StoreConfig::Embedded { .. } => self.store.clone(),
             StoreConfig::Etcd(_) => Store::open(&self.config).unwrap(),
         }

@@ -9,10 +9,10 @@ use crate::common::{World, in_time, put};
 
 both!(
     all_compares_must_hold,
-    a_commit_is_whole,
-    a_counter_gives_each_its_own_number,
-    of_two_that_want_one_key_one_gets_it,
-    nothing_to_delete_is_no_change,
+    a_commit_is_atomic,
+    concurrent_calls_of_a_counter_get_unique_numbers,
+    one_of_two_concurrent_claims_succeeds,
+    deleting_a_missing_key_is_no_change,
     a_call_ends_by_its_deadline,
 );
 
@@ -41,7 +41,7 @@ async fn all_compares_must_hold(world: &World) {
     assert_eq!(store.get(&a).await.unwrap(), None);
 }
 
-async fn a_commit_is_whole(world: &World) {
+async fn a_commit_is_atomic(world: &World) {
     let store = &world.store;
     done(store.commit(&[], &[put(&world.key("f/old"), "x")]).await.unwrap());
     let changes =
@@ -51,9 +51,9 @@ async fn a_commit_is_whole(world: &World) {
     assert_eq!(listing.entries.iter().map(|entry| entry.revision).collect::<Vec<_>>(), [revision, revision]);
 }
 
-async fn a_counter_gives_each_its_own_number(world: &World) {
+async fn concurrent_calls_of_a_counter_get_unique_numbers(world: &World) {
     let mut tasks = JoinSet::new();
-    let clients = [world.store.clone(), world.another()];
+    let clients = [world.store.clone(), world.second_client()];
     for n in 0..50 {
         let (store, key) = (clients[n % 2].clone(), world.key("counter"));
         tasks.spawn(async move { store.put_counter(&key).await.unwrap() });
@@ -62,8 +62,8 @@ async fn a_counter_gives_each_its_own_number(world: &World) {
     assert_eq!(numbers, (0..50).collect());
 }
 
-async fn of_two_that_want_one_key_one_gets_it(world: &World) {
-    let clients = [world.store.clone(), world.another()];
+async fn one_of_two_concurrent_claims_succeeds(world: &World) {
+    let clients = [world.store.clone(), world.second_client()];
     for round in 0..20 {
         let key = world.key(&format!("claim{round}"));
         let claim = |n: usize| {
@@ -82,7 +82,7 @@ async fn of_two_that_want_one_key_one_gets_it(world: &World) {
     }
 }
 
-async fn nothing_to_delete_is_no_change(world: &World) {
+async fn deleting_a_missing_key_is_no_change(world: &World) {
     let store = &world.store;
     let key = world.key("a");
     done(store.commit(&[], &[Change::Delete(key.clone())]).await.unwrap());
@@ -90,7 +90,7 @@ async fn nothing_to_delete_is_no_change(world: &World) {
     done(store.commit(&[], &[Change::Delete(key.clone())]).await.unwrap());
     let second = done(store.commit(&[], &[put(&key, "1")]).await.unwrap());
     assert!(second > first);
-    // It begins anew.
+    // A key that is created again starts with version 1.
     assert_eq!(store.get(&key).await.unwrap().unwrap().version, 1);
 }
 

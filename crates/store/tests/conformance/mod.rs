@@ -1,11 +1,11 @@
-//! What both backends promise.
+//! Guarantees of both backends.
 
 mod commits;
 mod leases;
 mod reads;
 mod watches;
 
-/// Each test once with each backend.
+/// Runs each test with each backend.
 macro_rules! both {
     ($($name:ident),+ $(,)?) => {
         mod embedded {

@@ -4,13 +4,13 @@ use super::both;
 use crate::common::{World, put};
 
 both!(
-    a_key_is_read_as_it_was_written,
-    a4_a_prefix_matches_whole_segments,
-    a_big_directory_is_listed_whole,
-    what_is_too_large_is_refused,
+    a_read_returns_the_written_entry,
+    a4_a_prefix_matches_complete_segments,
+    a_large_directory_is_listed_completely,
+    oversized_requests_are_refused,
 );
 
-async fn a_key_is_read_as_it_was_written(world: &World) {
+async fn a_read_returns_the_written_entry(world: &World) {
     let (store, key) = (&world.store, world.key("a"));
     assert_eq!(store.get(&key).await.unwrap(), None);
     let mut created = None;
@@ -23,16 +23,16 @@ async fn a_key_is_read_as_it_was_written(world: &World) {
         let expected =
             Entry { key: key.clone(), value: value.to_vec(), revision, created, version, lease: None };
         assert_eq!(store.get(&key).await.unwrap(), Some(expected.clone()));
-        assert_eq!(world.another().get(&key).await.unwrap(), Some(expected));
+        assert_eq!(world.second_client().get(&key).await.unwrap(), Some(expected));
     }
-    // A key that is made again is a new one.
+    // A key that is created again has a new creation revision.
     store.commit(&[], &[Change::Delete(key.clone())]).await.unwrap();
-    store.commit(&[], &[put(&key, "again")]).await.unwrap();
-    let again = store.get(&key).await.unwrap().unwrap();
-    assert!(Some(again.created) > created && again.created == again.revision, "{again:?}");
+    store.commit(&[], &[put(&key, "new")]).await.unwrap();
+    let entry = store.get(&key).await.unwrap().unwrap();
+    assert!(Some(entry.created) > created && entry.created == entry.revision, "{entry:?}");
 }
 
-async fn a4_a_prefix_matches_whole_segments(world: &World) {
+async fn a4_a_prefix_matches_complete_segments(world: &World) {
     let (store, key) = (&world.store, |name: &str| world.key(name));
     let changes: Vec<Change> = ["hosts", "hosts/a", "hosts/b/c", "hosts2/a", "hosts.x", "host/a", "hosts0"]
         .iter()
@@ -54,12 +54,12 @@ async fn a4_a_prefix_matches_whole_segments(world: &World) {
     }
 }
 
-async fn a_big_directory_is_listed_whole(world: &World) {
+async fn a_large_directory_is_listed_completely(world: &World) {
     let store = &world.store;
     let value = "v".repeat(1024);
     let names: Vec<String> = (0..3000).map(|n| world.key(&format!("big/{n:05}"))).collect();
-    for some in names.chunks(store::MAX_CHANGES) {
-        let changes: Vec<Change> = some.iter().map(|name| put(name, &value)).collect();
+    for chunk in names.chunks(store::MAX_CHANGES) {
+        let changes: Vec<Change> = chunk.iter().map(|name| put(name, &value)).collect();
         store.commit(&[], &changes).await.unwrap();
     }
     let listing = store.list(&world.key("big/")).await.unwrap();
@@ -74,23 +74,24 @@ async fn a_big_directory_is_listed_whole(world: &World) {
     assert_eq!(store.keys(&world.key("big/")).await.unwrap(), names);
 }
 
-async fn what_is_too_large_is_refused(world: &World) {
+async fn oversized_requests_are_refused(world: &World) {
     let store = &world.store;
-    let most = Change::Put { key: world.key("most"), value: vec![b'x'; MAX_VALUE], lease: None };
-    store.commit(&[], &[most]).await.unwrap();
-    assert_eq!(store.get(&world.key("most")).await.unwrap().unwrap().value.len(), MAX_VALUE);
+    let largest = Change::Put { key: world.key("largest"), value: vec![b'x'; MAX_VALUE], lease: None };
+    store.commit(&[], &[largest]).await.unwrap();
+    assert_eq!(store.get(&world.key("largest")).await.unwrap().unwrap().value.len(), MAX_VALUE);
     let long = world.key(&"k".repeat(MAX_KEY));
-    let more = Change::Put { key: world.key("more"), value: vec![b'x'; MAX_VALUE + 1], lease: None };
+    let oversized =
+        Change::Put { key: world.key("oversized"), value: vec![b'x'; MAX_VALUE + 1], lease: None };
     let half =
         |name: &str| Change::Put { key: world.key(name), value: vec![b'x'; MAX_VALUE * 3 / 4], lease: None };
     let many: Vec<Change> = (0..129).map(|n| put(&world.key(&format!("n{n}")), "")).collect();
     for (changes, expected) in [
-        (vec![more], "1048577 bytes"),
+        (vec![oversized], "1048577 bytes"),
         (vec![put(&long, "")], "too long"),
         (vec![put("", "")], "empty"),
         (vec![half("a"), half("b")], "a commit of"),
         (vec![put(&world.key("a"), ""), Change::Delete(world.key("a"))], "twice"),
-        (many, "129 parts"),
+        (many, "129 compares or changes"),
     ] {
         let error = store.commit(&[], &changes).await.unwrap_err();
         assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains(expected), "{error}");

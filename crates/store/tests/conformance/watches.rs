@@ -3,35 +3,35 @@ use std::time::Duration;
 use store::{Change, Watched};
 
 use super::both;
-use crate::common::{World, events, in_time, put, tell, told};
+use crate::common::{World, describe, events, in_time, next_events, put};
 
 both!(
-    a_watch_from_a_listing_misses_nothing,
-    a_watch_sees_its_directory_only_and_in_order,
-    a_watch_without_events_answers_that_it_is_current,
-    a_cancelled_wait_loses_nothing,
-    many_changes_come_in_order_from_several_clients,
-    big_changes_come_whole,
+    a_watch_from_a_listing_misses_no_event,
+    a_watch_reports_its_directory_only_and_in_order,
+    a_watch_without_events_reports_that_it_is_current,
+    a_cancelled_wait_loses_no_event,
+    changes_of_several_clients_arrive_in_order,
+    large_changes_arrive_completely,
 );
 
-async fn a_watch_from_a_listing_misses_nothing(world: &World) {
-    let (store, other) = (&world.store, world.another());
+async fn a_watch_from_a_listing_misses_no_event(world: &World) {
+    let (store, other) = (&world.store, world.second_client());
     store.commit(&[], &[put(&world.key("f/a"), "old")]).await.unwrap();
     let listing = store.list(&world.key("f/")).await.unwrap();
     assert_eq!(listing.entries.len(), 1);
-    // Before the watch begins, and after.
+    // One change before the watch, and one after.
     other.commit(&[], &[put(&world.key("f/a"), "new")]).await.unwrap();
     let mut watch = store.watch(&world.key("f/"), listing.revision + 1).await.unwrap();
     other.commit(&[], &[Change::Delete(world.key("f/a"))]).await.unwrap();
     let key = world.key("f/a");
-    assert_eq!(told(&mut watch, 2).await, [format!("+{key}=new@2"), format!("-{key}")]);
-    // From the middle, too.
-    let mut again = store.watch(&world.key("f/"), listing.revision + 2).await.unwrap();
-    assert_eq!(told(&mut again, 1).await, [format!("-{key}")]);
+    assert_eq!(next_events(&mut watch, 2).await, [format!("+{key}=new@2"), format!("-{key}")]);
+    // A watch can start at a later revision.
+    let mut later = store.watch(&world.key("f/"), listing.revision + 2).await.unwrap();
+    assert_eq!(next_events(&mut later, 1).await, [format!("-{key}")]);
 }
 
-async fn a_watch_sees_its_directory_only_and_in_order(world: &World) {
-    let (store, other) = (&world.store, world.another());
+async fn a_watch_reports_its_directory_only_and_in_order(world: &World) {
+    let (store, other) = (&world.store, world.second_client());
     let from = store.list(&world.key("f/")).await.unwrap().revision + 1;
     let mut watch = store.watch(&world.key("f/"), from).await.unwrap();
     other.commit(&[], &[put(&world.key("f2/a"), "no"), put(&world.key("f"), "no")]).await.unwrap();
@@ -39,14 +39,14 @@ async fn a_watch_sees_its_directory_only_and_in_order(world: &World) {
     other.commit(&[], &[Change::Delete(world.key("f/none"))]).await.unwrap();
     other.commit(&[], &[put(&world.key("f/a"), "3")]).await.unwrap();
     let all = events(&mut watch, 3).await;
-    let mut first: Vec<String> = all[..2].iter().map(tell).collect();
+    let mut first: Vec<String> = all[..2].iter().map(describe).collect();
     first.sort();
     assert_eq!(first, [format!("+{}=2@1", world.key("f/a")), format!("+{}=1@1", world.key("f/b"))]);
     assert_eq!(all[0].revision(), all[1].revision());
-    assert_eq!(tell(&all[2]), format!("+{}=3@2", world.key("f/a")));
+    assert_eq!(describe(&all[2]), format!("+{}=3@2", world.key("f/a")));
 }
 
-async fn a_watch_without_events_answers_that_it_is_current(world: &World) {
+async fn a_watch_without_events_reports_that_it_is_current(world: &World) {
     let store = &world.store;
     let from = store.list(&world.key("f/")).await.unwrap().revision + 1;
     let mut watch = store.watch(&world.key("f/"), from).await.unwrap();
@@ -55,35 +55,35 @@ async fn a_watch_without_events_answers_that_it_is_current(world: &World) {
         assert_eq!(in_time(watch.next()).await.unwrap(), Watched::Current);
     }
     store.commit(&[], &[put(&world.key("f/a"), "1")]).await.unwrap();
-    assert_eq!(told(&mut watch, 1).await, [format!("+{}=1@1", world.key("f/a"))]);
+    assert_eq!(next_events(&mut watch, 1).await, [format!("+{}=1@1", world.key("f/a"))]);
 }
 
-async fn a_cancelled_wait_loses_nothing(world: &World) {
+async fn a_cancelled_wait_loses_no_event(world: &World) {
     let store = &world.store;
     let from = store.list(&world.key("f/")).await.unwrap().revision + 1;
     let mut watch = store.watch(&world.key("f/"), from).await.unwrap();
-    let mut seen = Vec::new();
+    let mut received = Vec::new();
     for n in 0..20 {
         store.commit(&[], &[put(&world.key("f/a"), &n.to_string())]).await.unwrap();
-        // Often too short.
+        // The timeout is often too short for the event.
         if let Ok(next) = tokio::time::timeout(Duration::from_micros(n * 100), watch.next()).await {
             let Watched::Events { events, .. } = next.unwrap() else { panic!("compacted") };
-            seen.extend(events.iter().map(tell));
+            received.extend(events.iter().map(describe));
         }
     }
-    while seen.len() < 20 {
-        seen.extend(told(&mut watch, 1).await);
+    while received.len() < 20 {
+        received.extend(next_events(&mut watch, 1).await);
     }
     let expected: Vec<String> = (0..20).map(|n| format!("+{}={n}@{}", world.key("f/a"), n + 1)).collect();
-    assert_eq!(seen, expected);
+    assert_eq!(received, expected);
 }
 
-async fn many_changes_come_in_order_from_several_clients(world: &World) {
+async fn changes_of_several_clients_arrive_in_order(world: &World) {
     let from = world.store.list(&world.key("f/")).await.unwrap().revision + 1;
     let mut watch = world.store.watch(&world.key("f/"), from).await.unwrap();
     let writers: Vec<_> = (0..3)
         .map(|w| {
-            let (store, key) = (world.another(), world.key(&format!("f/{w}")));
+            let (store, key) = (world.second_client(), world.key(&format!("f/{w}")));
             tokio::spawn(async move {
                 for n in 0..30 {
                     store.commit(&[], &[put(&key, &n.to_string())]).await.unwrap();
@@ -91,19 +91,19 @@ async fn many_changes_come_in_order_from_several_clients(world: &World) {
             })
         })
         .collect();
-    let all: Vec<String> = events(&mut watch, 90).await.iter().map(tell).collect();
+    let all: Vec<String> = events(&mut watch, 90).await.iter().map(describe).collect();
     for writer in writers {
         in_time(writer).await.unwrap();
     }
     for w in 0..3 {
         let key = world.key(&format!("f/{w}"));
         let expected: Vec<String> = (0..30).map(|n| format!("+{key}={n}@{}", n + 1)).collect();
-        let its: Vec<String> = all.iter().filter(|told| told.contains(&key)).cloned().collect();
-        assert_eq!(its, expected);
+        let of_writer: Vec<String> = all.iter().filter(|event| event.contains(&key)).cloned().collect();
+        assert_eq!(of_writer, expected);
     }
 }
 
-async fn big_changes_come_whole(world: &World) {
+async fn large_changes_arrive_completely(world: &World) {
     let from = world.store.list(&world.key("f/")).await.unwrap().revision + 1;
     for n in 0..6 {
         let value = n.to_string().repeat(1 << 20);

@@ -1,4 +1,4 @@
-//! This test program again, as a process of its own that owns a store.
+//! Runs this test program as a separate process that owns a store.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 const DIRECTORY: &str = "PODWIRE_TEST_STORE";
 
-/// Runs one test, which is ignored otherwise.
+/// Runs one test that is otherwise ignored.
 pub(super) fn start(test: &str, dir: &Path) -> Child {
     command(Command::new(std::env::current_exe().unwrap()), test, dir).spawn().unwrap()
 }
@@ -16,13 +16,13 @@ pub(super) fn command(mut program: Command, test: &str, dir: &Path) -> Command {
     program
 }
 
-/// Which directory; none if this process was not started for that.
-pub(super) fn task() -> Option<PathBuf> {
+/// The store's directory. None if this process was not started by `start`.
+pub(super) fn directory() -> Option<PathBuf> {
     std::env::var_os(DIRECTORY).map(PathBuf::from)
 }
 
 pub(super) fn kill(mut child: Child) {
     child.kill().unwrap();
     let status = child.wait().unwrap();
-    assert_eq!(status.signal(), Some(9), "it ended by itself ({status})");
+    assert_eq!(status.signal(), Some(9), "the process was not killed but ended ({status})");
 }

@@ -1,8 +1,8 @@
-//! What is special to the embedded store: its owner, kills, damage, and a disk that is full.
+//! Tests of the embedded store only: its owner, kills, corruption, and a full disk.
 
 mod child;
 mod compaction;
-mod damage;
+mod corruption;
 mod full;
 mod processes;
 

@@ -1,4 +1,4 @@
-//! A process that owns the store: it is alone, and it may be killed.
+//! The process that owns the store: there is only one, and it may be killed.
 
 use std::io::{BufRead as _, BufReader};
 use std::time::{Duration, Instant};
@@ -11,19 +11,19 @@ use crate::common::{TIMEOUT, put};
 const ROUNDS: u64 = 24;
 
 #[tokio::test]
-#[ignore = "the other half of after_kills_everything_confirmed_is_there_and_nothing_is_half"]
+#[ignore = "the child process of after_kills_all_acknowledged_commits_exist_completely"]
 async fn writes_until_it_is_killed() {
-    let Some(dir) = child::task() else { return };
+    let Some(dir) = child::directory() else { return };
     let store = open(&dir);
     let before = store.get("/left").await.unwrap();
     let mut n = before.map_or(0, |entry| number(&entry.value));
-    // Bounded: the parent may be gone. Large values cause many compactions.
-    let end = Instant::now() + 2 * TIMEOUT;
-    while Instant::now() < end {
+    // Bounded, because the parent may have ended. Large values cause many compactions.
+    let deadline = Instant::now() + 2 * TIMEOUT;
+    while Instant::now() < deadline {
         n += 1;
         let value = format!("{n:20000}");
         store.commit(&[], &[put("/left", &value), put("/right", &value)]).await.unwrap();
-        println!("confirmed {n}");
+        println!("committed {n}");
     }
 }
 
@@ -32,19 +32,19 @@ fn number(value: &[u8]) -> u64 {
 }
 
 #[tokio::test]
-async fn after_kills_everything_confirmed_is_there_and_nothing_is_half() {
+async fn after_kills_all_acknowledged_commits_exist_completely() {
     let dir = tempfile::tempdir().unwrap();
     for round in 0..ROUNDS {
         let mut child = child::start("embedded::processes::writes_until_it_is_killed", dir.path());
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let mut confirmed = || lines.find_map(|line| line.strip_prefix("confirmed ")?.parse::<u64>().ok());
-        // Each round kills it at another moment.
+        let mut committed = || lines.find_map(|line| line.strip_prefix("committed ")?.parse::<u64>().ok());
+        // Each round kills the process at a different time.
         for _ in 0..=round % 5 {
-            confirmed().unwrap();
+            committed().unwrap();
         }
         tokio::time::sleep(Duration::from_micros(round * 11_003 % 30_000)).await;
         child::kill(child);
-        let confirmed = std::iter::from_fn(confirmed).last();
+        let committed = std::iter::from_fn(committed).last();
         let store = open(dir.path());
         let entries = store.list("/").await.unwrap().entries;
         let [left, right] = entries.as_slice() else { panic!("{} entries", entries.len()) };
@@ -52,14 +52,14 @@ async fn after_kills_everything_confirmed_is_there_and_nothing_is_half() {
         let value = number(&left.value);
         assert_eq!(value, left.version);
         assert!(
-            confirmed.is_none_or(|confirmed| value == confirmed || value == confirmed + 1),
-            "{value} {confirmed:?}"
+            committed.is_none_or(|committed| value == committed || value == committed + 1),
+            "{value} {committed:?}"
         );
     }
 }
 
 #[tokio::test]
-async fn a_store_has_one_owner_and_another_process_is_told_which() {
+async fn opening_a_store_in_use_reports_its_owner() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
     store.commit(&[], &[put("/a", "1")]).await.unwrap();
@@ -69,7 +69,7 @@ async fn a_store_has_one_owner_and_another_process_is_told_which() {
     for word in [holder.as_str(), path, "--store-dir", "etcd"] {
         assert!(error.to_string().contains(word), "{error}");
     }
-    // All clones have one owner.
+    // Clones share the ownership.
     let clone = store.clone();
     drop(store);
     Store::open(&StoreConfig::Embedded { dir: dir.path().to_owned() }).unwrap_err();

@@ -8,7 +8,7 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{config, open};
-use crate::common::{Certs, Etcd, answers, in_time, put, told};
+use crate::common::{Certs, Etcd, in_time, next_events, put, wait_until_ready};
 
 pub(crate) fn with_certs(server: &Etcd, certs: &Certs) -> EtcdConfig {
     EtcdConfig {
@@ -23,8 +23,8 @@ pub(crate) fn with_user(config: &EtcdConfig, user: &str, password: &str) -> Etcd
     EtcdConfig { user: Some(user.to_owned()), password: Some(password.to_owned()), ..config.clone() }
 }
 
-/// From now on etcd wants a password; `pod` may use `/pod/`.
-pub(crate) async fn want_passwords(server: &Etcd, certs: &Certs) {
+/// Enables authentication in etcd. User `pod` may access `/pod/`.
+pub(crate) async fn enable_auth(server: &Etcd, certs: &Certs) {
     let read = |name: &str| fs::read(certs.path(name)).unwrap();
     let tls = TlsOptions::new()
         .ca_certificate(Certificate::from_pem(read("ca.pem")))
@@ -49,8 +49,8 @@ async fn denied(config: &EtcdConfig, expected: &str) {
     println!("{error}");
 }
 
-/// Leads from a port of the IPv6 loopback address to this server.
-async fn over_v6(server: &Etcd) -> String {
+/// Forwards a port of the IPv6 loopback address to this server.
+async fn forward_v6(server: &Etcd) -> String {
     let listener = TcpListener::bind("[::1]:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let target = server.url().trim_start_matches("https://").to_owned();
@@ -64,31 +64,35 @@ async fn over_v6(server: &Etcd) -> String {
 }
 
 #[tokio::test]
-async fn certificates_and_passwords_open_the_door_and_wrong_ones_do_not() {
+async fn wrong_certificates_and_passwords_are_denied() {
     let (mut server, certs) = Etcd::start_tls();
     let good = with_certs(&server, &certs);
-    answers(&open(&good)).await;
-    // A user that is not needed yet does no harm.
+    wait_until_ready(&open(&good)).await;
+    // A user is accepted although authentication is disabled.
     open(&with_user(&good, "pod", "podpw")).commit(&[], &[put("/pod/a", "1")]).await.unwrap();
 
-    let v6 = EtcdConfig { endpoints: vec![over_v6(&server).await], ..good.clone() };
+    let v6 = EtcdConfig { endpoints: vec![forward_v6(&server).await], ..good.clone() };
     assert_eq!(open(&v6).get("/pod/a").await.unwrap().unwrap().value, b"1");
 
-    denied(&EtcdConfig { ca: Some(certs.path("other-ca.pem")), ..good.clone() }, "not signed by our CA")
+    denied(
+        &EtcdConfig { ca: Some(certs.path("other-ca.pem")), ..good.clone() },
+        "not signed by the configured CA",
+    )
+    .await;
+    let (cert, key) = (Some(certs.path("other-client.pem")), Some(certs.path("other-client.key")));
+    denied(&EtcdConfig { cert, key, ..good.clone() }, "does not accept the client certificate").await;
+    denied(&EtcdConfig { cert: None, key: None, ..good.clone() }, "does not accept the client certificate")
         .await;
-    let (cert, key) = (Some(certs.path("stranger.pem")), Some(certs.path("stranger.key")));
-    denied(&EtcdConfig { cert, key, ..good.clone() }, "does not accept our certificate").await;
-    denied(&EtcdConfig { cert: None, key: None, ..good.clone() }, "does not accept our certificate").await;
     denied(&EtcdConfig { ca: Some(certs.path("none.pem")), ..good.clone() }, "none.pem").await;
     denied(&EtcdConfig { ca: Some(certs.path("ext")), ..good.clone() }, "check").await;
 
-    want_passwords(&server, &certs).await;
+    enable_auth(&server, &certs).await;
     let pod = open(&with_user(&good, "pod", "podpw"));
     assert_eq!(pod.get("/pod/a").await.unwrap().unwrap().value, b"1");
     let mut watch = pod.watch("/pod/", 1).await.unwrap();
-    told(&mut watch, 1).await;
+    next_events(&mut watch, 1).await;
     denied(&with_user(&good, "pod", "wrong"), "check the user and the password").await;
-    denied(&with_user(&good, "nobody", "podpw"), "check the user and the password").await;
+    denied(&with_user(&good, "missing", "podpw"), "check the user and the password").await;
     denied(&good, "a role").await;
     for error in [
         pod.get("/other/a").await.unwrap_err(),
@@ -97,26 +101,26 @@ async fn certificates_and_passwords_open_the_door_and_wrong_ones_do_not() {
     ] {
         assert!(matches!(error, Error::Denied { .. }) && error.to_string().contains("a role"), "{error}");
     }
-    // F9: rights are checked before compares. So a write that changes nothing shows whether writes are denied.
+    // F9: etcd checks permissions before compares, so a write without effect shows whether writes are denied.
     let unchanged = |key: &str| [Change::Delete(key.to_owned())];
-    let exists = [Compare::Absent("/pod/a".to_owned())];
-    let error = pod.commit(&exists, &unchanged("/other/a")).await.unwrap_err();
+    let refused = [Compare::Absent("/pod/a".to_owned())];
+    let error = pod.commit(&refused, &unchanged("/other/a")).await.unwrap_err();
     assert!(error.is_denied_write(), "{error}");
-    assert!(!pod.get("/other/a").await.unwrap_err().is_denied_write(), "it was read");
-    assert_eq!(pod.commit(&exists, &unchanged("/pod/a")).await.unwrap(), CommitOutcome::Refused);
-    // A server that begins anew does not know our token any more.
+    assert!(!pod.get("/other/a").await.unwrap_err().is_denied_write(), "a read");
+    assert_eq!(pod.commit(&refused, &unchanged("/pod/a")).await.unwrap(), CommitOutcome::Refused);
+    // A restarted server does not know the token any more.
     server.stop();
-    server.start_again();
+    server.restart();
     assert_eq!(pod.get("/pod/a").await.unwrap().unwrap().value, b"1");
 }
 
 const ENDPOINT: &str = "PODWIRE_TEST_ENDPOINT";
 const CERTS: &str = "PODWIRE_TEST_CERTS";
 
-/// What another process is started for: whom a system trusts is the same for all of a process.
+/// Runs in a separate process, because the system trust store is read once per process.
 #[tokio::test]
-#[ignore = "the other half of without_a_ca_whom_the_system_trusts_is_trusted"]
-async fn asks_without_a_ca() {
+#[ignore = "the child process of without_a_ca_the_system_trust_store_is_used"]
+async fn connects_without_a_ca() {
     let (Ok(endpoint), Ok(certs)) = (std::env::var(ENDPOINT), std::env::var(CERTS)) else { return };
     let (cert, key) =
         (Some(format!("{certs}/client.pem").into()), Some(format!("{certs}/client.key").into()));
@@ -128,11 +132,11 @@ async fn asks_without_a_ca() {
 }
 
 #[test]
-fn without_a_ca_whom_the_system_trusts_is_trusted() {
+fn without_a_ca_the_system_trust_store_is_used() {
     let (server, certs) = Etcd::start_tls();
-    let ask = |ca: &str, endpoint: &str| {
+    let connect = |ca: &str, endpoint: &str| {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "etcd::access::asks_without_a_ca", "--ignored", "--nocapture"])
+            .args(["--exact", "etcd::access::connects_without_a_ca", "--ignored", "--nocapture"])
             .env("SSL_CERT_FILE", certs.path(ca))
             .env_remove("SSL_CERT_DIR")
             .env(ENDPOINT, endpoint)
@@ -142,11 +146,11 @@ fn without_a_ca_whom_the_system_trusts_is_trusted() {
         String::from_utf8(output.stdout).unwrap()
     };
     let url = server.url();
-    // Who has a certificate means https.
+    // A certificate implies https.
     for endpoint in [url.as_str(), url.trim_start_matches("https://")] {
-        let said = ask("ca.pem", endpoint);
-        assert!(said.contains("answered"), "{endpoint}: {said}");
+        let stdout = connect("ca.pem", endpoint);
+        assert!(stdout.contains("answered"), "{endpoint}: {stdout}");
     }
-    let said = ask("other-ca.pem", &url);
-    assert!(said.contains("refused") && said.contains("whom the system trusts"), "{said}");
+    let stdout = connect("other-ca.pem", &url);
+    assert!(stdout.contains("refused") && stdout.contains("system trust store"), "{stdout}");
 }

@@ -1,22 +1,22 @@
-//! Several endpoints, not all of which work.
+//! Several endpoints, some of which do not work.
 
 use std::time::Duration;
 
 use store::{Error, EtcdConfig};
 
 use super::{config, open};
-use crate::common::{Etcd, Options, answers, in_time, put, told};
+use crate::common::{Etcd, Options, in_time, next_events, put, wait_until_ready};
 
-/// With each endpoint first: which one a store begins with is random.
+/// Repeated, because the first endpoint of a store is random.
 #[tokio::test]
-async fn one_dead_endpoint_of_several_does_not_matter() {
+async fn dead_endpoints_do_not_matter_if_one_works() {
     let server = Etcd::start(&Options::default());
     let mut dead = Etcd::start(&Options::default());
     let frozen = Etcd::start(&Options::default());
     dead.stop();
     frozen.freeze();
     for n in 0..6 {
-        // Nobody answers from the last: TEST-NET-1 leads nowhere.
+        // The last endpoint never answers: TEST-NET-1 is not routed.
         let mut config = config(&[&dead, &server, &frozen]);
         config.endpoints.push("http://192.0.2.1:2379".to_owned());
         let store = open(&config);
@@ -26,47 +26,47 @@ async fn one_dead_endpoint_of_several_does_not_matter() {
 }
 
 #[tokio::test]
-async fn a_cluster_loses_a_member_and_then_its_majority() {
+async fn a_cluster_without_a_member_works_and_without_majority_fails() {
     let mut servers = Etcd::start_cluster(3);
     let store = open(&config(&servers.iter().collect::<Vec<_>>()));
-    answers(&store).await;
+    wait_until_ready(&store).await;
     store.commit(&[], &[put("/f/a", "1")]).await.unwrap();
-    // One that is silent, while we may well be connected to it: reads go elsewhere in time.
+    // The store may be connected to the stopped member. Reads then switch to another member in time.
     servers[0].freeze();
-    let patient = store.with_deadline(Duration::from_secs(8));
-    assert_eq!(in_time(patient.get("/f/a")).await.unwrap().unwrap().value, b"1");
-    // Writes are not sent twice, so the first may fail.
-    in_time(async { while patient.commit(&[], &[put("/f/a", "2")]).await.is_err() {} }).await;
+    let slow = store.with_deadline(Duration::from_secs(8));
+    assert_eq!(in_time(slow.get("/f/a")).await.unwrap().unwrap().value, b"1");
+    // Writes are not retried, so the first may fail.
+    in_time(async { while slow.commit(&[], &[put("/f/a", "2")]).await.is_err() {} }).await;
 
-    // The last member answers, but knows no leader: whoever watches there is told.
+    // The last member answers, but has no leader. Its watches end with an error.
     let last = open(&config(&[&servers[2]]));
     let mut watch = last.watch("/f/", last.list("/f/").await.unwrap().revision + 1).await.unwrap();
     last.commit(&[], &[put("/f/a", "3")]).await.unwrap();
-    assert_eq!(told(&mut watch, 1).await.len(), 1);
+    assert_eq!(next_events(&mut watch, 1).await.len(), 1);
     servers[1].stop();
     let error = in_time(watch.next()).await.unwrap_err();
     assert!(error.to_string().contains("no leader"), "{error}");
     let error = last.with_deadline(Duration::from_secs(1)).get("/f/a").await.unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
-    servers[1].start_again();
-    answers(&last).await;
+    servers[1].restart();
+    wait_until_ready(&last).await;
     assert_eq!(last.get("/f/a").await.unwrap().unwrap().value, b"3");
 }
 
 #[test]
-fn wrong_settings_are_told_when_the_store_is_opened() {
+fn an_invalid_configuration_is_reported_when_the_store_is_opened() {
     let path = || Some("/nowhere".into());
     let good = || EtcdConfig { endpoints: vec!["http://a:2379".to_owned()], ..EtcdConfig::default() };
     let at = |endpoint: &str| EtcdConfig { endpoints: vec![endpoint.to_owned()], ..EtcdConfig::default() };
     for (config, expected) in [
         (EtcdConfig::default(), "no etcd endpoint"),
-        (at("ftp://a:1"), "begins with ftp://"),
-        (at("http://"), "no URL"),
+        (at("ftp://a:1"), "is ftp://"),
+        (at("http://"), "is not a URL"),
         (at("http://a"), "needs a host and a port"),
         (EtcdConfig { ca: path(), ..good() }, "is not https://"),
-        (EtcdConfig { cert: path(), ..good() }, "both its file and the file of its key"),
-        (EtcdConfig { cert: path(), key: path(), ..good() }, "a client certificate, but"),
-        (EtcdConfig { user: Some("u".to_owned()), ..good() }, "go together"),
+        (EtcdConfig { cert: path(), ..good() }, "both the certificate file and the key file"),
+        (EtcdConfig { cert: path(), key: path(), ..good() }, "a client certificate is set, but"),
+        (EtcdConfig { user: Some("u".to_owned()), ..good() }, "must be set together"),
         (
             EtcdConfig { user: Some("u".to_owned()), password: Some("p".to_owned()), ..good() },
             "in clear text",

@@ -1,4 +1,4 @@
-//! What is special to etcd: it goes away and comes back, wants to know who we are, and has several members.
+//! Tests of etcd only: outages, authentication, and several members.
 
 pub(crate) mod access;
 mod members;

@@ -1,4 +1,4 @@
-//! etcd goes away, comes back, forgets.
+//! Outages and compaction of etcd.
 
 use std::time::Duration;
 
@@ -6,39 +6,39 @@ use etcd_client::Client;
 use store::{Error, Watched};
 
 use super::{config, open};
-use crate::common::{Etcd, Options, TIMEOUT, answers, in_time, put, told};
+use crate::common::{Etcd, Options, TIMEOUT, in_time, next_events, put, wait_until_ready};
 
 #[tokio::test]
-async fn a_store_is_opened_before_etcd_is_there() {
+async fn a_store_can_be_opened_before_etcd_is_running() {
     let mut server = Etcd::start(&Options::default());
-    // Killed before it has a member, etcd never gets one.
-    answers(&open(&config(&[&server]))).await;
+    // An etcd that is killed before it has a member never gets one.
+    wait_until_ready(&open(&config(&[&server]))).await;
     server.stop();
     let store = open(&config(&[&server]));
-    let early = store.clone();
-    let waiting = tokio::spawn(async move { early.with_deadline(TIMEOUT).get("/a").await });
-    server.start_again();
+    let client = store.clone();
+    let waiting = tokio::spawn(async move { client.with_deadline(TIMEOUT).get("/a").await });
+    server.restart();
     assert_eq!(in_time(waiting).await.unwrap().unwrap(), None);
 }
 
 #[tokio::test]
-async fn after_an_outage_the_next_call_works_at_once() {
+async fn calls_work_immediately_after_an_outage() {
     let mut server = Etcd::start(&Options::default());
     let store = open(&config(&[&server]));
     store.commit(&[], &[put("/f/a", "1")]).await.unwrap();
     let mut watch = store.watch("/f/", store.list("/f/").await.unwrap().revision + 1).await.unwrap();
     server.stop();
-    let broke = in_time(watch.next()).await.unwrap_err();
-    assert!(matches!(broke, Error::WatchBroke { .. }) && broke.is_transient(), "{broke}");
+    let error = in_time(watch.next()).await.unwrap_err();
+    assert!(matches!(error, Error::WatchFailed { .. }) && error.is_transient(), "{error}");
     assert!(in_time(watch.next()).await.is_err());
 
-    let hurried = store.with_deadline(Duration::from_secs(1));
+    let short = store.with_deadline(Duration::from_secs(1));
     let calls = [("/a", false), ("/b", true)];
     for (key, is_write) in calls {
         let error = if is_write {
-            hurried.commit(&[], &[put(key, "x")]).await.unwrap_err()
+            short.commit(&[], &[put(key, "x")]).await.unwrap_err()
         } else {
-            hurried.get(key).await.unwrap_err()
+            short.get(key).await.unwrap_err()
         };
         assert!(matches!(error, Error::Unreachable { .. }) && error.is_transient(), "{error}");
         assert!(error.to_string().contains(&server.url()) && error.to_string().contains(key), "{error}");
@@ -48,7 +48,7 @@ async fn after_an_outage_the_next_call_works_at_once() {
         let store = store.with_deadline(TIMEOUT);
         waiting.spawn(async move { store.get("/f/a").await.unwrap() });
     }
-    server.start_again();
+    server.restart();
     for entry in in_time(waiting.join_all()).await {
         assert_eq!(entry.unwrap().value, b"1");
     }
@@ -57,7 +57,7 @@ async fn after_an_outage_the_next_call_works_at_once() {
 }
 
 #[tokio::test]
-async fn a_watch_from_before_a_compaction_is_told() {
+async fn a_watch_from_before_a_compaction_reports_it() {
     let server = Etcd::start(&Options::default());
     let store = open(&config(&[&server]));
     for n in 0..10 {
@@ -70,7 +70,7 @@ async fn a_watch_from_before_a_compaction_is_told() {
     let mut old = store.watch("/f/", 3).await.unwrap();
     assert_eq!(in_time(old.next()).await.unwrap(), Watched::Compacted);
     assert!(old.next().await.is_err());
-    // Whoever is up to date goes on.
+    // A watch that is up to date continues.
     store.commit(&[], &[put("/f/a", "new")]).await.unwrap();
-    assert_eq!(told(&mut current, 1).await, ["+/f/a=new@11"]);
+    assert_eq!(next_events(&mut current, 1).await, ["+/f/a=new@11"]);
 }

@@ -41,6 +41,25 @@ pub(super) fn set_options(tid: i32) -> anyhow::Result<()> {
     check(result).with_context(|| format!("cannot set trace options of thread {tid}"))
 }
 
+/// Traces a running thread, and stops it.
+pub(super) fn seize(tid: i32) -> anyhow::Result<()> {
+    let options = libc::PTRACE_O_TRACESYSGOOD as usize;
+    // SAFETY: both requests take numbers by value.
+    let answers = unsafe {
+        [
+            libc::ptrace(libc::PTRACE_SEIZE, tid, 0usize, options),
+            libc::ptrace(libc::PTRACE_INTERRUPT, tid, 0usize, 0usize),
+        ]
+    };
+    answers.into_iter().try_for_each(check).with_context(|| format!("cannot stop thread {tid}"))
+}
+
+/// Ends the tracing of a stopped thread, which then runs. It may have ended.
+pub(super) fn detach(tid: i32) {
+    // SAFETY: this request takes both numbers by value.
+    let _ = unsafe { libc::ptrace(libc::PTRACE_DETACH, tid, 0usize, 0usize) };
+}
+
 /// Lets a stopped thread run to its next stop, with a signal to deliver or 0.
 pub(super) fn resume(tid: i32, signal: i32) -> anyhow::Result<()> {
     // SAFETY: this request takes both numbers by value.

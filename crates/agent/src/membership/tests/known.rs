@@ -1,4 +1,4 @@
-//! Whom the routes' side keeps when the store does not know them.
+//! Which peers are kept when the store does not know them.
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ fn stored(record: NodeRecord) -> StoredNode {
     StoredNode { record, created: 1 }
 }
 
-/// With claims of all blocks.
+/// A listing with claims of all blocks.
 fn store_listing(records: Vec<NodeRecord>, was_wiped: bool) -> StoreListing {
     let claim =
         |record: &NodeRecord| ClaimedBlock { block: record.blocks[0], owner: Some(record.name.clone()) };
@@ -53,17 +53,14 @@ fn routed(known: &KnownPeers) -> Vec<String> {
 }
 
 #[test]
-fn nodes_of_a_wiped_store_are_kept_until_another_has_their_block() {
+fn nodes_missing_in_a_wiped_store_are_kept_until_their_block_is_claimed() {
     let mut known = known();
     known.set_all(store_listing(vec![record("n3", 3, "10.2.2.0/24")], true));
     known.give_up();
     assert_eq!(names(&known), ["n2", "n3"]);
     let until = known.awaited[&"n2".try_into().unwrap()];
-    assert!(
-        until > Instant::now() + Duration::from_secs(1800),
-        "an agent may be down for longer than a minute"
-    );
-    // A record alone takes nothing, neither the block nor the time to come back.
+    assert!(until > Instant::now() + Duration::from_secs(1800), "the node must be kept for about an hour");
+    // A record without a claim takes neither the block nor the waiting time.
     known.set_peer(stored(record("n4", 4, "10.2.1.0/24")));
     assert_eq!(routed(&known), ["n2", "n3"]);
     known.set_claim("10.2.1.0/24".parse().unwrap(), Some("n4".try_into().unwrap()));
@@ -73,10 +70,10 @@ fn nodes_of_a_wiped_store_are_kept_until_another_has_their_block() {
 }
 
 #[test]
-fn a5_remembered_nodes_have_their_blocks_before_the_store_answers() {
+fn a5_saved_peers_have_their_blocks_before_the_store_answers() {
     let mut known = known();
     assert_eq!(routed(&known), ["n2", "n3"]);
-    // The store answers: n2 has no claim any more, and one that cannot be read says what it said before.
+    // The store has no claim of n2. The unreadable claim keeps its last known owner.
     let unreadable = ClaimedBlock { block: "10.2.2.0/24".parse().unwrap(), owner: None };
     let all = vec![record("n2", 2, "10.2.1.0/24"), record("n3", 3, "10.2.2.0/24")];
     known.set_all(StoreListing { claims: vec![unreadable], ..store_listing(all, false) });
@@ -84,14 +81,14 @@ fn a5_remembered_nodes_have_their_blocks_before_the_store_answers() {
 }
 
 #[test]
-fn nodes_that_a_whole_store_does_not_know_are_gone() {
+fn nodes_missing_in_an_intact_store_are_removed() {
     let mut known = known();
     known.set_all(store_listing(vec![record("n3", 3, "10.2.2.0/24")], false));
     assert_eq!(names(&known), ["n3"]);
 }
 
 #[test]
-fn a5_a_refused_block_is_no_change_of_a_peer_after_a_restart() {
+fn a5_a_refused_block_is_not_reported_as_a_change() {
     let mut known = known();
     let both = nets(&["10.2.1.0/24", "10.2.9.0/24"]);
     let all = || {
@@ -106,14 +103,14 @@ fn a5_a_refused_block_is_no_change_of_a_peer_after_a_restart() {
 }
 
 #[test]
-fn a5_a_peer_with_a_block_of_one_family_joins_and_leaves() {
+fn a5_a_peer_with_one_family_joins_and_leaves() {
     let mut known = known();
-    let (one, rest) = (record("n4", 4, "10.2.3.0/24"), || record("n3", 3, "10.2.2.0/24"));
-    let gone = PeerChange::Left(record("n2", 2, "10.2.1.0/24"));
-    assert_eq!(known.replace_all(store_listing(vec![rest(), one.clone()], false)), [gone]);
-    assert_eq!(known.incomplete(Instant::now()), [], "it may be claiming the other one");
+    let (one, n3) = (record("n4", 4, "10.2.3.0/24"), || record("n3", 3, "10.2.2.0/24"));
+    let left = PeerChange::Left(record("n2", 2, "10.2.1.0/24"));
+    assert_eq!(known.replace_all(store_listing(vec![n3(), one.clone()], false)), [left]);
+    assert_eq!(known.incomplete(Instant::now()), [], "it may still be claiming the other family");
     let later = Instant::now() + Duration::from_secs(60);
     assert_eq!(known.incomplete(later), [PeerChange::Joined(one.clone())]);
     assert_eq!(known.incomplete(later), []);
-    assert_eq!(known.replace_all(store_listing(vec![rest()], false)), [PeerChange::Left(one)]);
+    assert_eq!(known.replace_all(store_listing(vec![n3()], false)), [PeerChange::Left(one)]);
 }

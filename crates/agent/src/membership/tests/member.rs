@@ -1,4 +1,4 @@
-//! The store's side as a whole, without a kernel: what a node hands out is what the store says.
+//! The membership thread without the peers thread: the node's allocation follows the store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+use super::super::block_requests::{BlockNeed, PendingBlockRequest};
 use super::super::command::MembershipCommand;
-use super::super::grow::{Asker, PendingBlockRequest};
-use super::super::member::{Member, spread};
+use super::super::member::{Member, with_jitter};
 use super::super::node_state::NodeStateDir;
 use super::super::shared::SharedMembership;
 use super::registry::put;
@@ -23,8 +23,8 @@ use config::{Config, Flags};
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// A node without its kernel's side.
-struct Site {
+/// A node without a peers thread.
+struct Fixture {
     dir: tempfile::TempDir,
     registry: Registry,
     shared: Arc<SharedMembership>,
@@ -33,13 +33,13 @@ struct Site {
     commands: mpsc::Sender<MembershipCommand>,
     _addresses: watch::Sender<Option<Vec<IpAddr>>>,
     _peers: PeerQueue,
-    /// Until it is started.
+    /// The member until it is started.
     idle: Option<Member>,
 }
 
-impl Site {
-    /// It remembers these blocks.
-    fn new(remembered: &[&str]) -> Self {
+impl Fixture {
+    /// A node with these saved blocks.
+    fn new(saved: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::load(&Flags::default(), Vec::new()).unwrap();
         config.run_dir = dir.path().join("run");
@@ -48,31 +48,31 @@ impl Site {
         config.state_dir = dir.path().join("state");
         config.reconcile = Duration::from_millis(1);
         let node_state = NodeStateDir::of(&config.state_dir, &config.network.name);
-        let allocations = Arc::new(NodeAllocations::none("nothing yet", Vec::new()));
+        let allocations = Arc::new(NodeAllocations::none("not joined yet", Vec::new()));
         let agent_status = Arc::new(AgentStatus::new());
         let (peers, queue) = inputs(Waker::new().unwrap());
         let slots = (Arc::clone(&allocations), Arc::clone(&agent_status));
-        let shared = Arc::new(SharedMembership::new(&Arc::new(config), slots, peers.clone(), node_state));
-        shared.remember(nets(remembered));
+        let shared = Arc::new(SharedMembership::new(&Arc::new(config), slots, node_state));
+        shared.set_saved_blocks(nets(saved));
         let (registry, candidate) = (registry(dir.path()), candidate("n1", 1));
         let (addresses, published) = watch::channel(Some(vec!["192.0.2.1".parse().unwrap()]));
         let (commands, waiting) = mpsc::channel(16);
         let member = Member {
             registry: registry.clone(),
-            candidate: Candidate { remembered: nets(remembered), ..candidate },
+            candidate: Candidate { saved_blocks: nets(saved), ..candidate },
             block_layouts: block_layouts(&spec()).unwrap(),
             shared: Arc::clone(&shared),
             addresses: published,
-            holds: watch::channel(None).0,
-            lost: Arc::default(),
+            name_lease: watch::channel(None).0,
+            name_lost: Arc::default(),
             peers,
             commands: waiting,
             revision: 0,
             unread: BTreeMap::new(),
             was_wiped: false,
-            asked: JoinSet::new(),
+            queries: JoinSet::new(),
             progress_at: tokio::time::Instant::now(),
-            aftercare_at: tokio::time::Instant::now(),
+            maintenance_at: tokio::time::Instant::now(),
         };
         let idle = Some(member);
         Self {
@@ -94,7 +94,7 @@ impl Site {
         tokio::spawn(async move {
             tokio::select! {
                 () = member.run() => {}
-                () = shared.report_reach() => {}
+                () = shared.report_reachability() => {}
             }
         })
     }
@@ -106,15 +106,15 @@ impl Site {
             .map_err(|none| none.to_string())
     }
 
-    /// What it would know after a reboot.
-    fn written(&self) -> Vec<IpNet> {
+    /// The blocks on disk, for a reboot.
+    fn saved_blocks(&self) -> Vec<IpNet> {
         let node_state = NodeStateDir::of(&self.dir.path().join("state"), &self.shared.config.network.name);
         node_state.record().map(|record| record.blocks).unwrap_or_default()
     }
 
-    async fn until(&self, what: impl Fn(&Self) -> bool) {
+    async fn until(&self, condition: impl Fn(&Self) -> bool) {
         let end = std::time::Instant::now() + SOON;
-        while !what(self) {
+        while !condition(self) {
             assert!(
                 std::time::Instant::now() < end,
                 "{:?}: {:?}",
@@ -130,122 +130,132 @@ fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
 
-const OURS: [&str; 2] = ["10.2.0.0/24", "fd00:2::/68"];
+const OWN_BLOCKS: [&str; 2] = ["10.2.0.0/24", "fd00:2::/68"];
 
 #[test]
-fn a_node_whose_name_went_to_another_hands_out_nothing_any_more() {
+fn a_node_that_lost_its_name_allocates_no_addresses() {
     run(async {
-        let mut site = Site::new(&OURS);
-        assert_eq!(site.blocks().unwrap(), nets(&OURS), "as long as nobody says otherwise");
-        site.agent_status.set_started();
-        let other = join(&site.registry, &candidate("n1", 2)).await.unwrap();
-        assert_eq!(other.record.blocks, nets(&OURS), "the very blocks that we remember");
-        say_alive(&site.registry, &other).await;
-        let task = site.start();
-        site.until(|site| site.blocks().is_err()).await;
-        assert!(site.blocks().unwrap_err().contains("belongs to another machine"), "{:?}", site.blocks());
-        assert!(!site.agent_status.readiness().ready);
-        site.until(|site| site.written().is_empty()).await;
-        // It goes, and everything is ours.
-        let gone = Change::Delete(site.registry.layout.alive(&other.record.name));
-        site.registry.store.commit(&[], &[gone]).await.unwrap();
-        site.until(|site| site.blocks().is_ok_and(|blocks| blocks == nets(&OURS))).await;
-        assert_eq!(site.written(), nets(&OURS));
+        let mut fixture = Fixture::new(&OWN_BLOCKS);
+        assert_eq!(
+            fixture.blocks().unwrap(),
+            nets(&OWN_BLOCKS),
+            "saved blocks must be in force before the store answers"
+        );
+        fixture.agent_status.set_started();
+        let other = join(&fixture.registry, &candidate("n1", 2)).await.unwrap();
+        assert_eq!(other.record.blocks, nets(&OWN_BLOCKS), "the other host must have the same blocks");
+        put_alive(&fixture.registry, &other).await;
+        let task = fixture.start();
+        fixture.until(|fixture| fixture.blocks().is_err()).await;
+        assert!(fixture.blocks().unwrap_err().contains("belongs to another host"), "{:?}", fixture.blocks());
+        assert!(!fixture.agent_status.readiness().ready);
+        fixture.until(|fixture| fixture.saved_blocks().is_empty()).await;
+        // The other host releases the name, and the blocks return.
+        let released = Change::Delete(fixture.registry.layout.alive(&other.record.name));
+        fixture.registry.store.commit(&[], &[released]).await.unwrap();
+        fixture.until(|fixture| fixture.blocks().is_ok_and(|blocks| blocks == nets(&OWN_BLOCKS))).await;
+        assert_eq!(fixture.saved_blocks(), nets(&OWN_BLOCKS));
         task.abort();
     });
 }
 
 #[test]
-fn a_block_that_was_lost_is_given_up_also_where_there_is_no_other() {
+fn a_lost_block_is_withdrawn_even_if_no_block_is_free() {
     run(async {
-        let mut site = Site::new(&OURS);
+        let mut fixture = Fixture::new(&OWN_BLOCKS);
         for n in 2..18 {
-            join(&site.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
+            join(&fixture.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
         }
-        let task = site.start();
-        site.until(|site| site.blocks().is_err()).await;
-        let lost =
-            |site: &Site| site.agent_status.conditions().iter().any(|one| one.code == types::Code::BlockLost);
-        site.until(lost).await;
-        site.until(|site| site.blocks().is_err_and(|why| why.contains("all 16 blocks"))).await;
-        // Another goes for good.
-        remove(&site.registry, "n5", true).await.unwrap();
-        site.until(|site| site.blocks().is_ok()).await;
-        // No pod has an address of what was lost: it is no concern of anybody.
-        site.until(|site| !lost(site)).await;
+        let task = fixture.start();
+        fixture.until(|fixture| fixture.blocks().is_err()).await;
+        let lost = |fixture: &Fixture| {
+            fixture.agent_status.conditions().iter().any(|condition| condition.code == types::Code::BlockLost)
+        };
+        fixture.until(lost).await;
+        fixture.until(|fixture| fixture.blocks().is_err_and(|reason| reason.contains("all 16 blocks"))).await;
+        // Another node is removed.
+        remove(&fixture.registry, "n5", true).await.unwrap();
+        fixture.until(|fixture| fixture.blocks().is_ok()).await;
+        // No pod has an address of the lost blocks, so the condition ends.
+        fixture.until(|fixture| !lost(fixture)).await;
         task.abort();
     });
 }
 
 #[test]
-fn a_block_that_was_lost_is_given_up_also_if_the_disk_hangs() {
+fn a_lost_block_is_withdrawn_while_the_disk_hangs() {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_all().max_blocking_threads(1).build().unwrap().block_on(async {
         let [first, second, v6] = ["10.2.0.0/24", "10.2.1.0/24", "fd00:2::/68"];
-        let site = Site::new(&[first, second, v6]);
-        // Whatever waits for the disk waits for this thread.
-        let (disk, hangs) = std::sync::mpsc::channel::<()>();
-        let hanging = tokio::task::spawn_blocking(move || hangs.recv());
+        let fixture = Fixture::new(&[first, second, v6]);
+        // All disk operations wait for this thread.
+        let (disk, released) = std::sync::mpsc::channel::<()>();
+        let hanging = tokio::task::spawn_blocking(move || released.recv());
         let record = NodeRecord { blocks: nets(&[second, v6]), ..candidate("n1", 1).record };
         let lost = vec![(nets(&[first])[0], "n2".try_into().unwrap())];
         let joined = Joined { record, revision: 1, network: 1, lost, was_forgotten: false };
-        let mut accepted = std::pin::pin!(site.shared.accept(&joined));
+        let mut accepted = std::pin::pin!(fixture.shared.accept(&joined));
         tokio::select! {
             biased;
-            () = &mut accepted => panic!("the disk hangs"),
+            () = &mut accepted => panic!("accept did not wait for the disk"),
             () = std::future::ready(()) => {}
         }
-        assert_eq!(site.blocks().unwrap(), nets(&[second, v6]));
+        assert_eq!(fixture.blocks().unwrap(), nets(&[second, v6]));
         drop(disk);
         accepted.await;
-        assert_eq!(site.written(), nets(&[second, v6]));
+        assert_eq!(fixture.saved_blocks(), nets(&[second, v6]));
         assert!(hanging.await.unwrap().is_err());
     });
 }
 
-/// A store that answers can be asked, also by a node that cannot join: the fix of `BlocksExhausted` needs it.
+/// A node that cannot join can still query the store. The fix of `BlocksExhausted` depends on it.
 #[test]
 fn a4_a_node_without_a_free_block_lists_nodes_and_removes_one() {
     run(async {
-        let mut site = Site::new(&[]);
+        let mut fixture = Fixture::new(&[]);
         for n in 2..18 {
-            join(&site.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
+            join(&fixture.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
         }
-        let task = site.start();
-        let has = |site: &Site, code| site.agent_status.conditions().iter().any(|one| one.code == code);
-        site.until(|site| has(site, types::Code::BlocksExhausted)).await;
-        assert!(site.shared.contact.is_reachable() && site.shared.contact.failure().is_none());
+        let task = fixture.start();
+        let has = |fixture: &Fixture, code| {
+            fixture.agent_status.conditions().iter().any(|condition| condition.code == code)
+        };
+        fixture.until(|fixture| has(fixture, types::Code::BlocksExhausted)).await;
+        assert!(fixture.shared.contact.is_reachable() && fixture.shared.contact.failure().is_none());
         let (done, answer) = tokio::sync::oneshot::channel();
-        site.commands.send(MembershipCommand::Ask(StoreQuery::Look(done))).await.unwrap();
+        fixture.commands.send(MembershipCommand::Ask(StoreQuery::ReadContents(done))).await.unwrap();
         assert_eq!(answer.await.unwrap().unwrap().nodes.len(), 17);
         let (done, answer) = tokio::sync::oneshot::channel();
-        let ask = StoreQuery::Remove { name: "n5".try_into().unwrap(), force: true, done };
-        site.commands.send(MembershipCommand::Ask(ask)).await.unwrap();
+        let query = StoreQuery::Remove { name: "n5".try_into().unwrap(), force: true, done };
+        fixture.commands.send(MembershipCommand::Ask(query)).await.unwrap();
         assert_eq!(answer.await.unwrap().unwrap().len(), 2);
-        site.until(|site| site.blocks().is_ok() && !has(site, types::Code::BlocksExhausted)).await;
+        fixture
+            .until(|fixture| fixture.blocks().is_ok() && !has(fixture, types::Code::BlocksExhausted))
+            .await;
         task.abort();
     });
 }
 
-/// Records that a newer version wrote are never removed.
+/// A record of a newer version is never removed.
 #[test]
-fn a1_a_damaged_record_is_reported_with_the_command_that_removes_it() {
+fn a1_a_corrupt_record_is_reported_with_a_removal_command() {
     run(async {
-        let mut site = Site::new(&[]);
-        let key = |name: &str| site.registry.layout.node(&name.try_into().unwrap());
+        let mut fixture = Fixture::new(&[]);
+        let key = |name: &str| fixture.registry.layout.node(&name.try_into().unwrap());
         let (bad, newer) = (key("bad"), key("newer"));
-        put(&site.registry, &bad, b"junk").await;
-        put(&site.registry, &newer, br#"{"schema":7,"node":{}}"#).await;
-        let task = site.start();
-        let message = |site: &Site, key: &str| {
+        put(&fixture.registry, &bad, b"junk").await;
+        put(&fixture.registry, &newer, br#"{"schema":7,"node":{}}"#).await;
+        let task = fixture.start();
+        let message = |fixture: &Fixture, key: &str| {
             let object = format!("key {key}");
-            let found = site.agent_status.conditions().into_iter().find(|one| one.object == object);
-            found.map(|one| one.message)
+            let condition =
+                fixture.agent_status.conditions().into_iter().find(|condition| condition.object == object);
+            condition.map(|condition| condition.message)
         };
-        site.until(|site| message(site, &bad).is_some() && message(site, &newer).is_some()).await;
-        let text = message(&site, &bad).unwrap();
+        fixture.until(|fixture| message(fixture, &bad).is_some() && message(fixture, &newer).is_some()).await;
+        let text = message(&fixture, &bad).unwrap();
         assert!(text.contains("'podwire node rm --force bad'"), "{text}");
-        let text = message(&site, &newer).unwrap();
+        let text = message(&fixture, &newer).unwrap();
         assert!(!text.contains("node rm") && text.contains("update podwire"), "{text}");
         task.abort();
     });
@@ -254,113 +264,130 @@ fn a1_a_damaged_record_is_reported_with_the_command_that_removes_it() {
 #[test]
 fn a4_a_store_with_another_network_is_reachable() {
     run(async {
-        let mut site = Site::new(&[]);
+        let mut fixture = Fixture::new(&[]);
         let mut other = candidate("n2", 2);
         other.spec.vni += 1;
-        join(&site.registry, &other).await.unwrap();
-        let task = site.start();
-        site.until(|site| {
-            site.agent_status.conditions().iter().any(|one| one.code == types::Code::NetworkMismatch)
-        })
-        .await;
-        assert!(site.shared.contact.is_reachable() && site.shared.contact.failure().is_none());
+        join(&fixture.registry, &other).await.unwrap();
+        let task = fixture.start();
+        fixture
+            .until(|fixture| {
+                fixture
+                    .agent_status
+                    .conditions()
+                    .iter()
+                    .any(|condition| condition.code == types::Code::NetworkMismatch)
+            })
+            .await;
+        assert!(fixture.shared.contact.is_reachable() && fixture.shared.contact.failure().is_none());
         task.abort();
     });
 }
 
 #[test]
-fn of_two_wishes_for_a_block_one_is_granted() {
+fn two_concurrent_requests_get_one_block() {
     run(async {
-        let mut site = Site::new(&[]);
-        let task = site.start();
-        site.until(|site| site.blocks().is_ok()).await;
-        let before = site.blocks().unwrap();
+        let mut fixture = Fixture::new(&[]);
+        let task = fixture.start();
+        fixture.until(|fixture| fixture.blocks().is_ok()).await;
+        let before = fixture.blocks().unwrap();
         for pending_request in [PendingBlockRequest::default(), PendingBlockRequest::default()] {
-            pending_request.want(Asker { like: before[0], observed: &before, commands: &site.commands });
+            pending_request.request(BlockNeed {
+                full_block: before[0],
+                observed: &before,
+                commands: &fixture.commands,
+            });
         }
-        site.until(|site| site.blocks().is_ok_and(|blocks| blocks != before)).await;
+        fixture.until(|fixture| fixture.blocks().is_ok_and(|blocks| blocks != before)).await;
         let (done, answer) = tokio::sync::oneshot::channel();
-        site.commands.send(MembershipCommand::Ask(StoreQuery::Look(done))).await.unwrap();
+        fixture.commands.send(MembershipCommand::Ask(StoreQuery::ReadContents(done))).await.unwrap();
         assert_eq!(answer.await.unwrap().unwrap().claims.len(), 3);
-        assert_eq!(site.blocks().unwrap().len(), 3);
+        assert_eq!(fixture.blocks().unwrap().len(), 3);
         task.abort();
     });
 }
 
 #[test]
-fn a1_no_free_block_ends_when_no_block_is_needed_any_more() {
+fn a1_a_block_shortage_ends_when_no_block_is_needed() {
     run(async {
-        let mut site = Site::new(&[]);
+        let mut fixture = Fixture::new(&[]);
         for n in 2..17 {
-            join(&site.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
+            join(&fixture.registry, &candidate(&format!("n{n}"), n)).await.unwrap();
         }
-        let task = site.start();
-        site.until(|site| site.blocks().is_ok()).await;
-        let before = site.blocks().unwrap();
+        let task = fixture.start();
+        fixture.until(|fixture| fixture.blocks().is_ok()).await;
+        let before = fixture.blocks().unwrap();
         let pending_request = PendingBlockRequest::default();
-        pending_request.want(Asker { like: before[0], observed: &before, commands: &site.commands });
-        let lacks_free_block = |site: &Site| {
-            site.agent_status.conditions().iter().any(|one| one.code == types::Code::BlocksExhausted)
+        pending_request.request(BlockNeed {
+            full_block: before[0],
+            observed: &before,
+            commands: &fixture.commands,
+        });
+        let has_shortage = |fixture: &Fixture| {
+            fixture
+                .agent_status
+                .conditions()
+                .iter()
+                .any(|condition| condition.code == types::Code::BlocksExhausted)
         };
-        site.until(lacks_free_block).await;
-        // No reconcile round asks again: pods went.
-        site.until(|site| !lacks_free_block(site)).await;
+        fixture.until(has_shortage).await;
+        // No reconcile round repeats the request, because pods were removed.
+        fixture.until(|fixture| !has_shortage(fixture)).await;
         task.abort();
         let failed = JoinError::from(store::Error::Config { problem: "no right to write".to_owned() });
         assert_ne!(
             failed.finding().code,
             types::Code::BlocksExhausted,
-            "a store that failed says nothing of blocks"
+            "a failed store does not mean a shortage of blocks"
         );
     });
 }
 
 #[test]
-fn a_node_without_a_block_says_who_is_asked_for_one() {
+fn a_node_without_a_block_reports_the_store_it_waits_for() {
     run(async {
-        let site = Site::new(&[]);
-        site.shared.explain_asking("etcd at http://a:2379");
-        assert!(site.blocks().unwrap_err().contains("yet: etcd at http://a:2379 is asked"));
-        // A record without blocks is no news for whoever had none.
-        let (entered, _) = site.registry.enter(&candidate("n1", 1)).await.unwrap();
-        site.shared.accept(&entered).await;
-        assert!(site.blocks().unwrap_err().contains("yet: etcd at http://a:2379 is asked"));
+        let fixture = Fixture::new(&[]);
+        fixture.shared.explain_waiting("etcd at http://a:2379");
+        assert!(fixture.blocks().unwrap_err().contains("yet: waiting for etcd at http://a:2379"));
+        // A record without blocks does not change the reason.
+        let (entered, _) = fixture.registry.enter(&candidate("n1", 1)).await.unwrap();
+        fixture.shared.accept(&entered).await;
+        assert!(fixture.blocks().unwrap_err().contains("yet: waiting for etcd at http://a:2379"));
     });
 }
 
-/// A disk that was full, or read-only.
+/// For example on a full or read-only disk.
 #[test]
-fn what_could_not_be_written_down_is_told_and_written_later() {
+fn a_record_that_cannot_be_saved_is_reported_and_saved_later() {
     run(async {
-        let mut site = Site::new(&[]);
-        let state = site.dir.path().join("state");
-        std::fs::write(&state, "in the way of the directory").unwrap();
-        let task = site.start();
-        site.until(|site| site.blocks().is_ok()).await;
-        let is_told = |site: &Site| {
-            site.agent_status.conditions().iter().any(|one| {
-                one.code == types::Code::StateDirUnwritable
-                    && one.fix.as_deref().is_some_and(|fix| fix.starts_with("df -h /"))
+        let mut fixture = Fixture::new(&[]);
+        let state = fixture.dir.path().join("state");
+        std::fs::write(&state, "a file instead of the directory").unwrap();
+        let task = fixture.start();
+        fixture.until(|fixture| fixture.blocks().is_ok()).await;
+        let is_reported = |fixture: &Fixture| {
+            fixture.agent_status.conditions().iter().any(|condition| {
+                condition.code == types::Code::StateDirUnwritable
+                    && condition.fix.as_deref().is_some_and(|fix| fix.starts_with("df -h /"))
             })
         };
-        site.until(is_told).await;
-        assert!(site.written().is_empty());
+        fixture.until(is_reported).await;
+        assert!(fixture.saved_blocks().is_empty());
         std::fs::remove_file(&state).unwrap();
-        site.until(|site| !is_told(site)).await;
-        assert_eq!(site.written(), site.blocks().unwrap());
+        fixture.until(|fixture| !is_reported(fixture)).await;
+        assert_eq!(fixture.saved_blocks(), fixture.blocks().unwrap());
         task.abort();
     });
 }
 
-/// What the peers thread reports reaches the disk, without a wait of that thread.
+/// Reports of the peers thread are saved without a wait of that thread.
 #[test]
 fn peers_that_could_not_be_saved_are_reported_and_saved_later() {
     run(async {
-        let site = Site::new(&[]);
-        let state = site.dir.path().join("state");
-        std::fs::write(&state, "in the way of the directory").unwrap();
+        let fixture = Fixture::new(&[]);
+        let state = fixture.dir.path().join("state");
+        std::fs::write(&state, "a file instead of the directory").unwrap();
         let (reports, received) = reports();
-        let shared = Arc::clone(&site.shared);
+        let shared = Arc::clone(&fixture.shared);
         let task = tokio::spawn(async move { shared.save_peers(received.records).await });
         let peer = NodeRecord {
             blocks: nets(&["10.2.7.0/24", "fd00:2:0:0:7000::/68"]),
@@ -368,12 +395,16 @@ fn peers_that_could_not_be_saved_are_reported_and_saved_later() {
         };
         let awaited = vec!["n3".try_into().unwrap()];
         reports.records.send_replace(PeerRecords { records: Arc::new(vec![peer.clone()]), awaited });
-        let has = |site: &Site, code| site.agent_status.conditions().iter().any(|one| one.code == code);
-        site.until(|site| has(site, types::Code::StateDirUnwritable)).await;
-        assert!(has(&site, types::Code::PeerNotRegistered) && site.shared.peers_blocks() == peer.blocks);
+        let has = |fixture: &Fixture, code| {
+            fixture.agent_status.conditions().iter().any(|condition| condition.code == code)
+        };
+        fixture.until(|fixture| has(fixture, types::Code::StateDirUnwritable)).await;
+        assert!(
+            has(&fixture, types::Code::PeerNotRegistered) && fixture.shared.peers_blocks() == peer.blocks
+        );
         std::fs::remove_file(&state).unwrap();
-        site.until(|site| !has(site, types::Code::StateDirUnwritable)).await;
-        assert_eq!(site.shared.node_state.peers(), [peer]);
+        fixture.until(|fixture| !has(fixture, types::Code::StateDirUnwritable)).await;
+        assert_eq!(fixture.shared.node_state.peers(), [peer]);
         task.abort();
     });
 }
@@ -381,35 +412,38 @@ fn peers_that_could_not_be_saved_are_reported_and_saved_later() {
 #[test]
 fn the_mtu_and_lost_addresses_of_this_node_are_followed() {
     run(async {
-        let site = Site::new(&OURS);
+        let fixture = Fixture::new(&OWN_BLOCKS);
         let (reports, received) = reports();
-        let shared = Arc::clone(&site.shared);
+        let shared = Arc::clone(&fixture.shared);
         let task = tokio::spawn(async move { shared.follow_position(received.position).await });
         reports.position.send_replace(NodePosition { mtu: Some(1380), ..NodePosition::default() });
-        let mtu = |site: &Site| site.allocations.default_network().unwrap().mtu();
-        site.until(|site| mtu(site) == Some(1380) && site.shared.node_state.mtu() == Some(1380)).await;
-        // A link that is away for a moment comes back as it was.
+        let mtu = |fixture: &Fixture| fixture.allocations.default_network().unwrap().mtu();
+        fixture
+            .until(|fixture| mtu(fixture) == Some(1380) && fixture.shared.node_state.mtu() == Some(1380))
+            .await;
+        // A link that is down briefly does not change the MTU.
         let lost = vec!["2001:db8::5".parse().unwrap()];
         reports.position.send_replace(NodePosition { mtu: None, lost });
-        site.shared.contact.stopped("no answer");
-        let is_named = |site: &Site| {
-            site.shared.tell();
-            site.agent_status
+        fixture.shared.contact.stopped("no answer");
+        let is_reported = |fixture: &Fixture| {
+            fixture.shared.report();
+            fixture
+                .agent_status
                 .conditions()
                 .iter()
-                .any(|one| one.message.contains("lost its address 2001:db8::5"))
+                .any(|condition| condition.message.contains("lost its address 2001:db8::5"))
         };
-        site.until(is_named).await;
-        assert_eq!(mtu(&site), Some(1380));
+        fixture.until(is_reported).await;
+        assert_eq!(mtu(&fixture), Some(1380));
         task.abort();
     });
 }
 
 #[test]
-fn not_all_nodes_come_back_in_the_same_moment() {
+fn nodes_retry_at_different_times() {
     let wait = Duration::from_secs(5);
     let waits: BTreeSet<Duration> =
-        (0..100).map(|n| spread(wait, &NodeUid::from_random([n; 16]), 1)).collect();
+        (0..100).map(|n| with_jitter(wait, &NodeUid::from_random([n; 16]), 1)).collect();
     assert!(waits.len() > 50, "{waits:?}");
-    assert!(waits.iter().all(|one| (wait / 2..wait * 3 / 2).contains(one)), "{waits:?}");
+    assert!(waits.iter().all(|time| (wait / 2..wait * 3 / 2).contains(time)), "{waits:?}");
 }

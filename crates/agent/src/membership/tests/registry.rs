@@ -1,10 +1,10 @@
-//! What becomes of claims and records that are not as they should be.
+//! Claims and records that are missing, corrupt or inconsistent.
 
 use model::BlockClaim;
 
-use super::super::alive::Heartbeat;
 use super::super::contact::Contact;
-use super::super::join::MOST_BLOCKS;
+use super::super::heartbeat::Heartbeat;
+use super::super::join::MAX_BLOCKS;
 use super::*;
 
 pub(super) async fn put(registry: &Registry, key: &str, value: &[u8]) {
@@ -18,31 +18,31 @@ async fn claim(registry: &Registry, block: &IpNet, node: &str) {
 }
 
 #[test]
-fn claims_without_a_record_are_removed() {
+fn node_removal_includes_claims_without_a_record() {
     with_store(|registry| async move {
         join(&registry, &candidate("n1", 1)).await.unwrap();
         let orphan = nets(&["10.2.9.0/24"])[0];
         claim(&registry, &orphan, "dead").await;
         assert_eq!(remove(&registry, "dead", false).await.unwrap(), [orphan]);
-        assert_eq!(look(&registry).await.unwrap().claims.len(), 2, "those of n1 stay");
+        assert_eq!(read_contents(&registry).await.unwrap().claims.len(), 2, "the claims of n1 must remain");
         assert!(remove(&registry, "dead", false).await.unwrap_err().to_string().contains("no node dead"));
     });
 }
 
 #[test]
-fn a_node_with_very_many_claims_is_removed() {
+fn a_node_with_250_claims_is_removed() {
     with_store(|registry| async move {
         for n in 0..250_u32 {
             let block = format!("10.4.{n}.0/24").parse().unwrap();
-            claim(&registry, &block, "vast").await;
+            claim(&registry, &block, "large").await;
         }
-        assert_eq!(remove(&registry, "vast", false).await.unwrap().len(), 250);
-        assert!(look(&registry).await.unwrap().claims.is_empty());
+        assert_eq!(remove(&registry, "large", false).await.unwrap().len(), 250);
+        assert!(read_contents(&registry).await.unwrap().claims.is_empty());
     });
 }
 
 #[test]
-fn a_damaged_record_is_removed_by_force_and_a_newer_one_never() {
+fn force_removes_a_corrupt_record_but_never_a_newer_one() {
     with_store(|registry| async move {
         let key = registry.layout.node(&"junk".try_into().unwrap());
         put(&registry, &key, b"junk").await;
@@ -57,23 +57,23 @@ fn a_damaged_record_is_removed_by_force_and_a_newer_one_never() {
 }
 
 #[test]
-fn a_node_writes_its_own_damaged_record_and_claim_anew() {
+fn a_node_rewrites_its_corrupt_record_and_claim() {
     with_store(|registry| async move {
         let first = join(&registry, &candidate("n1", 1)).await.unwrap();
         let key = registry.layout.block(&first.record.blocks[0]);
         put(&registry, &key, b"junk").await;
-        let again = join(&registry, &candidate("n1", 1)).await.unwrap();
-        assert_eq!(again.record.blocks, first.record.blocks);
+        let rejoined = join(&registry, &candidate("n1", 1)).await.unwrap();
+        assert_eq!(rejoined.record.blocks, first.record.blocks);
         let claim = registry.store.get(&key).await.unwrap().unwrap();
         assert_eq!(BlockClaim::decode(&claim.value).unwrap().node.as_str(), "n1");
 
         put(&registry, &registry.layout.node(&first.record.name), b"junk").await;
-        let mut remembering = candidate("n1", 1);
-        remembering.remembered.clone_from(&first.record.blocks);
-        say_alive(&registry, &first).await;
-        let mended = join(&registry, &remembering).await.unwrap();
-        assert_eq!((mended.record, mended.was_forgotten), (first.record.clone(), false));
-        // Whose it was is not known: who is alive under this name has it.
+        let mut restarted = candidate("n1", 1);
+        restarted.saved_blocks.clone_from(&first.record.blocks);
+        put_alive(&registry, &first).await;
+        let repaired = join(&registry, &restarted).await.unwrap();
+        assert_eq!((repaired.record, repaired.was_forgotten), (first.record.clone(), false));
+        // The owner in a corrupt record is unknown. The running agent with this name holds it.
         put(&registry, &registry.layout.node(&first.record.name), b"junk").await;
         let error = join(&registry, &candidate("n1", 2)).await.unwrap_err();
         assert!(matches!(error, JoinError::Held { .. }), "{error}");
@@ -81,13 +81,13 @@ fn a_node_writes_its_own_damaged_record_and_claim_anew() {
 }
 
 #[test]
-fn a_damaged_claim_that_is_only_remembered_stays() {
+fn a_corrupt_claim_of_a_saved_block_is_not_overwritten() {
     with_store(|registry| async move {
         let block = nets(&["10.2.9.0/24"])[0];
         put(&registry, &registry.layout.block(&block), b"junk").await;
-        let mut remembering = candidate("n1", 1);
-        remembering.remembered = vec![block];
-        let joined = join(&registry, &remembering).await.unwrap();
+        let mut restarted = candidate("n1", 1);
+        restarted.saved_blocks = vec![block];
+        let joined = join(&registry, &restarted).await.unwrap();
         assert!(joined.record.blocks.len() == 2 && !joined.record.blocks.contains(&block), "{joined:?}");
         let claim = registry.store.get(&registry.layout.block(&block)).await.unwrap().unwrap();
         assert_eq!(claim.value, b"junk");
@@ -95,15 +95,15 @@ fn a_damaged_claim_that_is_only_remembered_stays() {
 }
 
 #[test]
-fn a_node_has_no_more_blocks_than_one_commit_can_hold() {
+fn the_number_of_blocks_is_limited_to_one_commit() {
     with_store(|registry| async move {
         let wide = NetworkSpec { subnets: nets(&["10.2.0.0/16"]), margin: 8, ..spec() };
-        let mut vast = Candidate { spec: wide.clone(), ..candidate("n1", 1) };
-        vast.remembered =
-            (0..MOST_BLOCKS).map(|n| block_layouts(&wide).unwrap()[0].block(n as u64)).collect();
-        let joined = join(&registry, &vast).await.unwrap();
-        assert_eq!(joined.record.blocks.len(), MOST_BLOCKS);
-        assert_eq!(join(&registry, &vast).await.unwrap().record, joined.record);
+        let mut large = Candidate { spec: wide.clone(), ..candidate("n1", 1) };
+        large.saved_blocks =
+            (0..MAX_BLOCKS).map(|n| block_layouts(&wide).unwrap()[0].block(n as u64)).collect();
+        let joined = join(&registry, &large).await.unwrap();
+        assert_eq!(joined.record.blocks.len(), MAX_BLOCKS);
+        assert_eq!(join(&registry, &large).await.unwrap().record, joined.record);
         let error = registry.grow(joined, &block_layouts(&wide).unwrap()[0], &[]).await.unwrap_err();
         assert!(error.to_string().contains("100 blocks"), "{error}");
         assert!(remove(&registry, "n1", true).await.unwrap_err().to_string().contains("this node"));
@@ -111,7 +111,7 @@ fn a_node_has_no_more_blocks_than_one_commit_can_hold() {
 }
 
 #[test]
-fn tunnels_that_would_not_meet_are_refused() {
+fn a_different_vni_or_vxlan_port_is_refused() {
     with_store(|registry| async move {
         join(&registry, &candidate("n1", 1)).await.unwrap();
         for other in [NetworkSpec { vni: 5, ..spec() }, NetworkSpec { vxlan_port: 8472, ..spec() }] {
@@ -126,31 +126,31 @@ fn tunnels_that_would_not_meet_are_refused() {
 }
 
 #[test]
-fn nothing_is_written_for_a_network_that_has_changed_meanwhile() {
+fn a_join_fails_if_the_network_changes_meanwhile() {
     with_store(|registry| async move {
         let (entered, _) = registry.enter(&candidate("n1", 1)).await.unwrap();
         let other = NetworkSpec { subnets: nets(&["10.9.0.0/16"]), ..spec() };
         put(&registry, &registry.layout.network(), &other.encode()).await;
         let network = entered.network;
         let error = registry.complete(entered, &candidate("n1", 1), &[]).await.unwrap_err();
-        assert!(matches!(error, JoinError::Restless { .. }), "{error}");
+        assert!(matches!(error, JoinError::Contended { .. }), "{error}");
         let late = candidate("n2", 2);
-        let hold = registry.hold(&late).await.unwrap();
-        let error = registry.register(&late, network, &hold).await.unwrap_err();
-        assert!(matches!(error, JoinError::Restless { .. }), "{error}");
-        let contents = look(&registry).await.unwrap();
+        let lease = registry.acquire_name(&late).await.unwrap();
+        let error = registry.register(&late, network, &lease).await.unwrap_err();
+        assert!(matches!(error, JoinError::Contended { .. }), "{error}");
+        let contents = read_contents(&registry).await.unwrap();
         assert_eq!((contents.claims.len(), contents.nodes.len()), (0, 1));
     });
 }
 
 #[test]
-fn after_a_wipe_blocks_of_known_nodes_are_left_alone() {
+fn blocks_of_known_nodes_are_not_claimed_after_a_wipe() {
     with_store(|registry| async move {
         let known = nets(&["10.2.0.0/24", "10.2.1.0/24", "fd00:2::/68"]);
         let lost = nets(&["10.2.5.0/24"]);
         claim(&registry, &lost[0], "n9").await;
         let mut forgotten = candidate("n1", 1);
-        forgotten.remembered = lost;
+        forgotten.saved_blocks = lost;
         let joined = registry.join(&forgotten, &known).await.unwrap();
         assert!(
             joined.was_forgotten && joined.record.blocks.iter().all(|block| !known.contains(block)),
@@ -161,21 +161,21 @@ fn after_a_wipe_blocks_of_known_nodes_are_left_alone() {
         assert!(grown.record.blocks.iter().all(|block| !known.contains(block)), "{grown:?}");
         let all: Vec<IpNet> = (0..16).map(|n| block_layout.block(n)).collect();
         let error = registry.grow(grown, &block_layout, &all).await.unwrap_err();
-        assert!(matches!(error, JoinError::Awaited { .. }), "{error}");
+        assert!(matches!(error, JoinError::Reserved { .. }), "{error}");
     });
 }
 
 #[test]
-fn a_machine_that_gets_another_name_takes_its_blocks_along() {
+fn a_renamed_node_keeps_its_blocks() {
     with_store(|registry| async move {
         let before = join(&registry, &candidate("old", 1)).await.unwrap();
         let mut renamed = candidate("new", 1);
-        renamed.remembered.clone_from(&before.record.blocks);
+        renamed.saved_blocks.clone_from(&before.record.blocks);
         renamed.former = Some("old".try_into().unwrap());
         let joined = join(&registry, &renamed).await.unwrap();
         assert!(!joined.was_forgotten && joined.lost.is_empty(), "{joined:?}");
         assert_eq!(joined.record.blocks, before.record.blocks);
-        let contents = look(&registry).await.unwrap();
+        let contents = read_contents(&registry).await.unwrap();
         assert!(
             contents.nodes[0].record == joined.record
                 && contents.nodes.len() == 1
@@ -183,44 +183,44 @@ fn a_machine_that_gets_another_name_takes_its_blocks_along() {
             "{contents:?}"
         );
         assert!(contents.claims.iter().all(|(_, node)| node.as_str() == "new"), "{contents:?}");
-        // Another machine has the name by now: what it has stays its own.
+        // Another host uses the name by now and keeps its blocks.
         let other = candidate("old", 2);
-        let gone = Change::Delete(registry.layout.alive(&other.record.name));
-        registry.store.commit(&[], &[gone]).await.unwrap();
+        let released = Change::Delete(registry.layout.alive(&other.record.name));
+        registry.store.commit(&[], &[released]).await.unwrap();
         let other = join(&registry, &other).await.unwrap();
         let mut late = candidate("newest", 1);
-        late.remembered.clone_from(&other.record.blocks);
+        late.saved_blocks.clone_from(&other.record.blocks);
         late.former = Some("old".try_into().unwrap());
         assert_eq!(join(&registry, &late).await.unwrap().lost.len(), 2);
-        assert!(look(&registry).await.unwrap().nodes.iter().any(|node| node.record == other.record));
-        // A dead machine had the new name: its blocks come with it, and ours stay with the old one.
+        assert!(read_contents(&registry).await.unwrap().nodes.iter().any(|node| node.record == other.record));
+        // The new name belonged to a dead host. Its blocks are taken over, and the own blocks stay with the old name.
         let dead = join(&registry, &candidate("dead", 9)).await.unwrap();
-        let gone = Change::Delete(registry.layout.alive(&dead.record.name));
-        registry.store.commit(&[], &[gone]).await.unwrap();
-        let mut heir = candidate("dead", 2);
-        heir.remembered.clone_from(&other.record.blocks);
-        heir.former = Some("old".try_into().unwrap());
-        assert_eq!(join(&registry, &heir).await.unwrap().record.blocks, dead.record.blocks);
-        assert!(look(&registry).await.unwrap().nodes.iter().any(|node| node.record == other.record));
+        let released = Change::Delete(registry.layout.alive(&dead.record.name));
+        registry.store.commit(&[], &[released]).await.unwrap();
+        let mut successor = candidate("dead", 2);
+        successor.saved_blocks.clone_from(&other.record.blocks);
+        successor.former = Some("old".try_into().unwrap());
+        assert_eq!(join(&registry, &successor).await.unwrap().record.blocks, dead.record.blocks);
+        assert!(read_contents(&registry).await.unwrap().nodes.iter().any(|node| node.record == other.record));
     });
 }
 
 #[test]
-fn a_newer_alive_is_never_overwritten() {
+fn an_alive_key_of_a_newer_version_is_never_overwritten() {
     with_store(|registry| async move {
-        let ours = candidate("n1", 1);
-        let key = registry.layout.alive(&ours.record.name);
+        let node = candidate("n1", 1);
+        let key = registry.layout.alive(&node.record.name);
         let newer = br#"{"schema":7,"alive":{}}"#;
         put(&registry, &key, newer).await;
-        assert!(matches!(registry.hold(&ours).await.unwrap_err(), JoinError::Decode { .. }));
+        assert!(matches!(registry.acquire_name(&node).await.unwrap_err(), JoinError::Decode { .. }));
         assert_eq!(registry.store.get(&key).await.unwrap().unwrap().value, newer);
         put(&registry, &key, b"junk").await;
-        registry.hold(&ours).await.unwrap();
+        registry.acquire_name(&node).await.unwrap();
     });
 }
 
 #[test]
-fn of_machines_that_come_at_once_with_one_name_one_gets_in() {
+fn of_hosts_that_join_concurrently_with_one_name_one_succeeds() {
     with_store(|registry| async move {
         for round in 0..20 {
             let name = format!("n{round}");
@@ -232,11 +232,11 @@ fn of_machines_that_come_at_once_with_one_name_one_gets_in() {
             let (entered, refused): (Vec<_>, Vec<_>) =
                 joins.join_all().await.into_iter().partition(Result::is_ok);
             assert_eq!((entered.len(), refused.len()), (1, 4), "{refused:?}");
-            let is_told = |outcome: &Result<_, JoinError>| {
-                matches!(outcome, Err(JoinError::Held { .. } | JoinError::Restless { .. }))
+            let is_expected = |outcome: &Result<_, JoinError>| {
+                matches!(outcome, Err(JoinError::Held { .. } | JoinError::Contended { .. }))
             };
-            assert!(refused.iter().all(is_told), "{refused:?}");
-            let record = look(&registry)
+            assert!(refused.iter().all(is_expected), "{refused:?}");
+            let record = read_contents(&registry)
                 .await
                 .unwrap()
                 .nodes
@@ -247,20 +247,20 @@ fn of_machines_that_come_at_once_with_one_name_one_gets_in() {
     });
 }
 
-/// The lease lives on where only the key is gone.
+/// The lease still exists, but the key was removed.
 #[test]
-fn a_name_that_is_lost_while_its_lease_lives_is_noticed() {
+fn a_removed_alive_key_is_detected_while_its_lease_exists() {
     with_store(|registry| async move {
-        let (_, hold) = registry.enter(&candidate("n1", 1)).await.unwrap();
-        let key = hold.key.clone();
-        let (holds, held) = tokio::sync::watch::channel(Some(hold));
-        let lost = std::sync::Arc::<tokio::sync::Notify>::default();
+        let (_, lease) = registry.enter(&candidate("n1", 1)).await.unwrap();
+        let key = lease.key.clone();
+        let (sender, name_lease) = tokio::sync::watch::channel(Some(lease));
+        let name_lost = std::sync::Arc::<tokio::sync::Notify>::default();
         let contact = std::sync::Arc::new(Contact::new(None));
-        let heartbeat = Heartbeat { holds: held, lost: std::sync::Arc::clone(&lost), contact };
+        let heartbeat = Heartbeat { name_lease, name_lost: std::sync::Arc::clone(&name_lost), contact };
         let heartbeat = tokio::spawn(heartbeat.run());
         registry.store.commit(&[], &[Change::Delete(key)]).await.unwrap();
-        tokio::time::timeout(std::time::Duration::from_secs(20), lost.notified()).await.unwrap();
-        drop(holds);
+        tokio::time::timeout(std::time::Duration::from_secs(20), name_lost.notified()).await.unwrap();
+        drop(sender);
         heartbeat.await.unwrap();
     });
 }

@@ -1,5 +1,5 @@
-//! The firewall's table of peers: which node may send which inner sources through the tunnels. It is in force before a tunnel
-//! device is made, and follows the records.
+//! The firewall's table of peers decides which node may send which inner sources through the tunnels. It is applied before a tunnel
+//! device is created, and follows the records.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -17,14 +17,14 @@ use crate::membership::block_layouts;
 pub(crate) struct Peers {
     table: Option<PeerTable>,
     rules: Option<PeerRules>,
-    /// The table may differ from what is wanted.
+    /// The table may have drifted.
     is_due: bool,
     compared_at: Option<Instant>,
     took: Duration,
 }
 
-/// A comparison of thousands of elements is repeated at most so often in relation to the time that it takes.
-const SHARE: u32 = 10;
+/// The pause between two comparisons is this many times the duration of the last one.
+const PAUSE_FACTOR: u32 = 10;
 
 impl Peers {
     pub(super) fn make_due(&mut self) {
@@ -40,14 +40,13 @@ impl Peers {
 }
 
 impl Routes {
-    /// Another process changed the table, or this one did.
+    /// Another process or this one changed the table.
     pub(super) fn peer_table_changed(&mut self) {
         self.known.peers.make_due();
-        self.soon(PAUSE.max(self.known.peers.took * SHARE));
+        self.soon(PAUSE.max(self.known.peers.took * PAUSE_FACTOR));
     }
 
-    /// Makes the table follow what is wanted; `wanted` are the tunnels that are needed, IPv4 and IPv6. An error: tunnels that
-    /// do not exist yet must not be made.
+    /// Applies the table. `wanted` are the needed tunnels, IPv4 and IPv6. After an error, no tunnel may be created.
     pub(super) fn keep_peers(&mut self, wanted: (bool, bool)) -> Result<(), Finding> {
         let table = format!("table podwire-peers-{}", self.config.network.name);
         let failed = |message: String| Finding::new(Code::RepairFailed, &table, message);
@@ -61,28 +60,28 @@ impl Routes {
         kept.map_err(|error| {
             self.known.peers.make_due();
             error.missing_program().unwrap_or_else(|| {
-                failed(format!("the firewall cannot tell other nodes from other machines: {error}"))
+                failed(format!("the firewall cannot distinguish peers from other hosts: {error}"))
             })
         })
     }
 
-    /// Are there peers, and no table that keeps pods from sending to their tunnels?
+    /// Whether there are peers, but no table that prevents pods from sending to their tunnels.
     pub(super) fn lacks_peer_table(&self) -> bool {
         self.known.peers.rules.is_none() && self.known.mesh.peers().next().is_some()
     }
 
-    /// None where this node has neither a tunnel nor peers. Without a tunnel it receives nothing, but its pods must not send to
-    /// the tunnels of peers: what the transport of a peer is does not tell whether it has one.
+    /// None if this node has neither a tunnel nor peers. Without a tunnel it receives nothing, but its pods must not send to the tunnels
+    /// of peers: a peer with transport `direct` may have a tunnel, too.
     fn peer_rules(&mut self, (v4, v6): (bool, bool)) -> Result<Option<PeerRules>, netlink::Error> {
         let config = std::sync::Arc::clone(&self.config);
-        // One that an agent before this one made is still there.
-        let mut there = |name: Option<IfName>| match name {
+        // An earlier agent may have created it.
+        let mut existing = |name: Option<IfName>| match name {
             Some(name) => self.kernel.socket.link(&name),
             None => Ok(None),
         };
-        let devices = (there(config.cluster.tunnel4().ok())?, there(config.cluster.tunnel6().ok())?);
-        // A tunnel is made only under a table that is known to be there: what removed the device may have removed the table,
-        // and its event may come later.
+        let devices = (existing(config.cluster.tunnel4().ok())?, existing(config.cluster.tunnel6().ok())?);
+        // A tunnel is created only after the table was compared: a process that removed the device may have removed the table, and
+        // its event may arrive later.
         if (v4 && devices.0.is_none()) || (v6 && devices.1.is_none()) {
             self.known.peers.make_due();
         }
@@ -90,7 +89,7 @@ impl Routes {
         if !v4 && !v6 && self.known.mesh.peers().next().is_none() {
             return Ok(None);
         }
-        // An address that is away for a moment comes back as it was.
+        // An address that is missing for a moment is expected to return.
         let before = self.known.peers.rules.iter().flat_map(|rules| rules.locals.iter().copied());
         let own = (config.cluster.vni, config.cluster.vxlan_port);
         let tunnels = [devices.0, devices.1].into_iter().flatten().filter_map(|link| link.vxlan);
@@ -116,7 +115,7 @@ impl Routes {
         }))
     }
 
-    /// All of it where something may be wrong, or some time has passed; otherwise what changed.
+    /// Compares the whole table after drift, a changed configuration or some time. Otherwise only changes are applied.
     fn compare_peers(&mut self, rules: PeerRules) -> Result<(), nft::Error> {
         let network = &self.config.network.name;
         let (is_complete, reconcile) = (self.known.is_complete, self.config.reconcile);
@@ -136,7 +135,7 @@ impl Routes {
         peers.took = begun.elapsed();
         (peers.rules, peers.is_due, peers.compared_at) = (Some(rules), false, Some(begun));
         let done: Vec<String> = done.iter().map(|what| format!("firewall of tunnels: {what}")).collect();
-        // Changes of this node and its peers are no repairs.
+        // Changes of this node or its peers are no repairs.
         if !is_first && !is_other && add.is_empty() && remove.is_empty() {
             self.repaired("peer_table", done.len(), &done);
         } else {
@@ -150,8 +149,8 @@ impl Routes {
         let peers = &mut self.known.peers;
         // Sources that change meanwhile are found by the first comparison.
         self.known.mesh.take_source_changes();
-        let has_looked = peers.compared_at.is_some() && peers.rules.is_none();
-        if has_looked && !peers.is_due {
+        let was_compared = peers.compared_at.is_some() && peers.rules.is_none();
+        if was_compared && !peers.is_due {
             return Ok(());
         }
         if peers.table(network)?.delete()? {
@@ -161,12 +160,12 @@ impl Routes {
         Ok(())
     }
 
-    /// Accepts more sources, before routes lead to those peers.
+    /// Accepts more sources. To be called before routes to these peers are added.
     pub(super) fn add_peers(&mut self, added: &[PeerSource]) {
         self.change_peers(|table| table.add(added));
     }
 
-    /// Accepts these no longer.
+    /// Stops accepting these sources.
     pub(super) fn remove_peers(&mut self, removed: &[PeerSource]) {
         self.change_peers(|table| table.remove(removed));
     }

@@ -1,4 +1,4 @@
-//! Where this node is, and what the others are told of it.
+//! The position of this node, and the addresses that it publishes.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use super::super::tunnel;
 use super::super::underlay::{self, Position};
 use super::Routes;
 
-/// How long an address may be away before others are told.
+/// How long an address may be missing before it is withdrawn.
 const GRACE: Duration = Duration::from_secs(10);
 
 impl Routes {
-    /// Where this node is: links, addresses, MTU.
+    /// Determines links, addresses and MTU of this node.
     pub(super) fn find_position(&mut self) -> Result<(), netlink::Error> {
         let config = Arc::clone(&self.config);
         let around = self.kernel.surroundings(config.node_interface.as_ref())?;
-        let is_ours = |link: &netlink::Link| {
+        let is_managed = |link: &netlink::Link| {
             link.name == config.network.bridge.as_str() || LinkMark::of(link).is_some()
         };
-        let position = underlay::find(&config, &around, is_ours, &self.known.position.known_addresses());
+        let position = underlay::find(&config, &around, is_managed, &self.known.position.known_addresses());
         let sources = self
             .allocations
             .get()
@@ -33,14 +33,14 @@ impl Routes {
             sources.into_iter().filter(|ip| around.addresses.iter().any(|a| a.addr.addr() == *ip)).collect();
         self.known.position = position;
         self.set_local_node(sources);
-        // A node that has just started joins also if the rest takes long.
+        // A node that has just started joins before the following, slower steps.
         if self.reports.addresses.borrow().is_none() {
             self.publish_position();
         }
         Ok(())
     }
 
-    /// Tells membership where this node is. Other nodes send there from then on, so tunnels come first.
+    /// Reports the position to membership. Peers use the addresses from then on, so tunnels are created before.
     pub(super) fn publish_position(&mut self) {
         let position = &self.known.position;
         let (lost, mtu) = (position.lost.clone(), pod_mtu(position, &self.config));
@@ -54,8 +54,8 @@ impl Routes {
         self.publish(addresses);
     }
 
-    /// Another address is told at once. One that is gone without another in its place may come back in a moment (a link that
-    /// flaps, a lease that is renewed), and all others would drop their routes meanwhile.
+    /// Publishes a changed address at once. An address that is missing without a replacement may return soon (a flapping link, a renewed
+    /// lease), and without it all peers would remove their routes.
     fn publish(&mut self, mut addresses: Vec<IpAddr>) {
         let before = self.reports.addresses.borrow().clone();
         let published = before.clone().unwrap_or_default();
@@ -69,7 +69,7 @@ impl Routes {
             if since.elapsed() < GRACE {
                 addresses.extend(missing);
                 addresses.sort_by_key(IpAddr::is_ipv6);
-                self.known.look_at = self.known.look_at.min(since + GRACE);
+                self.known.compare_at = self.known.compare_at.min(since + GRACE);
             }
         }
         if before.as_ref() != Some(&addresses) {
@@ -77,7 +77,7 @@ impl Routes {
         }
     }
 
-    /// The other nodes as this one knows them.
+    /// The peers as this node knows them.
     pub(super) fn contents(&self) -> PeerContents {
         let (mesh, own) = (&self.known.mesh, &self.record.name);
         let claims = mesh.claims().filter(|(_, owner)| *owner != own);
@@ -102,7 +102,7 @@ impl Routes {
     }
 }
 
-/// What fits through whichever way a packet may take: the tunnel's headers take their part, unless there is none.
+/// The MTU that fits every path: without the headers of the tunnel, unless no tunnel is used.
 fn pod_mtu(position: &Position, config: &config::Config) -> Option<u32> {
     let underlay = position.mtu?;
     let outer = position.underlays.iter().map(|underlay| underlay.address).find(IpAddr::is_ipv4);

@@ -1,4 +1,4 @@
-//! What goes out: conditions and metrics, and the peers as they are to be written to disk.
+//! Conditions, metrics, and the records of peers for the disk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,29 +13,27 @@ use super::{RETRY, Routes};
 use crate::conditions::Source;
 use crate::metrics::PeerCounts;
 
-/// Problems are found out at most so often: it means to go through all nodes.
-const TELL: Duration = Duration::from_millis(200);
+/// The shortest time between two reports: each walks over all nodes.
+const REPORT_PAUSE: Duration = Duration::from_millis(200);
 
-/// What was told, and what is to be told.
+/// Reported and pending conditions.
 #[derive(Debug, Default)]
 pub(crate) struct PeerReportState {
-    told_at: Option<Instant>,
-    /// When problems are told next.
+    reported_at: Option<Instant>,
+    /// The next report.
     pub(super) at: Option<Instant>,
     /// Why the kernel refused changes, by object.
     refused: BTreeMap<String, String>,
-    /// Changes that follow from the records and were refused. They are no repairs when they are made later.
+    /// Changes that follow from the records and were refused. Later they are no repairs.
     pub(super) owed: PeerChanges,
     /// Why the routes could not be compared or changed at all.
     pub(super) failure: Option<String>,
-    /// Why events of the kernel are not received.
-    pub(super) monitor_failure: Option<String>,
-    /// How long what failed was left alone last; it doubles with each failure.
+    /// The last pause before a retry. It doubles with each failure.
     pause: Option<Duration>,
 }
 
 impl PeerReportState {
-    /// How long what has just failed is left alone, at most so long.
+    /// The next pause, at most `most`.
     fn next_pause(&mut self, most: Duration) -> Duration {
         let pause = self.pause.map_or(RETRY, |pause| (pause * 2).min(most.max(RETRY)));
         self.pause = Some(pause);
@@ -43,27 +41,22 @@ impl PeerReportState {
     }
 
     fn make_due(&mut self) {
-        let earliest = self.told_at.map_or_else(Instant::now, |last| last + TELL);
+        let earliest = self.reported_at.map_or_else(Instant::now, |last| last + REPORT_PAUSE);
         self.at.get_or_insert(earliest);
     }
 
     fn findings(&self) -> impl Iterator<Item = Finding> {
         let found = |object: &str, message: &String| Finding::new(Code::PeerRouteFailed, object, message);
         let failure = self.failure.iter().map(move |why| found("routes to other nodes", why));
-        let monitor = self.monitor_failure.iter().map(|why| {
-            let message =
-                format!("{why}; until the monitor is open again, only the timer finds drift of routes");
-            Finding::new(Code::MonitorFailed, "monitor netlink-routes", message)
-        });
-        self.refused.iter().map(move |(object, why)| found(object, why)).chain(failure).chain(monitor)
+        self.refused.iter().map(move |(object, why)| found(object, why)).chain(failure)
     }
 }
 
-/// Which part of what is wanted was given to the kernel.
+/// Which desired objects were sent to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AppliedPart {
-    /// What was refused before was not tried again.
-    News,
+    /// Only changes. Earlier refused ones were not retried.
+    Changes,
     All,
 }
 
@@ -77,7 +70,7 @@ impl Routes {
         }
         report_state.refused.extend(refused);
         if failed {
-            self.again();
+            self.retry();
         }
     }
 
@@ -85,17 +78,17 @@ impl Routes {
     pub(super) fn failed(&mut self, why: String) {
         debug!("{why}");
         self.known.report_state.failure = Some(why);
-        self.again();
+        self.retry();
         self.report_soon();
     }
 
-    /// Looks again after something failed, each time later.
-    pub(super) fn again(&mut self) {
+    /// Compares everything again after a failure, each time later.
+    pub(super) fn retry(&mut self) {
         let pause = self.known.report_state.next_pause(self.config.reconcile);
         self.soon(pause);
     }
 
-    /// All was looked at, and all is well.
+    /// A comparison found no failure.
     pub(super) fn is_well(&mut self) {
         self.known.report_state.pause = None;
     }
@@ -109,7 +102,7 @@ impl Routes {
         self.known.report_state.make_due();
     }
 
-    /// Another process changed something, and it is as it should be again. Kinds without a repair are counted as 0.
+    /// Reports repairs of drift. Kinds without a repair are counted as 0.
     pub(super) fn repaired(&self, kind: &str, count: usize, sentences: &[String]) {
         self.metrics.repaired(kind, count as u64);
         if count > 0 {
@@ -118,7 +111,7 @@ impl Routes {
         }
     }
 
-    /// Gauges of the peers, and of how they are reached.
+    /// Sets gauges of the peers and their paths.
     pub(super) fn count(&self) {
         let mesh = &self.known.mesh;
         let mut counts = PeerCounts {
@@ -136,20 +129,21 @@ impl Routes {
         self.metrics.set_peers(&counts);
     }
 
-    pub(super) fn tell(&mut self) {
+    pub(super) fn report(&mut self) {
         let mut findings = Vec::new();
         if !self.is_alone {
             findings.extend(self.known.mesh.findings());
             findings.extend(self.known.position.problems.iter().cloned());
             findings.extend(self.known.tunnel_troubles.iter().cloned());
             findings.extend(self.known.report_state.findings());
+            findings.extend(self.monitor_findings());
         }
         let report_state = &mut self.known.report_state;
-        (report_state.at, report_state.told_at) = (None, Some(Instant::now()));
+        (report_state.at, report_state.reported_at) = (None, Some(Instant::now()));
         self.agent_status.set(Source::Routes, findings);
     }
 
-    /// Hands the peers to membership, which writes them to disk.
+    /// Passes the peers to membership, which writes them to disk.
     pub(super) fn report_records(&mut self) {
         self.known.save_at = None;
         let records = Arc::new(self.known.mesh.admitted());
@@ -163,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fails_is_tried_less_and_less_often() {
+    fn pauses_between_retries_double() {
         let mut report_state = PeerReportState::default();
         let most = Duration::from_secs(30);
         let pauses: Vec<u64> = (0..7).map(|_| report_state.next_pause(most).as_secs()).collect();
@@ -174,20 +168,20 @@ mod tests {
     }
 
     #[test]
-    fn problems_are_not_found_out_with_every_event() {
+    fn reports_are_rate_limited() {
         let now = Instant::now();
-        let mut report_state = PeerReportState { told_at: Some(now), ..PeerReportState::default() };
+        let mut report_state = PeerReportState { reported_at: Some(now), ..PeerReportState::default() };
         for _ in 0..1000 {
             report_state.make_due();
         }
-        assert_eq!(report_state.at, Some(now + TELL));
+        assert_eq!(report_state.at, Some(now + REPORT_PAUSE));
         let mut first = PeerReportState::default();
         first.make_due();
-        assert!(first.at < Some(now + TELL), "the first ones at once");
+        assert!(first.at < Some(now + REPORT_PAUSE), "the first ones at once");
     }
 
     #[test]
-    fn a1_each_refused_object_is_a_condition_of_its_own() {
+    fn a1_each_refused_object_is_a_separate_condition() {
         let refused =
             (0..7).map(|i| (format!("route 10.2.{i}.0/24"), format!("cannot add it: {i}"))).collect();
         let failure = Some("routes to other nodes cannot be compared: EIO".to_owned());
@@ -196,14 +190,5 @@ mod tests {
         assert_eq!((found.len(), found[6].object.as_str()), (8, "route 10.2.6.0/24"));
         assert_eq!(found[7].object, "routes to other nodes");
         assert!(found.iter().all(|one| one.code == Code::PeerRouteFailed), "{found:?}");
-    }
-
-    #[test]
-    fn a1_a_monitor_that_fails_is_a_condition() {
-        let report_state =
-            PeerReportState { monitor_failure: Some("ENODEV".to_owned()), ..PeerReportState::default() };
-        let found: Vec<Finding> = report_state.findings().collect();
-        let (code, object) = (Code::MonitorFailed, "monitor netlink-routes");
-        assert_eq!((found.len(), found[0].code, found[0].object.as_str()), (1, code, object));
     }
 }

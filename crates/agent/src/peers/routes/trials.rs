@@ -1,4 +1,4 @@
-//! When tunnels are tried out, and with whom; see `trial`.
+//! When checksums of tunnels are tested, and with which peer. See `trial`.
 
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -14,10 +14,10 @@ use super::super::trial::{self, TrialVerdict};
 use super::Routes;
 use config::TunnelChecksum;
 
-/// After a trial that told nothing another one waits so long, then twice as long, and so on.
+/// The pause after a test without a result. It doubles each time.
 const PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// A node behind another card may tell otherwise, and what is below an interface may change without a word.
+/// The pause after a sound result: another peer may have another result, and the hardware below an interface may change.
 const STILL_SOUND: Duration = Duration::from_secs(600);
 
 /// What is known of the interfaces below the tunnels, of IPv6 and IPv4.
@@ -42,9 +42,9 @@ impl Trials {
 struct TrialState {
     interface: Option<u32>,
     finding: Option<TrialFinding>,
-    /// So many trials there were: each is with another node.
+    /// The number of tests. Each uses another peer.
     turns: usize,
-    /// So many of the last ones told nothing.
+    /// The number of consecutive tests without a result.
     fruitless: u32,
     again_at: Option<Instant>,
 }
@@ -54,7 +54,7 @@ enum TrialFinding {
     Sound,
     /// Found out by this agent.
     Broken,
-    /// The kernel made checksums already: an earlier agent or a person wants it so.
+    /// The kernel computes checksums already, because of an earlier agent or the operator.
     SwitchedOff,
 }
 
@@ -71,7 +71,7 @@ struct Running {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TrialKind {
     Trial,
-    /// Whether it has helped that the kernel makes checksums.
+    /// Whether checksums by the kernel helped.
     Proof,
 }
 
@@ -86,8 +86,8 @@ impl TrialState {
 }
 
 impl Routes {
-    /// Whether checksums of what is sent through a tunnel are left to the interface. None: as it is. A device that is new leaves
-    /// them to it; one that does not was told so, by an agent that knew why or by a person.
+    /// Whether the interface computes the checksums of tunnelled packets. None: not changed. A new device leaves them to the interface;
+    /// on others an agent or the operator turned it off.
     pub(super) fn checksum(&self, v4: bool) -> Option<bool> {
         match self.config.cluster.tunnel_checksum {
             TunnelChecksum::On => Some(true),
@@ -104,13 +104,13 @@ impl Routes {
         self.known.position.underlays.iter().find(|u| u.address.is_ipv4() == v4).map(|u| u.link)
     }
 
-    /// Begins with a tunnel whose turn it is and behind which there is somebody; one at a time.
+    /// Starts a test of a tunnel that is due and has peers. Only one test runs at a time.
     pub(super) fn try_tunnels(&mut self) {
         if self.config.cluster.tunnel_checksum != TunnelChecksum::Auto || self.known.trials.running.is_some()
         {
             return;
         }
-        // With every change: whether anybody is behind a tunnel must not cost a pass over all nodes.
+        // Called with every change, so it must not walk over all nodes.
         let ((needs_v4, needs_v6), tunnels) = (self.known.mesh.tunnels_wanted(), self.known.tunnels);
         let needed = [(true, tunnels.v4.filter(|_| needs_v4)), (false, tunnels.v6.filter(|_| needs_v6))];
         for (v4, tunnel) in needed {
@@ -119,13 +119,13 @@ impl Routes {
             if standing.interface != Some(interface) {
                 *standing = TrialState { interface: Some(interface), ..TrialState::default() };
             }
-            if !standing.is_due() || !standing.leaves_it_to_the_card(tunnel) {
+            if !standing.is_due() || !standing.uses_interface_checksums(tunnel) {
                 continue;
             }
             let turn = standing.turns;
-            let Some((with, addresses)) = self.somebody_behind(tunnel, turn) else { continue };
+            let Some((with, addresses)) = self.peer_behind(tunnel, turn) else { continue };
             self.known.trials.of[usize::from(v4)].turns += 1;
-            debug!("tries out with {with} whether checksums arrive right");
+            debug!(peer = %with, "testing checksums of a tunnel");
             return self.begin((v4, interface, TrialKind::Trial), with, addresses);
         }
     }
@@ -145,8 +145,8 @@ impl Routes {
         }
     }
 
-    /// Another one each time, beginning with the next by name: not the same one for all nodes.
-    fn somebody_behind(&self, tunnel: u32, turn: usize) -> Option<(NodeName, Vec<IpAddr>)> {
+    /// Another peer each time, beginning with the next one by name, so that not all nodes select the same peer.
+    fn peer_behind(&self, tunnel: u32, turn: usize) -> Option<(NodeName, Vec<IpAddr>)> {
         let is_behind = |path: &PeerPath| matches!(path, PeerPath::Vxlan { link, .. } if *link == tunnel);
         let paths = || self.known.mesh.paths().filter(|(_, _, path)| is_behind(path));
         let mut names: Vec<&NodeName> = paths().map(|(name, _, _)| name).collect();
@@ -155,7 +155,7 @@ impl Routes {
         let with = *names.get(next.checked_rem(names.len())?)?;
         let blocks: Vec<IpNet> =
             paths().filter(|(name, _, _)| *name == with).map(|(_, block, _)| block).collect();
-        // Not a pod's, but the node's own.
+        // The node's address, not one of a pod.
         let one =
             |v4: bool| blocks.iter().find(|block| block.addr().is_ipv4() == v4).and_then(ipam::block_gateway);
         Some((with.clone(), [one(true), one(false)].into_iter().flatten().collect()))
@@ -165,7 +165,7 @@ impl Routes {
         let Some(running) = self.known.trials.running.take() else { return };
         let Running { v4, interface, kind, with, addresses, .. } = running;
         if kind == TrialKind::Proof {
-            return tell_proof(verdict, &with);
+            return log_proof(verdict, &with);
         }
         let standing = &mut self.known.trials.of[usize::from(v4)];
         if standing.interface != Some(interface) {
@@ -181,11 +181,11 @@ impl Routes {
                 standing.again_at = Some(now + STILL_SOUND);
             }
             TrialVerdict::Unclear => {
-                debug!("{with} did not answer: nothing is known of checksums");
+                debug!(peer = %with, "no reply to the test of checksums");
                 let at = now + standing.pause();
                 standing.again_at = Some(at);
                 standing.fruitless += 1;
-                self.known.look_at = self.known.look_at.min(at);
+                self.known.compare_at = self.known.compare_at.min(at);
             }
             TrialVerdict::Broken => {
                 let name = self.tunnel_name(v4).map(|name| name.to_string()).unwrap_or_default();
@@ -202,8 +202,8 @@ impl Routes {
 }
 
 impl TrialState {
-    /// One that does not stays as it is, but a person may change it back.
-    fn leaves_it_to_the_card(&mut self, tunnel: u32) -> bool {
+    /// If the kernel computes checksums, that stays so, but the operator may change it.
+    fn uses_interface_checksums(&mut self, tunnel: u32) -> bool {
         match Ethtool::open().and_then(|mut ethtool| ethtool.tx_checksum(tunnel)) {
             Ok(true) => true,
             Ok(false) => {
@@ -216,9 +216,9 @@ impl TrialState {
                 self.again_at = Some(Instant::now() + STILL_SOUND);
                 false
             }
-            // It may just have gone, and is looked after.
+            // The device may have been removed. It is created again.
             Err(error) => {
-                debug!("cannot see who makes checksums of the tunnel: {error}");
+                debug!(%error, "cannot read the checksum setting of a tunnel");
                 self.again_at = Some(Instant::now() + PAUSE);
                 false
             }
@@ -226,7 +226,7 @@ impl TrialState {
     }
 }
 
-fn tell_proof(verdict: TrialVerdict, with: &NodeName) {
+fn log_proof(verdict: TrialVerdict, with: &NodeName) {
     match verdict {
         TrialVerdict::Sound => {
             info!("with checksums by the kernel, what {with} gets through the tunnel is right");
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trials_that_tell_nothing_become_rare_and_one_that_found_a_fault_is_the_last() {
+    fn pauses_double_without_a_result_and_a_fault_ends_the_tests() {
         let pause = |fruitless| TrialState { fruitless, ..TrialState::default() }.pause().as_secs();
         assert_eq!([0, 1, 3, 4, 99].map(pause), [5, 10, 40, 60, 60]);
         let due = |finding| TrialState { finding, ..TrialState::default() }.is_due();

@@ -1,4 +1,4 @@
-//! Which tunnel devices this node has.
+//! The tunnel devices of this node.
 
 use std::net::IpAddr;
 
@@ -12,9 +12,9 @@ use super::Routes;
 use crate::allocation::TunnelSize;
 
 impl Routes {
-    /// Which tunnel devices should be there, IPv4 and IPv6. Also where nobody needs one to be sent to: somebody whose subnet is
-    /// cut otherwise may see us behind a router, and send through the tunnel what we send directly. So may a node that was
-    /// told to use another transport, as when all are changed one by one.
+    /// The wanted tunnel devices, IPv4 and IPv6. They are wanted even if no route uses them: for a peer with another prefix length of
+    /// the underlay, this node may be behind a router, so it sends through the tunnel. The same applies to a peer with another
+    /// configured transport, for example while nodes are changed one by one.
     fn tunnels_wanted(&self) -> (bool, bool) {
         let (v4, v6) = self.known.mesh.tunnels_wanted();
         let is_direct = |transport: Transport| transport == Transport::Direct;
@@ -30,29 +30,28 @@ impl Routes {
         (v4 && has_v4.is_none()) || (v6 && has_v6.is_none())
     }
 
-    /// The tunnel devices that somebody needs, or that are there already. One that cannot be had is told, and keeps no peer
-    /// from being reached by another way.
+    /// Creates or repairs the tunnel devices that are wanted or exist. A failure is reported and does not affect other paths.
     pub(super) fn keep_tunnels(&mut self) {
         let (v4, v6) = self.tunnels_wanted();
         let mut tunnels = self.known.tunnels;
-        let (mut troubles, mut in_the_way) = (Vec::new(), Vec::new());
+        let (mut troubles, mut conflicting) = (Vec::new(), Vec::new());
         let has = |index: Option<u32>| index.is_some();
         let guarded = self.keep_peers((v4 || has(tunnels.v4), v6 || has(tunnels.v6)));
         let is_guarded = guarded.is_ok();
         troubles.extend(guarded.err());
         for (is_wanted, is_v4) in [(v4, true), (v6, false)] {
             let index = if is_v4 { &mut tunnels.v4 } else { &mut tunnels.v6 };
-            // One that is there and not wanted stays: the next peer may need it, and a packet may be on its way.
+            // An existing device that is not wanted stays: the next peer may need it, and packets may be in flight.
             if !is_wanted && index.is_none() {
                 continue;
             }
             let Some(tunnel) = self.tunnel(is_v4) else { continue };
             let mut done = Vec::new();
-            // A new one that is not guarded would be open to every machine.
+            // Without the table, a new device would accept packets of every host.
             match tunnel.keep(&mut self.kernel.socket, is_guarded, &mut done) {
                 Ok(kept) => {
                     *index = kept;
-                    // One that should be another now than before is changed, not repaired.
+                    // A changed configuration is no repair.
                     let wanted = &mut self.known.kept_tunnels[usize::from(is_v4)];
                     let is_repair = wanted.as_ref() == Some(&tunnel);
                     *wanted = Some(tunnel);
@@ -60,9 +59,9 @@ impl Routes {
                     self.repaired("tunnel", repairs.len(), &repairs);
                 }
                 Err(error) => {
-                    if let TunnelError::Foreign { index: stranger, .. } = error {
+                    if let TunnelError::Unmanaged { index: unmanaged, .. } = error {
                         *index = None;
-                        in_the_way.push(stranger);
+                        conflicting.push(unmanaged);
                     }
                     let object =
                         self.tunnel_name(is_v4).map_or_else(String::new, |name| format!("link {name}"));
@@ -72,9 +71,9 @@ impl Routes {
             done.iter().for_each(|what| info!("{what}"));
         }
         if !troubles.is_empty() {
-            self.again();
+            self.retry();
         }
-        (self.known.tunnel_troubles, self.known.in_the_way) = (troubles, in_the_way);
+        (self.known.tunnel_troubles, self.known.conflicting_links) = (troubles, conflicting);
         let is_other = tunnels != self.known.tunnels;
         self.known.tunnels = tunnels;
         self.tunnel_sizes.set(self.current_tunnel_sizes());

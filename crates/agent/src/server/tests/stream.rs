@@ -1,4 +1,4 @@
-//! Answers that are streamed: hyper asks for the next part only when the client can take it.
+//! Streamed answers: hyper polls for the next part only when the client can receive it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -13,13 +13,13 @@ use super::super::reply::{BodyError, HttpReply};
 use super::*;
 
 const PART: usize = 16 << 10;
-/// More than hyper and the kernel keep for a client that does not read.
-const MOST_KEPT: usize = 4 << 20;
+/// More than hyper and the kernel buffer for a client that does not read.
+const MAX_BUFFERED: usize = 4 << 20;
 
-/// A body without an end.
+/// A body of unknown length.
 struct Endless {
     parts: Arc<AtomicUsize>,
-    /// Parts that are there; then it waits, and is never woken.
+    /// The number of parts that it produces. Then it is pending and is never woken.
     limit: usize,
     /// Closed when the body is dropped.
     _alive: mpsc::Sender<()>,
@@ -49,8 +49,8 @@ struct Streaming {
 }
 
 impl Streaming {
-    /// A client that asked for a stream, and the connection that serves it.
-    fn begin(limit: usize) -> (Self, impl Future<Output = ()>) {
+    /// A client that requested a stream, and the connection that serves it.
+    fn start(limit: usize) -> (Self, impl Future<Output = ()>) {
         let (mut client, server) = Client::pair().unwrap();
         client.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
         client.set_nonblocking(true).unwrap();
@@ -59,12 +59,12 @@ impl Streaming {
         let parts = Arc::<AtomicUsize>::default();
         let produced = Arc::clone(&parts);
         let hour = Duration::from_secs(3600);
-        let bounds = Bounds { head: hour, body: hour, answer: hour };
+        let timeouts = ClientTimeouts { head: hour, body: hour, answer: hour };
         let answer = move |_: Request<_>| {
             let (parts, _alive) = (Arc::clone(&produced), alive.clone());
             async move { HttpReply::from(Response::new(Endless { parts, limit, _alive }.boxed_unsync())) }
         };
-        let rules = ConnectionRules { bounds, keep_alive: true, stopped };
+        let rules = ConnectionRules { timeouts, keep_alive: true, stopped };
         let io = ClientIo::new(ClientSocket::new(server));
         (Self { client, parts, dropped, stop }, http::serve(io, rules, answer))
     }
@@ -73,7 +73,7 @@ impl Streaming {
         self.parts.load(Ordering::Relaxed)
     }
 
-    /// Reads what is there.
+    /// Reads the available bytes.
     fn read(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self.client.read_to_end(&mut bytes) {
@@ -83,7 +83,7 @@ impl Streaming {
         bytes
     }
 
-    /// Whether the body is gone. Its sender and the one in `answer` go with the connection.
+    /// Whether the body was dropped. The connection owns its sender and the one in `answer`.
     fn is_dropped(&self) -> bool {
         self.dropped.try_recv() == Err(mpsc::TryRecvError::Disconnected)
     }
@@ -91,13 +91,13 @@ impl Streaming {
 
 fn block_on<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { timeout(SOON, test).await.expect("the test hangs") })
+    runtime.block_on(async { timeout(SOON, test).await.expect("the test timed out") })
 }
 
 #[test]
-fn a_stream_waits_for_its_reader() {
+fn a_stream_waits_for_a_client_that_does_not_read() {
     block_on(async {
-        let (mut streaming, connection) = Streaming::begin(usize::MAX);
+        let (mut streaming, connection) = Streaming::start(usize::MAX);
         let mut connection = pin!(connection);
         let mut poll_now = || {
             let polled = connection.as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -109,13 +109,13 @@ fn a_stream_waits_for_its_reader() {
             tokio::task::yield_now().await;
         }
         for _ in 0..3 {
-            // Hyper returns after some parts to let other connections run: it is stuck when a poll produces none.
+            // Hyper returns after some parts to let other connections run. It waits for the client when a poll produces no part.
             let mut before = usize::MAX;
             while before != streaming.produced() {
                 before = streaming.produced();
                 poll_now();
             }
-            assert!(before * PART < MOST_KEPT, "{before} parts without a reader");
+            assert!(before * PART < MAX_BUFFERED, "{before} parts without a reader");
             assert!(!streaming.read().is_empty());
             while streaming.produced() == before {
                 tokio::task::yield_now().await;
@@ -127,11 +127,11 @@ fn a_stream_waits_for_its_reader() {
 }
 
 #[test]
-fn a_stream_ends_when_its_client_leaves() {
-    // One that sends, and one that waits for its next part.
+fn a_stream_ends_when_its_client_disconnects() {
+    // A body that is sending, and one that waits for its next part.
     for limit in [usize::MAX, 1] {
         block_on(async {
-            let (streaming, connection) = Streaming::begin(limit);
+            let (streaming, connection) = Streaming::start(limit);
             let task = tokio::spawn(connection);
             while streaming.produced() == 0 {
                 tokio::task::yield_now().await;
@@ -147,7 +147,7 @@ fn a_stream_ends_when_its_client_leaves() {
 #[test]
 fn a_stream_is_cut_off_when_the_agent_stops() {
     block_on(async {
-        let (mut streaming, connection) = Streaming::begin(1);
+        let (mut streaming, connection) = Streaming::start(1);
         let task = tokio::spawn(connection);
         let mut text = Vec::new();
         while text.len() < PART {
@@ -159,6 +159,6 @@ fn a_stream_is_cut_off_when_the_agent_stops() {
         text.extend(streaming.read());
         let text = String::from_utf8(text).unwrap();
         assert!(text.starts_with("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n"), "{text}");
-        assert!(!text.ends_with("0\r\n\r\n"), "the client takes a part for all of it");
+        assert!(!text.ends_with("0\r\n\r\n"), "the client could take the partial body for a complete one");
     });
 }

@@ -1,25 +1,25 @@
-//! What somebody breaks by hand.
+//! Drift that is caused by commands of an operator.
 
 use netlink::{NetNs, PeerMonitor};
 use testkit::{Cluster, Plan, PodPath, inspect};
 
-use super::{TUNNEL, Wiring, await_way, await_wiring, ip, peer_routes, problems, set_sysctl};
+use super::{PeerObjects, TUNNEL, await_path, await_peer_objects, ip, peer_routes, problems, set_sysctl};
 use crate::common::{BRIEFLY, SOON, Streams, TIMEOUT, await_that, expect_reach, up};
 
-/// n1 and n3 are on one link, n2 is behind a router: both ways are in use.
+/// n1 and n3 are on one link, n2 is behind a router: both transports are in use.
 fn plan() -> Plan {
     Plan { subnets: 2, ..Plan::default() }
 }
 
-const EVERYBODY: [(&str, &str); 3] = [("p1", "p2"), ("p1", "p3"), ("p2", "p3")];
+const ALL_PAIRS: [(&str, &str); 3] = [("p1", "p2"), ("p1", "p3"), ("p2", "p3")];
 
-/// Things that n1's owner made, and that look like ours.
-fn make_foreign(cluster: &Cluster) {
+/// Creates unmanaged objects on n1 that are similar to managed ones.
+fn create_unmanaged(cluster: &Cluster) {
     let n1 = cluster.node("n1").unwrap();
     for line in peer_routes(n1) {
         let block = line.split(' ').next().unwrap();
         let (via, dev) = if block.contains(':') { ("fd99:1::fe", "-6") } else { ("10.199.1.254", "-4") };
-        // The same destination, behind ours.
+        // The same destination with a higher metric.
         ip(n1, &format!("{dev} route add {block} via {via} dev eth0 metric 200000 proto static"));
         ip(n1, &format!("{dev} route add {block} via {via} dev eth0 metric 200001 proto 114"));
     }
@@ -31,8 +31,8 @@ fn make_foreign(cluster: &Cluster) {
     ip(n1, "neigh add 192.0.2.9 dev theirs0 lladdr 02:aa:00:00:00:01 nud permanent");
 }
 
-/// All of it, as text.
-fn foreign(cluster: &Cluster) -> Vec<String> {
+/// All unmanaged objects as text.
+fn unmanaged(cluster: &Cluster) -> Vec<String> {
     let n1 = cluster.node("n1").unwrap();
     let mut all = Vec::new();
     for argv in [
@@ -51,15 +51,15 @@ fn foreign(cluster: &Cluster) -> Vec<String> {
 }
 
 #[test]
-fn what_is_broken_by_hand_is_back_and_nothing_foreign_is_touched() {
+fn drift_is_repaired_and_unmanaged_objects_are_not_changed() {
     let cluster = up("byhand", &plan());
-    make_foreign(&cluster);
+    create_unmanaged(&cluster);
     let n1 = cluster.node("n1").unwrap();
-    // To join is no repair.
+    // Joining is not a repair.
     for kind in ["peer_route", "tunnel"] {
         assert_eq!(repairs(&cluster, kind), 0, "{kind}");
     }
-    let (before, theirs) = (Wiring::of(n1).unwrap(), foreign(&cluster));
+    let (before, unmanaged_before) = (PeerObjects::of(n1).unwrap(), unmanaged(&cluster));
     assert_eq!((before.routes.len(), before.neighbours.len(), before.fdb.len()), (4, 2, 1), "{before:#?}");
     let entry: Vec<&str> = before.fdb.first().unwrap().split(' ').collect();
     let (mac, remote) = (entry[0], entry[entry.iter().position(|word| *word == "dst").unwrap() + 1]);
@@ -80,18 +80,18 @@ fn what_is_broken_by_hand_is_back_and_nothing_foreign_is_touched() {
         vec!["ip -4 addr flush dev pwvx4"],
     ];
     for fault in faults {
-        let streams = Streams::between(&cluster, &EVERYBODY);
+        let streams = Streams::between(&cluster, &ALL_PAIRS);
         let mut monitor = PeerMonitor::open_in(&NetNs::open(n1.path()).unwrap()).unwrap();
         for line in &fault {
             n1.sh(&line.split(' ').collect::<Vec<_>>()).unwrap();
         }
-        await_wiring(n1, &before, &fault.join("; "), SOON);
-        assert!(!monitor.read().unwrap().is_empty(), "{fault:?} did nothing");
+        await_peer_objects(n1, &before, &fault.join("; "), SOON);
+        assert!(!monitor.read().unwrap().is_empty(), "{fault:?} had no effect");
         expect_reach(&cluster, SOON);
-        streams.expect_back();
-        assert_eq!(foreign(&cluster), theirs, "after {fault:?}");
+        streams.expect_recovery();
+        assert_eq!(unmanaged(&cluster), unmanaged_before, "after {fault:?}");
     }
-    // Two lines flushed four routes, and who deleted the tunnel took two with it.
+    // Two commands flushed four routes. The deletion of the tunnel removed two more.
     for (kind, least) in [("peer_route", 4), ("tunnel", 1), ("peer_neighbour", 2), ("peer_fdb", 1)] {
         assert!(repairs(&cluster, kind) >= least, "{kind}: {}", repairs(&cluster, kind));
     }
@@ -114,7 +114,8 @@ fn what_is_broken_by_hand_is_back_and_nothing_foreign_is_touched() {
 fn failed_routes(cluster: &Cluster) -> Vec<String> {
     let status = cluster.agent("n1").unwrap().get(api::STATUS).unwrap();
     let status: api::Status = serde_json::from_value(status).unwrap();
-    let failed = status.conditions.into_iter().filter(|one| one.code == types::Code::PeerRouteFailed);
+    let failed =
+        status.conditions.into_iter().filter(|condition| condition.code == types::Code::PeerRouteFailed);
     failed.map(|condition| condition.object).collect()
 }
 
@@ -125,7 +126,7 @@ fn a5_only_drift_that_was_repaired_counts_as_a_repair() {
     cluster.start_agent("n1").unwrap();
     cluster.start_agent("n2").unwrap();
     await_that("routes to n2", TIMEOUT, || peer_routes(cluster.node("n1").unwrap()).len() == 2);
-    // The kernel refuses a route whose gateway is itself behind a gateway.
+    // The kernel refuses a route whose gateway is behind another gateway.
     let detour = |cluster: &Cluster, verb: &str| {
         ip(cluster.node("n1").unwrap(), &format!("-6 route {verb} fd99:1::3/128 via fd99:1::99 dev eth0"));
     };
@@ -137,14 +138,14 @@ fn a5_only_drift_that_was_repaired_counts_as_a_repair() {
     detour(&cluster, "del");
     await_that("all routes", TIMEOUT, || peer_routes(cluster.node("n1").unwrap()).len() == 4);
     await_that("no refusal", TIMEOUT, || failed_routes(&cluster).is_empty());
-    assert_eq!(repairs(&cluster, "peer_route"), 0, "it followed from the record of n3");
+    assert_eq!(repairs(&cluster, "peer_route"), 0, "a change of a record is not a repair");
 
     detour(&cluster, "add");
     for family in ["-4", "-6"] {
         ip(cluster.node("n1").unwrap(), &format!("{family} route flush proto 113"));
     }
-    await_that("the refusal again", TIMEOUT, || failed_routes(&cluster) == refused);
-    // One refused route does not hide the repair of the others.
+    await_that("the second refusal", TIMEOUT, || failed_routes(&cluster) == refused);
+    // A refused route does not hide the repair of the other ones.
     await_that("3 repairs", TIMEOUT, || repairs(&cluster, "peer_route") == 3);
     detour(&cluster, "del");
     await_that("4 repairs", TIMEOUT, || repairs(&cluster, "peer_route") == 4);
@@ -152,7 +153,7 @@ fn a5_only_drift_that_was_repaired_counts_as_a_repair() {
     assert_eq!(peer_routes(cluster.node("n1").unwrap()).len(), 4);
 }
 
-/// How often the agent of n1 says that it has put such a thing right.
+/// The number of repairs of this kind that the agent of n1 counted.
 fn repairs(cluster: &Cluster, kind: &str) -> u64 {
     metric(cluster, &format!("podwire_reconcile_repairs_total{{kind=\"{kind}\"}}")) as u64
 }
@@ -164,21 +165,21 @@ fn metric(cluster: &Cluster, name: &str) -> f64 {
     value.unwrap_or_else(|| panic!("no {name} in {metrics}")).parse().unwrap()
 }
 
-fn await_metrics(cluster: &Cluster, wanted: &[(&str, f64)]) {
-    for (name, value) in wanted {
+fn await_metrics(cluster: &Cluster, expected: &[(&str, f64)]) {
+    for (name, value) in expected {
         await_that(&format!("{name} {value}"), TIMEOUT, || metric(cluster, name) == *value);
     }
 }
 
-/// The lines of n1's log that say so about a peer.
-fn logged(cluster: &Cluster, what: &str, node: &str) -> Vec<String> {
+/// The lines of n1's log with this message about a peer.
+fn logged(cluster: &Cluster, message: &str, node: &str) -> Vec<String> {
     let log = cluster.agent("n1").unwrap().log().unwrap();
-    let is_it = |line: &&str| line.contains(what) && line.contains(&format!("node={node}"));
-    log.lines().filter(is_it).map(str::to_owned).collect()
+    let matches = |line: &&str| line.contains(message) && line.contains(&format!("node={node}"));
+    log.lines().filter(matches).map(str::to_owned).collect()
 }
 
 #[test]
-fn a5_peers_that_join_change_and_leave_are_logged_once_and_counted() {
+fn a5_peer_changes_are_logged_once_and_counted() {
     let mut cluster = Cluster::hosts("peerlog", &plan()).unwrap();
     cluster.start_etcd().unwrap();
     cluster.start_agent("n1").unwrap();
@@ -189,10 +190,10 @@ fn a5_peers_that_join_change_and_leave_are_logged_once_and_counted() {
         cluster.start_agent(node).unwrap();
         await_that("the peer in the log", TIMEOUT, || !logged(&cluster, "peer joined", node).is_empty());
     }
-    let wanted =
+    let expected =
         [("podwire_peers", 2.0), ("podwire_tunnels", 1.0), (&direct, 2.0), (&vxlan, 2.0), (&none, 0.0)];
-    await_metrics(&cluster, &wanted);
-    // The same record once more is no change.
+    await_metrics(&cluster, &expected);
+    // An unchanged record is not a change.
     cluster.agent_mut("n3").unwrap().restart().unwrap();
     set_sysctl(cluster.node("n3").unwrap(), "ipv4/conf/eth0/promote_secondaries", "1");
     ip(cluster.node("n3").unwrap(), "addr add 10.199.1.33/24 dev eth0");
@@ -207,7 +208,7 @@ fn a5_peers_that_join_change_and_leave_are_logged_once_and_counted() {
     assert_eq!(removed.status, 200);
     await_metrics(&cluster, &[("podwire_peers", 1.0), (&direct, 0.0), (&vxlan, 2.0)]);
     let counts = |cluster: &Cluster, node| {
-        ["joined", "changed", "left"].map(|what| logged(cluster, &format!("peer {what}"), node).len())
+        ["joined", "changed", "left"].map(|change| logged(cluster, &format!("peer {change}"), node).len())
     };
     assert_eq!(
         (counts(&cluster, "n2"), counts(&cluster, "n3"), counts(&cluster, "n1")),
@@ -221,43 +222,43 @@ fn a5_peers_that_join_change_and_leave_are_logged_once_and_counted() {
     await_that("the watch to get older", TIMEOUT, || {
         metric(&cluster, "podwire_store_watch_age_seconds") > age + 1.0
     });
-    // Routes stay without the store.
+    // Routes are kept without the store.
     await_metrics(&cluster, &[("podwire_peers", 1.0), (&vxlan, 2.0)]);
     cluster.start_etcd().unwrap();
     await_metrics(&cluster, &[("podwire_store_reachable", 1.0)]);
     await_that("the watch to be confirmed", TIMEOUT, || {
         metric(&cluster, "podwire_store_watch_age_seconds") < age
     });
-    assert_eq!(counts(&cluster, "n2"), [1, 0, 0], "an outage is no change of a peer");
+    assert_eq!(counts(&cluster, "n2"), [1, 0, 0], "an outage is not a change of a peer");
 }
 
 #[test]
-fn somebody_elses_link_of_the_tunnels_name_is_never_taken() {
-    let mut cluster = Cluster::hosts("foreign", &plan()).unwrap();
+fn an_unmanaged_link_with_the_tunnels_name_is_never_used() {
+    let mut cluster = Cluster::hosts("unmanaged", &plan()).unwrap();
     ip(cluster.node("n1").unwrap(), "link add pwvx4 type veth peer name other");
     cluster.start_etcd().unwrap();
     cluster.start_agents().unwrap();
     cluster.pods_everywhere(1).unwrap();
     let n1 = cluster.node("n1").unwrap();
-    let theirs = inspect::link(n1, TUNNEL).unwrap();
-    await_that("the problem to be told", TIMEOUT, || {
+    let unmanaged = inspect::link(n1, TUNNEL).unwrap();
+    await_that("the condition", TIMEOUT, || {
         problems(cluster.agent("n1").unwrap())
             .iter()
-            .any(|what| what.contains("link pwvx4 that is not ours") && what.contains("rename or remove it"))
+            .any(|what| what.contains("cannot create tunnel pwvx4") && what.contains("rename or remove it"))
     });
-    // Who needs no tunnel is reached all the same.
-    await_way(&cluster, ("p1", "p3"), PodPath::Direct, SOON);
+    // Peers that need no tunnel are reachable.
+    await_path(&cluster, ("p1", "p3"), PodPath::Direct, SOON);
     let without_tunnel = [("p1", "p3"), ("p3", "p1"), ("p2", "p3"), ("p3", "p2")];
-    await_that("pods to reach each other where n1 needs no tunnel", SOON, || {
+    await_that("reachability without the tunnel of n1", SOON, || {
         let matrix = cluster.reach(BRIEFLY).unwrap();
         without_tunnel.iter().all(|(from, to)| matrix.cell(from, to).unwrap().is_ok())
     });
-    assert_eq!(inspect::link(n1, TUNNEL).unwrap(), theirs);
-    // As soon as it has another name, ours is made, and nothing is left to tell.
+    assert_eq!(inspect::link(n1, TUNNEL).unwrap(), unmanaged);
+    // After the link is renamed, the agent creates its tunnel, and the condition ends.
     let streams = Streams::between(&cluster, &[("p1", "p3")]);
     ip(n1, "link set dev pwvx4 name theirs0");
     expect_reach(&cluster, SOON);
-    streams.expect_whole();
-    assert_eq!(inspect::link(n1, "theirs0").unwrap().index, theirs.index);
-    await_that("the problem to be gone", SOON, || problems(cluster.agent("n1").unwrap()).is_empty());
+    streams.expect_no_loss();
+    assert_eq!(inspect::link(n1, "theirs0").unwrap().index, unmanaged.index);
+    await_that("the end of the condition", SOON, || problems(cluster.agent("n1").unwrap()).is_empty());
 }

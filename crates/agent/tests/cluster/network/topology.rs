@@ -1,11 +1,11 @@
-//! Who is on-link and who is behind a router changes: the way to a peer follows, and the network is never lost.
+//! Nodes that move between on-link and behind a router: the path to a peer follows, and pods stay reachable.
 
 use testkit::{Cluster, Ns, Plan, PodPath};
 
-use super::{await_way, ip, set_sysctl, way};
+use super::{await_path, ip, path, set_sysctl};
 use crate::common::{SOON, Streams, expect_reach, up};
 
-/// Plugs n3 into another subnet, with the addresses that belong there.
+/// Connects n3 to another subnet, with addresses of that subnet.
 fn move_n3(cluster: &Cluster, from: usize, to: usize) {
     let n3 = cluster.node("n3").unwrap();
     ip(cluster.underlay(), &format!("link set dev n3 master net{to}"));
@@ -18,30 +18,33 @@ fn move_n3(cluster: &Cluster, from: usize, to: usize) {
 }
 
 #[test]
-fn f6_a_node_that_moves_behind_a_router_and_back_takes_its_peers_from_direct_to_vxlan_and_back() {
+fn f6_paths_follow_a_node_that_moves_behind_a_router_and_back() {
     let cluster = up("moves", &Plan { subnets: 2, ..Plan::default() });
-    let ways = || [("p1", "p3"), ("p3", "p1"), ("p2", "p3"), ("p3", "p2")].map(|(a, b)| way(&cluster, a, b));
-    // Strict machines: while ways change they differ by direction, and the tunnel is loose.
+    let paths =
+        || [("p1", "p3"), ("p3", "p1"), ("p2", "p3"), ("p3", "p2")].map(|(a, b)| path(&cluster, a, b));
+    // Strict reverse path filtering: while paths change they are asymmetric, so the tunnel must be loose.
     for node in ["n1", "n2", "n3"] {
         set_sysctl(cluster.node(node).unwrap(), "ipv4/conf/all/rp_filter", "1");
     }
-    assert_eq!(ways(), [PodPath::Direct, PodPath::Direct, PodPath::Vxlan, PodPath::Vxlan]);
+    assert_eq!(paths(), [PodPath::Direct, PodPath::Direct, PodPath::Vxlan, PodPath::Vxlan]);
     for (from, to) in [(1, 2), (2, 1)] {
         let untouched = Streams::between(&cluster, &[("p1", "p2")]);
         let moved = Streams::between(&cluster, &[("p1", "p3"), ("p2", "p3")]);
         move_n3(&cluster, from, to);
         let (p1, p2) =
             if to == 2 { (PodPath::Vxlan, PodPath::Direct) } else { (PodPath::Direct, PodPath::Vxlan) };
-        for (pair, way) in [(("p1", "p3"), p1), (("p3", "p1"), p1), (("p2", "p3"), p2), (("p3", "p2"), p2)] {
-            await_way(&cluster, pair, way, SOON);
+        for (pair, expected) in
+            [(("p1", "p3"), p1), (("p3", "p1"), p1), (("p2", "p3"), p2), (("p3", "p2"), p2)]
+        {
+            await_path(&cluster, pair, expected, SOON);
         }
         expect_reach(&cluster, SOON);
-        untouched.expect_whole();
-        moved.expect_back();
+        untouched.expect_no_loss();
+        moved.expect_recovery();
     }
 }
 
-/// The same addresses, with all others behind the router, or on-link.
+/// Gives n2 the same addresses with other prefix lengths, so that its peers are behind the router or on-link.
 fn set_prefix(n2: &Ns, lengths: (u8, u8), before: (u8, u8)) {
     ip(n2, &format!("addr add 10.199.1.2/{} dev eth0", lengths.0));
     ip(n2, "route replace 10.199.1.254/32 dev eth0");
@@ -54,18 +57,18 @@ fn set_prefix(n2: &Ns, lengths: (u8, u8), before: (u8, u8)) {
 }
 
 #[test]
-fn f6_ways_that_differ_by_direction_work_and_a_strict_node_takes_what_comes_by_the_tunnel() {
+fn f6_asymmetric_paths_work_with_strict_reverse_path_filtering() {
     let cluster = up("oneway", &Plan { nodes: 2, ..Plan::default() });
     let n2 = cluster.node("n2").unwrap();
     set_sysctl(cluster.node("n1").unwrap(), "ipv4/conf/all/rp_filter", "1");
-    for (lengths, before, back) in
+    for (lengths, before, return_path) in
         [((32, 128), (24, 64), PodPath::Vxlan), ((24, 64), (32, 128), PodPath::Direct)]
     {
         let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p1")]);
         set_prefix(n2, lengths, before);
-        await_way(&cluster, ("p2", "p1"), back, SOON);
-        assert_eq!(way(&cluster, "p1", "p2"), PodPath::Direct);
+        await_path(&cluster, ("p2", "p1"), return_path, SOON);
+        assert_eq!(path(&cluster, "p1", "p2"), PodPath::Direct);
         expect_reach(&cluster, SOON);
-        streams.expect_back();
+        streams.expect_recovery();
     }
 }

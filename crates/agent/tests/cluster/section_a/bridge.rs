@@ -1,4 +1,4 @@
-//! A6: the bridge, with the first host address of each block.
+//! A6: the bridge and its addresses.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::common::{TIMEOUT, expect_reach};
 const BRIDGE: &str = "podwire0";
 
 #[test]
-fn a6_the_bridge_is_up_has_the_first_host_address_of_each_block_and_is_repaired() {
+fn a6_the_bridge_has_the_first_address_of_each_block_and_is_repaired() {
     let mode = |mode: &str| Extra {
         flags: ["--network-mode", mode, "--reconcile-seconds", "3600"].map(str::to_owned).to_vec(),
         ..Extra::default()
@@ -28,26 +28,26 @@ fn a6_the_bridge_is_up_has_the_first_host_address_of_each_block_and_is_repaired(
             .collect();
         let is_right = || {
             let link = inspect::link(node, BRIDGE)?;
-            let mut carried: Vec<IpAddr> = inspect::addresses(node, BRIDGE)?
+            let mut addresses: Vec<IpAddr> = inspect::addresses(node, BRIDGE)?
                 .into_iter()
                 .filter(|address| address.scope == "global")
                 .map(|address| address.net.addr())
                 .collect();
-            carried.sort();
-            Ok(link.kind() == Some("bridge") && link.is_up() && carried == first)
+            addresses.sort();
+            Ok(link.kind() == Some("bridge") && link.is_up() && addresses == first)
         };
         assert!(is_right().unwrap(), "{name}: {:?}", inspect::addresses(node, BRIDGE));
         let (v4, v6) = (format!("{}/24", first[0]), format!("{}/72", first[1]));
-        for damage in [
+        for drift in [
             vec!["addr", "del", &v4, "dev", BRIDGE],
             vec!["addr", "del", &v6, "dev", BRIDGE],
             vec!["addr", "flush", "dev", BRIDGE, "scope", "global"],
             vec!["link", "set", BRIDGE, "down"],
             vec!["link", "del", BRIDGE],
         ] {
-            node.sh(&[vec!["ip"], damage.clone()].concat()).unwrap();
-            let repaired = wait_until("the bridge to be as it was", TIMEOUT, is_right);
-            assert!(repaired.is_ok(), "{name}: {damage:?}: {:?}", inspect::addresses(node, BRIDGE));
+            node.sh(&[vec!["ip"], drift.clone()].concat()).unwrap();
+            let repaired = wait_until("the bridge to be repaired", TIMEOUT, is_right);
+            assert!(repaired.is_ok(), "{name}: {drift:?}: {:?}", inspect::addresses(node, BRIDGE));
         }
     }
     expect_reach(&cluster, TIMEOUT);

@@ -1,4 +1,4 @@
-//! A3: a network of one family, on an underlay that has only this one. Both together are everywhere else.
+//! A3: networks with one family, on an underlay with the same family only. Most other tests use both families.
 
 use testkit::{Cluster, Families, Plan};
 
@@ -19,11 +19,11 @@ fn one_family(label: &str, underlay: Families, net: &str) {
 }
 
 #[test]
-fn a3_a_network_of_ipv4_alone() {
+fn a3_an_ipv4_only_network_works() {
     one_family("only-v4", Families::V4, "10.42.0.0/16");
 }
 
 #[test]
-fn a3_a_network_of_ipv6_alone() {
+fn a3_an_ipv6_only_network_works() {
     one_family("only-v6", Families::V6, "fd42::/64");
 }

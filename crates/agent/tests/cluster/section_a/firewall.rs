@@ -1,4 +1,4 @@
-//! A9: forwarding, masquerade at the cluster's edge only, and firewalls of others.
+//! A9: forwarding, masquerade only at the edge of the cluster, and unmanaged firewalls.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use crate::common::{BRIEFLY, TIMEOUT, expect_reach};
 
 const SYSCTLS: [&str; 2] = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
 
-fn edge(transport: TransportMode, way: PodPath) {
+fn edge(transport: TransportMode, path: PodPath) {
     let plan = Plan { nodes: 2, transport, ..Plan::default() };
     let cluster = Cluster::up("edge", &plan).unwrap();
     cluster.pods_everywhere(1).unwrap();
@@ -18,36 +18,41 @@ fn edge(transport: TransportMode, way: PodPath) {
             assert_eq!(cluster.node(name).unwrap().sh(&["sysctl", "-n", sysctl]).unwrap().trim(), "1");
         }
     }
-    // A source that was rewritten is a complaint, too.
+    // A rewritten source address is also a complaint.
     let matrix = cluster.reach(TIMEOUT).unwrap();
     assert!(matrix.all(), "{:#?}", matrix.complaints());
-    assert!(matrix.cells.iter().all(|cell| cell.way == way), "{matrix:?}");
-    // A host that knows nothing of pods.
+    assert!(matrix.cells.iter().all(|cell| cell.way == path), "{matrix:?}");
+    // An external host without routes to pods.
     for (family, outside) in ["10.199.1.254", "fd99:1::fe"].into_iter().enumerate() {
         let to: SocketAddr = (outside.parse::<std::net::IpAddr>().unwrap(), 0).into();
         let server = tcp_echo(cluster.underlay(), to).unwrap();
-        for wired in cluster.pods() {
-            let observed = tcp_connects(&wired.pod, server.address(), TIMEOUT).unwrap().unwrap();
-            assert_eq!(observed.ip(), cluster.addresses(&wired.node).unwrap()[family], "{}", wired.name);
+        for attached in cluster.pods() {
+            let observed = tcp_connects(&attached.pod, server.address(), TIMEOUT).unwrap().unwrap();
+            assert_eq!(
+                observed.ip(),
+                cluster.addresses(&attached.node).unwrap()[family],
+                "{}",
+                attached.name
+            );
         }
     }
 }
 
 #[test]
-fn a9_sources_stay_inside_the_cluster_and_are_masqueraded_at_its_edge_over_direct_routes() {
+fn a9_masquerade_applies_only_outside_the_cluster_with_direct_routes() {
     edge(TransportMode::Direct, PodPath::Direct);
 }
 
 #[test]
-fn a9_sources_stay_inside_the_cluster_and_are_masqueraded_at_its_edge_over_vxlan() {
+fn a9_masquerade_applies_only_outside_the_cluster_with_vxlan() {
     edge(TransportMode::Vxlan, PodPath::Vxlan);
 }
 
 const STRICT: &str =
     "table inet strict { chain c { type filter hook forward priority filter + 10; policy drop; }; }";
 
-/// Our rules in the chain of others.
-fn ours(node: &Ns) -> usize {
+/// The number of accept rules in the unmanaged chain.
+fn accept_rules(node: &Ns) -> usize {
     let rules = node.sh(&["nft", "-s", "list", "table", "inet", "strict"]).unwrap();
     rules.lines().filter(|line| line.contains("comment") && line.contains("podwire")).count()
 }
@@ -58,17 +63,17 @@ fn doctor(cluster: &Cluster, node: &str) -> testkit::Outcome {
     agent.podwire(&["doctor", "--run-dir", &run, "--state-dir", state.to_str().unwrap()]).unwrap()
 }
 
-/// n1 has somebody's firewall. n3 is on-link, n2 is reached through the tunnel.
+/// n1 has an unmanaged firewall. n3 is on-link, n2 is reached through the tunnel.
 #[test]
-fn a9_a_foreign_chain_that_drops_is_told_accepted_where_asked_for_and_cleanup_leaves_nothing_in_it() {
-    let mut cluster = Cluster::up("foreign", &Plan { subnets: 2, ..Plan::default() }).unwrap();
+fn a9_a_dropping_unmanaged_chain_is_reported_accepted_and_cleaned_up() {
+    let mut cluster = Cluster::up("unmanaged", &Plan { subnets: 2, ..Plan::default() }).unwrap();
     cluster.pods_everywhere(1).unwrap();
     expect_reach(&cluster, TIMEOUT);
     let n1 = (**cluster.node("n1").unwrap()).clone();
     n1.sh(&["nft", STRICT]).unwrap();
-    wait_until("the problem to be told", TIMEOUT, || Ok(!problems(cluster.agent("n1")?).is_empty())).unwrap();
-    let told = problems(cluster.agent("n1").unwrap());
-    let command = told[0]["fix"].as_str().unwrap();
+    wait_until("the condition", TIMEOUT, || Ok(!problems(cluster.agent("n1")?).is_empty())).unwrap();
+    let reported = problems(cluster.agent("n1").unwrap());
+    let command = reported[0]["fix"].as_str().unwrap();
     let degraded = status(&cluster, "n1").error().unwrap();
     assert_eq!(degraded.code, 51, "{degraded:?}");
     assert!(format!("{} {}", degraded.msg, degraded.details).contains(command), "{degraded:?}");
@@ -76,27 +81,27 @@ fn a9_a_foreign_chain_that_drops_is_told_accepted_where_asked_for_and_cleanup_le
     assert!(page.status.code() == Some(1) && page.stdout.contains(command), "{page:?}");
     wait_until("all pods but p1 to reach each other", TIMEOUT, || {
         let matrix = cluster.reach(BRIEFLY)?;
-        let (of_p1, others): (Vec<_>, Vec<_>) =
+        let (of_p1, other_cells): (Vec<_>, Vec<_>) =
             matrix.cells.into_iter().partition(|cell| [&cell.from, &cell.to].contains(&&"p1".to_owned()));
         assert!(of_p1.iter().all(|cell| !cell.is_ok()), "{of_p1:?}");
-        Ok(others.iter().all(testkit::Cell::is_ok))
+        Ok(other_cells.iter().all(testkit::Cell::is_ok))
     })
     .unwrap();
-    assert_eq!(status(&cluster, "n3").stdout, "", "nobody else is worse off");
+    assert_eq!(status(&cluster, "n3").stdout, "", "n3 must not be affected");
 
-    // The command helps.
+    // The fix works.
     n1.sh(&["sh", "-c", command]).unwrap();
     expect_reach(&cluster, TIMEOUT);
-    wait_until("no problem", TIMEOUT, || Ok(problems(cluster.agent("n1")?).is_empty())).unwrap();
+    wait_until("no condition", TIMEOUT, || Ok(problems(cluster.agent("n1")?).is_empty())).unwrap();
     n1.sh(&["nft", "delete table inet strict"]).unwrap();
 
     n1.sh(&["nft", STRICT]).unwrap();
     let accept = ("PODWIRE_NETWORK_ACCEPT_FORWARD".to_owned(), "true".to_owned());
     cluster.agent_mut("n1").unwrap().set_env(&[accept]);
     cluster.agent_mut("n1").unwrap().restart().unwrap();
-    wait_until("two rules for each family", TIMEOUT, || Ok(ours(&n1) == 4)).unwrap();
+    wait_until("two rules for each family", TIMEOUT, || Ok(accept_rules(&n1) == 4)).unwrap();
     expect_reach(&cluster, TIMEOUT);
-    wait_until("no problem", TIMEOUT, || Ok(problems(cluster.agent("n1")?).is_empty())).unwrap();
+    wait_until("no condition", TIMEOUT, || Ok(problems(cluster.agent("n1")?).is_empty())).unwrap();
     assert!(status(&cluster, "n1").success());
     let page = doctor(&cluster, "n1");
     assert!(page.success(), "{}", page.stdout);
@@ -110,9 +115,9 @@ fn a9_a_foreign_chain_that_drops_is_told_accepted_where_asked_for_and_cleanup_le
         agent.podwire(&["cleanup", "--run-dir", &run, "--state-dir", state.to_str().unwrap()]).unwrap();
     assert!(cleaned.success(), "{cleaned:?}");
     assert!(cleaned.stdout.contains("podwire node rm n1"), "{}", cleaned.stdout);
-    assert_eq!((ours(&n1), peer_routes(&n1)), (0, vec![]));
+    assert_eq!((accept_rules(&n1), peer_routes(&n1)), (0, vec![]));
     let links = inspect::links(&n1).unwrap();
     assert_eq!(links.iter().map(|link| link.name.as_str()).collect::<Vec<_>>(), ["lo", "eth0"]);
-    // Others' own is as it was.
+    // The unmanaged table is unchanged.
     assert!(n1.sh(&["nft", "list", "table", "inet", "strict"]).unwrap().contains("policy drop"));
 }

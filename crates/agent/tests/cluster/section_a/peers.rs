@@ -1,4 +1,4 @@
-//! A8: changes of other nodes reach the kernel, and none is missed.
+//! A8: changes of peers reach the kernel, and none is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -13,10 +13,10 @@ use types::{Mac, NodeUid};
 use super::{direct_routes, peer_routes, records};
 use crate::common::TIMEOUT;
 
-/// More nodes than can be written while agents start: they take a second or two.
-const MOST: u16 = 8000;
+/// More records than can be written while agents start, which takes a second or two.
+const MAX_NODES: u16 = 8000;
 
-/// Somebody who writes to the store as agents do. To be made and used inside a namespace that reaches it.
+/// Writes to the store as agents do. It must be created and used in a namespace that reaches the store.
 struct Writer {
     runtime: tokio::runtime::Runtime,
     store: Store,
@@ -28,7 +28,7 @@ impl Writer {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let config = EtcdConfig { endpoints, ..EtcdConfig::default() };
         let store = {
-            let _inside = runtime.enter();
+            let _entered = runtime.enter();
             Store::open(&StoreConfig::Etcd(config)).unwrap()
         };
         Self { runtime, store, layout: KeyLayout::new("/podwire", None) }
@@ -54,8 +54,8 @@ impl Writer {
     }
 }
 
-/// A node that is a record only, with blocks that no agent takes. `address` is the last part of its own.
-fn stranger(plan: &Plan, number: u16, address: u8) -> NodeRecord {
+/// A record without an agent, with blocks that no agent uses. `address` is the last part of its addresses.
+fn fake_record(plan: &Plan, number: u16, address: u8) -> NodeRecord {
     let block = |net| BlockLayout::new(net, plan.margin).unwrap().block(100 + u64::from(number));
     let [high, low] = number.to_be_bytes();
     NodeRecord {
@@ -69,22 +69,22 @@ fn stranger(plan: &Plan, number: u16, address: u8) -> NodeRecord {
     }
 }
 
-/// Until the kernel has reported all of these routes.
-fn wait_for(monitor: &mut PeerMonitor, record: &NodeRecord, is_wanted: bool) {
+/// Waits until the kernel has reported all routes of a record.
+fn wait_for(monitor: &mut PeerMonitor, record: &NodeRecord, is_added: bool) {
     let end = Instant::now() + TIMEOUT;
-    let mut open = record.blocks.clone();
-    while !open.is_empty() {
-        assert!(Instant::now() < end, "no news of {open:?}");
+    let mut pending = record.blocks.clone();
+    while !pending.is_empty() {
+        assert!(Instant::now() < end, "no event for {pending:?}");
         let wait = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         let _ = poll(&mut [PollFd::new(&*monitor, PollFlags::IN)], Some(&wait));
         for events in monitor.read().unwrap() {
             match events {
-                PeerEvent::RouteSet(route) if is_wanted => {
-                    let is_it =
+                PeerEvent::RouteSet(route) if is_added => {
+                    let is_route_to =
                         |block: &ipnet::IpNet| *block == route.dst && record.address(block) == route.gateway;
-                    open.retain(|block| !is_it(block));
+                    pending.retain(|block| !is_route_to(block));
                 }
-                PeerEvent::RouteGone(route) if !is_wanted => open.retain(|block| *block != route.dst),
+                PeerEvent::RouteRemoved(route) if !is_added => pending.retain(|block| *block != route.dst),
                 _ => {}
             }
         }
@@ -99,64 +99,64 @@ fn a8_new_changed_and_deleted_peers_are_applied() {
     let apply = || {
         let (writer, mut monitor) = (Writer::new(endpoints), PeerMonitor::open().unwrap());
         for number in 0..25 {
-            let (here, moved) = (stranger(&plan, number, 100), stranger(&plan, number, 101));
-            for (record, is_wanted) in [(&here, true), (&moved, true), (&moved, false)] {
-                if is_wanted {
+            let (initial, moved) = (fake_record(&plan, number, 100), fake_record(&plan, number, 101));
+            for (record, is_added) in [(&initial, true), (&moved, true), (&moved, false)] {
+                if is_added {
                     writer.put(record);
                 } else {
                     writer.delete(record);
                 }
-                wait_for(&mut monitor, record, is_wanted);
+                wait_for(&mut monitor, record, is_added);
             }
         }
     };
     cluster.node("n1").unwrap().enter(apply).unwrap();
 }
 
-/// Agents list and begin to watch again and again, while nodes come, move and go all the time. Nothing happens twice: what
-/// was missed once would be missing in the end.
+/// Agents list and watch repeatedly while nodes are continuously added, moved and removed. No event is repeated, so a lost one
+/// would be visible at the end.
 #[test]
-fn a8_nothing_between_list_and_watch_is_lost() {
+fn a8_no_change_between_list_and_watch_is_lost() {
     let plan = Plan { nodes: 2, margin: 13, ..Plan::default() };
     let mut cluster = Cluster::hosts("between", &plan).unwrap();
     cluster.start_etcd().unwrap();
     let endpoints = cluster.etcd.endpoints();
     let node = (**cluster.node("n1").unwrap()).clone();
-    let over = AtomicBool::new(false);
+    let is_done = AtomicBool::new(false);
     let was_busy = std::thread::scope(|scope| {
-        let restless = || {
+        let write = || {
             let writer = Writer::new(endpoints);
-            let mut numbers = 0..MOST;
-            while !over.load(Ordering::Relaxed)
+            let mut numbers = 0..MAX_NODES;
+            while !is_done.load(Ordering::Relaxed)
                 && let Some(number) = numbers.next()
             {
-                writer.put(&stranger(&plan, number, 100));
+                writer.put(&fake_record(&plan, number, 100));
                 match number % 4 {
-                    2 => writer.put(&stranger(&plan, number - 2, 101)),
-                    3 => writer.delete(&stranger(&plan, number - 2, 100)),
+                    2 => writer.put(&fake_record(&plan, number - 2, 101)),
+                    3 => writer.delete(&fake_record(&plan, number - 2, 100)),
                     _ => continue,
                 }
             }
             numbers.next().is_some()
         };
-        let writing = scope.spawn(move || node.enter(restless).unwrap());
+        let writing = scope.spawn(move || node.enter(write).unwrap());
         for _ in 0..3 {
             cluster.start_agents().unwrap();
             cluster.agent_mut("n1").unwrap().restart().unwrap();
             cluster.kill_agent("n2").unwrap();
         }
         cluster.start_agents().unwrap();
-        over.store(true, Ordering::Relaxed);
+        is_done.store(true, Ordering::Relaxed);
         writing.join().unwrap()
     });
     let listed = records(&cluster, "/podwire");
-    assert!(was_busy && listed.len() > 20, "something happened all the time: {}", listed.len());
+    assert!(was_busy && listed.len() > 20, "not enough changes were written: {}", listed.len());
     for name in ["n1", "n2"] {
-        let (node, wanted) = (cluster.node(name).unwrap(), direct_routes(&listed, name));
-        let same = wait_until("the routes of all records", TIMEOUT, || Ok(peer_routes(node) == wanted));
-        let found = peer_routes(node);
-        let missing: Vec<_> = wanted.iter().filter(|route| !found.contains(route)).collect();
-        let surplus: Vec<_> = found.iter().filter(|route| !wanted.contains(route)).collect();
-        assert!(same.is_ok(), "{name}: {missing:?} missing, {surplus:?} too many");
+        let (node, expected) = (cluster.node(name).unwrap(), direct_routes(&listed, name));
+        let same = wait_until("the routes of all records", TIMEOUT, || Ok(peer_routes(node) == expected));
+        let observed = peer_routes(node);
+        let missing: Vec<_> = expected.iter().filter(|route| !observed.contains(route)).collect();
+        let surplus: Vec<_> = observed.iter().filter(|route| !expected.contains(route)).collect();
+        assert!(same.is_ok(), "{name}: {missing:?} missing, {surplus:?} surplus");
     }
 }

@@ -1,4 +1,4 @@
-//! An etcd that wants certificates and passwords.
+//! An etcd with TLS and authentication.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use std::process::Command;
 use ::store::EtcdConfig;
 use testkit::{Agent, Cluster, Plan, Tls};
 
-use super::{Desk, await_good_routes, await_no_problem, await_problem, blocks_of};
+use super::{StoreClient, await_no_problem, await_ok_routes, await_problem, blocks_of};
 use crate::common::{SOON, Streams, TIMEOUT, await_that, expect_reach};
 
-/// `ca` signed the servers' and our certificates, `other` is a stranger's.
+/// `ca` signed the certificates of the servers and of `good`, `other-ca` that of `other`.
 struct Certs {
     dir: tempfile::TempDir,
 }
@@ -26,7 +26,7 @@ impl Certs {
         }
         fs::write(dir.path().join("ext"), format!("subjectAltName={}\n", addresses.join(","))).unwrap();
         for (name, ca) in [("good", "ca"), ("other", "other-ca")] {
-            // Without a common name: that would be a user of etcd.
+            // Without a common name, which would select an etcd user.
             openssl(
                 dir.path(),
                 &format!("req -new {NEW_KEY} -keyout {name}.key -out {name}.csr -subj /O=podwire"),
@@ -53,25 +53,25 @@ fn openssl(dir: &Path, args: &str) {
     assert!(output.status.success(), "openssl {args}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Who an agent says to be.
+/// The credentials of an agent.
 #[derive(Clone, Copy)]
-struct Papers<'a> {
+struct Credentials<'a> {
     ca: &'a str,
     cert: &'a str,
     password: &'a str,
 }
 
-const GOOD: Papers<'static> = Papers { ca: "ca", cert: "good", password: "s3same" };
+const GOOD: Credentials<'static> = Credentials { ca: "ca", cert: "good", password: "s3same" };
 
-struct Guarded {
-    /// Ends before the cluster it runs in.
+struct SecuredCluster {
+    /// Stopped before the cluster is removed.
     agents: Vec<Agent>,
     cluster: Cluster,
     certs: Certs,
 }
 
-impl Guarded {
-    /// With a user `podwire`, who may use its own directory and nothing else.
+impl SecuredCluster {
+    /// With a user `podwire` that may access only its own prefix.
     fn up() -> Self {
         let plan = Plan { nodes: 2, ..Plan::default() };
         let certs = Certs::new(&plan);
@@ -105,8 +105,8 @@ impl Guarded {
         assert!(done.success(), "{line}: {done:?}");
     }
 
-    fn flags(&self, node: &str, papers: Papers<'_>) -> Vec<String> {
-        let Papers { ca, cert, password } = papers;
+    fn flags(&self, node: &str, credentials: Credentials<'_>) -> Vec<String> {
+        let Credentials { ca, cert, password } = credentials;
         let endpoint = self.cluster.etcd.members[0].endpoint();
         let [ca, cert, key] = [format!("{ca}.pem"), format!("{cert}.pem"), format!("{cert}.key")]
             .map(|name| self.certs.path(&name));
@@ -117,56 +117,56 @@ impl Guarded {
         flags.into_iter().map(str::to_owned).collect()
     }
 
-    /// An agent for the node, which takes the place of the cluster's own.
-    fn agent(&self, node: &str, papers: Papers<'_>) -> Agent {
-        let flags = self.flags(node, papers);
+    /// An agent that replaces the cluster's agent of the node.
+    fn agent(&self, node: &str, credentials: Credentials<'_>) -> Agent {
+        let flags = self.flags(node, credentials);
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let mut agent = Agent::new(self.cluster.node(node).unwrap(), &flags).unwrap();
         agent.launch().unwrap();
         agent
     }
 
-    fn desk(&self) -> Desk<'_> {
-        let desk = Desk::of(&self.cluster);
+    fn store_client(&self) -> StoreClient<'_> {
+        let store_client = StoreClient::of(&self.cluster);
         let config = EtcdConfig {
             ca: Some(self.certs.file("ca.pem")),
             cert: Some(self.certs.file("good.pem")),
             key: Some(self.certs.file("good.key")),
             user: Some("root".to_owned()),
             password: Some("r00t".to_owned()),
-            ..desk.config
+            ..store_client.config
         };
-        Desk { config, ..desk }
+        StoreClient { config, ..store_client }
     }
 
-    /// Whoever comes with these is told what is wrong with them, in status, readiness and log, and nothing is done.
+    /// An agent with these credentials reports the problem in status, readiness and log, and changes nothing.
     #[track_caller]
-    fn expect_refused(&self, papers: Papers<'_>, words: &[&str]) {
-        let before = self.desk().all();
-        let mut agent = self.agent("n2", papers);
+    fn expect_refused(&self, credentials: Credentials<'_>, words: &[&str]) {
+        let before = self.store_client().all();
+        let mut agent = self.agent("n2", credentials);
         await_that("an agent that answers", TIMEOUT, || agent.get(api::STATUS).is_ok());
         await_problem(&agent, words);
-        // One of the conditions began with this reason. That of others (`BlockMissing`) may have changed since it was logged.
-        await_that(&format!("the log to say {words:?}"), SOON, || {
+        // One of the conditions began with this reason. The message of other ones (`BlockMissing`) may have changed since.
+        await_that(&format!("the log to contain {words:?}"), SOON, || {
             agent.log().unwrap().lines().any(|line| words.iter().all(|word| line.contains(word)))
         });
-        await_that(&format!("readiness to say {words:?}"), SOON, || {
+        await_that(&format!("readiness to contain {words:?}"), SOON, || {
             let ready = agent.client().get(api::READY, SOON).unwrap();
-            let why = String::from_utf8_lossy(&ready.body).into_owned();
-            ready.status == 503 && words.iter().all(|word| why.contains(word))
+            let body = String::from_utf8_lossy(&ready.body).into_owned();
+            ready.status == 503 && words.iter().all(|word| body.contains(word))
         });
         agent.kill().unwrap();
         let names = |all: std::collections::BTreeMap<String, String>| all.into_keys().collect::<Vec<_>>();
-        assert_eq!(names(self.desk().all()), names(before));
+        assert_eq!(names(self.store_client().all()), names(before));
     }
 }
 
-/// A8: what the agent would be told by etcd, without an agent.
+/// A8: `--check-config` reports the same problems without an agent.
 #[test]
 fn a8_check_config_logs_in_to_etcd_and_changes_nothing() {
-    let guarded = Guarded::up();
-    let check = |papers: Papers<'_>, more: &[&str]| {
-        let mut flags = guarded.flags("n1", papers);
+    let guarded = SecuredCluster::up();
+    let check = |credentials: Credentials<'_>, more: &[&str]| {
+        let mut flags = guarded.flags("n1", credentials);
         for pair in more.chunks(2) {
             let at = flags.iter().position(|flag| flag == pair[0]).unwrap_or(flags.len());
             flags.splice(at..flags.len().min(at + 2), pair.iter().map(|&word| word.to_owned()));
@@ -182,45 +182,50 @@ fn a8_check_config_logs_in_to_etcd_and_changes_nothing() {
         let text = outcome.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
         (outcome.status.code().unwrap(), text)
     };
-    let refused = |papers: Papers<'_>, more: &[&str], words: &[&str]| {
-        let before = guarded.desk().all();
-        let (code, text) = check(papers, more);
+    let refused = |credentials: Credentials<'_>, more: &[&str], words: &[&str]| {
+        let before = guarded.store_client().all();
+        let (code, text) = check(credentials, more);
         assert_eq!((code, text.matches("- ").count()), (1, 1), "{text}");
         assert!(words.iter().all(|word| text.contains(word)), "{words:?} in {text}");
-        assert_eq!(guarded.desk().all(), before);
+        assert_eq!(guarded.store_client().all(), before);
     };
     let (code, text) = check(GOOD, &[]);
     assert_eq!(code, 0, "{text}");
-    assert!(guarded.desk().all().is_empty(), "nothing is written");
-    refused(Papers { cert: "other", ..GOOD }, &[], &["does not accept our certificate"]);
-    refused(Papers { ca: "other-ca", ..GOOD }, &[], &["not signed by our CA"]);
-    refused(Papers { password: "wr0ng", ..GOOD }, &[], &["does not let us in", "password"]);
-    refused(Papers { ca: "missing", ..GOOD }, &[], &["missing.pem", "No such file"]);
+    assert!(guarded.store_client().all().is_empty(), "the check must write nothing");
+    refused(Credentials { cert: "other", ..GOOD }, &[], &["does not accept the client certificate"]);
+    refused(Credentials { ca: "other-ca", ..GOOD }, &[], &["not signed by the configured CA"]);
+    refused(Credentials { password: "wr0ng", ..GOOD }, &[], &["denied access", "password"]);
+    refused(Credentials { ca: "missing", ..GOOD }, &[], &["missing.pem", "No such file"]);
     let other_key = guarded.certs.path("other.key");
     refused(GOOD, &["--etcd-key", &other_key], &["key"]);
     fs::write(guarded.certs.file("broken.pem"), "no certificate").unwrap();
     let broken = guarded.certs.path("broken.pem");
     refused(GOOD, &["--etcd-cert", &broken], &["certificate"]);
     // The role allows its own prefix only.
-    refused(GOOD, &["--etcd-prefix", "/elsewhere"], &["/elsewhere", "does not let us in"]);
+    refused(GOOD, &["--etcd-prefix", "/elsewhere"], &["/elsewhere", "denied access"]);
 
-    // A network of another shape, and a name that is taken.
+    // Another network configuration, and a name that is taken.
     let mut first = guarded.agent("n2", GOOD);
     first.wait_ready().unwrap();
-    refused(GOOD, &["--network-margin", "6"], &["this cluster's network is", "configure all nodes alike"]);
+    refused(
+        GOOD,
+        &["--network-margin", "6"],
+        &["the network of this cluster is", "use the same configuration on all nodes"],
+    );
     refused(GOOD, &["--node", "n2"], &["n2"]);
     assert_eq!(check(GOOD, &[]).0, 0);
 }
 
 #[test]
-fn etcd_wrong_certificate_and_wrong_password_are_told_and_right_ones_join() {
-    let mut guarded = Guarded::up();
+fn etcd_wrong_credentials_are_reported_and_right_ones_join() {
+    let mut guarded = SecuredCluster::up();
     let mut first = guarded.agent("n1", GOOD);
     first.wait_ready().unwrap();
     guarded.agents.push(first);
-    guarded.expect_refused(Papers { cert: "other", ..GOOD }, &["does not accept our certificate"]);
-    guarded.expect_refused(Papers { ca: "other-ca", ..GOOD }, &["not signed by our CA"]);
-    guarded.expect_refused(Papers { password: "wr0ng", ..GOOD }, &["does not let us in", "password"]);
+    guarded
+        .expect_refused(Credentials { cert: "other", ..GOOD }, &["does not accept the client certificate"]);
+    guarded.expect_refused(Credentials { ca: "other-ca", ..GOOD }, &["not signed by the configured CA"]);
+    guarded.expect_refused(Credentials { password: "wr0ng", ..GOOD }, &["denied access", "password"]);
     let mut second = guarded.agent("n2", GOOD);
     second.wait_ready().unwrap();
     guarded.agents.push(second);
@@ -229,25 +234,25 @@ fn etcd_wrong_certificate_and_wrong_password_are_told_and_right_ones_join() {
     }
     expect_reach(&guarded.cluster, TIMEOUT);
 
-    // F9: the role loses its rights while the watches run.
+    // F9: the permissions of the role are revoked while the watches run.
     guarded.etcdctl("role revoke-permission podwire --prefix=true /podwire/");
     for agent in &guarded.agents {
-        await_problem(agent, &["does not let us in", "permission denied"]);
+        await_problem(agent, &["denied access", "permission denied"]);
     }
     guarded.etcdctl("role grant-permission podwire --prefix=true readwrite /podwire/");
     for agent in &guarded.agents {
         await_no_problem(agent);
     }
 
-    // Somebody changes the password: the next connection is refused, and nothing else is.
+    // The password is changed: new connections are refused, and nothing else is affected.
     let streams = Streams::between(&guarded.cluster, &[("p1", "p2"), ("p2", "p1")]);
-    let before = guarded.desk().blocks();
+    let before = guarded.store_client().blocks();
     guarded.etcdctl("user passwd podwire --interactive=false < 0ther");
     guarded.cluster.etcd.members[0].kill().unwrap();
     guarded.cluster.start_etcd().unwrap();
-    await_problem(&guarded.agents[0], &["does not let us in", "password"]);
+    await_problem(&guarded.agents[0], &["denied access", "password"]);
     guarded.agents[1].restart().unwrap();
-    await_problem(&guarded.agents[1], &["does not let us in", "password"]);
+    await_problem(&guarded.agents[1], &["denied access", "password"]);
     for node in ["n1", "n2"] {
         guarded.cluster.pod(node, &format!("late-{node}")).unwrap();
     }
@@ -255,9 +260,9 @@ fn etcd_wrong_certificate_and_wrong_password_are_told_and_right_ones_join() {
     guarded.etcdctl("user passwd podwire --interactive=false < s3same");
     for agent in &guarded.agents {
         await_no_problem(agent);
-        await_good_routes(agent, 2);
+        await_ok_routes(agent, 2);
     }
-    assert_eq!(guarded.desk().blocks(), before);
+    assert_eq!(guarded.store_client().blocks(), before);
     assert_eq!(blocks_of(&guarded.agents[1]), before["n2"]);
-    streams.expect_whole();
+    streams.expect_no_loss();
 }

@@ -1,65 +1,65 @@
-//! The store forgets everything: nodes write down again what they have, and nothing moves, also not what belongs to a node
-//! whose agent is down just then.
+//! The store loses its data: nodes register again with the same blocks, and nothing changes. This includes nodes without a
+//! running agent.
 
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 use testkit::{Cluster, Plan};
 
-use super::{Desk, PREFIX, await_good_routes, ghost_joins, ghost_leaves, mixed, up_with};
+use super::{PREFIX, StoreClient, await_ok_routes, join_fake_node, mixed, remove_fake_node, up_with};
 use crate::common::{Streams, TIMEOUT, await_that, expect_reach, up};
 
 const PAIRS: [(&str, &str); 4] = [("p1", "p2"), ("p2", "p3"), ("p3", "p1"), ("p1", "p3")];
 
-/// Waits until the store has these nodes and no others, each with what it had.
+/// Waits until the store has exactly these nodes, each with its initial blocks.
 #[track_caller]
 fn await_registered(cluster: &Cluster, before: &BTreeMap<String, Vec<IpNet>>, nodes: &[&str]) {
-    let desk = Desk::of(cluster);
+    let store_client = StoreClient::of(cluster);
     let keys: Vec<String> = nodes.iter().map(|node| format!("{PREFIX}/nodes/{node}")).collect();
-    await_that(&format!("{nodes:?} in the store"), TIMEOUT, || keys.iter().all(|key| desk.has(key)));
-    let found = desk.blocks();
-    assert_eq!(found.keys().collect::<Vec<_>>(), nodes);
-    assert!(nodes.iter().all(|node| found[*node] == before[*node]), "{found:?} instead of {before:?}");
+    await_that(&format!("{nodes:?} in the store"), TIMEOUT, || keys.iter().all(|key| store_client.has(key)));
+    let blocks = store_client.blocks();
+    assert_eq!(blocks.keys().collect::<Vec<_>>(), nodes);
+    assert!(nodes.iter().all(|node| blocks[*node] == before[*node]), "{blocks:?} instead of {before:?}");
 }
 
 #[test]
-fn etcd_keys_deleted_nodes_register_again_and_nothing_moves() {
+fn nodes_keep_their_blocks_after_all_keys_were_deleted() {
     let mut cluster = up("deleted", &Plan::default());
-    let before = Desk::of(&cluster).blocks();
+    let before = StoreClient::of(&cluster).blocks();
     let streams = Streams::between(&cluster, &PAIRS);
     cluster.kill_agent("n3").unwrap();
-    // The second time the others have not forgotten whom they wait for.
+    // The second deletion checks that the agents still wait for n3.
     for _ in 0..2 {
         let etcd = &cluster.etcd.members[0];
         let ctl = ["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", etcd.endpoint()];
         etcd.node().sh(&[&ctl[..], &["del", "--prefix", &format!("{PREFIX}/")]].concat()).unwrap();
         await_registered(&cluster, &before, &["n1", "n2"]);
         for node in ["n1", "n2"] {
-            await_good_routes(cluster.agent(node).unwrap(), 4);
+            await_ok_routes(cluster.agent(node).unwrap(), 4);
         }
     }
-    // A watch that breaks while they wait: the list that follows knows n3 no more than the last one.
+    // The watch breaks while they wait. The next listing does not contain n3 either.
     cluster.etcd.members[0].kill().unwrap();
     cluster.start_etcd().unwrap();
-    let desk = Desk::of(&cluster);
-    desk.commit(&ghost_joins(1));
+    let store_client = StoreClient::of(&cluster);
+    store_client.commit(&join_fake_node(1));
     for node in ["n1", "n2"] {
-        await_good_routes(cluster.agent(node).unwrap(), 6);
+        await_ok_routes(cluster.agent(node).unwrap(), 6);
     }
-    desk.commit(&ghost_leaves(1));
+    store_client.commit(&remove_fake_node(1));
     cluster.start_agent("n3").unwrap();
     await_registered(&cluster, &before, &["n1", "n2", "n3"]);
     for node in ["n1", "n2", "n3"] {
-        await_good_routes(cluster.agent(node).unwrap(), 4);
+        await_ok_routes(cluster.agent(node).unwrap(), 4);
     }
     expect_reach(&cluster, TIMEOUT);
-    streams.expect_whole();
+    streams.expect_no_loss();
 }
 
 #[test]
-fn etcd_data_removed_nodes_register_again_and_nothing_moves() {
+fn nodes_keep_their_blocks_after_etcd_lost_its_data() {
     let mut cluster = up_with("emptied", &mixed(), &["n1", "n2", "n3"]);
-    let before = Desk::of(&cluster).blocks();
+    let before = StoreClient::of(&cluster).blocks();
     let streams = Streams::between(&cluster, &PAIRS);
     cluster.kill_agent("n3").unwrap();
     let etcd = &mut cluster.etcd.members[0];
@@ -68,11 +68,11 @@ fn etcd_data_removed_nodes_register_again_and_nothing_moves() {
     cluster.start_etcd().unwrap();
     await_registered(&cluster, &before, &["n1", "n2"]);
     for node in ["n1", "n2"] {
-        await_good_routes(cluster.agent(node).unwrap(), 4);
+        await_ok_routes(cluster.agent(node).unwrap(), 4);
     }
     cluster.start_agent("n3").unwrap();
     await_registered(&cluster, &before, &["n1", "n2", "n3"]);
-    await_good_routes(cluster.agent("n3").unwrap(), 4);
+    await_ok_routes(cluster.agent("n3").unwrap(), 4);
     expect_reach(&cluster, TIMEOUT);
-    streams.expect_whole();
+    streams.expect_no_loss();
 }

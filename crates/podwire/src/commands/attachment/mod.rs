@@ -1,4 +1,4 @@
-//! `podwire attachment show`: one attachment, from its record and from the kernel.
+//! `podwire attachment show`: the record and the kernel state of one attachment.
 
 mod kernel;
 
@@ -13,70 +13,70 @@ use super::pods::{self, RecordedAttachment};
 use crate::cli::{Output, ShowAttachmentArgs};
 use crate::directories::AgentDirectories;
 use crate::exit::ExitStatus;
-use crate::{print, when};
+use crate::{print, time};
 
 pub(crate) fn show(args: &ShowAttachmentArgs) -> Result<ExitStatus> {
     let run_dir = AgentDirectories::run_dir(args.run_dir.clone());
-    let (container, ifname) = match args.what.split_once('/') {
+    let (container, ifname) = match args.attachment.split_once('/') {
         Some((container, ifname)) => (container, Some(ifname)),
-        None => (args.what.as_str(), None),
+        None => (args.attachment.as_str(), None),
     };
-    let mut found = pods::list(&run_dir)?.found;
-    found.retain(|found| ifname.is_none_or(|ifname| found.attachment.key.ifname.as_str() == ifname));
-    let one = the_one(found, container).map_err(|others| match others.as_slice() {
+    let mut records = pods::list(&run_dir)?.readable;
+    records.retain(|record| ifname.is_none_or(|ifname| record.attachment.key.ifname.as_str() == ifname));
+    let record = select(records, container).map_err(|candidates| match candidates.as_slice() {
         [] => anyhow::anyhow!(
-            "no attachment in {} has a container id that begins with {:?}; `podwire pods` shows all",
+            "no attachment in {} has a container ID that starts with {:?}; list all with 'podwire pods'",
             run_dir.display(),
-            args.what
+            args.attachment
         ),
-        others => anyhow::anyhow!(
-            "{:?} may be any of {}: write more of the id, or ID/IFNAME",
-            args.what,
-            others.join(", ")
+        candidates => anyhow::anyhow!(
+            "{:?} is ambiguous: it matches {}; give more of the ID, or ID/IFNAME",
+            args.attachment,
+            candidates.join(", ")
         ),
     })?;
-    let findings = kernel::look(&one.attachment);
+    let checks = kernel::inspect(&record.attachment);
     match args.output {
         Output::Json => {
-            print::say_json(&AttachmentDetails { attachment: one.view.clone(), kernel: findings.clone() })?;
+            print::json(&AttachmentDetails { attachment: record.view.clone(), kernel: checks.clone() })?;
         }
         Output::Table | Output::Wide => {
-            print::say(format_args!("{}\n", print::key_values(rows(&one))))?;
-            let row = |check: &KernelCheck| vec![kernel::word(check.state).to_owned(), check.object.clone()];
-            print::say(print::table(&["KERNEL", ""], findings.iter().map(row).collect()))?;
+            print::line(format_args!("{}\n", print::key_values(rows(&record))))?;
+            let row = |check: &KernelCheck| vec![kernel::word(check.state), check.object.clone()];
+            print::line(print::table(&["KERNEL", ""], checks.iter().map(row).collect()))?;
         }
     }
-    Ok(ExitStatus::problem_unless(findings.iter().all(|finding| finding.state != KernelState::Missing)))
+    Ok(ExitStatus::problem_unless(checks.iter().all(|check| check.state != KernelState::Missing)))
 }
 
-/// The whole id wins over a beginning; else the names of all that are meant.
-fn the_one(found: Vec<RecordedAttachment>, container: &str) -> Result<RecordedAttachment, Vec<String>> {
-    let id = |found: &RecordedAttachment| found.attachment.key.container.as_str().to_owned();
-    let (exact, begins): (Vec<RecordedAttachment>, Vec<RecordedAttachment>) = found
+/// An exact ID has precedence over a prefix. The error lists all matches.
+fn select(records: Vec<RecordedAttachment>, container: &str) -> Result<RecordedAttachment, Vec<String>> {
+    let id = |record: &RecordedAttachment| record.attachment.key.container.as_str().to_owned();
+    let (exact, prefixed): (Vec<RecordedAttachment>, Vec<RecordedAttachment>) = records
         .into_iter()
-        .filter(|found| id(found).starts_with(container))
-        .partition(|found| id(found) == container);
-    let mut meant = if exact.is_empty() { begins } else { exact };
-    match (meant.len(), meant.pop()) {
-        (1, Some(one)) => Ok(one),
+        .filter(|record| id(record).starts_with(container))
+        .partition(|record| id(record) == container);
+    let mut matches = if exact.is_empty() { prefixed } else { exact };
+    match (matches.len(), matches.pop()) {
+        (1, Some(record)) => Ok(record),
         (_, last) => {
-            meant.extend(last);
-            Err(meant.iter().map(|found| format!("{}/{}", id(found), found.attachment.key.ifname)).collect())
+            matches.extend(last);
+            Err(matches.iter().map(|one| format!("{}/{}", id(one), one.attachment.key.ifname)).collect())
         }
     }
 }
 
-fn rows(found: &RecordedAttachment) -> Vec<(&'static str, String)> {
-    let attachment = &found.attachment;
+fn rows(record: &RecordedAttachment) -> Vec<(&'static str, String)> {
+    let attachment = &record.attachment;
     let key = &attachment.key;
     let uid = attachment.pod.as_ref().and_then(|pod| pod.uid.as_ref());
     let mut rows = vec![
         ("container", key.container.to_string()),
-        ("interface", print::value(key.ifname.as_str())),
+        ("interface", print::one_line(key.ifname.as_str())),
         ("CNI network", key.network.to_string()),
-        ("pod", found.pod()),
+        ("pod", record.pod()),
     ];
-    rows.extend(uid.map(|uid| ("pod uid", print::value(uid))));
+    rows.extend(uid.map(|uid| ("pod uid", print::one_line(uid))));
     if let Some(placement) = &attachment.placement {
         rows.push(("tenant", placement.tenant.to_string()));
         rows.push(("network", placement.network.to_string()));
@@ -84,23 +84,26 @@ fn rows(found: &RecordedAttachment) -> Vec<(&'static str, String)> {
     } else {
         rows.push(("placement", format!("{} (recovered from its link)", pods::UNPLACED)));
     }
-    let age = when::since(attachment.created, when::now());
-    rows.push(("phase", format!("{}, made {age} ago at {}", found.phase(), when::utc(attachment.created))));
-    rows.extend(wire(attachment));
+    let age = time::age(attachment.created, time::now());
+    rows.push((
+        "phase",
+        format!("{}, created {age} ago at {}", record.phase(), time::utc(attachment.created)),
+    ));
+    rows.extend(network_rows(attachment));
     rows.extend(attachment.request.as_ref().map(|request| ("request", request.to_string())));
     rows
 }
 
-fn wire(attachment: &Attachment) -> Vec<(&'static str, String)> {
+fn network_rows(attachment: &Attachment) -> Vec<(&'static str, String)> {
     let address = |a: &engine::state::PodAddress| match a.gateway {
-        Some(gateway) => format!("{} through {gateway}", a.address),
+        Some(gateway) => format!("{} via {gateway}", a.address),
         None => a.address.to_string(),
     };
     let mut addresses: Vec<String> = attachment.addresses.iter().map(address).collect();
-    let guard = match (attachment.spoof_check, attachment.addressing) {
+    let spoof_check = match (attachment.spoof_check, attachment.addressing) {
         (false, _) => "off",
         (true, Addressing::Assigned) => "on",
-        (true, Addressing::Dhcp) => "on; may ask a DHCP server",
+        (true, Addressing::Dhcp) => "on; DHCP requests allowed",
         (true, Addressing::None) => "MAC only",
     };
     match attachment.addressing {
@@ -115,8 +118,8 @@ fn wire(attachment: &Attachment) -> Vec<(&'static str, String)> {
         ("routes", if routes.is_empty() { "-".to_owned() } else { routes.join("\n") }),
         ("pod MAC", attachment.pod_mac.to_string()),
         ("node link", format!("{}, MAC {}", attachment.host_link, attachment.host_mac)),
-        ("namespace", format!("{}{cookie}", print::value(&attachment.netns))),
-        ("spoof check", guard.to_owned()),
+        ("namespace", format!("{}{cookie}", print::one_line(&attachment.netns))),
+        ("spoof check", spoof_check.to_owned()),
         ("masquerade", if attachment.masquerade_outside.is_some() { "on" } else { "off" }.to_owned()),
     ];
     if !attachment.ports.is_empty() {
@@ -126,7 +129,7 @@ fn wire(attachment: &Attachment) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// `198.51.100.7:8080/tcp to 80`; without a host IP every address of the node is meant.
+/// `198.51.100.7:8080/tcp to 80`. `*` stands for all addresses of the node.
 fn port(mapping: &PortMapping) -> String {
     let PortMapping { host_port, container_port, protocol, host_ip } = mapping;
     let address = match host_ip {
@@ -138,7 +141,7 @@ fn port(mapping: &PortMapping) -> String {
 
 fn bandwidth(limits: &Bandwidth) -> String {
     let direction = |verb: &str, rate: u64, burst: u64| match rate {
-        0 => format!("{verb} without a limit"),
+        0 => format!("{verb} without limit"),
         rate => format!("{verb} up to {}/s, burst {}", print::bits(rate), print::bits(burst)),
     };
     let receives = direction("receives", limits.ingress_rate, limits.ingress_burst);

@@ -1,5 +1,5 @@
-//! Configs and copies of the plugin that no installation record names: an operator wrote or copied them. They are named, not
-//! removed. A config without its plugin makes every pod fail.
+//! Configs and copies of the plugin that are not in the list of installed files. An operator created them, so they are listed and
+//! not removed. A config without its plugin would make every pod fail.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -11,26 +11,25 @@ use install::cni_configs::CniConfig;
 use install::runtimes::Runtimes;
 use install::{LOOPBACK, PLUGIN, is_podwire_program};
 
-/// Those of this run directory. Copies of the plugin serve all of them: while a config of another one exists, they are not
-/// named.
+/// Files of this run directory. Copies of the plugin are listed only if no config of another run directory needs them.
 pub(super) fn files(run_dir: &Path) -> Vec<PathBuf> {
     let (plugin_dirs, config_dirs) = directories();
     let configs = config_dirs.iter().flat_map(|dir| CniConfig::naming(PLUGIN, dir));
-    let (own, others): (Vec<CniConfig>, Vec<CniConfig>) = configs.partition(|config| is_of(config, run_dir));
+    let (own, other): (Vec<CniConfig>, Vec<CniConfig>) = configs.partition(|config| uses(config, run_dir));
     let mut found: Vec<PathBuf> = own.into_iter().map(|config| config.path).collect();
-    if others.is_empty() {
+    if other.is_empty() {
         let files = plugin_dirs.iter().flat_map(|dir| [dir.join(PLUGIN), dir.join(LOOPBACK)]);
         found.extend(files.filter(|path| is_podwire_program(path)));
     }
     found
 }
 
-fn is_of(config: &CniConfig, run_dir: &Path) -> bool {
+fn uses(config: &CniConfig, run_dir: &Path) -> bool {
     let mut parts = config.plugins.iter().filter(|part| part["type"] == PLUGIN);
     parts.any(|part| Path::new(part["runDir"].as_str().unwrap_or(netconf::DEFAULT_RUN_DIR)) == run_dir)
 }
 
-/// Where runtimes search for plugins and for configs, and where the agent would install them.
+/// Directories in which runtimes search for plugins and configs, and those of the agent's installation.
 fn directories() -> (BTreeSet<PathBuf>, BTreeSet<PathBuf>) {
     let (mut plugins, mut configs) = Runtimes::detect(Path::new("/")).searched();
     let install: (OsString, OsString) = ("PODWIRE_INSTALL_ENABLED".into(), "true".into());

@@ -1,4 +1,4 @@
-//! Pings without a pause, to see whether one is lost.
+//! A continuous ping that counts lost packets.
 
 use std::fs::{self, File};
 use std::net::IpAddr;
@@ -10,17 +10,16 @@ use lab::{DEADLINE, Ns, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 const INTERVAL: &str = "0.01";
-/// No stream outlives the demo by much, whatever happens to it.
-const LONGEST: &str = "120";
+/// Seconds after which `ping` ends, also if the demo is killed.
+const MAX_SECONDS: &str = "120";
 
 pub(super) struct Stream {
     pub(super) to: IpAddr,
     child: Child,
-    /// What it printed: a line an answer.
+    /// Output of `ping`: one line for each reply.
     output: PathBuf,
 }
 
-/// What came of it.
 pub(super) struct DemoStreamReport {
     pub(super) sent: u32,
     pub(super) received: u32,
@@ -29,33 +28,33 @@ pub(super) struct DemoStreamReport {
 impl Stream {
     pub(super) fn start(from: &Ns, directory: &std::path::Path, to: IpAddr) -> Result<Self> {
         let output = directory.join(format!("ping-{}", if to.is_ipv6() { "6" } else { "4" }));
-        let file = File::create(&output).with_context(|| format!("cannot make {}", output.display()))?;
+        let file = File::create(&output).with_context(|| format!("cannot create {}", output.display()))?;
         let mut command = Command::new("ping");
-        command.args(["-n", "-i", INTERVAL, "-w", LONGEST, &to.to_string()]);
+        command.args(["-n", "-i", INTERVAL, "-w", MAX_SECONDS, &to.to_string()]);
         command.stdin(Stdio::null()).stdout(file).stderr(Stdio::null());
         let child = from.enter(|| command.spawn())?.context("cannot start ping")?;
         Ok(Self { to, child, output })
     }
 
-    pub(super) fn answers(&self) -> Result<usize> {
+    pub(super) fn replies(&self) -> Result<usize> {
         Ok(fs::read_to_string(&self.output)?.matches("icmp_seq=").count())
     }
 
-    pub(super) fn wait_for(&self, answers: usize) -> Result<()> {
-        wait_until(&format!("answers from {}", self.to), DEADLINE, || Ok(self.answers()? >= answers))
+    pub(super) fn wait_for(&self, replies: usize) -> Result<()> {
+        wait_until(&format!("replies from {}", self.to), DEADLINE, || Ok(self.replies()? >= replies))
     }
 
-    /// Ends it and counts.
+    /// Stops `ping` and counts its replies.
     pub(super) fn end(mut self) -> Result<DemoStreamReport> {
         kill_process(Pid::from_child(&self.child), Signal::INT).context("cannot stop ping")?;
         wait_until("the end of ping", DEADLINE, || Ok(self.child.try_wait()?.is_some()))?;
         let text = fs::read_to_string(&self.output)?;
-        // What was on its way when ping ended is no loss: only what came before the last answer counts.
+        // Requests after the last reply were in flight when ping ended, so they are not counted as lost.
         let numbers: Vec<u32> = text
             .lines()
             .filter_map(|line| line.split("icmp_seq=").nth(1)?.split(' ').next()?.parse().ok())
             .collect();
-        let sent = numbers.iter().max().copied().with_context(|| format!("{} never answered", self.to))?;
+        let sent = numbers.iter().max().copied().with_context(|| format!("{} never replied", self.to))?;
         let received = u32::try_from(numbers.len()).unwrap_or(u32::MAX);
         Ok(DemoStreamReport { sent, received })
     }
@@ -63,7 +62,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // It ended already, or ends now; there is nobody to tell.
+        // The process may have ended already. A destructor cannot return errors.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,14 +1,14 @@
-//! Our tables, and chains of others that drop what pods send.
+//! Podwire's firewall tables, and unmanaged chains that drop pod traffic.
 
 use engine::reconcile::failure;
 use types::{Finding, IfName};
 
-use super::finding::Check;
+use super::check::Check;
 use super::node::{CheckedNode, NodeServer};
 
 const CHECK: &str = "other firewalls";
 
-pub(super) fn others(node: &CheckedNode) -> Vec<Check> {
+pub(super) fn unmanaged_chains(node: &CheckedNode) -> Vec<Check> {
     let bridges = node.bridges();
     let names: Vec<&IfName> = bridges.iter().collect();
     let failed = |error: nft::Error| Check::problem(CHECK, failure(error.into(), &node.directories.run_dir));
@@ -21,20 +21,20 @@ pub(super) fn others(node: &CheckedNode) -> Vec<Check> {
         Err(error) => checks.push(Check::unknown(CHECK, error.to_string())),
     }
     if checks.is_empty() {
-        checks.push(Check::ok(CHECK, "no chain of another program drops forwarded traffic of pods"));
+        checks.push(Check::ok(CHECK, "no unmanaged chain drops forwarded pod traffic"));
     }
     checks
 }
 
 fn legacy(found: &nft::LegacyTables) -> Check {
     let message = format!(
-        "tables of iptables-legacy are loaded ({}); their rules are not checked and may drop the traffic of pods",
+        "tables of iptables-legacy are loaded ({}); their rules are not checked and may drop pod traffic",
         found.names.join(", ")
     );
     Check { fix: Some(found.command.to_owned()), ..Check::unknown(CHECK, message) }
 }
 
-pub(super) fn ours(node: &CheckedNode) -> Vec<Check> {
+pub(super) fn podwire_tables(node: &CheckedNode) -> Vec<Check> {
     const CHECK: &str = "podwire tables";
     let run_dir = &node.directories.run_dir;
     let mut checks: Vec<Check> = match engine::firewall_orphans(run_dir) {
@@ -43,20 +43,20 @@ pub(super) fn ours(node: &CheckedNode) -> Vec<Check> {
     };
     checks.extend(match engine::firewall_drift(run_dir) {
         Ok(None) => None,
-        Ok(Some(found)) => Some(Check::problem(CHECK, for_reconciler(node, found))),
-        // Said above.
+        Ok(Some(found)) => Some(Check::problem(CHECK, with_agent_fix(node, found))),
+        // `firewall_orphans` failed with the same error.
         Err(_) if !checks.is_empty() => None,
         Err(error) => Some(Check::problem(CHECK, failure(error, run_dir))),
     });
     if checks.is_empty() {
-        checks.push(Check::ok(CHECK, "as they should be, with every pod in them"));
+        checks.push(Check::ok(CHECK, "as expected, with all pods"));
     }
     checks
 }
 
-/// An agent repairs the tables itself.
-fn for_reconciler(node: &CheckedNode, found: Finding) -> Finding {
-    match node.reconciler {
+/// On a node with an agent, the agent repairs the tables after a restart.
+fn with_agent_fix(node: &CheckedNode, found: Finding) -> Finding {
+    match node.server {
         NodeServer::Agent(_) | NodeServer::Denied(_) | NodeServer::Unclear(_) | NodeServer::Missing(_) => {
             found.fix("systemctl restart podwire")
         }

@@ -1,5 +1,4 @@
-//! What the kernel can do, tried in a network namespace of its own: the links that pods have, the firewall's tables as they
-//! are, and conntrack.
+//! Probes kernel features in temporary network namespaces: links of pods, firewall tables and conntrack.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -8,33 +7,33 @@ use netlink::{AddBridge, AddVxlan, NetNs, NetNsError, Op, RtSocket, Veth};
 use nft::{AttachMode, Firewall, Guard, NetworkChain, Structure};
 use types::{Code, Finding, Fix, IfName, Mac, NetworkName};
 
-use super::finding::Check;
-use super::machine::sysctl;
+use super::check::Check;
+use super::host::sysctl;
 
 const MTU: u32 = 1400;
-/// Enough for the pods of a node.
+/// A limit that is sufficient for the pods of a node.
 const NAMESPACES: u64 = 1024;
 
-/// One try: what it is for, how it ended, and the module that is missing if it is.
+/// The result of a probe. The module is missing if the probe failed.
 struct FeatureProbe {
     check: &'static str,
-    what: &'static str,
+    success: &'static str,
     module: &'static str,
     outcome: Result<()>,
 }
 
 pub(super) fn features() -> Vec<Check> {
-    match tries() {
-        Ok(tries) => tries.into_iter().map(finding).collect(),
+    match probe_features() {
+        Ok(probes) => probes.into_iter().map(result).collect(),
         Err(error) => {
-            let message = format!("no network namespace can be made: {error}");
+            let message = format!("cannot create a network namespace: {error}");
             let found = Finding::new(Code::KernelFeatureMissing, "feature network-namespaces", message);
             vec![Check::problem("kernel", Finding { fix: raise_limit(&error), ..found })]
         }
     }
 }
 
-/// The kernel says that no space is left when the limit of namespaces is reached.
+/// The kernel returns ENOSPC if the limit of namespaces is reached.
 fn raise_limit(error: &NetNsError) -> Option<Fix> {
     let limit: u64 = sysctl("user/max_net_namespaces")?.parse().ok()?;
     let is_reached = error.errno() == Some(rustix::io::Errno::NOSPC);
@@ -42,42 +41,52 @@ fn raise_limit(error: &NetNsError) -> Option<Fix> {
     is_reached.then(|| Fix::words(["sysctl", "-w", &setting]))
 }
 
-fn finding(tried: FeatureProbe) -> Check {
-    let FeatureProbe { check, what, module, outcome } = tried;
+fn result(probe: FeatureProbe) -> Check {
+    let FeatureProbe { check, success, module, outcome } = probe;
     match outcome {
-        Ok(()) => Check::ok(check, what),
+        Ok(()) => Check::ok(check, success),
         Err(error) => {
-            let program = error.downcast_ref().and_then(nft::Error::missing_program);
-            let lacking = || {
+            let missing_program = error.downcast_ref().and_then(nft::Error::missing_program);
+            let missing_module = || {
                 Finding::new(Code::KernelFeatureMissing, format_args!("module {module}"), error)
                     .fix(Fix::words(["modprobe", module]))
             };
-            Check::problem(check, program.unwrap_or_else(lacking))
+            Check::problem(check, missing_program.unwrap_or_else(missing_module))
         }
     }
 }
 
-fn tries() -> Result<Vec<FeatureProbe>, NetNsError> {
-    let (here, there) = (NetNs::create()?, NetNs::create()?);
-    here.run(|| {
+fn probe_features() -> Result<Vec<FeatureProbe>, NetNsError> {
+    let (node, pod) = (NetNs::create()?, NetNs::create()?);
+    node.run(|| {
         vec![
-            FeatureProbe { check: "veth", what: "pods can be wired", module: "veth", outcome: veth(&there) },
+            FeatureProbe {
+                check: "veth",
+                success: "veth pairs can be created",
+                module: "veth",
+                outcome: veth(&pod),
+            },
             FeatureProbe {
                 check: "bridge",
-                what: "a bridge can be made",
+                success: "bridges can be created",
                 module: "bridge",
                 outcome: bridge(),
             },
-            FeatureProbe { check: "vxlan", what: "a tunnel can be made", module: "vxlan", outcome: vxlan() },
+            FeatureProbe {
+                check: "vxlan",
+                success: "VXLAN devices can be created",
+                module: "vxlan",
+                outcome: vxlan(),
+            },
             FeatureProbe {
                 check: "nftables",
-                what: "the firewall's tables can be made",
+                success: "firewall tables can be created",
                 module: "nf_tables",
                 outcome: tables(),
             },
             FeatureProbe {
                 check: "conntrack",
-                what: "connections are tracked, and can be forgotten",
+                success: "conntrack entries can be listed and deleted",
                 module: "nf_conntrack_netlink",
                 outcome: connections(),
             },
@@ -89,27 +98,27 @@ fn name(text: &str) -> Result<IfName> {
     Ok(IfName::try_from(text)?)
 }
 
-fn make(op: &Op<'_>) -> Result<()> {
+fn run_op(op: &Op<'_>) -> Result<()> {
     Ok(RtSocket::open().and_then(|mut host| host.run(op))?)
 }
 
-fn veth(there: &NetNs) -> Result<()> {
+fn veth(pod: &NetNs) -> Result<()> {
     let (host, peer) = (name("pwtry")?, name("eth0")?);
     let [host_mac, peer_mac] = [[0, 0, 0, 0, 1], [0, 0, 0, 0, 2]].map(Mac::local);
-    make(&Op::AddVeth(Veth {
+    run_op(&Op::AddVeth(Veth {
         host: &host,
         host_mac,
         mtu: MTU,
         master: None,
         peer: &peer,
         peer_mac,
-        peer_ns: there.fd(),
+        peer_ns: pod.fd(),
         up: true,
     }))
 }
 
 fn bridge() -> Result<()> {
-    make(&Op::AddBridge(AddBridge {
+    run_op(&Op::AddBridge(AddBridge {
         name: &name("pwtry0")?,
         mac: Mac::local([0, 0, 0, 0, 3]),
         mtu: MTU,
@@ -120,7 +129,7 @@ fn bridge() -> Result<()> {
 fn vxlan() -> Result<()> {
     let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let mac = Mac::local([0, 0, 0, 0, 4]);
-    make(&Op::AddVxlan(AddVxlan {
+    run_op(&Op::AddVxlan(AddVxlan {
         name: &name("pwtryvx")?,
         mac,
         mtu: MTU,
@@ -131,7 +140,7 @@ fn vxlan() -> Result<()> {
     }))
 }
 
-/// Both tables of pods, with the chain of a network.
+/// Creates both tables of pods, with the chain of a network.
 fn tables() -> Result<()> {
     let chain = NetworkChain::new(&NetworkName::try_from("doctor")?, &[]);
     let structure = Structure::default().with(AttachMode::Bridge, Guard::On, Some(&chain));

@@ -1,12 +1,11 @@
-//! `podwire doctor`: looks at everything that pods' networks need on this node, and says for each whether it is right, or
-//! what is wrong and which command helps. Without `--repair` it changes nothing; what has to be tried is tried in a network
-//! namespace of its own that is gone at once.
+//! `podwire doctor`: checks everything that pod networks need on this node. A problem has a message and a fix. Without `--repair`
+//! nothing is changed: kernel features are probed in temporary network namespaces.
 
 mod agent;
-mod finding;
+mod check;
 mod firewall;
+mod host;
 mod kernel;
-mod machine;
 mod mtu;
 mod node;
 mod overlap;
@@ -19,54 +18,53 @@ mod size;
 use anyhow::{Context, Result, bail};
 use api::DoctorReport;
 
-use crate::cli::{Doctor, Output};
+use crate::cli::{DoctorArgs, Output};
 use crate::commands::lab::adapt_fixes;
 use crate::exit::ExitStatus;
-use crate::print::{self, WIDTH};
-use finding::{Check, Verdict};
+use crate::print;
+use check::{Check, Verdict};
 use node::{CheckedNode, NodeServer};
 use types::Finding;
 
-/// What to do is written below what is wrong, as far in as the text.
-const COMMAND: usize = 2;
+/// Spaces between columns.
+const GAP: usize = 2;
+/// Column of verdicts with its gap.
+const VERDICT_WIDTH: usize = 9;
 
-pub(crate) fn run(args: &Doctor) -> Result<ExitStatus> {
-    let node = CheckedNode::look(args);
+pub(crate) fn run(args: &DoctorArgs) -> Result<ExitStatus> {
+    let node = CheckedNode::observe(args);
     if args.repair {
         repair(&node)?;
     }
-    let mut findings = look(&node);
-    adapt_fixes(findings.iter_mut().map(|finding| &mut finding.fix));
+    let mut checks = run_checks(&node);
+    adapt_fixes(checks.iter_mut().map(|check| &mut check.fix));
     match args.output {
         Output::Json => {
-            let ok = findings.iter().all(|finding| finding.verdict != Verdict::Problem);
-            print::say_json(&DoctorReport {
-                ok,
-                checks: findings.iter().cloned().map(Into::into).collect(),
-            })?;
+            let ok = checks.iter().all(|check| check.verdict != Verdict::Problem);
+            print::json(&DoctorReport { ok, checks: checks.iter().cloned().map(Into::into).collect() })?;
         }
-        Output::Table | Output::Wide => print::say(page(&findings))?,
+        Output::Table | Output::Wide => print::line(page(&checks))?,
     }
-    let mut wrong = findings.iter().filter(|finding| finding.verdict == Verdict::Problem);
-    Ok(match wrong.next() {
+    let mut problems = checks.iter().filter(|check| check.verdict == Verdict::Problem);
+    Ok(match problems.next() {
         None => ExitStatus::Success,
-        // The first check. Without privileges most others were not done.
-        Some(finding) if finding.check == machine::PRIVILEGES => ExitStatus::PermissionDenied,
+        // The first check. Without privileges most checks are skipped.
+        Some(first) if first.check == host::PRIVILEGES => ExitStatus::PermissionDenied,
         Some(_) => ExitStatus::ProblemFound,
     })
 }
 
-/// The agent knows its network also without pods, and repairs its bridge and tables in every round.
+/// Refused on nodes with an agent, which repairs bridges and tables itself.
 fn repair(node: &CheckedNode) -> Result<()> {
-    match &node.reconciler {
+    match &node.server {
         NodeServer::Standalone | NodeServer::Missing(_) => {}
         NodeServer::Agent(_) => {
             bail!(
-                "an agent works on this node and repairs bridges and tables itself: systemctl restart podwire"
+                "an agent runs on this node and repairs bridges and tables itself; restart it with 'systemctl restart podwire'"
             )
         }
-        NodeServer::Unclear(Finding { message: why, .. }) | NodeServer::Denied(why) => {
-            bail!("an agent may work on this node and repair bridges and tables itself: {why}")
+        NodeServer::Unclear(Finding { message: reason, .. }) | NodeServer::Denied(reason) => {
+            bail!("an agent may run on this node and repair bridges and tables itself: {reason}")
         }
     }
     let run_dir = &node.directories.run_dir;
@@ -76,52 +74,53 @@ fn repair(node: &CheckedNode) -> Result<()> {
     bridges
 }
 
-fn look(node: &CheckedNode) -> Vec<Check> {
-    let mut findings = machine::privileges();
-    // Without them every other answer would only say so again.
-    let may_look = findings.iter().all(|finding| finding.verdict == Verdict::Ok);
-    if may_look {
-        findings.extend(kernel::features());
-        findings.extend(machine::forwarding(node));
-        findings.extend(machine::reverse_paths(node));
-        findings.extend(machine::bridge_netfilter(node));
-        findings.extend(firewall::others(node));
-        findings.extend(firewall::ours(node));
-        findings.extend(overlap::subnets(node));
+fn run_checks(node: &CheckedNode) -> Vec<Check> {
+    let mut checks = host::privileges();
+    // Without privileges these checks would only fail with the same error.
+    let has_privileges = checks.iter().all(|check| check.verdict == Verdict::Ok);
+    if has_privileges {
+        checks.extend(kernel::features());
+        checks.extend(host::forwarding(node));
+        checks.extend(host::reverse_paths(node));
+        checks.extend(host::bridge_netfilter(node));
+        checks.extend(firewall::unmanaged_chains(node));
+        checks.extend(firewall::podwire_tables(node));
+        checks.extend(overlap::subnets(node));
     }
-    findings.extend(agent::answers(node));
-    findings.extend(runtimes::find_plugins(node));
-    findings.extend(agent::installed(node, &findings));
-    findings.extend(machine::disks(node));
-    findings.extend(mtu::fits(node));
-    findings.extend(peers::reached(node));
-    // Last: those that a check has found are not repeated.
-    findings.extend(agent::conditions(node, &findings));
-    findings
+    checks.extend(agent::answers(node));
+    checks.extend(runtimes::check_plugins(node));
+    checks.extend(agent::installed(node, &checks));
+    checks.extend(host::disks(node));
+    checks.extend(mtu::check_mtu(node));
+    checks.extend(peers::check_peers(node));
+    // Last, because conditions that another check has reported are not repeated.
+    checks.extend(agent::conditions(node, &checks));
+    checks
 }
 
-fn page(findings: &[Check]) -> String {
-    let left = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0) + COMMAND;
-    let rows = findings.iter().map(|finding| {
-        let mut text = print::wrap(&print::short_ids(&finding.sentence()), WIDTH - left - 9);
-        // A line of its own, and never broken: it is to be pasted.
-        text.extend(finding.fix.iter().map(|fix| format!("\n  {}", print::value(fix))));
-        if let Some(advice) = finding.advice().and_then(|advice| print::advice(advice, &finding.message)) {
-            text.push_str(&format!("\n{}", print::wrap(&advice, WIDTH - left - 9)));
+fn page(checks: &[Check]) -> String {
+    let left = checks.iter().map(|check| check.check.len()).max().unwrap_or(0) + GAP;
+    let rows = checks.iter().map(|check| {
+        let mut text =
+            print::wrap(&print::short_ids(&check.sentence()), print::width() - left - VERDICT_WIDTH);
+        // On its own line and not wrapped, because it is pasted.
+        text.extend(check.fix.iter().map(|fix| format!("\n  {}", print::one_line(fix))));
+        if let Some(advice) = check.advice().and_then(|advice| print::advice(advice, &check.message)) {
+            text.push_str(&format!("\n{}", print::wrap(&advice, print::width() - left - VERDICT_WIDTH)));
         }
-        vec![finding.check.to_owned(), finding::word(finding.verdict).to_owned(), text]
+        vec![check.check.to_owned(), check::word(check.verdict), text]
     });
-    // Only commands are longer than a line.
-    let table = print::unlimited(&["CHECK", "", ""], rows.collect());
-    format!("{table}\n\n{}", summary(findings))
+    // Only commands are longer than the width.
+    let table = print::wide_table(&["CHECK", "", ""], rows.collect());
+    format!("{table}\n\n{}", summary(checks))
 }
 
-/// A check that could not be done says nothing about the node.
-fn summary(findings: &[Check]) -> String {
-    let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count() as u64;
+/// Unknown checks are counted separately: they say nothing about the node.
+fn summary(checks: &[Check]) -> String {
+    let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count() as u64;
     let problems = match count(Verdict::Problem) {
-        0 => "no problems".to_owned(),
-        problems => print::count(problems, "problem"),
+        0 => print::good("no problems"),
+        problems => print::bad(&print::count(problems, "problem")),
     };
     match count(Verdict::Unknown) {
         0 => problems,
@@ -134,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a5_unknown_checks_are_counted_and_are_not_well() {
+    fn a5_unknown_checks_are_counted_separately() {
         let (ok, unknown) = (Check::ok("a", ""), Check::unknown("b", ""));
         assert_eq!(summary(std::slice::from_ref(&ok)), "no problems");
         assert_eq!(summary(&[ok, unknown.clone()]), "no problems; 1 check unknown");

@@ -1,53 +1,53 @@
-//! Do packets fit: pods' into the tunnel, the tunnel's onto the link below?
+//! Checks that packets of pods fit the tunnel, and that packets of the tunnel fit the link below it.
 
 use std::net::IpAddr;
 
 use netlink::{Link, Route, RouteFilter, RtSocket};
 use types::{Code, Finding, Fix, PEER_PROTOCOL};
 
-use super::finding::Check;
+use super::check::Check;
 use super::node::CheckedNode;
 
 const CHECK: &str = "MTU";
-/// What VXLAN puts around a packet: Ethernet 14, VXLAN 8, UDP 8, and the outer IP header.
-const AROUND: u32 = 14 + 8 + 8;
+/// Headers of VXLAN without the outer IP header: Ethernet 14, VXLAN 8, UDP 8.
+const VXLAN_HEADERS: u32 = 14 + 8 + 8;
 
 pub(super) fn overhead(outer: IpAddr) -> u32 {
-    AROUND + if outer.is_ipv4() { 20 } else { 40 }
+    VXLAN_HEADERS + if outer.is_ipv4() { 20 } else { 40 }
 }
 
-pub(super) fn fits(node: &CheckedNode) -> Vec<Check> {
+pub(super) fn check_mtu(node: &CheckedNode) -> Vec<Check> {
     let routes = match RtSocket::open().and_then(|mut host| host.routes(RouteFilter::default())) {
         Ok(routes) => routes,
-        Err(error) => return vec![Check::unknown(CHECK, format!("the routes cannot be listed: {error}"))],
+        Err(error) => return vec![Check::unknown(CHECK, format!("cannot list routes: {error}"))],
     };
     let (largest, uplink) =
         (node.attachments.iter().map(|attachment| attachment.mtu).max(), uplink(node, &routes));
-    let mut findings: Vec<Check> =
+    let mut checks: Vec<Check> =
         node.tunnels().filter_map(|tunnel| too_large(node, tunnel, uplink)).collect();
     let narrowest = narrowest(node.tunnels(), &routes).or(uplink).map(|link| (&link.name, link.mtu));
     if let (Some(pods), Some((name, mtu))) = (largest, narrowest)
         && pods > mtu
     {
         if node.has_condition(Code::NodeAddressMissing) {
-            // The tunnel of the missing address may be the one that the pods fit.
+            // The packets may fit the tunnel of the missing address.
             let message = format!(
-                "pods send up to {pods} bytes, and {name} carries {mtu}, while an address of this node is missing"
+                "pods send up to {pods} bytes and {name} carries {mtu}, while an address of this node is missing"
             );
-            findings.push(Check::unknown(CHECK, message));
-            return findings;
+            checks.push(Check::unknown(CHECK, message));
+            return checks;
         }
         let message = format!(
-            "pods send up to {pods} bytes, and {name} carries {mtu}: network.mtu must be at most {mtu}"
+            "pods send up to {pods} bytes and {name} carries {mtu}: network.mtu must be at most {mtu}"
         );
-        findings.push(Check::problem(CHECK, Finding::new(Code::MtuTooLarge, "pods", message)));
+        checks.push(Check::problem(CHECK, Finding::new(Code::MtuTooLarge, "pods", message)));
     }
-    if findings.is_empty() {
+    if checks.is_empty() {
         let carried = narrowest.map_or(String::new(), |(name, mtu)| format!("; {name} carries {mtu}"));
         let pods = largest.map_or("no pods yet".to_owned(), |pods| format!("pods send up to {pods} bytes"));
-        findings.push(Check::ok(CHECK, format!("{pods}{carried}")));
+        checks.push(Check::ok(CHECK, format!("{pods}{carried}")));
     }
-    findings
+    checks
 }
 
 fn too_large(node: &CheckedNode, tunnel: &Link, uplink: Option<&Link>) -> Option<Check> {
@@ -57,9 +57,10 @@ fn too_large(node: &CheckedNode, tunnel: &Link, uplink: Option<&Link>) -> Option
     let most = below.mtu.saturating_sub(overhead(settings.local?));
     (tunnel.mtu > most).then(|| {
         let (name, mtu, link) = (&tunnel.name, tunnel.mtu, &below.name);
-        let what =
-            format!("tunnel {name} lets {mtu} bytes in, of which {most} fit on {link}: the rest is lost");
-        let found = Finding::new(Code::MtuTooLarge, format_args!("link {name}"), what);
+        let message = format!(
+            "the MTU of tunnel {name} is {mtu}, but {link} carries only {most}: larger packets are lost"
+        );
+        let found = Finding::new(Code::MtuTooLarge, format_args!("link {name}"), message);
         Check::problem(
             CHECK,
             found.fix(Fix::words(["ip", "link", "set", "dev", name, "mtu", &most.to_string()])),
@@ -67,7 +68,7 @@ fn too_large(node: &CheckedNode, tunnel: &Link, uplink: Option<&Link>) -> Option
     })
 }
 
-/// Of the tunnels that lead to peers now. One that was needed while an address was missing has no routes.
+/// The tunnel with the smallest MTU, of those that have routes to peers. A tunnel may remain unused after an address was missing.
 fn narrowest<'a>(tunnels: impl Iterator<Item = &'a Link>, routes: &[Route]) -> Option<&'a Link> {
     let is_used = |tunnel: &&Link| {
         routes.iter().any(|route| route.protocol == PEER_PROTOCOL && route.link == Some(tunnel.index))

@@ -1,4 +1,4 @@
-//! What is known of the node before it is looked at: from its agent, or from its state and configuration.
+//! State of the node that all checks use: from its agent, or from files and configuration.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -12,52 +12,52 @@ use ipnet::IpNet;
 use netlink::{Link, RtSocket};
 use types::{AttachMode, Code, Finding, IfName};
 
-use super::finding::Check;
-use crate::cli::Doctor;
+use super::check::Check;
+use crate::cli::DoctorArgs;
 use crate::commands::{configs, mode};
 use crate::directories::AgentDirectories;
 
-/// A busy agent with thousands of pods takes its time.
+/// The status of a busy agent with thousands of pods takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Who looks after pods here.
+/// The process that serves pods on this node.
 pub(super) enum NodeServer {
     Agent(Box<api::Status>),
-    /// Its socket says something else than an agent would, or nothing, or cannot be used.
+    /// The socket cannot be used, or no valid answer came from it.
     Unclear(Finding),
-    /// It may run; this process has no access to its socket.
+    /// An agent may run. This process has no access to its socket.
     Denied(String),
-    /// Nobody, and nothing of an agent is here: the plugin does all.
+    /// No agent, and none is needed: the plugin works alone.
     Standalone,
-    /// There should be an agent, and none listens.
+    /// The node needs an agent, and none listens.
     Missing(ClientError),
 }
 
 pub(super) struct CheckedNode {
     pub(super) directories: AgentDirectories,
-    pub(super) reconciler: NodeServer,
+    pub(super) server: NodeServer,
     pub(super) client: Client,
     pub(super) attachments: Vec<Attachment>,
     pub(super) links: Vec<Link>,
-    /// Of the runtime.
+    /// Configs in the directories of runtimes.
     pub(super) configs: Vec<NetworkConfig>,
 }
 
 impl CheckedNode {
-    pub(super) fn look(args: &Doctor) -> Self {
-        let directories = AgentDirectories::find(&args.which, args.state_dir.clone());
-        // A state that cannot be read is told by the look at our tables, which reads it too.
+    pub(super) fn observe(args: &DoctorArgs) -> Self {
+        let directories = AgentDirectories::find(&args.agent, args.state_dir.clone());
+        // The check of Podwire's tables reports unreadable state.
         let attachments = attachments(&directories).unwrap_or_default();
         let client = Client::new(&directories.socket);
         let configs = configs::of_node();
-        let reconciler = reconciler(&client, &directories, &configs);
-        // What cannot be listed is told by the looks that need it.
+        let server = node_server(&client, &directories, &configs);
+        // Checks that need links report the error.
         let links = RtSocket::open().and_then(|mut host| host.links()).unwrap_or_default();
-        Self { directories, reconciler, client, attachments, links, configs }
+        Self { directories, server, client, attachments, links, configs }
     }
 
     pub(super) fn status(&self) -> Option<&api::Status> {
-        match &self.reconciler {
+        match &self.server {
             NodeServer::Agent(status) => Some(status),
             NodeServer::Unclear(_)
             | NodeServer::Denied(_)
@@ -66,7 +66,7 @@ impl CheckedNode {
         }
     }
 
-    /// A problem in the words of the agent where it reports the same condition: it knows its own configuration.
+    /// The agent's condition if it reports the same problem, because its message knows the agent's configuration.
     pub(super) fn as_reported(&self, check: &'static str, found: Finding) -> Check {
         let is_same =
             |one: &&api::Condition| one.object == found.object && one.code.to_string() == found.code.as_str();
@@ -82,22 +82,22 @@ impl CheckedNode {
         conditions.is_some_and(|all| all.iter().any(|one| one.code == code))
     }
 
-    /// Of the network's blocks and of all pods. Where there is neither, nothing is needed yet: an agent sees to it.
+    /// Blocks of the network and addresses of all pods.
     pub(super) fn addresses(&self) -> Vec<IpNet> {
         let pods = self.attachments.iter().flat_map(Attachment::ips).map(IpNet::from);
         pods.chain(self.blocks()).collect()
     }
 
-    /// Of the agent's network on this node.
+    /// Blocks of this node in the agent's network.
     pub(super) fn blocks(&self) -> impl Iterator<Item = IpNet> {
         let blocks = self.status().into_iter().flat_map(|status| &status.network.blocks);
         blocks.map(|block| block.block)
     }
 
     pub(super) fn bridges(&self) -> Vec<IfName> {
-        let agents = self.status().and_then(|status| IfName::try_from(status.network.bridge.as_str()).ok());
+        let of_agent = self.status().and_then(|status| IfName::try_from(status.network.bridge.as_str()).ok());
         let pods = self.attachments.iter().map(|attachment| attachment.bridge.clone());
-        pods.chain(agents).collect::<BTreeSet<_>>().into_iter().collect()
+        pods.chain(of_agent).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     pub(super) fn has_mode(&self, mode: AttachMode) -> bool {
@@ -109,7 +109,7 @@ impl CheckedNode {
             || self.status().is_some_and(|status| status.network.mode == word)
     }
 
-    /// Devices of ours that lead to other nodes.
+    /// Podwire's tunnel devices.
     pub(super) fn tunnels(&self) -> impl Iterator<Item = &Link> {
         let is_tunnel = |link: &&Link| matches!(LinkMark::of(link), Some(LinkMark::Tunnel(_)));
         self.links.iter().filter(is_tunnel)
@@ -126,17 +126,17 @@ fn attachments(directories: &AgentDirectories) -> Result<Vec<Attachment>, engine
     Ok(all)
 }
 
-fn reconciler(client: &Client, directories: &AgentDirectories, configs: &[NetworkConfig]) -> NodeServer {
-    let unclear = |why: String| {
+fn node_server(client: &Client, directories: &AgentDirectories, configs: &[NetworkConfig]) -> NodeServer {
+    let unclear = |reason: String| {
         let object = format!("socket {}", directories.socket.display());
         NodeServer::Unclear(
-            Finding::new(Code::AgentUnreachable, object, why).fix("systemctl restart podwire"),
+            Finding::new(Code::AgentUnreachable, object, reason).fix("systemctl restart podwire"),
         )
     };
     match client.get(api::STATUS, TIMEOUT) {
         Ok(answer) if answer.status == 200 => match serde_json::from_slice(&answer.body) {
             Ok(status) => NodeServer::Agent(Box::new(status)),
-            Err(error) => unclear(format!("the agent is of another version: {error}")),
+            Err(error) => unclear(format!("the agent has another version: {error}")),
         },
         Ok(answer) => unclear(format!("the agent answers {}", answer.status)),
         Err(error @ ClientError::NoListener { .. }) => {

@@ -1,4 +1,4 @@
-//! Whether pod subnets overlap with routes and addresses that do not belong to their network.
+//! Checks pod subnets for overlaps with routes and addresses outside of their network.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use netconf::NetConf;
 use netlink::RtSocket;
 use types::{AttachMode, IfName, NetworkName};
 
-use super::finding::Check;
+use super::check::Check;
 use super::node::CheckedNode;
 
 const CHECK: &str = "pod subnets";
@@ -30,19 +30,19 @@ pub(super) fn subnets(node: &CheckedNode) -> Vec<Check> {
         checks.extend(found.into_iter().map(|found| node.as_reported(CHECK, found)));
     }
     if checks.is_empty() {
-        checks.push(Check::ok(CHECK, "no other route or address of this node overlaps with them"));
+        checks.push(Check::ok(CHECK, "no overlap with other routes and addresses of this node"));
     }
     checks
 }
 
-/// The agent's network, those of pods, and those of configs. What is known first wins.
+/// Networks of the agent, of configs and of pods, in order of precedence.
 fn networks(node: &CheckedNode) -> Networks {
     let mut networks = Networks::new();
-    let agents = node.status().map(|status| &status.network).and_then(|network| {
+    let of_agent = node.status().map(|status| &status.network).and_then(|network| {
         let name = NetworkName::try_from(network.name.as_str()).ok()?;
         Some((name, (IfName::try_from(network.bridge.as_str()).ok()?, network.subnets.clone())))
     });
-    networks.extend(agents);
+    networks.extend(of_agent);
     for config in &node.configs {
         if let Ok(conf) = NetConf::parse(config) {
             networks
@@ -54,7 +54,7 @@ fn networks(node: &CheckedNode) -> Networks {
     for pod in node.attachments.iter().filter(|pod| !networks.contains_key(&pod.key.network)) {
         let (_, subnets) = of_pods.entry(pod.key.network.clone()).or_insert((pod.bridge.clone(), Vec::new()));
         let gateways = pod.wiring.gateways.iter().map(IpNet::trunc);
-        // Without a gateway the pods are on a network that is not the node's.
+        // Without a gateway the subnet is not routed by this node.
         let own = pod.ips().map(IpNet::from).filter(|_| pod.mode == AttachMode::Routed);
         subnets.extend(gateways.chain(own));
         subnets.sort();

@@ -1,5 +1,5 @@
-//! Paths to the pod networks of other nodes. The gateway address of a peer's block is asked from this node's gateway address, and
-//! from a pod of this node if there is one: its packets also pass the forward chains.
+//! Paths to the pod networks of other nodes. The gateway address of a peer's block is pinged from this node's gateway address, and
+//! from a pod of this node, because packets of pods also pass the forward chains.
 
 use std::io;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use types::{Code, Finding};
 use super::mtu;
 use super::node::CheckedNode;
 use super::ping::{Ping, PingResult};
-use crate::commands::nodes::ask;
+use crate::commands::nodes::client;
 
 /// The path to a block of a peer.
 pub(super) struct Path {
@@ -30,7 +30,7 @@ enum PathTransport {
     Direct {
         link: String,
     },
-    /// With the device's own address, where it could be listed.
+    /// Port and local address are None if the device could not be listed.
     Vxlan {
         link: String,
         port: Option<u16>,
@@ -38,12 +38,12 @@ enum PathTransport {
     },
 }
 
-/// One path for each of the peers and each family. A peer without a route has none: the agent reports why.
+/// One path for each peer and family. A peer without a route has no path; the agent reports the reason.
 pub(super) fn to(node: &CheckedNode, peers: &[&str]) -> anyhow::Result<Vec<Path>> {
     if peers.is_empty() {
         return Ok(Vec::new());
     }
-    let RoutesView { routes, .. } = ask::read(&node.client.get(api::ROUTES, ask::TIMEOUT)?)?;
+    let RoutesView { routes, .. } = client::read(&node.client.get(api::ROUTES, client::TIMEOUT)?)?;
     let mut paths: Vec<Path> = Vec::new();
     for route in routes {
         let is_known = |path: &Path| {
@@ -78,7 +78,7 @@ fn path(node: &CheckedNode, route: RouteView) -> Option<Path> {
 }
 
 impl Path {
-    /// Bytes that the path adds to a packet. None if its packets do not go to addresses of this family.
+    /// Bytes that the transport adds to a packet. None if the transport does not use addresses of this family.
     pub(super) fn header_to(&self, address: IpAddr) -> Option<u32> {
         let (outer, header) = match self.transport {
             PathTransport::Direct { .. } => (self.target, 0),
@@ -87,58 +87,58 @@ impl Path {
         (outer.is_ipv4() == address.is_ipv4()).then_some(header)
     }
 
-    /// What is wrong with it. An error means that it could not be probed.
+    /// The problem of the path, if there is one. An error means that the probe failed.
     pub(super) fn probe(&self, node: &CheckedNode) -> io::Result<Option<Finding>> {
         let ping = Ping { target: self.target, source: Some(self.source), size: None };
         match ping.echo() {
-            PingResult::NotAsked(why) => return Err(why),
-            PingResult::NotSent(why) => {
+            PingResult::NotRun(error) => return Err(error),
+            PingResult::NotSent(reason) => {
                 let Self { peer, target, .. } = self;
-                let what = format!("this node cannot send packets to {target} of node {peer}: {why}");
-                return Err(io::Error::other(what));
+                let message = format!("this node cannot send packets to {target} of node {peer}: {reason}");
+                return Err(io::Error::other(message));
             }
-            PingResult::Silence => return Ok(Some(self.broken(&ping))),
-            PingResult::Answered => {}
+            PingResult::NoReply => return Ok(Some(self.unreachable(&ping))),
+            PingResult::Replied => {}
         }
         let Some((pod, netns)) = self.pod(node) else { return Ok(None) };
         let ping = Ping { source: None, ..ping };
         Ok(match netns.run(|| ping.echo()) {
-            Ok(PingResult::Silence) => Some(self.not_forwarded(pod)),
-            // The pod may have ended meanwhile.
-            Ok(PingResult::Answered | PingResult::NotSent(_) | PingResult::NotAsked(_)) | Err(_) => None,
+            Ok(PingResult::NoReply) => Some(self.not_forwarded(pod)),
+            // The pod may have ended during the probe.
+            Ok(PingResult::Replied | PingResult::NotSent(_) | PingResult::NotRun(_)) | Err(_) => None,
         })
     }
 
-    /// A pod of this node with an address of the family, in a block of this node.
+    /// A pod with an address of the family in a block of this node.
     fn pod<'a>(&self, node: &'a CheckedNode) -> Option<(&'a Attachment, NetNs)> {
         let is_own = |ip: IpAddr| {
             ip.is_ipv4() == self.source.is_ipv4() && node.blocks().any(|block| block.contains(&ip))
         };
         node.attachments.iter().filter(|pod| pod.ips().any(is_own)).find_map(|pod| {
             let netns = NetNs::open(FilePath::new(&pod.netns)).ok()?;
-            // The path may lead to the namespace of another pod by now.
+            // The path may name the namespace of a newer pod.
             (netns.cookie().ok() == pod.netns_cookie).then_some((pod, netns))
         })
     }
 
-    fn broken(&self, ping: &Ping) -> Finding {
-        let (how, check) = match &self.transport {
+    fn unreachable(&self, ping: &Ping) -> Finding {
+        let (transport, check) = match &self.transport {
             PathTransport::Direct { link } => (
-                format!("by the direct route over {link}"),
-                "firewalls of both nodes and the network between them accept the subnets of pods".to_owned(),
+                format!("over the direct route on {link}"),
+                "the firewalls of both nodes and the network between them accept the pod subnets".to_owned(),
             ),
             PathTransport::Vxlan { link, port, .. } => {
                 let port =
                     port.map_or("the UDP port of the tunnel".to_owned(), |port| format!("UDP port {port}"));
                 (
-                    format!("through VXLAN tunnel {link}"),
-                    format!("firewalls of both nodes and the network between them accept {port}"),
+                    format!("over VXLAN tunnel {link}"),
+                    format!("the firewalls of both nodes and the network between them accept {port}"),
                 )
             }
         };
         let Self { peer, target, .. } = self;
         self.finding(format!(
-            "node {peer} answers, but its pod network does not: no answer from {target} {how}; check that {check}"
+            "node {peer} is reachable, but its pod network is not: no reply from {target} {transport}; check that {check}"
         ))
         .fix(ping.command())
     }
@@ -146,8 +146,8 @@ impl Path {
     fn not_forwarded(&self, pod: &Attachment) -> Finding {
         let (Self { peer, target, .. }, key) = (self, &pod.key);
         self.finding(format!(
-            "the pod network of node {peer} answers this node, but not its pods: no answer from {target} to pod {key}; \
-             check that the forward chains of this node accept the traffic of pods"
+            "the pod network of node {peer} is reachable from this node, but not from its pods: no reply from {target} to \
+             pod {key}; check that the forward chains of this node accept pod traffic"
         ))
         .fix("nft list ruleset")
     }

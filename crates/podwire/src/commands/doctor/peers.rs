@@ -1,6 +1,5 @@
-//! Other nodes of the cluster: does a packet as large as pods send it, with the header of the tunnel, arrive there in one piece,
-//! and does the pod network of each answer? The second finds firewalls that drop the tunnel or the subnets of pods, whatever
-//! their rules look like.
+//! Probes other nodes: with packets of the size that pods send, including the tunnel header, and through their pod networks.
+//! The second probe finds firewalls that drop the tunnel or the pod subnets, without evaluating their rules.
 
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
@@ -12,37 +11,37 @@ use engine::state::Attachment;
 use netlink::RtSocket;
 use types::{Code, Finding, Fix};
 
-use super::finding::Check;
+use super::check::Check;
 use super::node::CheckedNode;
 use super::paths::{self, Path};
 use super::ping::{Ping, PingResult};
 use super::size::{self, NarrowPath};
-use crate::commands::nodes::ask;
+use crate::commands::nodes::client;
 use crate::print;
 
 const CHECK: &str = "peers";
-/// This many probes run at a time, and none begins later than the deadline.
-const AT_ONCE: usize = 32;
+/// Number of parallel probes. No probe starts after the deadline.
+const PARALLEL_PROBES: usize = 32;
 pub(super) const DEADLINE: Duration = Duration::from_secs(10);
-/// Targets that were not probed are named up to this number.
-const MOST_NAMED: usize = 3;
-/// An agent that does not know the question.
+/// Number of targets that are named if they were not probed.
+const MAX_NAMED: usize = 3;
+/// The answer of an agent that does not know the path.
 const NOT_FOUND: u16 = 404;
 
-pub(super) fn reached(node: &CheckedNode) -> Vec<Check> {
+pub(super) fn check_peers(node: &CheckedNode) -> Vec<Check> {
     let mut peers = match peers(node) {
         Ok(peers) => peers,
-        Err(why) => {
-            // The agent's own conditions say why, and are listed below.
-            return vec![Check::unknown(CHECK, why)];
+        Err(error) => {
+            // The conditions of the agent have the reason.
+            return vec![Check::unknown(CHECK, error)];
         }
     };
     let names: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
-    let (paths, unknown) = match paths::to(node, &names) {
+    let (paths, failed) = match paths::to(node, &names) {
         Ok(paths) => (paths, None),
         Err(error) => {
-            let what = format!("paths to the pods of other nodes are not known: {}", print::causes(&error));
-            (Vec::new(), Some(Check::unknown(CHECK, what)))
+            let message = format!("paths to pods of other nodes are unknown: {}", print::causes(&error));
+            (Vec::new(), Some(Check::unknown(CHECK, message)))
         }
     };
     for peer in &mut peers {
@@ -52,36 +51,36 @@ pub(super) fn reached(node: &CheckedNode) -> Vec<Check> {
     let probes: Vec<Probe<'_>> =
         peers.iter().map(Probe::Address).chain(paths.iter().map(Probe::Path)).collect();
     let deadline = Instant::now() + DEADLINE;
-    let observed = in_parallel(&probes, deadline, |probe| probe.run(node));
-    let observed = observed.into_iter().map(|observed| observed.unwrap_or(PeerProbe::Late)).collect();
-    findings(&probes, measured(observed, deadline)).into_iter().chain(unknown).collect()
+    let results = in_parallel(&probes, deadline, |probe| probe.run(node));
+    let results = results.into_iter().map(|result| result.unwrap_or(PeerProbeResult::Late)).collect();
+    checks(&probes, measured(results, deadline)).into_iter().chain(failed).collect()
 }
 
-/// How large packets may be on narrow paths. That takes seconds, and is done after all nodes were probed.
-fn measured(observed: Vec<PeerProbe>, deadline: Instant) -> Vec<PeerProbe> {
-    let narrow: Vec<NarrowPath> = (observed.iter())
-        .filter_map(|observed| match observed {
-            PeerProbe::Narrow(path) => Some(path.clone()),
-            PeerProbe::Fine(_)
-            | PeerProbe::Wrong(_)
-            | PeerProbe::Measured(_)
-            | PeerProbe::NotAsked(_)
-            | PeerProbe::Late => None,
+/// Measures the largest packet on narrow paths. This takes seconds, so it is done after all nodes were probed.
+fn measured(results: Vec<PeerProbeResult>, deadline: Instant) -> Vec<PeerProbeResult> {
+    let narrow: Vec<NarrowPath> = (results.iter())
+        .filter_map(|result| match result {
+            PeerProbeResult::Narrow(path) => Some(path.clone()),
+            PeerProbeResult::Reached(_)
+            | PeerProbeResult::Problem(_)
+            | PeerProbeResult::Measured(_)
+            | PeerProbeResult::NotRun(_)
+            | PeerProbeResult::Late => None,
         })
         .collect();
     let mut measured = in_parallel(&narrow, deadline, |path| path.measure(deadline)).into_iter();
-    let measure = |observed| match observed {
-        PeerProbe::Narrow(path) => match measured.next().flatten() {
-            Some(Ok(found)) => PeerProbe::Measured(Check::problem(CHECK, found)),
-            Some(Err(why)) => PeerProbe::NotAsked(why),
-            None => PeerProbe::Measured(Check::problem(CHECK, path.unmeasured())),
+    let measure = |result| match result {
+        PeerProbeResult::Narrow(path) => match measured.next().flatten() {
+            Some(Ok(found)) => PeerProbeResult::Measured(Check::problem(CHECK, found)),
+            Some(Err(error)) => PeerProbeResult::NotRun(error),
+            None => PeerProbeResult::Measured(Check::problem(CHECK, path.unmeasured())),
         },
         other => other,
     };
-    observed.into_iter().map(measure).collect()
+    results.into_iter().map(measure).collect()
 }
 
-/// One address of a node, or the path to its pod network.
+/// A target: an address of a node, or the path to its pod network.
 enum Probe<'a> {
     Address(&'a PeerAddress),
     Path(&'a Path),
@@ -95,7 +94,7 @@ impl Probe<'_> {
         }
     }
 
-    /// In a list of targets.
+    /// For messages.
     fn target(&self) -> String {
         match self {
             Self::Address(peer) => format!("node {} at {}", peer.name, peer.address),
@@ -103,19 +102,19 @@ impl Probe<'_> {
         }
     }
 
-    fn run(&self, node: &CheckedNode) -> PeerProbe {
+    fn run(&self, node: &CheckedNode) -> PeerProbeResult {
         match self {
             Self::Address(peer) => probe_address(node, peer),
             Self::Path(path) => match path.probe(node) {
-                Ok(None) => PeerProbe::Fine(Sizes::Small),
-                Ok(Some(found)) => PeerProbe::Wrong(Check::problem(CHECK, found)),
-                Err(why) => PeerProbe::NotAsked(why),
+                Ok(None) => PeerProbeResult::Reached(Sizes::Small),
+                Ok(Some(found)) => PeerProbeResult::Problem(Check::problem(CHECK, found)),
+                Err(error) => PeerProbeResult::NotRun(error),
             },
         }
     }
 }
 
-/// The results are in the order of the items. None: the deadline was over before.
+/// The results are in the order of the items. None if the deadline had passed.
 fn in_parallel<T: Sync, R: Send>(
     items: &[T],
     deadline: Instant,
@@ -134,64 +133,67 @@ fn in_parallel<T: Sync, R: Send>(
         done
     };
     let mut all: Vec<(usize, Option<R>)> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..AT_ONCE.min(items.len())).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..PARALLEL_PROBES.min(items.len())).map(|_| scope.spawn(work)).collect();
         workers.into_iter().filter_map(|worker| worker.join().ok()).flatten().collect()
     });
     all.sort_by_key(|(index, _)| *index);
     all.into_iter().map(|(_, result)| result).collect()
 }
 
-/// A cause that is the same for many is reported once. The path to a node that does not answer at all is not reported.
-fn findings(probes: &[Probe<'_>], observed: Vec<PeerProbe>) -> Vec<Check> {
-    let (mut findings, mut unasked, mut late) = (Vec::new(), Vec::new(), Vec::new());
-    let mut fine = Reached::default();
-    let answering: Vec<&str> = (probes.iter().zip(&observed))
-        .filter(|(probe, observed)| {
-            matches!((probe, observed), (Probe::Address(_), PeerProbe::Fine(_) | PeerProbe::Measured(_)))
+/// A common cause is reported once. Paths to a node that does not reply at all are not reported.
+fn checks(probes: &[Probe<'_>], results: Vec<PeerProbeResult>) -> Vec<Check> {
+    let (mut checks, mut errors, mut late) = (Vec::new(), Vec::new(), Vec::new());
+    let mut reached = ReachedTargets::default();
+    let replying: Vec<&str> = (probes.iter().zip(&results))
+        .filter(|(probe, result)| {
+            matches!(
+                (probe, result),
+                (Probe::Address(_), PeerProbeResult::Reached(_) | PeerProbeResult::Measured(_))
+            )
         })
         .map(|(probe, _)| probe.peer())
         .collect();
-    for (probe, observed) in probes.iter().zip(observed) {
+    for (probe, result) in probes.iter().zip(results) {
         let is_path = matches!(probe, Probe::Path(_));
-        match observed {
-            PeerProbe::Fine(sizes) => fine.add(probe, sizes),
-            PeerProbe::Wrong(_) if is_path && !answering.contains(&probe.peer()) => {}
-            PeerProbe::Wrong(finding) | PeerProbe::Measured(finding) => findings.push(finding),
-            PeerProbe::Narrow(path) => findings.push(Check::problem(CHECK, path.unmeasured())),
-            PeerProbe::NotAsked(why) => unasked.push(why),
-            PeerProbe::Late => late.push(probe.target()),
+        match result {
+            PeerProbeResult::Reached(sizes) => reached.add(probe, sizes),
+            PeerProbeResult::Problem(_) if is_path && !replying.contains(&probe.peer()) => {}
+            PeerProbeResult::Problem(check) | PeerProbeResult::Measured(check) => checks.push(check),
+            PeerProbeResult::Narrow(path) => checks.push(Check::problem(CHECK, path.unmeasured())),
+            PeerProbeResult::NotRun(error) => errors.push(error),
+            PeerProbeResult::Late => late.push(probe.target()),
         }
     }
-    if let Some(why) = unasked.first() {
-        findings.push(not_asked(why, unasked.len() as u64));
+    if let Some(error) = errors.first() {
+        checks.push(probe_error(error, errors.len() as u64));
     }
     if !late.is_empty() {
-        findings.push(Check::unknown(CHECK, not_probed(&late)));
+        checks.push(Check::unknown(CHECK, not_probed(&late)));
     }
-    if findings.is_empty() && fine != Reached::default() {
-        findings.push(Check::ok(CHECK, fine.sentence()));
+    if checks.is_empty() && reached != ReachedTargets::default() {
+        checks.push(Check::ok(CHECK, reached.sentence()));
     }
-    findings
+    checks
 }
 
 fn not_probed(late: &[String]) -> String {
-    let named = late[..late.len().min(MOST_NAMED)].join(", ");
-    let more = match late.len().saturating_sub(MOST_NAMED) {
+    let named = late[..late.len().min(MAX_NAMED)].join(", ");
+    let more = match late.len().saturating_sub(MAX_NAMED) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
     format!("not probed within {} s: {named}{more}", DEADLINE.as_secs())
 }
 
-/// What answered.
+/// Numbers of targets that replied.
 #[derive(Default, PartialEq, Eq)]
-struct Reached {
+struct ReachedTargets {
     addresses: u64,
     by_full_size: u64,
     paths: u64,
 }
 
-impl Reached {
+impl ReachedTargets {
     fn add(&mut self, probe: &Probe<'_>, sizes: Sizes) {
         match probe {
             Probe::Address(_) => self.addresses += 1,
@@ -205,142 +207,146 @@ impl Reached {
         let plural = if *addresses == 1 { "address" } else { "addresses" };
         let paths = print::count(*paths, "path");
         format!(
-            "{addresses} {plural} reached, {by_full_size} by packets as large as those of pods; {paths} to pod \
-             networks answered"
+            "{addresses} {plural} reachable, {by_full_size} with packets of the pods' size; {paths} to pod networks \
+             reachable"
         )
     }
 }
 
-fn not_asked(why: &io::Error, number: u64) -> Check {
+fn probe_error(error: &io::Error, number: u64) -> Check {
     let targets = print::count(number, "target");
-    match why.kind() {
+    match error.kind() {
         ErrorKind::NotFound => {
-            let what = format!("{targets} cannot be pinged: there is no `ping` program");
-            let found = Finding::new(Code::ProgramMissing, "program ping", what);
+            let message = format!("{targets} cannot be pinged: the program `ping` is missing");
+            let found = Finding::new(Code::ProgramMissing, "program ping", message);
             Check::problem(CHECK, found.fix("apt install iputils-ping"))
         }
-        // In a container without CAP_NET_RAW. That is no fault of the node, nor of the others.
+        // In a container without CAP_NET_RAW. It is not a problem of this node or of a peer.
         ErrorKind::PermissionDenied => Check::unknown(
             CHECK,
-            format!("{targets} cannot be pinged from here: {why}; run it on the node itself"),
+            format!(
+                "{targets} cannot be pinged from this process: {error}; run the command on the node itself"
+            ),
         ),
-        _ => Check::unknown(CHECK, format!("{targets} could not be probed: {why}")),
+        _ => Check::unknown(CHECK, format!("{targets} could not be probed: {error}")),
     }
 }
 
-/// Another node, at one of its addresses.
+/// An address of another node.
 struct PeerAddress {
     name: String,
     address: IpAddr,
-    /// Bytes that a tunnel adds to the packets that pods send to this address. None if they are sent to another one.
+    /// Bytes that the tunnel to this address adds to packets of pods. None if another address is used.
     header: Option<u32>,
 }
 
-/// All others, also those whose agents are away: their pods keep their network. Without an agent no node is known.
+/// All peers, also with offline agents, because their pods keep their network. Without an agent no peer is known.
 fn peers(node: &CheckedNode) -> Result<Vec<PeerAddress>, String> {
     if node.status().is_none() {
         return Ok(Vec::new());
     }
-    let answer = node.client.get(api::NODES, ask::TIMEOUT).map_err(|error| error.to_string())?;
+    let answer = node.client.get(api::NODES, client::TIMEOUT).map_err(|error| error.to_string())?;
     listed(&answer)
 }
 
 fn listed(answer: &HttpAnswer) -> Result<Vec<PeerAddress>, String> {
-    // An agent of an older version, which has no other nodes.
+    // An agent of an older version has no peers.
     if answer.status == NOT_FOUND {
         return Ok(Vec::new());
     }
-    let view: NodesView = ask::read(answer)
-        .map_err(|error| format!("the other nodes are not known: {}", print::causes(&error)))?;
-    let others = view.nodes.into_iter().filter(|peer| !peer.local);
-    let addresses = others.flat_map(|NodeView { name, addresses, .. }| {
+    let view: NodesView =
+        client::read(answer).map_err(|error| format!("the peers are unknown: {}", print::causes(&error)))?;
+    let peers = view.nodes.into_iter().filter(|peer| !peer.local);
+    let addresses = peers.flat_map(|NodeView { name, addresses, .. }| {
         addresses.into_iter().map(move |address| PeerAddress { name: name.clone(), address, header: None })
     });
     Ok(addresses.collect())
 }
 
 /// The result of a probe.
-enum PeerProbe {
-    Fine(Sizes),
-    Wrong(Check),
-    /// It answers, but not to packets of full size.
+enum PeerProbeResult {
+    Reached(Sizes),
+    Problem(Check),
+    /// It replies only to small packets.
     Narrow(NarrowPath),
-    /// The same, and it is known which sizes it carries.
+    /// A narrow path with its measured size.
     Measured(Check),
-    NotAsked(io::Error),
-    /// The deadline was over before.
+    NotRun(io::Error),
+    /// The deadline had passed.
     Late,
 }
 
-/// The packets that were answered.
+/// The size of packets that were replied to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sizes {
     Small,
     Full,
 }
 
-fn probe_address(node: &CheckedNode, peer: &PeerAddress) -> PeerProbe {
+fn probe_address(node: &CheckedNode, peer: &PeerAddress) -> PeerProbeResult {
     let PeerAddress { name, address, header } = peer;
-    let problem = |code: Code, what: String| Finding::new(code, format_args!("node {name}"), what);
+    let problem = |code: Code, message: String| Finding::new(code, format_args!("node {name}"), message);
     let link = match mtu_to(node, *address) {
         Ok(mtu) => mtu,
-        Err(why) => {
-            let found =
-                problem(Code::PeerUnrouted, format!("there is no route to node {name} at {address}: {why}"));
+        Err(error) => {
+            let found = problem(
+                Code::PeerUnrouted,
+                format!("there is no route to node {name} at {address}: {error}"),
+            );
             let fix = Fix::words(["ip", "route", "get", &address.to_string()]);
-            return PeerProbe::Wrong(Check::problem(CHECK, found.fix(fix)));
+            return PeerProbeResult::Problem(Check::problem(CHECK, found.fix(fix)));
         }
     };
     let small = Ping { target: *address, source: None, size: None };
     match small.echo() {
-        PingResult::NotAsked(why) => return PeerProbe::NotAsked(why),
-        PingResult::Silence => {
-            let found = problem(Code::PeerUnreachable, format!("node {name} at {address} does not answer"));
-            return PeerProbe::Wrong(Check::problem(CHECK, found.fix(small.command())));
+        PingResult::NotRun(error) => return PeerProbeResult::NotRun(error),
+        PingResult::NoReply => {
+            let found = problem(Code::PeerUnreachable, format!("node {name} at {address} does not reply"));
+            return PeerProbeResult::Problem(Check::problem(CHECK, found.fix(small.command())));
         }
-        PingResult::NotSent(why) => {
-            let what = format!("this node cannot send packets to node {name} at {address}: {why}");
-            return PeerProbe::Wrong(Check::problem(
+        PingResult::NotSent(reason) => {
+            let message = format!("this node cannot send packets to node {name} at {address}: {reason}");
+            return PeerProbeResult::Problem(Check::problem(
                 CHECK,
-                problem(Code::PeerUnreachable, what).fix(small.command()),
+                problem(Code::PeerUnreachable, message).fix(small.command()),
             ));
         }
-        PingResult::Answered => {}
+        PingResult::Replied => {}
     }
-    let Some(header) = *header else { return PeerProbe::Fine(Sizes::Small) };
-    let wanted = size::largest(sent_by_pods(node), header, link);
+    let Some(header) = *header else { return PeerProbeResult::Reached(Sizes::Small) };
+    let wanted = size::largest(pod_mtu(node), header, link);
     let has_ipv6 = node.blocks().any(|block| block.addr().is_ipv6());
     let path = NarrowPath { node: name.clone(), address: *address, header, wanted, has_ipv6 };
     match size::ping_of(*address, wanted).echo() {
-        PingResult::Answered => PeerProbe::Fine(Sizes::Full),
-        PingResult::Silence => PeerProbe::Narrow(path),
-        PingResult::NotSent(why) => PeerProbe::NotAsked(path.not_sent(wanted, &why)),
-        PingResult::NotAsked(why) => PeerProbe::NotAsked(why),
+        PingResult::Replied => PeerProbeResult::Reached(Sizes::Full),
+        PingResult::NoReply => PeerProbeResult::Narrow(path),
+        PingResult::NotSent(reason) => PeerProbeResult::NotRun(path.not_sent(wanted, &reason)),
+        PingResult::NotRun(error) => PeerProbeResult::NotRun(error),
     }
 }
 
-/// The MTU of the pods in the agent's network: of those that run, and of those that start next.
-fn sent_by_pods(node: &CheckedNode) -> Option<u32> {
+/// The largest MTU of pods in the agent's network: of running pods and of new pods.
+fn pod_mtu(node: &CheckedNode) -> Option<u32> {
     let network = &node.status()?.network;
     let is_own = |pod: &&Attachment| pod.key.network.as_str() == network.name;
     node.attachments.iter().filter(is_own).map(|pod| pod.mtu).chain(network.mtu).max()
 }
 
-/// What the link carries that leads there, or why there is none.
+/// The MTU of the link that has the route to the address.
 fn mtu_to(node: &CheckedNode, address: IpAddr) -> Result<u32, String> {
     let found = RtSocket::open().and_then(|mut host| host.route_to(address));
     let link = found.map_err(|error| error.to_string())?.link;
     let known = node.links.iter().find(|known| known.index == link);
-    known.map(|known| known.mtu).ok_or_else(|| "its link is gone".to_owned())
+    known.map(|known| known.mtu).ok_or_else(|| "its link does not exist".to_owned())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Verdict;
+    use super::super::check::Verdict;
     use super::*;
 
     #[test]
-    fn an_agent_that_cannot_tell_is_not_one_without_other_nodes() {
+    fn an_error_of_the_agent_is_not_an_empty_list_of_peers() {
         let answer = |status, body: &str| {
             listed(&HttpAnswer { status, body: body.as_bytes().to_vec() }).map(|all| all.len())
         };
@@ -352,55 +358,62 @@ mod tests {
             answer(200, &view.to_string())
         };
         assert_eq!(nodes("alive", false), Ok(1));
-        assert_eq!(nodes("away", false), Ok(1), "its pods may run");
+        assert_eq!(nodes("away", false), Ok(1), "its pods may be running");
         assert_eq!(nodes("alive", true), Ok(1), "the last known state is better than none");
         assert_eq!(nodes("unknown", true), Ok(1));
         assert_eq!(answer(404, r#"{"error": "no such page"}"#), Ok(0));
-        let error = answer(503, r#"{"error": "etcd is away"}"#).unwrap_err();
-        assert_eq!(error, "the other nodes are not known: etcd is away");
+        let error = answer(503, r#"{"error": "etcd is unreachable"}"#).unwrap_err();
+        assert_eq!(error, "the peers are unknown: etcd is unreachable");
         assert!(answer(200, "{}").is_err() && answer(500, "oops").is_err());
     }
 
     #[test]
-    fn a_cause_that_many_probes_share_is_reported_once() {
+    fn a_common_cause_of_many_probes_is_reported_once() {
         let peer = PeerAddress { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]), header: None };
         let probes: Vec<Probe<'_>> = (0..40).map(|_| Probe::Address(&peer)).collect();
-        let unasked =
-            |kind: ErrorKind| findings(&probes, (0..40).map(|_| PeerProbe::NotAsked(kind.into())).collect());
-        let [refused] = &unasked(ErrorKind::PermissionDenied)[..] else { panic!() };
+        let failed = |kind: ErrorKind| {
+            checks(&probes, (0..40).map(|_| PeerProbeResult::NotRun(kind.into())).collect())
+        };
+        let [refused] = &failed(ErrorKind::PermissionDenied)[..] else { panic!() };
         assert_eq!((refused.verdict, &refused.fix), (Verdict::Unknown, &None));
         assert!(
             refused.message.starts_with("40 targets") && refused.message.contains("denied"),
             "{refused:?}"
         );
-        let [missing] = &unasked(ErrorKind::NotFound)[..] else { panic!() };
+        let [missing] = &failed(ErrorKind::NotFound)[..] else { panic!() };
         assert_eq!(missing.verdict, Verdict::Problem);
-        assert!(missing.message.contains("no `ping` program"), "{missing:?}");
-        let [late] = &findings(&probes[..1], vec![PeerProbe::Late])[..] else { panic!() };
+        assert!(missing.message.contains("program `ping` is missing"), "{missing:?}");
+        let [late] = &checks(&probes[..1], vec![PeerProbeResult::Late])[..] else { panic!() };
         assert_eq!(late.verdict, Verdict::Unknown);
         assert_eq!(late.message, "not probed within 10 s: node b at 192.0.2.2");
-        let [late] = &findings(&probes, (0..40).map(|_| PeerProbe::Late).collect())[..] else { panic!() };
+        let [late] = &checks(&probes, (0..40).map(|_| PeerProbeResult::Late).collect())[..] else { panic!() };
         assert!(late.message.ends_with("node b at 192.0.2.2 and 37 more"), "{late:?}");
-        assert!(findings(&[], Vec::new()).is_empty());
-        assert_eq!(findings(&probes[..1], vec![PeerProbe::Fine(Sizes::Small)])[0].verdict, Verdict::Ok);
+        assert!(checks(&[], Vec::new()).is_empty());
+        assert_eq!(
+            checks(&probes[..1], vec![PeerProbeResult::Reached(Sizes::Small)])[0].verdict,
+            Verdict::Ok
+        );
     }
 
     #[test]
-    fn the_path_to_a_node_that_does_not_answer_at_all_is_not_reported() {
+    fn paths_to_a_node_that_does_not_reply_are_not_reported() {
         let peer = PeerAddress { name: "b".to_owned(), address: IpAddr::from([192, 0, 2, 2]), header: None };
         let path = paths::sample("b");
         let probes = [Probe::Address(&peer), Probe::Path(&path)];
-        let wrong = |what: &str| {
-            PeerProbe::Wrong(Check::problem(CHECK, Finding::new(Code::PeerUnreachable, "node b", what)))
+        let problem = |message: &str| {
+            PeerProbeResult::Problem(Check::problem(
+                CHECK,
+                Finding::new(Code::PeerUnreachable, "node b", message),
+            ))
         };
-        let messages = |observed| -> Vec<String> {
-            findings(&probes, observed).into_iter().map(|check| check.message).collect()
+        let messages = |results| -> Vec<String> {
+            checks(&probes, results).into_iter().map(|check| check.message).collect()
         };
-        assert_eq!(messages(vec![PeerProbe::Fine(Sizes::Full), wrong("tunnel")]), ["tunnel"]);
-        assert_eq!(messages(vec![wrong("node"), wrong("tunnel")]), ["node"]);
+        assert_eq!(messages(vec![PeerProbeResult::Reached(Sizes::Full), problem("tunnel")]), ["tunnel"]);
+        assert_eq!(messages(vec![problem("node"), problem("tunnel")]), ["node"]);
         assert_eq!(
-            messages(vec![PeerProbe::Fine(Sizes::Full), PeerProbe::Fine(Sizes::Small)]),
-            ["1 address reached, 1 by packets as large as those of pods; 1 path to pod networks answered"]
+            messages(vec![PeerProbeResult::Reached(Sizes::Full), PeerProbeResult::Reached(Sizes::Small)]),
+            ["1 address reachable, 1 with packets of the pods' size; 1 path to pod networks reachable"]
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The `ping` program.
+//! Runs the `ping` program.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -8,13 +8,13 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketType, bind, ipproto, sendto, socket};
 use types::Fix;
 
-/// The exit code of the program if no reply came. Other codes are its own problems.
+/// The exit code of `ping` if no reply came. Other codes are errors of the program.
 const NO_REPLY: i32 = 1;
-/// Of an echo request.
+/// Bytes of the ICMP header.
 const HEADER: usize = 8;
-/// A line of its statistics. A program that refuses its arguments has none.
+/// Part of the statistics. `ping` does not print them if it refuses its arguments.
 const STATISTICS: &str = "packets transmitted";
-/// A lost request says nothing about a path: so many more are sent before it counts.
+/// Further requests after a lost one, because a single loss says nothing about a path.
 const REPEATS: u32 = 2;
 
 /// One echo request.
@@ -28,16 +28,16 @@ pub(super) struct Ping {
 
 #[derive(Debug)]
 pub(super) enum PingResult {
-    Answered,
-    Silence,
-    /// This node refused to send the packet: a rule of its own firewall, for example.
+    Replied,
+    NoReply,
+    /// The kernel of this node did not send the packet, for example because of a firewall rule.
     NotSent(String),
-    /// The program is missing, or is not permitted to send.
-    NotAsked(io::Error),
+    /// The program is missing or lacks permissions.
+    NotRun(io::Error),
 }
 
 impl Ping {
-    /// Ready to paste.
+    /// A shell command.
     pub(super) fn command(&self) -> Fix {
         Fix::words(self.words(1))
     }
@@ -55,39 +55,39 @@ impl Ping {
         words
     }
 
-    /// In the network namespace of this thread. A request without an answer is repeated. It takes three seconds at most.
+    /// Pings in the network namespace of this thread. A lost request is repeated. It takes at most three seconds.
     pub(super) fn echo(&self) -> PingResult {
         match self.send(1) {
-            PingResult::Silence => self.send(REPEATS),
-            echo @ (PingResult::Answered | PingResult::NotSent(_) | PingResult::NotAsked(_)) => echo,
+            PingResult::NoReply => self.send(REPEATS),
+            echo @ (PingResult::Replied | PingResult::NotSent(_) | PingResult::NotRun(_)) => echo,
         }
     }
 
-    /// The same for a packet that is probably lost: the requests do not wait for each other.
-    pub(super) fn echo_of_several(&self) -> PingResult {
+    /// The same for packets that are probably lost: all requests are sent at once.
+    pub(super) fn echo_parallel(&self) -> PingResult {
         self.send(1 + REPEATS)
     }
 
     fn send(&self, count: u32) -> PingResult {
         let words = self.words(count);
-        let asked =
+        let output =
             Command::new(&words[0]).args(&words[1..]).env("LC_ALL", "C").stdin(Stdio::null()).output();
-        match asked.map_or_else(PingResult::NotAsked, |output| PingResult::of(&output)) {
-            PingResult::Silence => {
-                self.refused_here().map_or(PingResult::Silence, |why| PingResult::NotSent(why.to_string()))
+        match output.map_or_else(PingResult::NotRun, |output| PingResult::of(&output)) {
+            PingResult::NoReply => {
+                self.local_error().map_or(PingResult::NoReply, |error| PingResult::NotSent(error.to_string()))
             }
-            echo @ (PingResult::Answered | PingResult::NotSent(_) | PingResult::NotAsked(_)) => echo,
+            echo @ (PingResult::Replied | PingResult::NotSent(_) | PingResult::NotRun(_)) => echo,
         }
     }
 
-    /// Why this node does not send such a packet. The program reports an error of the kernel only if there was an ICMP error
-    /// too, so that a packet that a rule of this node drops looks lost.
-    fn refused_here(&self) -> Option<io::Error> {
+    /// The error of the kernel for such a packet. `ping` reports it only together with an ICMP error, so a packet that a local
+    /// firewall rule drops would look like a lost packet.
+    fn local_error(&self) -> Option<io::Error> {
         let (family, protocol, request) = match self.target {
             IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP, 8),
             IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, 128),
         };
-        // Without a checksum: no receiver answers it.
+        // Without a checksum, so that no receiver replies.
         let mut packet = vec![0; HEADER + self.size.map_or(0, |size| size as usize)];
         packet[0] = request;
         let send = || {
@@ -98,8 +98,8 @@ impl Ping {
             sendto(&socket, &packet, SendFlags::DONTWAIT, &SocketAddr::new(self.target, 0))
         };
         match send() {
-            Err(why @ (Errno::PERM | Errno::ACCESS | Errno::NETUNREACH | Errno::HOSTUNREACH)) => {
-                Some(why.into())
+            Err(error @ (Errno::PERM | Errno::ACCESS | Errno::NETUNREACH | Errno::HOSTUNREACH)) => {
+                Some(error.into())
             }
             Ok(_) | Err(_) => None,
         }
@@ -109,27 +109,26 @@ impl Ping {
 impl PingResult {
     fn of(Output { status, stdout, stderr }: &Output) -> Self {
         let (stdout, stderr) = (String::from_utf8_lossy(stdout), String::from_utf8_lossy(stderr));
-        // One reply is enough, whatever happened to the others.
+        // One reply is sufficient.
         if status.success() {
-            return Self::Answered;
+            return Self::Replied;
         }
         if stderr.contains("socket: Operation not permitted") {
-            return Self::NotAsked(ErrorKind::PermissionDenied.into());
+            return Self::NotRun(ErrorKind::PermissionDenied.into());
         }
         if status.code() == Some(NO_REPLY) && stdout.contains(STATISTICS) {
-            return refused(&stderr).map_or(Self::Silence, Self::NotSent);
+            return send_error(&stderr).map_or(Self::NoReply, Self::NotSent);
         }
-        // As an address that it cannot use as its source.
-        let why = stderr.lines().next().unwrap_or("ping failed");
-        Self::NotAsked(io::Error::other(why.to_owned()))
+        // For example an invalid source address.
+        let error = stderr.lines().next().unwrap_or("ping failed");
+        Self::NotRun(io::Error::other(error.to_owned()))
     }
 }
 
-/// Why the kernel of this node did not send a packet. One that is too large for the path is lost on the path: the kernel
-/// learned its MTU from an earlier packet.
-fn refused(stderr: &str) -> Option<String> {
+/// The error of the kernel of this node. A packet that is too large for a known path MTU counts as lost on the path.
+fn send_error(stderr: &str) -> Option<String> {
     let line = stderr.lines().find_map(|line| line.split_once("sendmsg: ").or(line.split_once("sendto: ")));
-    line.map(|(_, why)| why.trim().to_owned()).filter(|why| !why.contains("too long"))
+    line.map(|(_, error)| error.trim().to_owned()).filter(|error| !error.contains("too long"))
 }
 
 #[cfg(test)]
@@ -145,23 +144,23 @@ mod tests {
     }
 
     #[test]
-    fn f3_only_a_packet_that_was_sent_can_be_lost() {
+    fn f3_a_packet_that_was_not_sent_is_not_lost() {
         let lost = "3 packets transmitted, 0 received, 100% packet loss, time 409ms\n";
-        assert!(matches!(echo(0, "3 packets transmitted, 1 received", "x"), PingResult::Answered));
-        assert!(matches!(echo(1, lost, ""), PingResult::Silence));
+        assert!(matches!(echo(0, "3 packets transmitted, 1 received", "x"), PingResult::Replied));
+        assert!(matches!(echo(1, lost, ""), PingResult::NoReply));
         let known = "ping: local error: message too long, mtu=1390\n";
-        assert!(matches!(echo(1, lost, known), PingResult::Silence), "the kernel knows the path");
+        assert!(matches!(echo(1, lost, known), PingResult::NoReply), "the kernel knows the path");
         let denied = echo(1, lost, "ping: sendmsg: Operation not permitted\n");
         assert!(
-            matches!(&denied, PingResult::NotSent(why) if why == "Operation not permitted"),
+            matches!(&denied, PingResult::NotSent(error) if error == "Operation not permitted"),
             "{denied:?}"
         );
         let usage = echo(1, "", "ping: invalid option -- 'M'\n");
         assert!(
-            matches!(&usage, PingResult::NotAsked(why) if why.to_string().contains("option")),
+            matches!(&usage, PingResult::NotRun(error) if error.to_string().contains("option")),
             "{usage:?}"
         );
         let socket = echo(2, "", "ping: socket: Operation not permitted\n");
-        assert!(matches!(&socket, PingResult::NotAsked(why) if why.kind() == ErrorKind::PermissionDenied));
+        assert!(matches!(&socket, PingResult::NotRun(error) if error.kind() == ErrorKind::PermissionDenied));
     }
 }

@@ -1,34 +1,34 @@
-//! Whether runtimes find the plugins that their configs need. They report a ready network without them, and every pod fails.
+//! Checks that runtimes find the plugins of their configs. A runtime reports a ready network without them, and every pod fails.
 
 use std::path::Path;
 
 use install::runtimes::{Runtime, Runtimes};
 
-use super::finding::Check;
+use super::check::Check;
 use super::node::CheckedNode;
 use crate::commands::plugins::PluginFiles;
 
 const CHECK: &str = "runtimes";
 
-pub(super) fn find_plugins(node: &CheckedNode) -> Vec<Check> {
+pub(super) fn check_plugins(node: &CheckedNode) -> Vec<Check> {
     let runtimes = Runtimes::detect(Path::new("/"));
     let Some(plugin) = PluginFiles::find(node.directories.state_dir.as_deref()) else {
-        return vec![Check::unknown(CHECK, "the path of this program is not known")];
+        return vec![Check::unknown(CHECK, "cannot determine the path of this program")];
     };
     let missing = match node.status() {
-        // It reports what it installed.
+        // The agent reports its installed files.
         Some(_) => runtimes.missing(plugin.path()),
         None => plugin.missing(&runtimes),
     };
-    let fine = runtimes.found.iter().filter_map(|runtime| fine(runtime, plugin.path()));
-    fine.chain(missing.into_iter().map(|found| node.as_reported(CHECK, found))).collect()
+    let ok = runtimes.found.iter().filter_map(|runtime| ok_check(runtime, plugin.path()));
+    ok.chain(missing.into_iter().map(|found| node.as_reported(CHECK, found))).collect()
 }
 
-fn fine(runtime: &Runtime, plugin: &Path) -> Option<Check> {
+fn ok_check(runtime: &Runtime, plugin: &Path) -> Option<Check> {
     let (name, configs) = (runtime.name, runtime.config_dir.display());
     let needed = plugin.file_name().and_then(|name| name.to_str()).map(|name| runtime.needed(name));
     match (needed.unwrap_or_default().as_slice(), runtime.without_plugins(plugin)) {
-        ([], _) => Some(Check::ok(CHECK, format!("{name} has no config of Podwire in {configs}"))),
+        ([], _) => Some(Check::ok(CHECK, format!("{name} has no Podwire config in {configs}"))),
         (_, Some(_)) => None,
         (needed, None) => Some(Check::ok(CHECK, format!("{name} finds {}", needed.join(", ")))),
     }

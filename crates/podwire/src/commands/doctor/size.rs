@@ -1,5 +1,4 @@
-//! Packets as large as those of pods, with the header of the tunnel: whether the path to a node carries them, and how large they
-//! may be.
+//! Probes paths with packets of the size that pods send, including the tunnel header, and measures the largest size.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,14 +10,14 @@ use types::{Code, Finding, MIN_MTU_V6};
 use super::peers::DEADLINE;
 use super::ping::{Ping, PingResult};
 
-/// Of an echo request, without the IP header.
+/// Bytes of the ICMP header.
 const ICMP: u32 = 8;
-/// Bytes of data in an echo request of which `ping` chooses the size.
+/// Default data size of `ping`.
 const SMALL: u32 = 56;
-/// So many sizes are probed at once. A lost packet takes more than a second to count as lost, and 1,500 bytes take four steps.
-const SIZES_AT_ONCE: u32 = 8;
+/// Number of sizes that are probed in parallel. A lost packet takes more than a second, and 1500 bytes need four steps.
+const PARALLEL_SIZES: u32 = 8;
 
-/// A path that carries small packets, and not those of pods.
+/// A path that carries small packets, but not packets of the pods' size.
 #[derive(Clone)]
 pub(super) struct NarrowPath {
     pub(super) node: String,
@@ -27,18 +26,18 @@ pub(super) struct NarrowPath {
     pub(super) header: u32,
     /// The largest packet of pods, with the header.
     pub(super) wanted: u32,
-    /// Pods have IPv6 addresses, for which no link may carry less than 1280 bytes.
+    /// Pods have IPv6 addresses, so the MTU must be at least 1280.
     pub(super) has_ipv6: bool,
 }
 
-/// A packet of the first size is carried, one of the second is not.
+/// The path carries packets of the first size, and loses packets of the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Limit {
     carried: u32,
     lost: u32,
 }
 
-/// The largest packet to a node. Packets that are larger than the link are reported by the check of the MTU.
+/// The largest packet to a node. The MTU check reports packets that do not fit the link.
 pub(super) fn largest(pods: Option<u32>, header: u32, link: u32) -> u32 {
     pods.map_or(link, |pods| link.min(pods.saturating_add(header)))
 }
@@ -61,27 +60,27 @@ impl NarrowPath {
     }
 
     fn probe(&self, sizes: &[u32]) -> io::Result<Vec<bool>> {
-        let echo = |size: u32| match ping_of(self.address, size).echo_of_several() {
-            PingResult::Answered => Ok(true),
-            PingResult::Silence => Ok(false),
-            PingResult::NotSent(why) => Err(self.not_sent(size, &why)),
-            PingResult::NotAsked(why) => Err(why),
+        let echo = |size: u32| match ping_of(self.address, size).echo_parallel() {
+            PingResult::Replied => Ok(true),
+            PingResult::NoReply => Ok(false),
+            PingResult::NotSent(reason) => Err(self.not_sent(size, &reason)),
+            PingResult::NotRun(error) => Err(error),
         };
         thread::scope(|scope| {
             let probes: Vec<_> = sizes.iter().map(|size| scope.spawn(move || echo(*size))).collect();
             let joined = probes.into_iter().map(|probe| {
-                probe.join().unwrap_or_else(|_| Err(io::Error::other("a probe ended unexpectedly")))
+                probe.join().unwrap_or_else(|_| Err(io::Error::other("a probe thread panicked")))
             });
             joined.collect()
         })
     }
 
-    pub(super) fn not_sent(&self, size: u32, why: &str) -> io::Error {
+    pub(super) fn not_sent(&self, size: u32, reason: &str) -> io::Error {
         let Self { node, address, .. } = self;
-        io::Error::other(format!("this node cannot send {size} bytes to node {node} at {address}: {why}"))
+        io::Error::other(format!("this node cannot send {size} bytes to node {node} at {address}: {reason}"))
     }
 
-    /// Nothing was probed but the largest size.
+    /// Only the largest size was probed.
     pub(super) fn unmeasured(&self) -> Finding {
         self.finding(Limit { carried: SMALL + headers(self.address), lost: self.wanted })
     }
@@ -101,7 +100,7 @@ impl NarrowPath {
             }
         };
         let start = format!(
-            "node {node} at {address} is reached, but pods send up to {pods} bytes{tunnel} and the path carries \
+            "node {node} at {address} is reachable, but pods send up to {pods} bytes{tunnel} and the path carries \
              {carried}{unprobed}: "
         );
         let found = |advice: String| {
@@ -110,13 +109,14 @@ impl NarrowPath {
         let least = MIN_MTU_V6 + header;
         if *has_ipv6 && lost <= least {
             return found(format!(
-                "pods with IPv6 need {least}, and `network.mtu` cannot be less than {MIN_MTU_V6}; set the MTU of \
-                 the links between the nodes to {least} or more until this answers, or use a network without IPv6"
+                "pods with IPv6 need {least}, and `network.mtu` cannot be less than {MIN_MTU_V6}; increase the \
+                 MTU of the links between the nodes to at least {least} until this command succeeds, or use a network without \
+                 IPv6"
             ))
             .fix(ping_of(*address, least).command());
         }
         if !limit.is_exact() && most < MIN_MTU_V6 {
-            return found("run the check again to measure it".to_owned()).fix("podwire doctor");
+            return found("run the command again to measure it".to_owned()).fix("podwire doctor");
         }
         found(format!("pods may send {most} at most"))
     }
@@ -127,7 +127,7 @@ impl Limit {
         self.carried + 1 >= self.lost
     }
 
-    /// Probes sizes between the two until they are neighbours or the time is over.
+    /// Probes sizes between the two until they are adjacent or the time is over.
     fn narrowed(
         mut self,
         is_over: impl Fn() -> bool,
@@ -135,7 +135,7 @@ impl Limit {
     ) -> io::Result<Self> {
         while !self.is_exact() && !is_over() {
             let between = self.lost - self.carried - 1;
-            let number = between.min(SIZES_AT_ONCE);
+            let number = between.min(PARALLEL_SIZES);
             let sizes: Vec<u32> =
                 (1..=number).map(|step| self.carried + (between + 1) * step / (number + 1)).collect();
             let carried = probe(&sizes)?;
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn f3_packets_are_as_large_as_those_of_pods_with_the_header_of_the_tunnel() {
+    fn f3_probes_have_the_size_of_pod_packets_with_the_tunnel_header() {
         assert_eq!(largest(Some(1450), 50, 1500), 1500);
         assert_eq!(largest(Some(1340), 50, 1500), 1390, "network.mtu makes them smaller");
         assert_eq!(largest(Some(1340), 0, 1500), 1340, "direct routes add nothing");
@@ -173,14 +173,14 @@ mod tests {
             |header, carried| path(header, false).finding(Limit { carried, lost: carried + 1 }).message;
         assert_eq!(
             found(50, 1390),
-            "node b at 192.0.2.2 is reached, but pods send up to 1450 bytes, 1500 in the tunnel, and the path carries \
+            "node b at 192.0.2.2 is reachable, but pods send up to 1450 bytes, 1500 in the tunnel, and the path carries \
              1390: pods may send 1340 at most"
         );
         assert!(found(0, 1390).ends_with("carries 1390: pods may send 1390 at most"));
     }
 
     #[test]
-    fn f3_the_search_is_exact_in_few_steps_and_ends_with_the_time() {
+    fn f3_the_search_is_exact_and_stops_at_the_deadline() {
         for mtu in [84, 85, 576, 1390, 1498, 1499] {
             let steps = Cell::new(0);
             let search = |is_over: &dyn Fn() -> bool| {
@@ -195,7 +195,7 @@ mod tests {
             let Limit { carried, lost } = search(&|| steps.get() == 1).unwrap();
             assert!(carried <= mtu && mtu < lost && lost - carried <= 160, "{carried} to {lost}");
         }
-        // A smaller size that was lost says nothing where a larger one arrived.
+        // A lost smaller packet is ignored if a larger one arrived.
         let lossy = Limit { carried: 84, lost: 1500 }
             .narrowed(|| false, |sizes| Ok(sizes.iter().map(|size| (1000..=1390).contains(size)).collect()));
         assert_eq!(lossy.unwrap().carried, 1390);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn f3_sizes_that_were_not_probed_are_named() {
+    fn f3_unprobed_sizes_are_reported() {
         let found = path(50, true).finding(Limit { carried: 1340, lost: 1400 }).message;
         assert!(found.contains("carries 1340 and not 1400 (sizes between them were not probed"), "{found}");
         assert!(found.ends_with("pods may send 1290 at most"), "{found}");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn f3_a_path_too_narrow_for_ipv6_is_not_answered_with_a_setting_that_is_refused() {
+    fn f3_a_path_too_narrow_for_ipv6_gets_no_invalid_mtu_advice() {
         let of = |has_ipv6, carried| path(50, has_ipv6).finding(Limit { carried, lost: carried + 1 });
         let narrow = of(true, 1329);
         assert!(!narrow.message.contains("pods may send"), "{narrow:?}");
@@ -223,6 +223,6 @@ mod tests {
         assert_eq!(narrow.fix.unwrap().to_string(), "ping -c 1 -W 1 -M do -s 1302 192.0.2.2");
         let least = of(true, 1330);
         assert!(least.message.ends_with("pods may send 1280 at most") && least.fix.is_none(), "{least:?}");
-        assert!(of(false, 1329).message.ends_with("pods may send 1279 at most"), "IPv4 alone");
+        assert!(of(false, 1329).message.ends_with("pods may send 1279 at most"), "IPv4 only");
     }
 }

@@ -3,43 +3,43 @@
 use anyhow::Result;
 use lab::{RemovedLab, SavedLab, remove_kept};
 
-use super::args::Down;
-use super::place;
-use super::progress::say;
+use super::args::LabDownArgs;
+use super::directory;
+use super::progress::print_line;
 use crate::print;
 
-pub(super) fn run(name: &str, args: &Down) -> Result<()> {
-    let names = if args.all { place::all()? } else { vec![name.to_owned()] };
+pub(super) fn run(name: &str, args: &LabDownArgs) -> Result<()> {
+    let names = if args.all { directory::lab_names()? } else { vec![name.to_owned()] };
     if names.is_empty() {
-        say("there is no lab");
+        print_line("there is no lab");
     }
     let mut first_error = None;
     for name in names {
-        match place::kept(&name).and_then(|kept| remove(&kept)) {
-            Ok(Some(removed)) => say(print::wrap(&told(&name, removed), print::WIDTH)),
-            Ok(None) => say(format!("there is no lab {name}")),
+        match directory::saved_lab(&name).and_then(|saved| remove(&saved)) {
+            Ok(Some(removed)) => print_line(print::wrap(&summary(&name, removed), print::width())),
+            Ok(None) => print_line(format!("there is no lab {name}")),
             Err(error) => first_error = Some(first_error.unwrap_or(error)),
         }
     }
-    place::tidy();
+    directory::remove_if_empty();
     first_error.map_or(Ok(()), Err)
 }
 
-fn told(name: &str, removed: RemovedLab) -> String {
+fn summary(name: &str, removed: RemovedLab) -> String {
     let processes = |count: usize| format!("{count} process{}", if count == 1 { "" } else { "es" });
-    // Agents and etcd do not end by themselves: whoever looks for a fault wants to know.
-    let before = match removed.ended {
+    // Agents and etcd do not end on their own, so an ended process is a sign of a fault.
+    let ended = match removed.ended {
         0 => String::new(),
-        ended => format!(" ({} had ended before)", processes(ended)),
+        count => format!(" ({} had already ended)", processes(count)),
     };
     let namespaces = print::count(removed.namespaces as u64, "namespace");
-    format!("lab {name} is removed: {}{before}, {namespaces}", processes(removed.processes))
+    format!("lab {name} removed: {}{ended}, {namespaces}", processes(removed.processes))
 }
 
-/// None: there is neither a directory nor a namespace of it.
-fn remove(kept: &SavedLab) -> Result<Option<RemovedLab>> {
-    // A directory that is gone has no lock; what is left in the kernel goes all the same.
-    let held = place::hold(kept)?;
-    let removed = remove_kept(kept)?;
+/// None if the lab has neither a directory nor a namespace.
+fn remove(saved: &SavedLab) -> Result<Option<RemovedLab>> {
+    // Without a directory there is no lock. Namespaces are removed in any case.
+    let held = directory::lock(saved)?;
+    let removed = remove_kept(saved)?;
     Ok((held.is_some() || !removed.nothing()).then_some(removed))
 }

@@ -1,20 +1,20 @@
-//! What to type next, as it has to be typed for the lab that is meant.
+//! Commands for the operator, with the name of the lab.
 
 use super::args::DEFAULT_NAME;
 use crate::print;
 
-/// `podwire lab heal n1`, with the lab's name where it is not the usual one.
-pub(super) fn command(name: &str, rest: &str) -> String {
+/// `podwire lab heal n1`, with `--name` for a lab that is not the default.
+pub(super) fn command(name: &str, args: &str) -> String {
     if name == DEFAULT_NAME {
-        format!("podwire lab {rest}")
+        format!("podwire lab {args}")
     } else {
-        format!("podwire lab --name {name} {rest}")
+        format!("podwire lab --name {name} {args}")
     }
 }
 
-/// A sentence, and the command below it on a line of its own, to be pasted.
+/// A sentence, and below it the command on its own line, because it is pasted.
 pub(super) fn undo(sentence: &str, command: &str) -> String {
-    format!("{}\n  {command}", print::wrap(sentence, print::WIDTH))
+    format!("{}\n  {command}", print::wrap(sentence, print::width()))
 }
 
 #[cfg(test)]
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_name_that_must_be_given_is_given() {
+    fn the_name_of_the_default_lab_is_omitted() {
         assert_eq!(command("default", "down"), "podwire lab down");
         assert_eq!(command("two", "heal n1"), "podwire lab --name two heal n1");
     }

@@ -1,4 +1,4 @@
-//! Ctrl-C while something is made: what is done is stopped in an orderly way instead of left where it is.
+//! Handles SIGINT and SIGTERM while a lab is created, so that an interrupted command can remove the lab.
 
 use std::thread;
 
@@ -7,41 +7,44 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-/// How the work came to its end.
+/// How the work ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Course {
-    Undisturbed,
-    /// By SIGINT or SIGTERM, if only just before its end.
+pub(super) enum Completion {
+    Finished,
+    /// SIGINT or SIGTERM was received, possibly just before the end.
     Interrupted,
 }
 
-/// Works in a thread of its own. At a signal, `stop` sees to it that the work fails soon; its end is awaited in any case.
-pub(super) fn guarded<T: Send>(work: impl FnOnce() -> T + Send, stop: impl FnOnce()) -> Result<(T, Course)> {
+/// Runs the work in a thread and waits for its end. On a signal, `stop` must make the work fail soon.
+pub(super) fn run_interruptible<T: Send>(
+    work: impl FnOnce() -> T + Send,
+    stop: impl FnOnce(),
+) -> Result<(T, Completion)> {
     let runtime = Builder::new_current_thread().enable_all().build().context("cannot wait for signals")?;
     let inside = runtime.enter();
-    // From here on they do not end this process.
+    // From here on these signals do not end the process.
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     drop(inside);
     thread::scope(|scope| {
-        let (ending, ended) = oneshot::channel::<()>();
+        let (end_guard, ended) = oneshot::channel::<()>();
         let worker = scope.spawn(move || {
-            // Dropped at the end, also by a panic.
-            let _ending = ending;
+            // Dropped when the work ends, also after a panic.
+            let _end_guard = end_guard;
             work()
         });
-        let course = runtime.block_on(async {
+        let completion = runtime.block_on(async {
             tokio::select! {
-                _ = ended => Course::Undisturbed,
-                _ = interrupt.recv() => Course::Interrupted,
-                _ = terminate.recv() => Course::Interrupted,
+                _ = ended => Completion::Finished,
+                _ = interrupt.recv() => Completion::Interrupted,
+                _ = terminate.recv() => Completion::Interrupted,
             }
         });
-        if course == Course::Interrupted {
+        if completion == Completion::Interrupted {
             stop();
         }
         match worker.join() {
-            Ok(result) => Ok((result, course)),
+            Ok(result) => Ok((result, completion)),
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })

@@ -1,16 +1,16 @@
-//! `podwire lab`: many nodes on this machine, to see and to try. All of it is inside network namespaces of its own; the
-//! machine's links, firewall and containers are not touched. The work is done by `lab::Cluster`; here is what a person
-//! sees of it.
+//! `podwire lab`: a cluster in network namespaces of this host. Links, firewall and containers of the host are not changed.
+//! `lab::Cluster` does the work; this module has the command line and the output.
 
 mod args;
 mod change;
+mod directory;
 mod down;
 mod exec;
 mod fixes;
 mod hint;
 mod interrupt;
-mod picture;
-mod place;
+mod ls;
+mod matrix_view;
 mod progress;
 mod show;
 mod up;
@@ -26,42 +26,43 @@ use crate::exit::ExitStatus;
 
 pub(crate) fn run(lab: &LabArgs) -> Result<ExitStatus> {
     let name = lab.name.as_str();
-    let done = match &lab.action {
+    let done = match &lab.command {
         LabCommand::Up(args) => up::run(name, args),
+        LabCommand::Ls(args) => ls::run(args),
         LabCommand::Status(args) => return show::status(name, args),
         LabCommand::Test(args) => return show::test(name, args),
         LabCommand::Exec(args) => return exec::run(name, args),
-        LabCommand::Pod(action) => change::pod(name, action),
+        LabCommand::Pod(command) => change::pod(name, command),
         LabCommand::Cut(args) => change::cut(name, args),
         LabCommand::Heal(args) => change::heal(name, args),
-        LabCommand::Kill(victim) => change::kill(name, victim),
-        LabCommand::Start(victim) => change::start(name, victim),
-        LabCommand::Restart(what) => change::restart(name, what),
+        LabCommand::Kill(target) => change::kill(name, target),
+        LabCommand::Start(target) => change::start(name, target),
+        LabCommand::Restart(target) => change::restart(name, target),
         LabCommand::Logs(args) => show::logs(name, args),
         LabCommand::Down(args) => down::run(name, args),
     };
     done.map(|()| ExitStatus::Success)
 }
 
-/// Does something to a lab that is up, and remembers it, also when it failed halfway.
-fn changed<T>(name: &str, change: impl FnOnce(&mut Cluster) -> Result<T>) -> Result<T> {
-    let held = place::existing(name)?;
+/// Changes a lab and saves its state, also after an error.
+fn change_lab<T>(name: &str, change: impl FnOnce(&mut Cluster) -> Result<T>) -> Result<T> {
+    let held = directory::lock_existing(name)?;
     let mut cluster = open(&held)?;
     let result = change(&mut cluster);
     cluster.save(LabState::Up)?;
     result
 }
 
-/// A look at a lab as it is now; others may change it meanwhile.
-fn seen(name: &str) -> Result<Cluster> {
-    let held = place::existing(name)?;
+/// Opens a lab for reading. The lock is released, so another command may change the lab.
+fn open_lab(name: &str) -> Result<Cluster> {
+    let held = directory::lock_existing(name)?;
     open(&held)
 }
 
-fn open(held: &place::LockedLab) -> Result<Cluster> {
-    let name = held.kept.name();
-    Cluster::open(&held.kept).map_err(|error| {
+fn open(held: &directory::LockedLab) -> Result<Cluster> {
+    let name = held.saved.name();
+    Cluster::open(&held.saved).map_err(|error| {
         let down = hint::command(name, "down");
-        error.context(format!("lab {name} cannot be used; `{down}` removes what is left of it"))
+        error.context(format!("lab {name} cannot be used; remove it with '{down}'"))
     })
 }

@@ -1,7 +1,7 @@
-//! What a lab looks like: status, who reaches whom, logs.
+//! `podwire lab status`, `podwire lab test` and `podwire lab logs`.
 
 use std::fs;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -11,50 +11,50 @@ use api::{
 };
 use lab::{Cell, Cluster, EtcdMember, PodPath, Reachability};
 
-use super::args::{LabTestArgs, Logs, Shown};
-use super::picture::{self, Paint};
-use super::progress::say;
-use super::{hint, seen, up};
+use super::args::{LabLogsArgs, LabOutputArgs, LabTestArgs};
+use super::matrix_view;
+use super::progress::print_line;
+use super::{hint, open_lab, up};
 use crate::cli::Output;
 use crate::exit::ExitStatus;
 use crate::print;
 
-fn sentence(node: &LabKilledNode, lab: &str) -> String {
+fn killed_node_note(node: &LabKilledNode, lab: &str) -> String {
     let LabKilledNode { name, pods } = node;
     let pods = match pods.len() {
         0 => String::new(),
-        1 => format!(", and its pod {} is not reached", pods.join("")),
-        _ => format!(", and its pods {} are not reached", pods.join(" ")),
+        1 => format!(", and its pod {} is not reachable", pods.join("")),
+        _ => format!(", and its pods {} are not reachable", pods.join(" ")),
     };
-    let back = hint::command(lab, &format!("start node {name}"));
-    hint::undo(&format!("node {name} is down{pods}; this boots it:"), &back)
+    let start = hint::command(lab, &format!("start node {name}"));
+    hint::undo(&format!("node {name} is down{pods}; start it with:"), &start)
 }
 
-pub(super) fn status(name: &str, args: &Shown) -> Result<ExitStatus> {
-    let cluster = seen(name)?;
+pub(super) fn status(name: &str, args: &LabOutputArgs) -> Result<ExitStatus> {
+    let cluster = open_lab(name)?;
     let status = observe(name, &cluster)?;
     match args.output {
-        Output::Json => say(types::printable_json(&serde_json::to_string_pretty(&status)?)),
-        Output::Table => say(page(&cluster, &status, text(&status))),
-        Output::Wide => say(page(&cluster, &status, wide_text(&status))),
+        Output::Json => print_line(types::printable_json(&serde_json::to_string_pretty(&status)?)),
+        Output::Table => print_line(page(&cluster, &status, tables(&status))),
+        Output::Wide => print_line(page(&cluster, &status, wide_tables(&status))),
     }
-    Ok(ExitStatus::problem_unless(is_whole(&status)))
+    Ok(ExitStatus::problem_unless(is_healthy(&status)))
 }
 
 fn page(cluster: &Cluster, status: &LabStatus, tables: [String; 3]) -> String {
     let title = format!("lab {}: {}", status.name, up::title(cluster.plan()));
     let tables = tables.into_iter().filter(|table| !table.is_empty());
-    [print::wrap(&title, print::WIDTH)].into_iter().chain(tables).collect::<Vec<_>>().join("\n\n")
+    [print::wrap(&title, print::width())].into_iter().chain(tables).collect::<Vec<_>>().join("\n\n")
 }
 
 pub(super) fn test(name: &str, args: &LabTestArgs) -> Result<ExitStatus> {
-    let cluster = seen(name)?;
+    let cluster = open_lab(name)?;
     let pods = cluster.pods().len();
     let killed = cluster.killed_nodes().into_iter();
     let killed: Vec<_> = killed.map(|(name, pods)| LabKilledNode { name, pods }).collect();
     ensure!(
         pods > 0 || !killed.is_empty(),
-        "lab {name} has no pods: `{}`",
+        "lab {name} has no pods; add one with '{}'",
         hint::command(name, "pod add n1")
     );
     let matrix = cluster.reach(Duration::from_secs(args.timeout))?;
@@ -64,36 +64,34 @@ pub(super) fn test(name: &str, args: &LabTestArgs) -> Result<ExitStatus> {
             let duration_ms = u64::try_from(matrix.took.as_millis()).unwrap_or(u64::MAX);
             let paths = matrix.cells.iter().map(path).collect();
             let report = LabTest { ok, paths, killed_nodes: killed, duration_ms };
-            say(types::printable_json(&serde_json::to_string_pretty(&report)?));
+            print_line(types::printable_json(&serde_json::to_string_pretty(&report)?));
         }
         Output::Table | Output::Wide => {
-            let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-            let paint = if colours { Paint::Colours } else { Paint::Plain };
             let pods = print::count(pods as u64, "pod");
             let title = format!("lab {name}: {}, {pods}", up::title(cluster.plan()));
-            say(format!("{}\n", print::wrap(&title, print::WIDTH)));
-            say(picture::draw(&matrix, paint));
+            print_line(format!("{}\n", print::wrap(&title, print::width())));
+            print_line(matrix_view::draw(&matrix));
             for node in &killed {
-                say(sentence(node, name));
+                print_line(killed_node_note(node, name));
             }
         }
     }
     Ok(ExitStatus::problem_unless(ok))
 }
 
-pub(super) fn logs(name: &str, args: &Logs) -> Result<()> {
-    let cluster = seen(name)?;
-    let member = cluster.etcd.members.iter().find(|member| member.name() == args.place);
+pub(super) fn logs(name: &str, args: &LabLogsArgs) -> Result<()> {
+    let cluster = open_lab(name)?;
+    let member = cluster.etcd.members.iter().find(|member| member.name() == args.target);
     let path = match member {
         Some(member) => member.log_file(),
-        None => cluster.node(&args.place)?.dir().join("agent.log"),
+        None => cluster.node(&args.target)?.dir().join("agent.log"),
     };
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let lines: Vec<&str> = text.lines().collect();
     let first = args.lines.map_or(0, |wanted| lines.len().saturating_sub(wanted));
     let mut out = std::io::stdout().lock();
     for line in &lines[first..] {
-        // `| head` is a good reason to stop.
+        // The reader closed the pipe, as in `| head`.
         if writeln!(out, "{}", types::one_line(line)).is_err() {
             break;
         }
@@ -123,11 +121,11 @@ fn observe(name: &str, cluster: &Cluster) -> Result<LabStatus> {
     let leader = cluster.etcd.leader().ok();
     let etcd = cluster.etcd.members.iter().enumerate();
     let etcd = etcd.map(|(index, one)| member(one, leader == Some(index))).collect();
-    let pods = cluster.pods().into_iter().map(|wired| LabPod {
-        name: wired.name.clone(),
-        node: wired.node.clone(),
-        addresses: wired.addresses.clone(),
-        namespace: wired.pod.name().to_owned(),
+    let pods = cluster.pods().into_iter().map(|attached| LabPod {
+        name: attached.name.clone(),
+        node: attached.node.clone(),
+        addresses: attached.addresses.clone(),
+        namespace: attached.pod.name().to_owned(),
     });
     Ok(LabStatus { name: name.to_owned(), nodes, etcd, pods: pods.collect() })
 }
@@ -160,8 +158,8 @@ fn node(cluster: &Cluster, name: &str) -> Result<LabNode> {
     })
 }
 
-fn member(member: &EtcdMember, leads: bool) -> LabMember {
-    let state = match (member.runs(), leads, member.is_healthy()) {
+fn member(member: &EtcdMember, is_leader: bool) -> LabMember {
+    let state = match (member.runs(), is_leader, member.is_healthy()) {
         (false, _, _) => LabMemberState::NotRunning,
         (true, true, true) => LabMemberState::Leader,
         (true, false, true) => LabMemberState::Healthy,
@@ -171,92 +169,103 @@ fn member(member: &EtcdMember, leads: bool) -> LabMember {
     LabMember { name: member.name().to_owned(), endpoint: member.endpoint().to_owned(), state, pid }
 }
 
-fn is_whole(status: &LabStatus) -> bool {
+fn is_healthy(status: &LabStatus) -> bool {
     let nodes = status.nodes.iter().all(|node| node.link == LabLink::Up && node.agent == LabAgent::Ready);
     let is_healthy = |one: &LabMember| matches!(one.state, LabMemberState::Leader | LabMemberState::Healthy);
     nodes && status.etcd.iter().all(is_healthy)
 }
 
-/// Nodes, members of etcd and pods.
-fn text(status: &LabStatus) -> [String; 3] {
+/// Tables of nodes, etcd members and pods.
+fn tables(status: &LabStatus) -> [String; 3] {
     let node = |node: &LabNode| {
         vec![
             node.name.clone(),
-            link(node.link).to_owned(),
-            agent(node.agent).to_owned(),
+            link(node.link),
+            agent(node.agent),
             print::list(&node.addresses),
             print::list(&node.blocks),
         ]
     };
-    let member = |one: &LabMember| vec![one.name.clone(), one.endpoint.clone(), state(one.state).to_owned()];
+    let member = |one: &LabMember| vec![one.name.clone(), one.endpoint.clone(), state(one.state)];
     let pod = |pod: &LabPod| vec![pod.name.clone(), pod.node.clone(), print::list(&pod.addresses)];
     [
         print::table(
             &["NODE", "LINK", "AGENT", "ADDRESSES", "BLOCKS"],
             status.nodes.iter().map(node).collect(),
         ),
-        some(print::table, &["ETCD", "ENDPOINT", "STATE"], status.etcd.iter().map(member).collect()),
-        some(print::table, &["POD", "NODE", "ADDRESSES"], status.pods.iter().map(pod).collect()),
+        non_empty_table(
+            print::table,
+            &["ETCD", "ENDPOINT", "STATE"],
+            status.etcd.iter().map(member).collect(),
+        ),
+        non_empty_table(print::table, &["POD", "NODE", "ADDRESSES"], status.pods.iter().map(pod).collect()),
     ]
 }
 
 /// With subnets, processes and namespaces.
-fn wide_text(status: &LabStatus) -> [String; 3] {
-    let of_process = |pid: Option<u32>| pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+fn wide_tables(status: &LabStatus) -> [String; 3] {
+    let pid_text = |pid: Option<u32>| pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
     let node = |node: &LabNode| {
         vec![
             node.name.clone(),
             node.subnet.to_string(),
-            link(node.link).to_owned(),
+            link(node.link),
             print::list(&node.addresses).replace('\n', " "),
-            agent(node.agent).to_owned(),
-            of_process(node.pid),
+            agent(node.agent),
+            pid_text(node.pid),
             print::list(&node.blocks).replace('\n', " "),
             node.namespace.clone(),
         ]
     };
-    let member = |one: &LabMember| {
-        vec![one.name.clone(), one.endpoint.clone(), state(one.state).to_owned(), of_process(one.pid)]
-    };
+    let member =
+        |one: &LabMember| vec![one.name.clone(), one.endpoint.clone(), state(one.state), pid_text(one.pid)];
     let pod = |pod: &LabPod| {
         let addresses = print::list(&pod.addresses).replace('\n', " ");
         vec![pod.name.clone(), pod.node.clone(), addresses, pod.namespace.clone()]
     };
     let header = ["NODE", "SUBNET", "LINK", "ADDRESSES", "AGENT", "PID", "BLOCKS", "NAMESPACE"];
-    let lay_out: print::LayOut = print::unlimited;
+    let layout: print::TableLayout = print::wide_table;
     [
-        lay_out(&header, status.nodes.iter().map(node).collect()),
-        some(lay_out, &["ETCD", "ENDPOINT", "STATE", "PID"], status.etcd.iter().map(member).collect()),
-        some(lay_out, &["POD", "NODE", "ADDRESSES", "NAMESPACE"], status.pods.iter().map(pod).collect()),
+        layout(&header, status.nodes.iter().map(node).collect()),
+        non_empty_table(
+            layout,
+            &["ETCD", "ENDPOINT", "STATE", "PID"],
+            status.etcd.iter().map(member).collect(),
+        ),
+        non_empty_table(
+            layout,
+            &["POD", "NODE", "ADDRESSES", "NAMESPACE"],
+            status.pods.iter().map(pod).collect(),
+        ),
     ]
 }
 
-/// A table that has rows.
-fn some(lay_out: print::LayOut, header: &[&str], rows: Vec<Vec<String>>) -> String {
-    if rows.is_empty() { String::new() } else { lay_out(header, rows) }
+/// Empty if there are no rows.
+fn non_empty_table(layout: print::TableLayout, header: &[&str], rows: Vec<Vec<String>>) -> String {
+    if rows.is_empty() { String::new() } else { layout(header, rows) }
 }
 
-fn link(link: LabLink) -> &'static str {
+fn link(link: LabLink) -> String {
     match link {
-        LabLink::Up => "up",
-        LabLink::Cut => "cut",
-        LabLink::NoPower => "no power",
+        LabLink::Up => print::good("up"),
+        LabLink::Cut => print::bad("cut"),
+        LabLink::NoPower => print::bad("no power"),
     }
 }
 
-fn agent(agent: LabAgent) -> &'static str {
+fn agent(agent: LabAgent) -> String {
     match agent {
-        LabAgent::Ready => "ready",
-        LabAgent::NotReady => "not ready",
-        LabAgent::NotRunning => "not running",
+        LabAgent::Ready => print::good("ready"),
+        LabAgent::NotReady => print::bad("not ready"),
+        LabAgent::NotRunning => print::bad("not running"),
     }
 }
 
-fn state(state: LabMemberState) -> &'static str {
+fn state(state: LabMemberState) -> String {
     match state {
-        LabMemberState::Leader => "leader",
-        LabMemberState::Healthy => "healthy",
-        LabMemberState::NotHealthy => "not healthy",
-        LabMemberState::NotRunning => "not running",
+        LabMemberState::Leader => print::good("leader"),
+        LabMemberState::Healthy => print::good("healthy"),
+        LabMemberState::NotHealthy => print::bad("not healthy"),
+        LabMemberState::NotRunning => print::bad("not running"),
     }
 }

@@ -3,17 +3,17 @@
 use anyhow::{Context as _, Result, bail};
 use lab::{Cluster, LabState, Plan, SavedLab, clear_kept, remove_kept};
 
-use super::args::{StoreArg, TransportArg, Up};
+use super::args::{LabUpArgs, StoreArg, TransportArg};
+use super::directory::{self, CreateResult, LockedLab};
 use super::hint;
-use super::interrupt::{self, Course};
-use super::place::{self, LockedLab, Made};
-use super::progress::{Progress, say};
+use super::interrupt::{self, Completion};
+use super::progress::{Progress, print_line};
 use crate::exit::Usage;
 use crate::print;
 
 const MAX_PODS: usize = 1000;
 
-pub(super) fn run(name: &str, args: &Up) -> Result<()> {
+pub(super) fn run(name: &str, args: &LabUpArgs) -> Result<()> {
     let plan = plan(args)?;
     plan.check_shape().map_err(|error| Usage(error.to_string()))?;
     plan.check()?;
@@ -21,35 +21,38 @@ pub(super) fn run(name: &str, args: &Up) -> Result<()> {
     pods.ok_or_else(|| {
         Usage(format!("a lab has up to {MAX_PODS} pods in all, not {} on each node", args.pods))
     })?;
-    let held = make(&place::kept(name)?)?;
+    let held = create_directory(&directory::saved_lab(name)?)?;
     let progress = Progress::new();
-    say(print::wrap(&format!("lab {name}: {}", title(&plan)), print::WIDTH));
+    print_line(print::wrap(&format!("lab {name}: {}", title(&plan)), print::width()));
     let stop = || {
-        say(format!("\nlab {name} is being removed: that was an interrupt"));
-        // Nothing that is being made can go on without it. What fails here is done, or told, by the removal of it all.
-        let _ = clear_kept(&held.kept);
+        print_line(format!("\ninterrupted; removing lab {name}"));
+        // Without its namespaces the creation fails soon. An error is ignored here, because `remove_kept` below repeats it.
+        let _ = clear_kept(&held.saved);
     };
-    let raised = interrupt::guarded(|| raise(&held.kept, &plan, args.pods, &progress), stop);
-    let error = match raised {
-        Ok((Ok(()), Course::Undisturbed)) => {
-            say(format!("Up in {:.1} s.\n", progress.seconds()));
+    let created =
+        interrupt::run_interruptible(|| create_cluster(&held.saved, &plan, args.pods, &progress), stop);
+    let error = match created {
+        Ok((Ok(()), Completion::Finished)) => {
+            print_line(format!("Up in {:.1} s.\n", progress.seconds()));
             next_steps(name);
             return Ok(());
         }
-        Ok((_, Course::Interrupted)) => anyhow::anyhow!("interrupted"),
-        Ok((Err(error), Course::Undisturbed)) | Err(error) => error,
+        Ok((_, Completion::Interrupted)) => anyhow::anyhow!("interrupted"),
+        Ok((Err(error), Completion::Finished)) | Err(error) => error,
     };
     progress.failed();
-    let removed = remove_kept(&held.kept);
-    place::tidy();
+    let removed = remove_kept(&held.saved);
+    directory::remove_if_empty();
     removed.with_context(|| {
         let down = hint::command(name, "down");
-        format!("what was made could not be removed, `{down}` tries again, after: {error:#}")
+        format!(
+            "cannot remove the incomplete lab, retry with '{down}'; the creation failed because: {error:#}"
+        )
     })?;
-    Err(error.context(format!("lab {name} could not be made, and nothing of it is left")))
+    Err(error.context(format!("cannot create lab {name}; everything was removed")))
 }
 
-fn plan(args: &Up) -> Result<Plan> {
+fn plan(args: &LabUpArgs) -> Result<Plan> {
     Ok(Plan {
         nodes: args.nodes,
         subnets: args.subnets,
@@ -57,7 +60,7 @@ fn plan(args: &Up) -> Result<Plan> {
             (StoreArg::Etcd, members) => lab::LabStore::Etcd { members: members.unwrap_or(1) },
             (StoreArg::Embedded, None) => lab::LabStore::Embedded,
             (StoreArg::Embedded, Some(_)) => {
-                bail!(Usage("--etcd-members is for --store etcd: leave one of them out".to_owned()))
+                bail!(Usage("--etcd-members needs --store etcd".to_owned()))
             }
         },
         transport: match args.transport {
@@ -70,8 +73,8 @@ fn plan(args: &Up) -> Result<Plan> {
     })
 }
 
-fn raise(kept: &SavedLab, plan: &Plan, pods: usize, progress: &Progress) -> Result<()> {
-    let cluster = Cluster::up_kept(kept, plan, &|step| progress.step(step))?;
+fn create_cluster(saved: &SavedLab, plan: &Plan, pods: usize, progress: &Progress) -> Result<()> {
+    let cluster = Cluster::up_kept(saved, plan, &|step| progress.step(step))?;
     if pods > 0 {
         progress.step(&format!("pods: {} on each node", print::count(pods as u64, "pod")));
         cluster.pods_everywhere(pods)?;
@@ -80,35 +83,35 @@ fn raise(kept: &SavedLab, plan: &Plan, pods: usize, progress: &Progress) -> Resu
     cluster.save(LabState::Up)
 }
 
-/// The directory, and the lock in it. What an earlier attempt or an earlier boot left is no lab, and goes.
-fn make(kept: &SavedLab) -> Result<LockedLab> {
-    // A lab's directory is made before its first namespace: without it they belong to nobody.
-    let in_kernel = SavedLab::names_in_kernel()?.iter().any(|name| name == kept.name());
-    if in_kernel && !kept.dir().exists() {
-        say(format!("lab {}: namespaces that an earlier one left are removed first", kept.name()));
-        remove_kept(kept)?;
+/// Creates and locks the directory. Remains of an interrupted creation or of an earlier boot are removed first.
+fn create_directory(saved: &SavedLab) -> Result<LockedLab> {
+    // The directory is created before the first namespace, so namespaces without a directory are orphaned.
+    let in_kernel = SavedLab::names_in_kernel()?.iter().any(|name| name == saved.name());
+    if in_kernel && !saved.dir().exists() {
+        print_line(format!("lab {}: removing orphaned namespaces first", saved.name()));
+        remove_kept(saved)?;
     }
-    if let Made::New(held) = place::make(kept)? {
+    if let CreateResult::Created(held) = directory::create(saved)? {
         return Ok(held);
     }
-    let name = kept.name().to_owned();
-    if let Some(held) = place::hold(kept)? {
-        match held.kept.condition() {
+    let name = saved.name().to_owned();
+    if let Some(held) = directory::lock(saved)? {
+        match held.saved.condition() {
             Ok(LabState::Up) => bail!(
-                "lab {name} is up already: see `{}`, remove it with `{}`, or make another with --name NAME",
+                "lab {name} is already up; show it with '{}', remove it with '{}', or create another one with --name NAME",
                 hint::command(&name, "status"),
                 hint::command(&name, "down")
             ),
-            // With the lock held, whoever began it is gone; without a file, it hardly began.
+            // This process has the lock, so the command that created the lab has ended. Without a state file it had just started.
             Ok(LabState::Unfinished | LabState::Stale) | Err(_) => {
-                say(format!("lab {name}: what an earlier one left is removed first"));
-                remove_kept(&held.kept)?;
+                print_line(format!("lab {name}: removing an incomplete lab first"));
+                remove_kept(&held.saved)?;
             }
         }
     }
-    match place::make(kept)? {
-        Made::New(held) => Ok(held),
-        Made::Exists => bail!("somebody else makes lab {name} right now"),
+    match directory::create(saved)? {
+        CreateResult::Created(held) => Ok(held),
+        CreateResult::Exists => bail!("another command is creating lab {name}"),
     }
 }
 
@@ -125,16 +128,16 @@ pub(super) fn title(plan: &Plan) -> String {
 
 fn next_steps(name: &str) {
     for (command, meaning) in [
-        ("test", "every pod to every pod, both families"),
+        ("test", "all paths between pods, IPv4 and IPv6"),
         ("status", "nodes, agents, etcd, pods"),
-        ("exec n1 -- podwire status", "any command inside a node or a pod"),
-        ("cut n1", "a partition; `heal n1` ends it"),
-        ("down", "remove it all"),
+        ("exec n1 podwire status", "any command in a node or a pod"),
+        ("cut n1", "disconnect a node; 'heal n1' connects it"),
+        ("down", "remove the lab"),
     ] {
         let command = hint::command(name, &format!("{command:<28}"));
-        // Below the command, if both do not fit on a line.
+        // The meaning is on the next line if both do not fit on one line.
         let line = format!("  {command}{meaning}");
-        let fits = line.chars().count() <= print::WIDTH;
-        say(if fits { line } else { format!("  {}\n      {meaning}", command.trim_end()) });
+        let fits = line.chars().count() <= print::width();
+        print_line(if fits { line } else { format!("  {}\n      {meaning}", command.trim_end()) });
     }
 }

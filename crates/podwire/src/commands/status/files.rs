@@ -1,4 +1,4 @@
-//! The status of a node on which no agent answers: pods keep their network, and the plugin may work standalone.
+//! The status of a node where no agent answers. Pods keep their network, and the plugin may work standalone.
 
 use std::path::Path;
 
@@ -15,77 +15,77 @@ use crate::directories::AgentDirectories;
 use crate::exit::ExitStatus;
 use crate::print;
 
-/// What a node without an agent reports, and in words who serves its pods.
-pub(super) struct Files {
+/// The status from files and kernel.
+pub(super) struct StatusFromFiles {
     pub(super) status: StatusWithoutAgent,
-    served_by: String,
-    /// A process has the socket and gave no answer.
-    is_silent: bool,
+    /// Describes the process or program that serves pods.
+    mode_text: String,
+    /// A process has the socket and did not answer.
+    is_hanging: bool,
 }
 
-impl Files {
+impl StatusFromFiles {
     pub(super) fn read(directories: &AgentDirectories, error: &ClientError) -> Result<Self> {
         let run_dir = &directories.run_dir;
-        let holder = files::read_text(&run_dir.join("agent.lock")).ok();
-        // A run directory that cannot be used is among the findings below. What is in it is not known then.
+        let lock_owner = files::read_text(&run_dir.join("agent.lock")).ok();
+        // `engine::inspect` below reports an unusable run directory. Its records are unknown then.
         let state = NodeState::open_existing(run_dir);
         let has_state = !matches!(state, Ok(None));
-        let recorded = state.and_then(|state| count(state.as_ref()));
+        let records = state.and_then(|state| count(state.as_ref()));
         let mut configs = configs::of_node();
-        let is_silent = mode::is_silent(error);
+        let is_hanging = mode::is_hanging(error);
         let mode = match mode::of_node(directories, has_state, &configs) {
-            NodeMode::Standalone if !is_silent => NodeMode::Standalone,
+            NodeMode::Standalone if !is_hanging => NodeMode::Standalone,
             NodeMode::Standalone | NodeMode::Agent => NodeMode::Agent,
         };
-        let served_by = match (mode, &holder, has_state) {
-            (NodeMode::Agent, Some(pid), _) if is_silent => {
-                format!("an agent (process {}) has the socket, and does not answer", pid.trim())
+        let mode_text = match (mode, &lock_owner, has_state) {
+            (NodeMode::Agent, Some(pid), _) if is_hanging => {
+                format!("an agent (process {}) has the socket and does not answer", pid.trim())
             }
-            (NodeMode::Agent, None, _) if is_silent => {
-                "a process has the agent's socket, and does not answer".to_owned()
+            (NodeMode::Agent, None, _) if is_hanging => {
+                "a process has the agent's socket and does not answer".to_owned()
             }
             (NodeMode::Agent, Some(pid), _) => {
-                format!("an agent worked here (process {}), and is gone", pid.trim())
+                format!("the agent (process {}) has ended", pid.trim())
             }
             (NodeMode::Agent, None, _) => {
-                "no agent is running, and none has left its lock in the run directory".to_owned()
+                "no agent is running, and the run directory has no lock file".to_owned()
             }
-            (NodeMode::Standalone, _, true) => "standalone: no agent has worked here".to_owned(),
-            (NodeMode::Standalone, _, false) => {
-                "standalone: installed, and no pod was attached yet".to_owned()
-            }
+            (NodeMode::Standalone, _, true) => "standalone: no agent has run here".to_owned(),
+            (NodeMode::Standalone, _, false) => "standalone: installed, no pod attached yet".to_owned(),
         };
-        let (attachments, running) = match &recorded {
+        let (attachments, running) = match &records {
             Ok((counts, running)) => (Some(*counts), running.as_slice()),
             Err(_) => (None, Default::default()),
         };
         let inactive = RtSocket::open()
             .map_err(Into::into)
             .and_then(|mut host| engine::inactive_ports(running, &mut host))?;
-        // An agent completes its config.
+        // The agent checks configs that name it.
         configs.retain(|config| !configs::names_agent(config));
         let mut found = engine::inspect(run_dir, &configs);
         let runtimes = Runtimes::detect(Path::new("/"));
         let plugin = PluginFiles::find(directories.state_dir.as_deref());
         found.extend(plugin.into_iter().flat_map(|plugin| plugin.missing(&runtimes)));
-        if is_silent {
+        if is_hanging {
             mode::leave_repairs_to_agent(&mut found);
         }
         if mode == NodeMode::Agent {
             found.push(mode::agent_missing(directories, error));
         }
         found.sort_by_key(|finding| (finding.severity, finding.code));
-        let conditions: Vec<Condition> = found.into_iter().map(|one| Condition::new(one, None)).collect();
+        let conditions: Vec<Condition> =
+            found.into_iter().map(|finding| Condition::new(finding, None)).collect();
         let status = StatusWithoutAgent {
             mode,
-            ready: !conditions.iter().any(Condition::keeps_from_ready),
+            ready: !conditions.iter().any(Condition::prevents_ready),
             run_dir: run_dir.clone(),
             attachments,
-            tombstones: Tombstones::new(run_dir).list().ok().map(|all| all.len() as u64),
+            tombstones: Tombstones::new(run_dir).list().ok().map(|tombstones| tombstones.len() as u64),
             inactive_ports: inactive.iter().map(agent::inactive_port).collect(),
             conditions,
         };
-        Ok(Self { status, served_by, is_silent })
+        Ok(Self { status, mode_text, is_hanging })
     }
 
     pub(super) fn exit_status(&self) -> ExitStatus {
@@ -96,23 +96,22 @@ impl Files {
     }
 
     pub(super) fn page(&self, now: u64) -> String {
-        let ready = if self.status.ready { "ready" } else { "not ready" };
-        let title = format!("podwire {}: {ready}", env!("CARGO_PKG_VERSION"));
+        let title = format!("podwire {}: {}", env!("CARGO_PKG_VERSION"), page::readiness(self.status.ready));
         let agent = match self.status.mode {
-            NodeMode::Agent if self.is_silent => "does not answer",
+            NodeMode::Agent if self.is_hanging => "does not answer",
             NodeMode::Agent => "not running",
-            NodeMode::Standalone => "none, and none is needed",
+            NodeMode::Standalone => "not needed",
         };
         let mut rows = vec![
             ("agent", agent.to_owned()),
             ("run directory", self.status.run_dir.display().to_string()),
-            ("mode", self.served_by.clone()),
+            ("mode", self.mode_text.clone()),
             ("attachments", self.status.attachments.map_or_else(page::unknown, page::attachments)),
         ];
         rows.extend(page::inactive_ports(&self.status.inactive_ports));
         if let Some(tombstones) = self.status.tombstones.filter(|tombstones| *tombstones > 0) {
             let dels = print::count(tombstones, "DEL");
-            rows.push(("tombstones", format!("{dels}, which the agent will serve when it is back")));
+            rows.push(("tombstones", format!("{dels} for the agent to process after its start")));
         }
         [title, print::key_values(rows), page::conditions(&self.status.conditions, now)].join("\n\n")
     }

@@ -1,4 +1,4 @@
-//! `podwire status`: the state of the agent and its conditions. If none answers: the state in files and kernel.
+//! `podwire status`: the agent's status and conditions, or the state in files and kernel if no agent answers.
 
 mod files;
 mod page;
@@ -13,27 +13,27 @@ use crate::commands::lab::adapt_fixes;
 use crate::commands::mode;
 use crate::directories::AgentDirectories;
 use crate::exit::ExitStatus;
-use crate::{print, when};
-use files::Files;
+use crate::{print, time};
+use files::StatusFromFiles;
 
-/// The agent reads its state for this; a busy machine with thousands of pods takes its time.
+/// The agent reads all records for its status, which takes seconds on a busy node with thousands of pods.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The page of an agent that answered.
+/// The status of an agent as text.
 pub(crate) fn page(status: &api::Status) -> String {
-    page::page(status, when::now())
+    page::page(status, time::now())
 }
 
 pub(crate) fn run(args: &StatusArgs) -> Result<ExitStatus> {
-    let directories = AgentDirectories::find(&args.which, None);
+    let directories = AgentDirectories::find(&args.agent, None);
     let answer = match Client::new(&directories.socket).get(api::STATUS, TIMEOUT) {
         Ok(answer) => answer,
         Err(error) if mode::is_unreachable(&error) => {
-            let mut files = Files::read(&directories, &error)?;
-            adapt_fixes(files.status.conditions.iter_mut().map(|one| &mut one.fix));
+            let mut files = StatusFromFiles::read(&directories, &error)?;
+            adapt_fixes(files.status.conditions.iter_mut().map(|condition| &mut condition.fix));
             match args.output {
-                Output::Json => print::say_json(&files.status)?,
-                Output::Table | Output::Wide => print::say(files.page(when::now()))?,
+                Output::Json => print::json(&files.status)?,
+                Output::Table | Output::Wide => print::line(files.page(time::now()))?,
             }
             return Ok(files.exit_status());
         }
@@ -46,11 +46,11 @@ pub(crate) fn run(args: &StatusArgs) -> Result<ExitStatus> {
         directories.socket.display(),
         answer.status
     );
-    let mut status: api::Status = serde_json::from_str(&text).context("the agent is of another version")?;
-    adapt_fixes(status.conditions.iter_mut().map(|one| &mut one.fix));
+    let mut status: api::Status = serde_json::from_str(&text).context("the agent has another version")?;
+    adapt_fixes(status.conditions.iter_mut().map(|condition| &mut condition.fix));
     match args.output {
-        Output::Json => print::say_json(&status)?,
-        Output::Table | Output::Wide => print::say(page(&status))?,
+        Output::Json => print::json(&status)?,
+        Output::Table | Output::Wide => print::line(page(&status))?,
     }
     Ok(ExitStatus::problem_unless(status.ready))
 }

@@ -1,13 +1,13 @@
-//! The agent's status on one page, without lines and colours. Only commands to paste are longer than a line.
+//! The agent's status as text. Only commands are longer than a line, because they are pasted.
 
 use api::{Condition, Counts, InactivePort, InstalledFile, NetworkStatus, ReconcileStatus, Status};
 
 use types::Code;
 
-use crate::print::{self, WIDTH};
-use crate::when;
+use crate::print;
+use crate::time;
 
-/// How many repairs are shown; `-o json` has more.
+/// The number of repairs that are shown. `-o json` has more.
 const LATEST: usize = 5;
 
 pub(super) fn page(status: &Status, now: u64) -> String {
@@ -18,13 +18,17 @@ pub(super) fn page(status: &Status, now: u64) -> String {
 }
 
 fn title(status: &Status) -> String {
-    let ready = if status.ready { "ready" } else { "not ready" };
-    print::wrap(&print::value(&format!("podwire {} on {}: {ready}", status.version, status.node)), WIDTH)
+    let name = print::one_line(&format!("podwire {} on {}", status.version, status.node));
+    print::wrap(&format!("{name}: {}", readiness(status.ready)), print::width())
+}
+
+pub(super) fn readiness(is_ready: bool) -> String {
+    if is_ready { print::good("ready") } else { print::bad("not ready") }
 }
 
 fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
-    let up = when::since(status.started_at.0, now);
-    let agent = format!("process {}, up {up} since {}", status.pid, when::utc(status.started_at.0));
+    let up = time::age(status.started_at.0, now);
+    let agent = format!("process {}, up {up} since {}", status.pid, time::utc(status.started_at.0));
     let mut rows = vec![
         ("agent", agent),
         ("memory", mebibytes(status.rss_bytes)),
@@ -40,19 +44,18 @@ fn rows(status: &Status, now: u64) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// One line for each, or no row at all.
+/// One line for each port. None if there is no inactive port.
 pub(super) fn inactive_ports(ports: &[InactivePort]) -> Option<(&'static str, String)> {
     let lines: Vec<String> = ports.iter().map(|port| print::short_ids(&port.to_string())).collect();
     (!lines.is_empty()).then(|| ("inactive", lines.join("\n")))
 }
 
-/// Numbers of records that cannot be read.
+/// For numbers that need unreadable records.
 pub(super) fn unknown() -> String {
     "unknown".to_owned()
 }
 
 fn mebibytes(bytes: u64) -> String {
-    // Tenths are enough, and integers never lie.
     let tenths = bytes * 10 / (1 << 20);
     format!("{}.{} MiB", tenths / 10, tenths % 10)
 }
@@ -73,7 +76,7 @@ pub(super) fn attachments(counts: Counts) -> String {
 
 fn reconcile(status: &ReconcileStatus, now: u64) -> String {
     let last = match status.last_round_at {
-        Some(last) => format!("{} ago in {} ms", when::since(last.0, now), status.duration_ms),
+        Some(last) => format!("{} ago in {} ms", time::age(last.0, now), status.duration_ms),
         None => "not yet".to_owned(),
     };
     format!("{last}; {}, {}", print::count(status.rounds, "round"), print::count(status.repairs, "repair"))
@@ -81,20 +84,20 @@ fn reconcile(status: &ReconcileStatus, now: u64) -> String {
 
 fn installed(status: &Status) -> String {
     if status.installed.is_empty() {
-        return "nothing by this agent; `podwire install` does it".to_owned();
+        return "disabled for this agent; use 'podwire install'".to_owned();
     }
-    // A file that waits for the agent to be ready is no problem of its own.
-    let has_problem = status.conditions.iter().any(|one| one.code == Code::InstallIncomplete);
-    let mark = if has_problem { "BAD " } else { "wait" };
+    // A file that the agent installs when it is ready is not a problem.
+    let has_problem = status.conditions.iter().any(|condition| condition.code == Code::InstallIncomplete);
+    let mark = if has_problem { print::bad("BAD") + " " } else { print::degraded("wait") };
     let line = |file: &InstalledFile| match &file.message {
-        None => format!("ok   {}", print::value(&file.path.to_string_lossy())),
+        None => format!("{}   {}", print::good("ok"), print::one_line(&file.path.to_string_lossy())),
         Some(problem) => {
             let path = file.path.to_string_lossy();
             format!(
                 "{mark} {}
      {}",
-                print::value(&path),
-                print::value(problem)
+                print::one_line(&path),
+                print::one_line(problem)
             )
         }
     };
@@ -110,64 +113,64 @@ fn blocks(network: &NetworkStatus) -> String {
         vec![block.block.to_string(), used.to_string(), free.to_string(), bar]
     });
     let table = print::table(&["BLOCK", "USED", "FREE", ""], rows.collect());
-    match whole(network) {
-        Some(whole) => format!("{table}\n{}", print::wrap(&whole, WIDTH)),
+    match network_note(network) {
+        Some(note) => format!("{table}\n{}", print::wrap(&note, print::width())),
         None => table,
     }
 }
 
-/// What the blocks are a part of, where this node does not have all.
-fn whole(network: &NetworkStatus) -> Option<String> {
+/// Names the network if this node owns only some of its blocks.
+fn network_note(network: &NetworkStatus) -> Option<String> {
     let is_all = network.blocks.iter().map(|block| block.block).eq(network.subnets.iter().copied());
     if is_all || network.subnets.is_empty() {
         return None;
     }
     let subnets: Vec<String> = network.subnets.iter().map(ToString::to_string).collect();
-    Some(format!("of the network {}; `podwire blocks` shows who has the others", subnets.join(" ")))
+    Some(format!("of the network {}; 'podwire blocks' lists the blocks of all nodes", subnets.join(" ")))
 }
 
-/// The latest last, as in a log.
+/// The latest repair is the last row.
 fn repairs(status: &ReconcileStatus, now: u64) -> Option<String> {
     let latest = &status.recent_repairs[status.recent_repairs.len().saturating_sub(LATEST)..];
     if latest.is_empty() {
         return None;
     }
     let rows = latest.iter().map(|repair| {
-        let message = print::short_ids(&print::value(&repair.message));
-        vec![format!("{} ago", when::since(repair.at.0, now)), message]
+        let message = print::short_ids(&print::one_line(&repair.message));
+        vec![format!("{} ago", time::age(repair.at.0, now)), message]
     });
     Some(print::table(&["REPAIRED", ""], rows.collect()))
 }
 
-/// Those that keep the node from being ready come first.
+/// Conditions that prevent readiness come first.
 pub(super) fn conditions(all: &[Condition], now: u64) -> String {
-    let (blocking, others): (Vec<_>, Vec<_>) = all.iter().partition(|one| one.keeps_from_ready());
-    let titled = [("NOT READY", blocking), ("DEGRADED", others)];
+    let (blocking, degraded): (Vec<_>, Vec<_>) = all.iter().partition(|one| one.prevents_ready());
+    let titled = [(print::bad("NOT READY"), blocking), (print::degraded("DEGRADED"), degraded)];
     let parts: Vec<String> = titled
         .into_iter()
-        .filter(|(_, some)| !some.is_empty())
-        .map(|(title, some)| {
-            let shown: Vec<String> = some.into_iter().map(|one| condition(one, now)).collect();
-            format!("{title}\n{}", shown.join("\n"))
+        .filter(|(_, conditions)| !conditions.is_empty())
+        .map(|(title, conditions)| {
+            let lines: Vec<String> = conditions.into_iter().map(|one| condition(one, now)).collect();
+            format!("{title}\n{}", lines.join("\n"))
         })
         .collect();
-    if parts.is_empty() { "no problems".to_owned() } else { parts.join("\n\n") }
+    if parts.is_empty() { print::good("no problems") } else { parts.join("\n\n") }
 }
 
 fn condition(condition: &Condition, now: u64) -> String {
     let Condition { code, object, since, message, fix, .. } = condition;
-    let object = print::short_ids(&print::value(object));
-    let age = since.map(|since| format!(", for {}", when::since(since.0, now))).unwrap_or_default();
-    let head = print::wrap(&format!("{code} {object}{age}"), WIDTH - 2);
-    let message = print::wrap(&print::short_ids(message), WIDTH - 2);
-    let mut text = format!("- {}\n  {}", print::hang(&head, 2), print::hang(&message, 2));
-    // A line of its own, and never broken: it is to be pasted.
-    text.extend(fix.iter().map(|fix| format!("\n    {}", print::value(fix))));
+    let object = print::short_ids(&print::one_line(object));
+    let age = since.map(|since| format!(", for {}", time::age(since.0, now))).unwrap_or_default();
+    let head = print::wrap(&format!("{code} {object}{age}"), print::width() - 2);
+    let message = print::wrap(&print::short_ids(message), print::width() - 2);
+    let mut text = format!("- {}\n  {}", print::hanging(&head, 2), print::hanging(&message, 2));
+    // On its own line and not wrapped, because it is pasted.
+    text.extend(fix.iter().map(|fix| format!("\n    {}", print::one_line(fix))));
     let advice =
         code.advice().filter(|_| fix.is_none()).and_then(|advice| print::advice(advice, &condition.message));
     if let Some(advice) = advice {
-        let advice = print::wrap(&advice, WIDTH - 2);
-        text.push_str(&format!("\n  {}", print::hang(&advice, 2)));
+        let advice = print::wrap(&advice, print::width() - 2);
+        text.push_str(&format!("\n  {}", print::hanging(&advice, 2)));
     }
     text
 }

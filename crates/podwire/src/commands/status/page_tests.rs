@@ -43,7 +43,7 @@ fn status() -> Status {
 }
 
 #[test]
-fn a_healthy_node() {
+fn a_ready_node_is_shown_on_one_page() {
     let wanted = "\
 podwire 0.1.0 on worker-1: ready
 
@@ -66,7 +66,7 @@ no problems";
 }
 
 #[test]
-fn a3_numbers_of_records_that_cannot_be_read_are_unknown() {
+fn a3_numbers_of_unreadable_records_are_unknown() {
     let mut status = status();
     status.attachments = None;
     for block in &mut status.network.blocks {
@@ -79,17 +79,17 @@ fn a3_numbers_of_records_that_cannot_be_read_are_unknown() {
 }
 
 #[test]
-fn a_node_of_many_shows_what_its_blocks_are_a_part_of() {
+fn a_node_of_a_cluster_names_the_network_of_its_blocks() {
     let mut status = status();
     status.network.blocks[0].block = "10.83.7.0/24".parse().unwrap();
     let page = page(&status, 1_003_600);
-    assert!(page.contains("<1 %\nof the network 10.83.0.0/16 fd00:88::/64; `podwire blocks`"), "{page}");
+    assert!(page.contains("<1 %\nof the network 10.83.0.0/16 fd00:88::/64; 'podwire blocks'"), "{page}");
 }
 
 #[test]
-fn trouble_is_told_with_what_helps_and_stays_within_the_width() {
+fn problems_are_shown_with_fixes_and_fit_the_width() {
     let mut status = status();
-    let long = "somebody's firewall ".repeat(20);
+    let long = "another firewall ".repeat(20);
     let command = format!("nft insert rule inet filter forward {}", "iifname podwire0 ".repeat(9).trim_end());
     status.ready = false;
     status.installed[0].ok = false;
@@ -105,19 +105,19 @@ fn trouble_is_told_with_what_helps_and_stays_within_the_width() {
     for word in [
         "wait /opt",
         "\n\nNOT READY\n- NftMissing program nft, for 42s\n  short\n  advice: `apt install nftables`\n\n",
-        "\n\nDEGRADED\n- PodTrafficDropped chain inet filter forward, for 42s\n  somebody",
-        " ago    8 somebody",
+        "\n\nDEGRADED\n- PodTrafficDropped chain inet filter forward, for 42s\n  another",
+        " ago    8 another",
     ] {
         assert!(page.contains(word), "{word:?} in {page}");
     }
-    assert!(!page.contains(" ago    3 somebody"), "only the latest: {page}");
+    assert!(!page.contains(" ago    3 another"), "only the latest: {page}");
     assert!(page.ends_with(&format!("\n    {command}")), "{page}");
-    let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > WIDTH).collect();
+    let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > print::width()).collect();
     assert_eq!(wide, [format!("    {command}")], "only the command is wider");
 }
 
 #[test]
-fn unreadable_records_show() {
+fn unreadable_records_are_counted() {
     assert_eq!(
         attachments(Counts { ready: 1, pending: 2, unreadable: 3 }),
         "1 ready, 2 pending, 3 unreadable (GC removes them)"

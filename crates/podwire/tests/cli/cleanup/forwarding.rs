@@ -1,9 +1,9 @@
-//! B13: settings of the machine that other programs need by now, and agents with another run directory.
+//! B13: forwarding that other programs need, and agents with another run directory.
 
 use serde_json::json;
 use testkit::{Call, Node, Ns, Pod, REFERENCE_DIR, Snapshot, Verb, ping};
 
-use super::others::{OUT, outside};
+use super::run_dirs::{OUT, outside};
 use crate::common::{Host, has};
 
 fn reaches(from: &Ns, to: [&str; 2]) -> [bool; 2] {
@@ -15,7 +15,7 @@ fn forwarding(node: &Node) -> [String; 2] {
         .map(|key| node.sh(&["sysctl", "-n", key]).unwrap().trim().to_owned())
 }
 
-/// A container on the reference's bridge, which found forwarding switched on.
+/// A container on a bridge of the reference plugin, created after Podwire enabled forwarding.
 fn reference(host: &Host) -> Pod {
     let leases = host.node.dir().join("leases");
     let ranges = json!([[{"subnet": "10.62.0.0/24"}], [{"subnet": "fd00:62::/64"}]]);
@@ -31,7 +31,7 @@ fn reference(host: &Host) -> Pod {
 }
 
 #[test]
-fn b13_forwarding_stays_while_another_programs_container_needs_it() {
+fn b13_forwarding_is_kept_for_containers_of_other_programs() {
     let host = Host::new("b13-needed");
     let _out = outside(&host);
     let pod = host.node.pod("a").unwrap();
@@ -49,7 +49,7 @@ fn b13_forwarding_stays_while_another_programs_container_needs_it() {
         ],
     );
     assert_eq!(reaches(&container, OUT), [true, true], "{}", outcome.stdout);
-    // The line says what sets it back.
+    // The output has the commands that disable forwarding.
     let commands: Vec<&str> = outcome.stdout.split('(').filter_map(|text| text.split(')').next()).collect();
     for command in commands.iter().filter(|text| text.starts_with("sysctl -w")) {
         host.node.sh(&command.split(' ').collect::<Vec<_>>()).unwrap();
@@ -57,9 +57,9 @@ fn b13_forwarding_stays_while_another_programs_container_needs_it() {
     assert_eq!(forwarding(&host.node), ["0", "0"]);
 }
 
-/// The kernel sets the forwarding of all links with that of the machine.
+/// The kernel changes the forwarding of all links together with the global setting.
 #[test]
-fn b13_a_link_that_forwarded_before_forwards_afterwards() {
+fn b13_forwarding_of_single_links_is_restored() {
     let host = Host::new("b13-link");
     let node = &host.node;
     let keys = ["net.ipv4.conf.lan0.forwarding", "net.ipv6.conf.lan0.forwarding"];

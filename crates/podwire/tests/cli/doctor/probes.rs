@@ -1,9 +1,9 @@
-//! Faults that no rule or setting of this node shows: `podwire doctor` probes the paths to other nodes.
+//! Faults that only probes can find: `podwire doctor` probes the paths to other nodes.
 
 use super::*;
 use testkit::TransportMode;
 
-/// Two nodes with a pod each, whose agents run the tool that is tested.
+/// Two nodes with one pod each. The agents run the tested tool.
 fn cluster(label: &str, plan: Plan) -> Cluster {
     let mut cluster = Cluster::hosts(label, &Plan { nodes: 2, ..plan }).unwrap();
     for name in cluster.node_names() {
@@ -15,55 +15,55 @@ fn cluster(label: &str, plan: Plan) -> Cluster {
     cluster
 }
 
-fn wait_well(cluster: &Cluster) {
-    wait_until("all paths to answer", DEADLINE, || {
-        Ok(matches!(of_others(cluster, &[]).as_slice(), [(verdict, _)] if verdict == "ok"))
+fn wait_for_ok(cluster: &Cluster) {
+    wait_until("all paths to be reachable", DEADLINE, || {
+        Ok(matches!(peer_checks(cluster, &[]).as_slice(), [(verdict, _)] if verdict == "ok"))
     })
     .unwrap();
 }
 
-/// Transport, rule of another program on n1, and the words of the finding.
+/// Transport, rule of another program on n1, and parts of the message.
 const DROPS: [(TransportMode, &str, &[&str]); 3] = [
     (
         TransportMode::Vxlan,
         "hook input priority 0; udp dport 4789 drop",
-        &["node n2 answers, but its pod network does not", "VXLAN tunnel", "UDP port 4789"],
+        &["node n2 is reachable, but its pod network is not", "VXLAN tunnel", "UDP port 4789"],
     ),
     (
         TransportMode::Direct,
         "hook input priority 0; ip saddr 10.42.0.0/16 drop; ip6 saddr fd42::/64 drop",
-        &["node n2 answers, but its pod network does not", "direct route over eth0", "subnets of pods"],
+        &["node n2 is reachable, but its pod network is not", "direct route on eth0", "pod subnets"],
     ),
     (
         TransportMode::Direct,
         "hook forward priority 0; ip daddr 10.42.0.0/16 drop; ip6 daddr fd42::/64 drop",
-        &["answers this node, but not its pods", "forward chains"],
+        &["reachable from this node, but not from its pods", "forward chains"],
     ),
 ];
 
 #[test]
-fn a_firewall_between_pod_networks_is_found_by_probes_in_both_families() {
+fn probes_find_a_firewall_between_pod_networks() {
     for (transport, rule, words) in DROPS {
         let cluster = cluster("probe", Plan { transport, ..Plan::default() });
-        wait_well(&cluster);
+        wait_for_ok(&cluster);
         let n1 = cluster.node("n1").unwrap();
         n1.sh(&["nft", &format!("table inet other {{ chain c {{ type filter {rule}; }}; }}")]).unwrap();
-        let found = of_others(&cluster, &[]);
+        let found = peer_checks(&cluster, &[]);
         assert_eq!(found.len(), 2, "{rule}: {found:?}");
         for (verdict, message) in &found {
             assert_eq!(verdict, "problem", "{message}");
             has(message, words);
         }
         n1.sh(&["nft", "delete table inet other"]).unwrap();
-        wait_well(&cluster);
+        wait_for_ok(&cluster);
     }
 }
 
 #[test]
-fn a_node_that_lost_its_address_is_told_so_and_not_to_change_its_mtu_or_to_start_etcd() {
+fn a_lost_node_address_is_reported_without_wrong_fixes() {
     let plan = Plan { transport: TransportMode::Vxlan, ..Plan::default() };
     let cluster = cluster("lostaddr", plan);
-    wait_well(&cluster);
+    wait_for_ok(&cluster);
     let (n1, agent) = (cluster.node("n1").unwrap(), cluster.agent("n1").unwrap());
     let address = cluster.addresses("n1").unwrap().into_iter().find(std::net::IpAddr::is_ipv4).unwrap();
     let routes = n1.run(&["ip", "-4", "route", "show", "default"], b"").unwrap().stdout;
@@ -87,28 +87,28 @@ fn a_node_that_lost_its_address_is_told_so_and_not_to_change_its_mtu_or_to_start
     has(&page, &["NodeAddressMissing"]);
     assert!(!page.contains("MtuTooLarge") && !page.contains("start etcd"), "{page}");
 
-    // F12: the tunnel over IPv6 stays when the address is back. No route leads through it, and it limits no pod.
+    // F12: the tunnel over IPv6 remains after the address is added again. It has no routes, so it does not limit the MTU.
     wait_until("the tunnel over IPv6", DEADLINE, || {
         Ok(n1.run(&["ip", "link", "show", "pwvx6"], b"")?.success())
     })
     .unwrap();
     n1.sh(&["sh", "-c", &format!("ip address add {address}/24 dev eth0 && ip route add {route}")]).unwrap();
-    wait_well(&cluster);
+    wait_for_ok(&cluster);
     wait_until("the conditions to end", DEADLINE, || Ok(conditions().is_empty())).unwrap();
     n1.sh(&["ip", "link", "show", "pwvx6"]).unwrap();
     has(&podwire(&cluster, &["doctor"]).stdout, &["pods send up to 1450 bytes; pwvx4 carries 1450"]);
 }
 
-/// F3: the path carries less than the nodes' links, and the advice of the condition ends it.
+/// F3: the path MTU is smaller than the MTU of the links. The advice of the condition solves it.
 #[test]
-fn f3_a_narrow_path_is_found_until_pods_send_smaller_packets() {
+fn f3_a_narrow_path_is_found_and_the_advice_works() {
     let plan = Plan { transport: TransportMode::Vxlan, subnets: 2, ..Plan::default() };
     let mut cluster = cluster("narrow", plan);
-    wait_well(&cluster);
+    wait_for_ok(&cluster);
     let rule =
         "table inet narrow { chain c { type filter hook forward priority 0; meta length > 1390 drop; }; }";
     cluster.underlay().sh(&["nft", rule]).unwrap();
-    let found = of_others(&cluster, &[]);
+    let found = peer_checks(&cluster, &[]);
     let [(verdict, message)] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!(verdict, "problem", "{message}");
     has(message, &["node n2 at ", "pods send up to 1450 bytes, 1500 in the tunnel", "the path carries 1390"]);
@@ -128,15 +128,15 @@ fn f3_a_narrow_path_is_found_until_pods_send_smaller_packets() {
         cluster.remove_pod(&pod).unwrap();
         cluster.pod(&node, &pod).unwrap();
     }
-    wait_well(&cluster);
+    wait_for_ok(&cluster);
     assert!(!podwire(&cluster, &["doctor"]).stdout.contains("Mtu"));
 }
 
-/// F3: one lost packet says nothing about a path. Every second request to each target is dropped.
+/// F3: every second request to each target is dropped.
 #[test]
-fn f3_a_lost_ping_is_repeated_before_it_counts() {
+fn f3_a_lost_ping_is_repeated() {
     let cluster = cluster("lossy", Plan { transport: TransportMode::Vxlan, ..Plan::default() });
-    wait_well(&cluster);
+    wait_for_ok(&cluster);
     let n2 = cluster.node("n2").unwrap();
     let own = "ip -o address show | awk '$2 != \"lo\" && $4 !~ /^fe80/ {split($4, a, \"/\"); print a[1]}' | sort -u";
     let own = n2.run(&["sh", "-c", own], b"").unwrap().stdout;
@@ -153,35 +153,35 @@ fn f3_a_lost_ping_is_repeated_before_it_counts() {
         &format!("table inet lossy {{ chain c {{ type filter hook input priority 0; {rules}; }}; }}"),
     ])
     .unwrap();
-    let found = of_others(&cluster, &[]);
+    let found = peer_checks(&cluster, &[]);
     let [(verdict, message)] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!(verdict, "ok", "{message}");
     has(
         message,
-        &["2 addresses reached, 1 by packets as large as those of pods; 2 paths to pod networks answered"],
+        &["2 addresses reachable, 1 with packets of the pods' size; 2 paths to pod networks reachable"],
     );
 }
 
-/// F3: a packet that this node does not send says nothing about the path.
+/// F3: a local rule drops large packets.
 #[test]
-fn f3_a_packet_that_cannot_be_sent_is_not_a_narrow_path() {
+fn f3_an_unsent_packet_does_not_prove_a_narrow_path() {
     let cluster = cluster("unsent", Plan { transport: TransportMode::Vxlan, ..Plan::default() });
-    wait_well(&cluster);
+    wait_for_ok(&cluster);
     let n1 = cluster.node("n1").unwrap();
     let rule = "table inet own { chain c { type filter hook output priority 0; meta length > 1390 drop; }; }";
     n1.sh(&["nft", rule]).unwrap();
-    let found = of_others(&cluster, &[]);
+    let found = peer_checks(&cluster, &[]);
     let [(verdict, message)] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!(verdict, "unknown", "{message}");
     has(message, &["1 target could not be probed: this node cannot send 1500 bytes to node n2 at "]);
     has(message, &["Operation not permitted"]);
 }
 
-/// F3: `network.mtu` below 1280 is refused with IPv6, so it is not the advice.
+/// F3: with IPv6 `network.mtu` cannot be below 1280, so the advice must be another one.
 #[test]
-fn f3_a_path_too_narrow_for_ipv6_gets_advice_that_can_be_followed() {
+fn f3_a_path_too_narrow_for_ipv6_has_valid_advice() {
     let cluster = cluster("tight", Plan { transport: TransportMode::Vxlan, subnets: 2, ..Plan::default() });
-    wait_well(&cluster);
+    wait_for_ok(&cluster);
     let limit = |size: u32| {
         let rule = format!(
             "table inet narrow; delete table inet narrow; \
@@ -195,12 +195,12 @@ fn f3_a_path_too_narrow_for_ipv6_gets_advice_that_can_be_followed() {
     let found = checks.iter().find(|one| one["code"] == "PathMtuTooSmall").unwrap();
     has(found["message"].as_str().unwrap(), &["carries 1300: pods with IPv6 need 1330"]);
     assert!(!podwire(&cluster, &["doctor"]).stdout.contains("advice: set `network.mtu`"));
-    // The command answers as soon as the path is wide enough.
+    // The fix succeeds as soon as the path is wide enough.
     let (n1, fix) = (cluster.node("n1").unwrap(), found["fix"].as_str().unwrap());
     assert!(!n1.run(&["sh", "-c", fix], b"").unwrap().success(), "{fix}");
     limit(1330);
     n1.sh(&["sh", "-c", fix]).unwrap();
-    has(&of_others(&cluster, &[])[0].1, &["the path carries 1330: pods may send 1280 at most"]);
+    has(&peer_checks(&cluster, &[])[0].1, &["the path carries 1330: pods may send 1280 at most"]);
 }
 
 fn podwire(cluster: &Cluster, args: &[&str]) -> Outcome {
@@ -209,8 +209,8 @@ fn podwire(cluster: &Cluster, args: &[&str]) -> Outcome {
     node.run(&[&[env!("CARGO_BIN_EXE_podwire")], args, &["--run-dir", run_dir]].concat(), b"").unwrap()
 }
 
-/// What doctor says of other firewalls: verdict, message and command.
-fn of_firewalls(host: &Host) -> Vec<[String; 3]> {
+/// Verdict, message and fix of the check `other firewalls`.
+fn firewall_checks(host: &Host) -> Vec<[String; 3]> {
     let report: Value = serde_json::from_str(&doctor(host, &["-o", "json"]).stdout).unwrap();
     let checks = report["checks"].as_array().unwrap().iter().filter(|one| one["check"] == "other firewalls");
     let text = |check: &Value, key: &str| check[key].as_str().unwrap_or_default().to_owned();
@@ -218,8 +218,8 @@ fn of_firewalls(host: &Host) -> Vec<[String; 3]> {
 }
 
 #[test]
-fn firewalls_that_doctor_cannot_evaluate_are_unknown_and_not_well() {
-    let words = "tables of iptables-legacy are loaded (filter)";
+fn legacy_iptables_rules_are_reported_as_unknown() {
+    let part = "tables of iptables-legacy are loaded (filter)";
     for (act, command) in [
         ("iptables-legacy -P FORWARD DROP", "iptables-legacy -S FORWARD"),
         ("ip6tables-legacy -P FORWARD DROP", "ip6tables-legacy -S FORWARD"),
@@ -227,22 +227,22 @@ fn firewalls_that_doctor_cannot_evaluate_are_unknown_and_not_well() {
         let (host, _) = standalone("unclear", "routed");
         has(&doctor(&host, &[]).stdout, &["no problems"]);
         sh(&host, act);
-        let found = of_firewalls(&host);
+        let found = firewall_checks(&host);
         let [[verdict, message, fix]] = found.as_slice() else { panic!("{act}: {found:?}") };
         assert_eq!((verdict.as_str(), fix.as_str()), ("unknown", command), "{act}: {message}");
-        has(message, &[words]);
+        has(message, &[part]);
         let page = doctor(&host, &[]).stdout;
         has(&page, &["no problems; 1 check unknown", command]);
         sh(&host, fix);
     }
 }
 
-/// As podman's firewall plugin leaves the chain, beside a policy of the operator.
-const LIKELY: &str = "iptables -P FORWARD DROP && iptables -N CNI-FORWARD && iptables -A FORWARD -j CNI-FORWARD && \
+/// Rules of podman's firewall plugin, and a policy of the operator.
+const MAY_DROP: &str = "iptables -P FORWARD DROP && iptables -N CNI-FORWARD && iptables -A FORWARD -j CNI-FORWARD && \
     iptables -A CNI-FORWARD -s 10.88.0.5/32 -j ACCEPT";
 
 #[test]
-fn a_chain_that_may_drop_is_reported_as_that_and_status_succeeds() {
+fn cni_status_succeeds_with_a_chain_that_may_drop() {
     let host = Host::new("likely");
     let agent = host.agent(&["--no-install"]);
     let status = || host.plugin.status(&host.node, &agent.config(&json!({}))).unwrap();
@@ -251,18 +251,18 @@ fn a_chain_that_may_drop_is_reported_as_that_and_status_succeeds() {
         conditions[0]["message"].as_str().unwrap_or_default().to_owned()
     };
     for (act, verb, is_served) in
-        [(LIKELY, "may drop", true), ("iptables -F CNI-FORWARD", "drops the traffic", false)]
+        [(MAY_DROP, "may drop", true), ("iptables -F CNI-FORWARD", "drops the traffic", false)]
     {
         sh(&host, act);
         wait_until("the condition", DEADLINE, || Ok(message().contains(verb))).unwrap();
-        has(&wrong(&host)[0].1, &[verb]);
+        has(&problems(&host)[0].1, &[verb]);
         assert_eq!(status().success(), is_served, "{act}");
     }
     assert_eq!(status().error().unwrap().code, 51);
 }
 
 #[test]
-fn an_agent_that_is_not_ready_yet_is_no_reason_to_enable_forwarding() {
+fn disabled_forwarding_is_ok_before_the_agent_is_ready() {
     let host = Host::new("notyet");
     sh(
         &host,
@@ -270,8 +270,9 @@ fn an_agent_that_is_not_ready_yet_is_no_reason_to_enable_forwarding() {
     );
     let mut agent = host.idle_agent(&["--no-install"]);
     agent.launch().unwrap();
-    wait_until("the reason", DEADLINE, || Ok(doctor(&host, &[]).stdout.contains("BridgeNameTaken"))).unwrap();
-    let found = wrong(&host);
+    wait_until("the condition", DEADLINE, || Ok(doctor(&host, &[]).stdout.contains("BridgeNameTaken")))
+        .unwrap();
+    let found = problems(&host);
     assert_eq!(found.len(), 1, "{found:?}");
     has(&doctor(&host, &[]).stdout, &["the agent enables it when it is ready"]);
 }

@@ -1,33 +1,33 @@
-//! Frames as they go through a tunnel, made by hand.
+//! Handmade VXLAN frames.
 
 use std::net::IpAddr;
 
-/// Of all clusters of these tests.
+/// VNI and port of all clusters in these tests.
 pub(super) const VNI: u32 = 4077;
 pub(super) const PORT: u16 = 4789;
 
-/// A datagram inside an Ethernet frame inside VXLAN.
+/// A UDP datagram in an Ethernet frame in VXLAN.
 #[derive(Debug, Clone)]
 pub(super) struct Frame {
     pub(super) vni: u32,
     pub(super) mac: [u8; 6],
     pub(super) from: IpAddr,
     pub(super) to: (IpAddr, u16),
-    /// In front of the type of the inner packet.
+    /// A VLAN tag before the type of the inner packet.
     pub(super) tag: &'static [u8],
 }
 
 impl Frame {
-    /// What goes into the outer datagram.
+    /// The payload of the outer datagram.
     pub(super) fn bytes(&self, text: &str) -> Vec<u8> {
         let kind = if self.from.is_ipv4() { [0x08, 0x00] } else { [0x86, 0xdd] };
         [&header(self.vni, self.mac), self.tag, &kind, &packet(self.from, self.to, text)].concat()
     }
 
-    /// A question for the MAC of `to`, which an answer would also teach the sender's.
+    /// An ARP request for the MAC of `to`, which would also teach the sender's MAC.
     pub(super) fn arp(&self) -> Vec<u8> {
         let (IpAddr::V4(from), IpAddr::V4(to)) = (self.from, self.to.0) else {
-            unreachable!("ARP is of IPv4")
+            unreachable!("ARP needs IPv4")
         };
         let mac = [2, 0, 0, 0, 0, 0x66];
         let body = [&[0, 1, 8, 0, 6, 4, 0, 1][..], &mac, &from.octets(), &[0; 6], &to.octets()].concat();
@@ -35,7 +35,7 @@ impl Frame {
     }
 }
 
-/// VXLAN, and the MACs of the inner frame.
+/// The VXLAN header and the MACs of the inner frame.
 fn header(vni: u32, mac: [u8; 6]) -> Vec<u8> {
     let [_, a, b, c] = vni.to_be_bytes();
     [&[8, 0, 0, 0, a, b, c, 0][..], &mac, &[2, 0, 0, 0, 0, 0x66]].concat()

@@ -1,0 +1,380 @@
+//! Requests for another block: at most one at a time, shared by all pods that wait for it.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use model::BlockLayout;
+use tokio::sync::mpsc::{self, error::TrySendError};
+use tracing::{debug, info};
+use types::{Code, Finding, NetworkName};
+
+use super::command::MembershipCommand;
+use super::is_alone;
+use super::join::{JoinError, Joined};
+use super::member::{Member, Next, SessionEnd};
+use crate::allocation::{BlockUsage, NoBlock, NodeAllocations};
+use config::Config;
+
+/// How long a pod waits for another block.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// Delay after an unsuccessful request before the next proactive one.
+const REPEAT_AFTER: Duration = Duration::from_secs(30);
+
+/// Why a node gets no other block.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum GrowError {
+    #[error("this node already has the whole network")]
+    Alone,
+    #[error("no block of this node is full")]
+    NotFull,
+    #[error(transparent)]
+    NoBlock(#[from] NoBlock),
+    #[error("too many requests to the store are waiting")]
+    Busy,
+    #[error("the agent no longer follows the store")]
+    Stopped,
+    #[error("the store did not answer in time")]
+    Late,
+    #[error("no pod waits for the block any more")]
+    Abandoned,
+    #[error("the store assigned no other block")]
+    NoOther,
+    /// The reason that the membership thread reported.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// A request for one more block of the family of `full_block`.
+#[derive(Debug)]
+pub(crate) struct BlockRequest {
+    pub(crate) full_block: IpNet,
+    /// The node's blocks at the time of the request. If they have changed, the request is fulfilled.
+    pub(crate) observed: Vec<IpNet>,
+    started: Instant,
+    state: Mutex<RequestState>,
+    answered: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct RequestState {
+    /// The number of pods that wait for it.
+    pods: u32,
+    /// Requested before the blocks are full, independent of waiting pods.
+    is_proactive: bool,
+    answer: Option<(Result<(), GrowError>, Instant)>,
+    /// When the block was last found to be needed after the request.
+    needed_at: Option<Instant>,
+}
+
+/// The parameters of a new request.
+pub(crate) struct BlockNeed<'a> {
+    pub(crate) full_block: IpNet,
+    pub(crate) observed: &'a [IpNet],
+    pub(crate) commands: &'a mpsc::Sender<MembershipCommand>,
+}
+
+impl BlockRequest {
+    fn lock(&self) -> MutexGuard<'_, RequestState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn answer(&self, answer: Result<(), GrowError>) {
+        self.lock().answer = Some((answer, Instant::now()));
+        self.answered.notify_all();
+    }
+
+    /// Whether a pod or the reconciler still needs it. Otherwise the request ends here.
+    pub(crate) fn is_wanted(&self) -> bool {
+        let mut state = self.lock();
+        let is_wanted = state.pods > 0 || (state.is_proactive && self.started.elapsed() < REPEAT_AFTER);
+        if !is_wanted {
+            state.answer = Some((Err(GrowError::Abandoned), Instant::now()));
+        }
+        is_wanted
+    }
+
+    fn mark_needed(&self) {
+        self.lock().needed_at = Some(Instant::now());
+    }
+
+    /// How long ago the block was found to be needed.
+    pub(crate) fn idle(&self) -> Duration {
+        self.lock().needed_at.unwrap_or(self.started).elapsed()
+    }
+
+    /// Whether a new proactive request may follow. After a failure, it has to wait.
+    fn may_repeat(&self) -> bool {
+        match &self.lock().answer {
+            Some((Ok(()), _)) => true,
+            Some((Err(_), at)) => at.elapsed() > REPEAT_AFTER,
+            None => self.started.elapsed() > REPEAT_AFTER,
+        }
+    }
+
+    /// Registers another waiting pod, unless the request is answered.
+    fn join(&self) -> bool {
+        let mut state = self.lock();
+        let is_pending = state.answer.is_none();
+        state.pods += u32::from(is_pending);
+        is_pending
+    }
+
+    fn wait(&self) -> Result<(), GrowError> {
+        let waiting = |state: &mut RequestState| state.answer.is_none();
+        let waited = self.answered.wait_timeout_while(self.lock(), TIMEOUT, waiting);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.pods -= 1;
+        state.answer.as_ref().map_or(Err(GrowError::Late), |(answer, _)| answer.clone())
+    }
+}
+
+/// The latest request.
+#[derive(Default)]
+pub(crate) struct PendingBlockRequest(Mutex<Option<Arc<BlockRequest>>>);
+
+impl PendingBlockRequest {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<BlockRequest>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A proactive request. The caller does not wait.
+    pub(crate) fn request(&self, need: BlockNeed<'_>) {
+        let mut last = self.lock();
+        if let Some(request) = last.as_ref().filter(|request| !request.may_repeat()) {
+            return request.mark_needed();
+        }
+        info!(block = %need.full_block, "few free addresses; requesting another block");
+        let first = RequestState { is_proactive: true, ..RequestState::default() };
+        // If the channel is full, the next round tries again.
+        if let Ok(request) = need.send(first) {
+            *last = Some(request);
+        }
+    }
+
+    /// For a pod that waits. Pods that wait for the same request share its answer.
+    pub(crate) fn wait(&self, need: BlockNeed<'_>) -> Result<(), GrowError> {
+        let request = {
+            let mut last = self.lock();
+            match last.as_ref().filter(|request| request.observed == need.observed && request.join()) {
+                Some(request) => Arc::clone(request),
+                None => {
+                    let request = need.send(RequestState { pods: 1, ..RequestState::default() })?;
+                    Arc::clone(last.insert(request))
+                }
+            }
+        };
+        request.wait()
+    }
+}
+
+/// Requests blocks for CNI requests and for the reconciler. Clones share the pending request.
+#[derive(Clone)]
+pub(crate) struct BlockRequests {
+    commands: mpsc::Sender<MembershipCommand>,
+    allocations: Arc<NodeAllocations>,
+    pending_request: Arc<PendingBlockRequest>,
+    is_alone: bool,
+    /// The run directory and the network whose records show the used addresses.
+    records: (PathBuf, NetworkName),
+}
+
+impl BlockRequests {
+    pub(crate) fn new(
+        config: &Config,
+        allocations: Arc<NodeAllocations>,
+        commands: mpsc::Sender<MembershipCommand>,
+    ) -> Self {
+        let records = (config.run_dir.clone(), config.network.name.clone());
+        Self { commands, allocations, pending_request: Arc::default(), is_alone: is_alone(config), records }
+    }
+
+    /// Requests one more block of the family of a block that is full or nearly full. Does not wait. While a request is pending,
+    /// no other one is sent.
+    pub(crate) fn want_more(&self, full_block: IpNet) {
+        let Ok(network) = self.allocations.default_network() else { return };
+        if !self.is_alone {
+            self.pending_request.request(BlockNeed {
+                full_block,
+                observed: network.blocks(),
+                commands: &self.commands,
+            });
+        }
+    }
+
+    /// Waits for another block, for a pod that found no free address in `observed`.
+    pub(crate) fn wait_for_block(&self, observed: &[IpNet]) -> Result<(), GrowError> {
+        if self.is_alone {
+            return Err(GrowError::Alone);
+        }
+        // An answer may be older than the call.
+        for _ in 0..2 {
+            let network = self.allocations.default_network()?;
+            if network.blocks() != observed {
+                return Ok(());
+            }
+            let usage = BlockUsage { network: &network, name: &self.records.1, run_dir: &self.records.0 };
+            let full_block = usage.fullest().ok_or(GrowError::NotFull)?;
+            self.pending_request.wait(BlockNeed { full_block, observed, commands: &self.commands })?;
+        }
+        let has_more = self.allocations.default_network()?.blocks() != observed;
+        if has_more { Ok(()) } else { Err(GrowError::NoOther) }
+    }
+}
+
+impl BlockNeed<'_> {
+    fn send(self, state: RequestState) -> Result<Arc<BlockRequest>, GrowError> {
+        let request = Arc::new(BlockRequest {
+            full_block: self.full_block,
+            observed: self.observed.to_vec(),
+            started: Instant::now(),
+            state: Mutex::new(state),
+            answered: Condvar::new(),
+        });
+        let sent = self.commands.try_send(MembershipCommand::Grow(Arc::clone(&request)));
+        sent.map_err(|error| match error {
+            TrySendError::Full(_) => GrowError::Busy,
+            TrySendError::Closed(_) => GrowError::Stopped,
+        })?;
+        Ok(request)
+    }
+}
+
+impl Member {
+    pub(crate) async fn grow(
+        &mut self,
+        request: &Arc<BlockRequest>,
+        joined: Joined,
+    ) -> Result<Next, JoinError> {
+        if joined.record.blocks != request.observed {
+            // The node has got another block meanwhile.
+            self.shared.set_block_shortage(None);
+            request.answer(Ok(()));
+            return Ok(Next::Continue(joined));
+        }
+        if !request.is_wanted() {
+            return Ok(Next::Continue(joined));
+        }
+        let Some(block_layout) = self.block_layout_of(&request.full_block) else {
+            request.answer(Err(GrowError::Refused(format!(
+                "{} is not a block of this network",
+                request.full_block
+            ))));
+            return Ok(Next::Continue(joined));
+        };
+        match self.registry.grow(joined.clone(), &block_layout, &self.shared.peers_blocks()).await {
+            Ok(grown) => {
+                self.shared.set_block_shortage(None);
+                self.shared.contact.write_succeeded();
+                self.accept(&grown).await;
+                request.answer(Ok(()));
+                Ok(Next::Continue(grown))
+            }
+            Err(error) => {
+                self.grow_failed(request, &error);
+                request.answer(Err(GrowError::Refused(error.to_string())));
+                let is_contended = matches!(error, JoinError::Contended { .. });
+                Ok(if is_contended { Next::End(SessionEnd::Rejoin) } else { Next::Continue(joined) })
+            }
+        }
+    }
+
+    /// A failure of the store does not mean that there is no free block.
+    fn grow_failed(&self, request: &Arc<BlockRequest>, error: &JoinError) {
+        let message = format!("cannot claim another block besides {}: {error}", request.full_block);
+        debug!(block = %request.full_block, %error, "cannot claim another block");
+        if let JoinError::Store(error) = error {
+            self.shared.contact.call_failed(error);
+        }
+        if error.finding().code == Code::BlocksExhausted {
+            let finding =
+                Finding::new(Code::BlocksExhausted, format_args!("block {}", request.full_block), message);
+            self.shared.set_block_shortage(Some((finding, Arc::clone(request))));
+        }
+    }
+
+    fn block_layout_of(&self, block: &IpNet) -> Option<BlockLayout> {
+        self.block_layouts.iter().find(|block_layout| block_layout.subnet().contains(block)).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::super::ask_error::AskError;
+    use super::*;
+
+    fn net() -> IpNet {
+        "10.2.0.0/24".parse().unwrap()
+    }
+
+    fn next(received: &mut mpsc::Receiver<MembershipCommand>) -> Option<Arc<BlockRequest>> {
+        match received.try_recv().ok()? {
+            MembershipCommand::Grow(request) => Some(request),
+            MembershipCommand::Ask(ask) => panic!("{ask:?}"),
+        }
+    }
+
+    #[test]
+    fn a_failed_request_is_not_repeated_immediately() {
+        let (commands, mut received) = mpsc::channel(16);
+        let pending_request = PendingBlockRequest::default();
+        let request_block = || {
+            pending_request.request(BlockNeed { full_block: net(), observed: &[net()], commands: &commands });
+        };
+        request_block();
+        let request = next(&mut received).unwrap();
+        request.answer(Err(GrowError::Refused("all are taken".to_owned())));
+        let before = request.idle();
+        for _ in 0..3 {
+            request_block();
+        }
+        assert!(next(&mut received).is_none(), "the request was repeated");
+        assert!(request.lock().needed_at.is_some() && before < REPEAT_AFTER, "the need must be recorded");
+        request.answer(Ok(()));
+        request_block();
+        assert!(next(&mut received).is_some(), "after a new block, the next one may be requested");
+    }
+
+    #[test]
+    fn waiting_pods_share_an_answer_and_later_pods_send_a_new_request() {
+        let (commands, mut received) = mpsc::channel(16);
+        let pending_request = PendingBlockRequest::default();
+        let wait =
+            || pending_request.wait(BlockNeed { full_block: net(), observed: &[net()], commands: &commands });
+        thread::scope(|scope| {
+            let waiting: Vec<_> = (0..8).map(|_| scope.spawn(wait)).collect();
+            let end = Instant::now() + TIMEOUT;
+            let all_wait = || pending_request.lock().as_ref().is_some_and(|request| request.lock().pods == 8);
+            while !all_wait() && Instant::now() < end {
+                thread::yield_now();
+            }
+            next(&mut received).unwrap().answer(Err(GrowError::Refused("all are taken".to_owned())));
+            for thread in waiting {
+                assert_eq!(thread.join().unwrap(), Err(GrowError::Refused("all are taken".to_owned())));
+            }
+            assert!(next(&mut received).is_none(), "several requests were sent");
+            let later = scope.spawn(wait);
+            received
+                .blocking_recv()
+                .map(|command| command.refuse(AskError::Unreachable("no store".to_owned())))
+                .unwrap();
+            assert_eq!(later.join().unwrap(), Err(GrowError::Refused("no store".to_owned())));
+        });
+    }
+
+    #[test]
+    fn a_request_that_no_pod_waits_for_is_not_wanted() {
+        let (commands, _received) = mpsc::channel(16);
+        let send = |state| {
+            BlockNeed { full_block: net(), observed: &[net()], commands: &commands }.send(state).unwrap()
+        };
+        let abandoned = send(RequestState::default());
+        assert!(!abandoned.is_wanted());
+        assert!(!abandoned.join(), "an ended request must not be joined");
+        assert!(send(RequestState { pods: 1, ..RequestState::default() }).is_wanted());
+        assert!(send(RequestState { is_proactive: true, ..RequestState::default() }).is_wanted());
+    }
+}
