@@ -1,4 +1,4 @@
-//! The agents of the benchmark, each in the node of its lane, and what their logs tell.
+//! The agents of the benchmark, each on the node of its contender, and the parsing of their logs.
 
 use std::path::Path;
 
@@ -7,9 +7,9 @@ use serde_json::Value;
 use testkit::Agent;
 
 use crate::networks::BenchNetwork;
-use crate::site::{BenchSite, Seat};
+use crate::site::{BenchNode, BenchSite};
 
-/// Dropped, they are killed; so they go before the site that they work in.
+/// The agents are killed on drop. Drop them before their site.
 pub(crate) struct Agents {
     pub(crate) routed: Agent,
     _bridge: Agent,
@@ -24,36 +24,36 @@ impl Agents {
     }
 }
 
-/// The program is the one of this build unless another is given.
-pub(crate) fn start(seat: &Seat, mode: &str, program: Option<&Path>) -> Result<Agent> {
-    // As JSON the log tells times to the microsecond.
+/// Starts an agent with the program of this build, or with `program` if given.
+pub(crate) fn start(bench_node: &BenchNode, mode: &str, program: Option<&Path>) -> Result<Agent> {
+    // The JSON log has times in microseconds.
     let flags = ["--no-install", "--network-mode", mode, "--log-format", "json"];
-    // Its directories are beside those of the other lanes. A lab's are on disk.
-    let mut agent = Agent::in_dir(&seat.node, &seat.dir, &flags)?;
+    // Next to the directories of the other contenders, in memory. A lab's directories are on disk.
+    let mut agent = Agent::in_dir(&bench_node.node, &bench_node.dir, &flags)?;
     if let Some(program) = program {
         agent.set_program(program);
     }
-    agent.launch().and_then(|()| agent.wait_ready()).context("the agent does not start")?;
+    agent.launch().and_then(|()| agent.wait_ready()).context("cannot start the agent")?;
     Ok(agent)
 }
 
-/// How long the agent took for its latest requests, in milliseconds by its own log, from arrival to answer.
+/// Durations of the agent's latest requests in milliseconds, from request to response, according to its log.
 pub(crate) fn served(agent: &Agent, verb: &str, network: BenchNetwork, latest: usize) -> Result<Vec<f64>> {
     let (log, network) = (agent.log()?, network.name()?);
     let lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let ours = lines
+    let matching = lines
         .filter(|line| line["verb"] == verb && line["outcome"] == "ok" && line["net"] == network.as_str());
-    Ok(ours.filter_map(|line| line["ms"].as_f64()).take(latest).collect())
+    Ok(matching.filter_map(|line| line["ms"].as_f64()).take(latest).collect())
 }
 
-/// What the agent said last when it was ready: after how many milliseconds, and with how many attachments.
-pub(crate) fn said_ready(agent: &Agent) -> Result<(f64, usize)> {
+/// Start-up time in milliseconds and number of attachments, from the last `ready` message of the agent's log.
+pub(crate) fn logged_ready(agent: &Agent) -> Result<(f64, usize)> {
     let log = agent.log()?;
-    let mut said = log.lines().rev().filter_map(|line| {
+    let mut messages = log.lines().rev().filter_map(|line| {
         let line: Value = serde_json::from_str(line).ok()?;
         parse_ready(line["message"].as_str()?)
     });
-    said.next().context("the agent's log does not say that it is ready")
+    messages.next().context("the agent's log has no `ready` message")
 }
 
 fn parse_ready(message: &str) -> Option<(f64, usize)> {
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_that_says_ready_is_understood() {
+    fn the_ready_message_is_parsed() {
         assert_eq!(parse_ready("ready after 87 ms with 250 attachments"), Some((87.0, 250)));
         assert_eq!(parse_ready("repaired: route"), None);
     }

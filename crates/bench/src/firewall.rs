@@ -1,5 +1,4 @@
-//! The firewall alone, without links and records: how long a pod's membership takes beside few and many others, and how long
-//! it takes to check and to repair the membership of all.
+//! The firewall without links and records: the time to add a pod among few and many pods, and to check and repair all pods.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -13,10 +12,10 @@ use types::{IfName, Mac};
 use crate::options::Scale;
 use crate::stats::Sample;
 
-/// So often everything is checked and repaired.
+/// Number of check and repair rounds.
 const ROUNDS: usize = 5;
 
-/// What was done, and how long it took each time.
+/// Operations and their times.
 pub(crate) type Timed = Vec<(String, Sample)>;
 
 pub(crate) fn run(scale: &Scale) -> Result<Timed> {
@@ -38,12 +37,12 @@ pub(crate) fn run(scale: &Scale) -> Result<Timed> {
 }
 
 fn membership(mode: AttachMode, crowd: usize, count: usize) -> Result<Timed> {
-    let others = samples(mode, 0..crowd)?;
+    let other_pods = samples(mode, 0..crowd)?;
     let pods = samples(mode, crowd..crowd + count)?;
     let mut firewall = Firewall::open()?;
-    // The tables are made once, by the nft program.
-    let others = borrowed(&others);
-    firewall.repair(&Structure::of(&others), &others)?;
+    // nft creates the tables once.
+    let other_pods = borrowed(&other_pods);
+    firewall.repair(&Structure::of(&other_pods), &other_pods)?;
     let mut times = Timed::new();
     let mut measure = |what: &str, act: &mut dyn FnMut(&Owned) -> Result<()>| {
         let mut sample = Sample::default();
@@ -91,7 +90,7 @@ fn measure(times: &mut Timed, what: &str, act: impl FnOnce() -> Result<()>) -> R
     Ok(())
 }
 
-/// Adds a time to those of the same kind.
+/// Adds a time to the samples of the same operation.
 pub(crate) fn note(times: &mut Timed, what: &str, took: Duration) {
     match times.iter_mut().find(|(known, _)| known == what) {
         Some((_, sample)) => sample.note(Ok(took)),
@@ -104,7 +103,7 @@ pub(crate) fn note(times: &mut Timed, what: &str, took: Duration) {
 }
 
 fn expect_whole(missing: usize) -> Result<()> {
-    ensure!(missing == 0, "{missing} parts are missing");
+    ensure!(missing == 0, "{missing} firewall objects are missing");
     Ok(())
 }
 
@@ -114,7 +113,7 @@ fn nft(words: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a [`FirewallPod`] borrows.
+/// Owned data of a [`FirewallPod`].
 struct Owned {
     link: IfName,
     mac: Mac,

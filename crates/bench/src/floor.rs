@@ -18,11 +18,11 @@ use testkit::wait_until;
 use types::{AttachmentKey, Digest, IfName, Mac};
 
 use self::pod::{FloorPod, MTU};
-use crate::lane::Deleted;
+use crate::contender::Deleted;
 use crate::networks::BenchNetwork;
-use crate::site::Seat;
+use crate::site::BenchNode;
 
-/// Much longer than the kernel takes.
+/// Much longer than the kernel needs.
 const GRACE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Floor {
@@ -33,13 +33,13 @@ pub(crate) struct Floor {
 }
 
 impl Floor {
-    pub(crate) fn make(seat: &Seat, network: BenchNetwork) -> Result<Self> {
-        let node = NetNs::open(seat.node.path())?;
+    pub(crate) fn make(bench_node: &BenchNode, network: BenchNetwork) -> Result<Self> {
+        let node = NetNs::open(bench_node.node.path())?;
         let mut host = RtSocket::open_in(&node)?;
         let bridge = make_bridge(&mut host, network)?;
         let gateways = network.gateways()?;
-        let mut pods = Vec::with_capacity(seat.pods.len());
-        for (number, pod) in seat.pods.iter().enumerate() {
+        let mut pods = Vec::with_capacity(bench_node.pods.len());
+        for (number, pod) in bench_node.pods.iter().enumerate() {
             let key = AttachmentKey {
                 network: network.name()?,
                 container: pod.id().try_into()?,
@@ -56,16 +56,16 @@ impl Floor {
         self.pods[number].add(&mut self.host, self.bridge)
     }
 
-    /// As `add`, by a process that is started for it.
-    pub(crate) fn add_spawned(&mut self, seat: &Seat, number: usize) -> Result<Duration> {
+    /// Like `add`, in a new process.
+    pub(crate) fn add_spawned(&mut self, bench_node: &BenchNode, number: usize) -> Result<Duration> {
         let pod = &mut self.pods[number];
         let add = spawned::SpawnedAdd {
             key: pod.key.clone(),
-            netns: seat.pods[number].netns_path().to_owned(),
+            netns: bench_node.pods[number].netns_path().to_owned(),
             addresses: pod.addresses.clone(),
             bridge: self.bridge,
         };
-        let took = seat.node.enter(|| add.run())??;
+        let took = bench_node.node.enter(|| add.run())??;
         let link = pod.socket.link(&pod.key.ifname)?.context("the new link is missing")?;
         pod.attached = link.peer;
         Ok(took)
@@ -79,13 +79,13 @@ impl Floor {
         Ok(Deleted { took: start.elapsed(), gone: Some(gone) })
     }
 
-    /// All pods at once, by so many workers: ADDs a second, then DELs a second.
+    /// Adds and removes all pods in parallel. Returns ADDs per second and DELs per second.
     pub(crate) fn burst(&mut self, workers: usize) -> Result<(f64, f64)> {
         let bridge = self.bridge;
         let add = self.in_parallel(workers, |pod, host| pod.add(host, bridge).map(drop))?;
         let del = self.in_parallel(workers, |pod, _| Ok(netlink::delete_link_early(detached(pod)?)?))?;
-        // The threads that sit out the kernel's grace periods would disturb whoever is next.
-        wait_until("the end of all deletions", GRACE, || Ok(netlink::pending_deletions() == 0))?;
+        // Threads that wait for the kernel's grace periods would disturb the next contender.
+        wait_until("completion of all deletions", GRACE, || Ok(netlink::pending_deletions() == 0))?;
         Ok((add, del))
     }
 
@@ -100,7 +100,7 @@ impl Floor {
         let (node, work, ready) = (&self.node, &work, &Barrier::new(shares.len() + 1));
         let worker = |share: &mut [FloorPod]| -> Result<()> {
             let host = RtSocket::open_in(node);
-            // The others wait for everybody, also for one who cannot begin.
+            // The other workers wait at the barrier, even if this one failed.
             ready.wait();
             let mut host = host?;
             node.run(|| share.iter_mut().try_for_each(|pod| work(pod, &mut host)))?
@@ -124,7 +124,7 @@ fn detached(pod: &mut FloorPod) -> Result<u32> {
     pod.attached.take().context("the pod was not attached")
 }
 
-/// Or finds it: a network may have more than one case.
+/// Creates the bridge or uses the existing one, because a network may have several cases.
 fn make_bridge(host: &mut RtSocket, network: BenchNetwork) -> Result<u32> {
     let name = network.bridge()?;
     if let Some(bridge) = host.link(&name)? {
@@ -132,7 +132,7 @@ fn make_bridge(host: &mut RtSocket, network: BenchNetwork) -> Result<u32> {
     }
     let mac = Mac::local(Digest::of(&["bridge mac", name.as_str()]).first5());
     host.run(&Op::AddBridge(AddBridge { name: &name, mac, mtu: MTU, up: true }))?;
-    let bridge = host.link(&name)?.context("the new bridge is not there")?.index;
+    let bridge = host.link(&name)?.context("the new bridge is missing")?.index;
     for addr in network.gateways()? {
         let mode = Mode::Exclusive;
         host.run(&Op::AddAddress(AddAddress {
@@ -147,7 +147,7 @@ fn make_bridge(host: &mut RtSocket, network: BenchNetwork) -> Result<u32> {
     Ok(bridge)
 }
 
-/// The address so many places after the gateway, not counting its next neighbour.
+/// The address with this offset after the gateway; the first one is skipped.
 fn nth_after(gateway: IpNet, number: usize) -> IpNet {
     let offset = u32::try_from(number).unwrap_or(0) + 1;
     match gateway {

@@ -1,4 +1,4 @@
-//! What is still there when all pods are gone: links, firewall entries, routes, addresses.
+//! Objects that remain after all pods are removed: links, firewall entries, routes, addresses.
 
 use std::fs;
 use std::net::IpAddr;
@@ -10,37 +10,37 @@ use netlink::{NetNs, RtSocket};
 use testkit::{Ns, Snapshot, wait_until};
 
 use crate::networks::BenchNetwork;
-use crate::site::Seat;
+use crate::site::BenchNode;
 
-/// The kernel finishes some removals a little after it has answered.
+/// The kernel completes some removals asynchronously.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// What a node looked like with its network made and no pod in it.
+/// Snapshot of a node with its network and without pods.
 pub(crate) struct Before {
     snapshot: Snapshot,
 }
 
 impl Before {
-    pub(crate) fn look(seat: &Seat) -> Result<Self> {
-        Ok(Self { snapshot: Snapshot::of(&seat.node)? })
+    pub(crate) fn take(bench_node: &BenchNode) -> Result<Self> {
+        Ok(Self { snapshot: Snapshot::of(&bench_node.node)? })
     }
 
-    /// For a node whose plugin restores everything: a sentence if it did not.
-    pub(crate) fn changed(&self, seat: &Seat) -> Option<String> {
-        self.snapshot.wait_for_same(&seat.node, SETTLE).err().map(|error| format!("{error:#}"))
+    /// Describes the difference if the plugin did not restore the node.
+    pub(crate) fn changed(&self, bench_node: &BenchNode) -> Option<String> {
+        self.snapshot.wait_for_same(&bench_node.node, SETTLE).err().map(|error| format!("{error:#}"))
     }
 }
 
 /// Links other than loopback and bridges on the node, and any link but loopback in the pods.
-pub(crate) fn links(seat: &Seat) -> Vec<String> {
-    let mut found: Vec<String> = links_in(&seat.node, Some("bridge")).err().into_iter().collect();
-    found.extend(seat.pods.iter().filter_map(|pod| links_in(pod, None).err()));
+pub(crate) fn links(bench_node: &BenchNode) -> Vec<String> {
+    let mut found: Vec<String> = links_in(&bench_node.node, Some("bridge")).err().into_iter().collect();
+    found.extend(bench_node.pods.iter().filter_map(|pod| links_in(pod, None).err()));
     found
 }
 
 fn links_in(ns: &Ns, fine: Option<&str>) -> Result<(), String> {
     let mut left = Vec::new();
-    let gone = wait_until("all links to vanish", SETTLE, || {
+    let removed = wait_until("removal of all links", SETTLE, || {
         let links = RtSocket::open_in(&NetNs::open(ns.path())?)?.links()?;
         let stays = |kind: Option<&str>| kind.is_some() && kind == fine;
         left = links
@@ -50,10 +50,10 @@ fn links_in(ns: &Ns, fine: Option<&str>) -> Result<(), String> {
             .collect();
         Ok(left.is_empty())
     });
-    gone.map_err(|error| format!("links in {}: {} ({error:#})", ns.name(), left.join(", ")))
+    removed.map_err(|error| format!("links in {}: {} ({error:#})", ns.name(), left.join(", ")))
 }
 
-/// How many attachments, and how many addresses, are expected to be recorded.
+/// Expected numbers of recorded attachments and addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Recorded {
     pub(crate) attachments: usize,
@@ -65,11 +65,11 @@ impl Recorded {
 }
 
 pub(crate) fn podwire_state(
-    seat: &Seat,
+    bench_node: &BenchNode,
     network: BenchNetwork,
     expected: Recorded,
 ) -> Result<Option<String>> {
-    let dir = seat.dir.join("state/networks").join(network.name()?.as_str());
+    let dir = bench_node.dir.join("state/networks").join(network.name()?.as_str());
     let found = Recorded {
         attachments: names(&dir.join("attachments"))?.len(),
         addresses: names(&dir.join("addresses"))?.len(),
@@ -80,9 +80,9 @@ pub(crate) fn podwire_state(
     }))
 }
 
-/// host-local keeps a file for each address, beside its lock and its cursors.
-pub(crate) fn reference_state(seat: &Seat, network: BenchNetwork) -> Result<Option<String>> {
-    let dir: PathBuf = seat.dir.join("ipam").join(network.name()?.as_str());
+/// host-local has a file per address, a lock file and cursor files.
+pub(crate) fn reference_state(bench_node: &BenchNode, network: BenchNetwork) -> Result<Option<String>> {
+    let dir: PathBuf = bench_node.dir.join("ipam").join(network.name()?.as_str());
     let addresses = names(&dir)?.iter().filter(|name| name.parse::<IpAddr>().is_ok()).count();
     Ok((addresses > 0).then(|| format!("{}: {addresses} addresses still recorded", dir.display())))
 }

@@ -1,4 +1,4 @@
-//! On what and with what it was measured.
+//! The host and the versions of the measured programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
-use crate::lane::Plugins;
+use crate::contender::Plugins;
 
 #[derive(Debug, Serialize)]
 pub(crate) struct MachineInfo {
@@ -15,7 +15,7 @@ pub(crate) struct MachineInfo {
     pub(crate) cores: usize,
     pub(crate) memory_mib: u64,
     pub(crate) kernel: String,
-    /// The average of the last minute before the run: how busy others kept the machine.
+    /// Load average of the last minute before the run.
     pub(crate) load_before: String,
     pub(crate) versions: Versions,
     pub(crate) binary: Binary,
@@ -42,7 +42,7 @@ pub(crate) enum Linkage {
     Dynamic,
 }
 
-/// The machine in one line, with the load of the last minute.
+/// The host in one line, with the load average of the last minute.
 pub(crate) fn summary() -> String {
     let cpu = field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -52,7 +52,7 @@ pub(crate) fn summary() -> String {
 }
 
 impl MachineInfo {
-    pub(crate) fn look(plugins: &Plugins) -> Result<Self> {
+    pub(crate) fn read(plugins: &Plugins) -> Result<Self> {
         Ok(Self {
             cpu: field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
@@ -62,18 +62,19 @@ impl MachineInfo {
             versions: Versions {
                 podwire: about(&plugins.podwire)?,
                 reference: format!("{}{}", about(&plugins.reference)?, package()),
-                rustc: said(Command::new("rustc").arg("--version")).unwrap_or_else(|| "unknown".to_owned()),
+                rustc: first_line(Command::new("rustc").arg("--version"))
+                    .unwrap_or_else(|| "unknown".to_owned()),
             },
-            binary: Binary::look(&plugins.built)?,
+            binary: Binary::read(&plugins.built)?,
         })
     }
 }
 
 impl Binary {
-    fn look(path: &Path) -> Result<Self> {
+    fn read(path: &Path) -> Result<Self> {
         let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         let linkage =
-            linkage(&bytes).with_context(|| format!("{} is no ELF file of 64 bits", path.display()))?;
+            linkage(&bytes).with_context(|| format!("{} is not a 64-bit ELF file", path.display()))?;
         Ok(Self { path: path.to_owned(), bytes: bytes.len() as u64, linkage })
     }
 }
@@ -97,25 +98,30 @@ fn linkage(elf: &[u8]) -> Option<Linkage> {
     Some(Linkage::Static)
 }
 
-/// The first line that a plugin says about itself when nobody asks it for anything: on stderr.
+/// The first line that a plugin prints on stderr when it is started without a command.
 fn about(plugin: &Path) -> Result<String> {
     let mut command = Command::new(plugin);
     let output = command.env_clear().stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("cannot start {}", plugin.display()))?;
-    ensure!(output.status.success(), "{} ended with {} without a command", plugin.display(), output.status);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let first = said.lines().next().unwrap_or_default();
+    ensure!(
+        output.status.success(),
+        "{} exited with {} when started without a command",
+        plugin.display(),
+        output.status
+    );
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    let first = stderr.lines().next().unwrap_or_default();
     Ok(first.split(": ").next().unwrap_or_default().to_owned())
 }
 
-/// Debian's build of the plugins does not know its own version; the package does.
+/// Debian's build of the plugins does not contain its version, so it is read from the package.
 fn package() -> String {
     let mut query = Command::new("dpkg-query");
     query.args(["-W", "-f=${Version}", "containernetworking-plugins"]);
-    said(&mut query).map(|version| format!(" (package {version})")).unwrap_or_default()
+    first_line(&mut query).map(|version| format!(" (package {version})")).unwrap_or_default()
 }
 
-fn said(command: &mut Command) -> Option<String> {
+fn first_line(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?.trim().to_owned();
     (output.status.success() && !text.is_empty()).then_some(text)

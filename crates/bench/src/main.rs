@@ -1,29 +1,29 @@
-//! podwire-bench: podwire-cni, alone and with its agent, beside the reference plugins, and many nodes beside what `ip` and
-//! a plain counter do, in one run on one machine.
+//! podwire-bench compares podwire-cni, standalone and with the agent, with the reference plugins, and many nodes with `ip` and a
+//! plain counter, in one run on one host.
 //!
 //! ```text
-//! options ─► site (nodes and pods, made beforehand) ─► cases ─► report (tables, JSON)
-//!                                                       ├ starts    what any process costs
-//!                                                       ├ sequence  one pod after the other, plugins in turn
-//!                                                       ├ burst     many pods at once, rounds in turn
-//!                                                       ├ crowd     few addresses in use beside many
-//!                                                       ├ split     where the time of a call through the agent goes
-//!                                                       └ resident  an agent whose pods stay: size, idleness, restart
+//! options ─► site (nodes and pods, created beforehand) ─► cases ─► report (tables, JSON)
+//!                                                       ├ starts    cost of starting a process
+//!                                                       ├ sequence  one pod after the other, plugins alternate
+//!                                                       ├ burst     parallel pods, plugins alternate by round
+//!                                                       ├ crowd     few and many addresses in use
+//!                                                       ├ split     breakdown of a call through the agent
+//!                                                       └ resident  an agent with running pods: memory, idle CPU, restart
 //!         ─► firewall (nftables alone, without links and records)
-//!         ─► recovery (how soon all is well after a fault)
+//!         ─► recovery (recovery times after faults)
 //!         ─► nodes (agents on an underlay, with etcd): routes, scale, joins, traffic
 //!         ─► compare (with --baseline, instead of all of the above): the binaries of an older build and these, alternately
 //! ```
 //!
-//! The machine may be shared and noisy: a figure alone says little. Whoever is compared takes turns with the other, pod by
-//! pod or round by round, and what counts is the ratio. Works only in namespaces of its own, and says what is left in them.
+//! The host may be shared and noisy, so single figures mean little. The contenders alternate, pod by pod or round by round, and
+//! the ratio is evaluated. The program works only in its own namespaces and reports leftovers in them.
 
 mod agents;
 mod cases;
 mod compare;
+mod contender;
 mod firewall;
 mod floor;
-mod lane;
 mod leftovers;
 mod machine;
 mod networks;
@@ -50,12 +50,12 @@ fn main() -> Result<ExitCode> {
         return compare_builds(&options, &comparison);
     }
     let scale = options.scale();
-    let plugins = lane::Plugins::find()?;
-    let machine = machine::MachineInfo::look(&plugins)?;
+    let plugins = contender::Plugins::find()?;
+    let machine = machine::MachineInfo::read(&plugins)?;
     let parts = options.parts();
     let pods = parts.contains(&BenchPart::Pods).then(|| cases::run_all(&plugins, &scale)).transpose()?;
     let firewall = match parts.contains(&BenchPart::Firewall) {
-        true => cases::told("the firewall alone", || firewall::run(&scale))?,
+        true => cases::with_progress("the firewall alone", || firewall::run(&scale))?,
         false => Vec::new(),
     };
     let recovery = parts.contains(&BenchPart::Recovery).then(|| recovery::run(&scale)).transpose()?;

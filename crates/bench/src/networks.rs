@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 use types::{AttachMode, IfName, NetworkName};
 
-/// The newest version that the packaged reference plugins speak.
+/// The newest CNI version that the packaged reference plugins support.
 pub(crate) const CNI_VERSION: &str = "1.0.0";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(crate) enum Masquerade {
     On,
 }
 
-/// A network of the benchmark. Each has its own number, and so its own name, bridge and subnets.
+/// A network of the benchmark. Its number determines its name, bridge and subnets.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BenchNetwork {
     pub(crate) number: u8,
@@ -55,11 +55,11 @@ impl BenchNetwork {
         };
         texts[..count]
             .iter()
-            .map(|text| text.parse().with_context(|| format!("{text} is no subnet")))
+            .map(|text| text.parse().with_context(|| format!("{text} is not a subnet")))
             .collect()
     }
 
-    /// The first address of a subnet, as both plugins have it.
+    /// The first address of each subnet, as both plugins use it.
     pub(crate) fn gateways(&self) -> Result<Vec<IpNet>> {
         let first = |net: IpNet| -> Result<IpNet> {
             let gateway: IpAddr = net.hosts().next().with_context(|| format!("{net} has no host"))?;
@@ -78,7 +78,7 @@ impl BenchNetwork {
         Ok(Value::Object(config))
     }
 
-    /// The same network; the work is the agent's, which has its run directory where the plugin alone would have it.
+    /// The same network through the agent, which uses the run directory of the standalone plugin.
     pub(crate) fn through_agent(&self, mode: AttachMode, dir: &Path) -> Result<Value> {
         let mut config = self.podwire(mode, dir)?;
         config["agent"] = json!(dir.join("state/agent.sock"));

@@ -7,101 +7,101 @@ use serde::Serialize;
 
 use crate::compare::{CompareScale, Comparison};
 
-/// podwire beside the reference plugins and beside plain `ip`, in one run on one machine
+/// Compare podwire with the reference plugins and with plain `ip`, in one run on one host
 #[derive(Debug, Parser)]
 #[command(name = "podwire-bench", version)]
 pub(crate) struct BenchOptions {
-    /// A smoke test: few pods, one round; its figures mean little
+    /// Smoke test with few pods and one round; its figures are not meaningful
     #[arg(long, conflicts_with = "full")]
     quick: bool,
     /// Nine rounds of pods in parallel instead of five
     #[arg(long)]
     full: bool,
-    /// End with status 1 if a target is missed, a call fails or something is left behind
+    /// Exit with 1 if a target is missed, a call fails or an object is not removed
     #[arg(long)]
     pub(crate) strict: bool,
-    /// So many pods of each plugin, instead of 128
+    /// Pods per plugin [default: 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pods: Option<u16>,
-    /// Only these parts, instead of all
+    /// Run only these parts [default: all]
     #[arg(long, value_name = "PART,…", value_delimiter = ',')]
     only: Vec<BenchPart>,
     /// Compare with an older build instead: a directory with its `podwire-cni` and `podwire`. Old and new binaries run
     /// alternately in one run (parts pods and traffic), and each figure is judged by its ratio new/old and the run's own spread
     #[arg(long, value_name = "DIR")]
     baseline: Option<PathBuf>,
-    /// Directory for the JSON, instead of target/bench
+    /// Directory for the JSON [default: target/bench]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
-/// What can be measured on its own.
+/// Parts of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum BenchPart {
-    /// Pods that come and go on one node
+    /// Adding and removing pods on one node
     Pods,
     /// The firewall alone: membership, checks and repairs
     Firewall,
-    /// How soon all is well after a fault: flushed rules, a removed socket, a missing agent, a silent etcd
+    /// Recovery times after faults: flushed rules, a removed socket, a killed agent, an unreachable etcd
     Recovery,
     /// Routes to thousands of nodes
     Routes,
-    /// Agents beside a thousand nodes
+    /// Agents in a cluster of a thousand nodes
     Scale,
-    /// Hundreds of nodes that join at once
+    /// Hundreds of parallel joins
     Joins,
     /// Traffic between pods of two nodes
     Traffic,
 }
 
-/// How much is measured.
+/// Size of the measurements.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Scale {
     /// Pods of each plugin, all attached at the same time.
     pub(crate) pods: usize,
-    /// Those of the case that is only for information.
+    /// Pods of the informational case with masquerade.
     pub(crate) masquerade_pods: usize,
     pub(crate) parallel: usize,
     pub(crate) rounds: usize,
-    /// Addresses in use before the pods come.
+    /// Addresses in use before the pods are added.
     pub(crate) few: usize,
     pub(crate) many: usize,
-    /// Pods of the agent whose size is looked at.
+    /// Running pods of the measured agent.
     pub(crate) resident: usize,
-    /// For so many seconds nothing happens to them.
+    /// Duration of the idle measurement in seconds.
     pub(crate) idle_seconds: u64,
-    /// So often the agent is killed and started.
+    /// Number of restarts of the agent.
     pub(crate) restarts: usize,
-    /// So often each fault is made.
+    /// Repetitions of each fault.
     pub(crate) faults: usize,
-    /// So often etcd stops answering, which takes most of a minute each time.
+    /// Repetitions of the etcd outage, which takes most of a minute.
     pub(crate) outages: usize,
     pub(crate) nodes: NodesScale,
 }
 
-/// How much is measured of many nodes.
+/// Size of the measurements with many nodes.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct NodesScale {
-    /// To so many nodes there are routes.
+    /// Number of nodes with routes.
     pub(crate) peers: usize,
     pub(crate) route_rounds: usize,
-    /// So often one of them changes.
+    /// Number of changes.
     pub(crate) changes: usize,
-    /// Nodes beside which real agents live: few, and all.
+    /// Simulated nodes: the few of the first phase, and all.
     pub(crate) few_nodes: usize,
     pub(crate) crowd: usize,
-    /// So long nothing happens to them.
+    /// Duration of the idle phase.
     pub(crate) quiet: Duration,
-    /// So long they come and go.
+    /// Duration of the phase with added and removed nodes.
     pub(crate) churn: Duration,
     pub(crate) joins: usize,
     pub(crate) join_rounds: usize,
-    /// So often the networks are made.
+    /// How often the networks are created.
     pub(crate) traffic_sites: usize,
-    /// So often each of them is used.
+    /// Rounds per network.
     pub(crate) traffic_rounds: usize,
-    /// One stream, and one exchange of bytes.
+    /// Duration of one throughput and one round-trip measurement.
     pub(crate) stream: Duration,
     pub(crate) trips: Duration,
 }
@@ -163,7 +163,7 @@ impl BenchOptions {
         }
     }
 
-    /// What to compare; none without a baseline.
+    /// The comparison; `None` without a baseline.
     pub(crate) fn comparison(&self) -> Result<Option<Comparison>> {
         let Some(baseline) = &self.baseline else { return Ok(None) };
         let parts =
@@ -195,15 +195,15 @@ impl BenchOptions {
         if self.only.is_empty() { BenchPart::value_variants().to_vec() } else { self.only.clone() }
     }
 
-    /// Where the JSON goes: beside the profile's directory that this program lies in, so `target/bench`.
+    /// Directory for the JSON: `target/bench`, next to the profile directory of this program.
     pub(crate) fn directory(&self) -> Result<PathBuf> {
         if let Some(out) = &self.out {
             return Ok(out.clone());
         }
-        let exe = std::env::current_exe().context("cannot find out where this program lies")?;
+        let exe = std::env::current_exe().context("cannot find the path of this program")?;
         let target = exe.parent().and_then(|profile| profile.parent());
         Ok(target
-            .with_context(|| format!("{} lies in no target directory; use --out", exe.display()))?
+            .with_context(|| format!("{} is not in a target directory; use --out", exe.display()))?
             .join("bench"))
     }
 }

@@ -1,4 +1,4 @@
-//! Starts a program the way a runtime starts a plugin, and takes the time from before the start to its end.
+//! Runs a program as a runtime runs a plugin, and measures the time from before the start to the exit.
 
 use std::io::{Read as _, Write as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// A plugin that takes longer is killed: a benchmark must end.
+/// A plugin that takes longer is killed.
 const TIMEOUT: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 #[derive(Debug)]
@@ -17,27 +17,27 @@ pub(crate) struct FinishedCall {
     pub(crate) stdout: Vec<u8>,
 }
 
-/// Runs the program in the namespace of the calling thread. Its end is its exit, and that its stdout is closed.
+/// Runs the program in the namespace of the calling thread until it exits and its stdout is closed.
 pub(crate) fn run(command: &mut Command, stdin: &[u8]) -> Result<FinishedCall> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let start = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start {}", name(command)))?;
     let served = serve(&mut child, stdin);
     if served.is_err() {
-        // It may have ended by itself meanwhile; it is reaped below in any case.
+        // The program may have exited already; it is reaped below.
         let _ = child.kill();
     }
     let status = child.wait().with_context(|| format!("cannot wait for {}", name(command)))?;
     let took = start.elapsed();
-    let stdout = served.with_context(|| format!("cannot talk to {}", name(command)))?;
+    let stdout = served.with_context(|| format!("cannot exchange data with {}", name(command)))?;
     Ok(FinishedCall { took, status, stdout })
 }
 
-/// Writes the input, which is smaller than a pipe, and reads the output to its end.
+/// Writes the input, which fits into a pipe, and reads all output.
 fn serve(child: &mut Child, input: &[u8]) -> Result<Vec<u8>> {
     if let Some(mut stdin) = child.stdin.take() {
         match stdin.write_all(input) {
-            // It decided without reading.
+            // The program exited without reading its input.
             Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
             other => other?,
         }
@@ -47,7 +47,7 @@ fn serve(child: &mut Child, input: &[u8]) -> Result<Vec<u8>> {
     let mut chunk = [0u8; 4096];
     loop {
         match poll(&mut [PollFd::new(&stdout, PollFlags::IN)], Some(&TIMEOUT)) {
-            Ok(0) => bail!("it did not end within {} s and was killed", TIMEOUT.tv_sec),
+            Ok(0) => bail!("the program did not exit within {} s and was killed", TIMEOUT.tv_sec),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn input_output_status_and_time() {
+    fn a_run_returns_output_status_and_time() {
         let finished =
             run(Command::new("/bin/sh").args(["-c", "cat; sleep 0.05; exit 3"]), b"hello").unwrap();
         assert_eq!((finished.stdout.as_slice(), finished.status.code()), (&b"hello"[..], Some(3)));

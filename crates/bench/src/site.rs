@@ -1,4 +1,4 @@
-//! Where it happens: a node for each contender, and the sandboxes of its pods, all made before anything is timed.
+//! The nodes of the contenders and the sandboxes of their pods, all created before the measurements.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,71 +8,71 @@ use testkit::{Lab, Node, Pod};
 
 use crate::options::Scale;
 
-/// A node with sandboxes for its pods and a directory for what its plugin keeps.
-pub(crate) struct Seat {
+/// A node with sandboxes for its pods and a directory for the state of its plugin.
+pub(crate) struct BenchNode {
     pub(crate) node: Node,
     pub(crate) pods: Vec<Pod>,
     pub(crate) dir: PathBuf,
 }
 
-impl Seat {
-    pub(crate) fn make((lab, memory): (&Lab, &Directory), name: &str, pods: usize) -> Result<Self> {
+impl BenchNode {
+    pub(crate) fn create((lab, memory): (&Lab, &Directory), name: &str, pods: usize) -> Result<Self> {
         let node = lab.node(name)?;
         let pods = (0..pods).map(|i| node.pod(&i.to_string())).collect::<Result<_>>()?;
         let dir = memory.path.join(name);
-        fs::create_dir(&dir).with_context(|| format!("cannot make directory {}", dir.display()))?;
+        fs::create_dir(&dir).with_context(|| format!("cannot create directory {}", dir.display()))?;
         Ok(Self { node, pods, dir })
     }
 }
 
 pub(crate) struct BenchSite {
-    pub(crate) podwire: Seat,
-    pub(crate) routed: Seat,
-    pub(crate) reference: Seat,
-    pub(crate) floor: Seat,
-    pub(crate) spawned_floor: Seat,
-    /// The agents' nodes, by the mode of their pods; the first has sandboxes enough for those who stay, too.
-    pub(crate) agent: Seat,
-    pub(crate) agent_bridge: Seat,
+    pub(crate) podwire: BenchNode,
+    pub(crate) routed: BenchNode,
+    pub(crate) reference: BenchNode,
+    pub(crate) floor: BenchNode,
+    pub(crate) spawned_floor: BenchNode,
+    /// The agents' nodes by attach mode. The first also has sandboxes for the running pods of `resident`.
+    pub(crate) agent: BenchNode,
+    pub(crate) agent_bridge: BenchNode,
     pub(crate) memory: Directory,
     _lab: Lab,
 }
 
 impl BenchSite {
-    pub(crate) fn make(scale: &Scale) -> Result<Self> {
+    pub(crate) fn create(scale: &Scale) -> Result<Self> {
         let lab = Lab::new("bench")?;
-        let memory = Directory::make(&lab)?;
-        let seat_with = |name: &str, pods: usize| Seat::make((&lab, &memory), name, pods);
-        let seat = |name: &str| seat_with(name, scale.pods);
+        let memory = Directory::create(&lab)?;
+        let node_with = |name: &str, pods: usize| BenchNode::create((&lab, &memory), name, pods);
+        let bench_node = |name: &str| node_with(name, scale.pods);
         Ok(Self {
-            podwire: seat("podwire")?,
-            routed: seat("routed")?,
-            reference: seat("reference")?,
-            floor: seat("floor")?,
-            spawned_floor: seat("spawned")?,
-            agent: seat_with("agent", scale.pods.max(scale.resident))?,
-            agent_bridge: seat("agent-bridge")?,
+            podwire: bench_node("podwire")?,
+            routed: bench_node("routed")?,
+            reference: bench_node("reference")?,
+            floor: bench_node("floor")?,
+            spawned_floor: bench_node("spawned")?,
+            agent: node_with("agent", scale.pods.max(scale.resident))?,
+            agent_bridge: bench_node("agent-bridge")?,
             memory,
             _lab: lab,
         })
     }
 }
 
-/// The directory for the state of all plugins. In memory, where a node's /run is: the disk is nobody's merit or fault.
+/// The state directory of all plugins. It is in memory, like /run, so that the disk does not affect the times.
 pub(crate) struct Directory {
     path: PathBuf,
     pub(crate) in_memory: bool,
 }
 
 impl Directory {
-    pub(crate) fn make(lab: &Lab) -> Result<Self> {
+    pub(crate) fn create(lab: &Lab) -> Result<Self> {
         let memory = ["/run", "/dev/shm"].map(Path::new).into_iter().find(|dir| is_tmpfs(dir));
         let Some(memory) = memory else {
             return Ok(Self { path: lab.dir().to_owned(), in_memory: false });
         };
         sweep(memory);
         let path = memory.join(lab.prefix());
-        fs::create_dir(&path).with_context(|| format!("cannot make directory {}", path.display()))?;
+        fs::create_dir(&path).with_context(|| format!("cannot create directory {}", path.display()))?;
         Ok(Self { path, in_memory: true })
     }
 }
@@ -90,7 +90,7 @@ fn is_tmpfs(dir: &Path) -> bool {
     rustix::fs::statfs(dir).is_ok_and(|fs| u64::try_from(fs.f_type) == Ok(TMPFS_MAGIC))
 }
 
-/// Removes the directories of runs that were killed; a lab does so with its own, but it does not look here.
+/// Removes the directories of killed runs. A lab removes only its own directories.
 fn sweep(memory: &Path) {
     let Ok(entries) = fs::read_dir(memory) else { return };
     for entry in entries.flatten() {
@@ -98,7 +98,7 @@ fn sweep(memory: &Path) {
         let owner =
             name.to_str().and_then(|name| name.strip_prefix("pwt-")?.split('-').next()?.parse::<u32>().ok());
         if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            // Another run may be sweeping the same one.
+            // Another run may remove the same directory.
             let _ = fs::remove_dir_all(entry.path());
         }
     }

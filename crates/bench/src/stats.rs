@@ -3,14 +3,14 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-/// The times of one thing that was done many times, and what was said when it failed.
+/// Times of a repeated operation, and the errors of its failures.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sample {
     times: Vec<Duration>,
     pub(crate) failures: Vec<String>,
 }
 
-/// Which of two figures is better.
+/// Whether lower or higher figures are better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Better {
@@ -18,7 +18,7 @@ pub(crate) enum Better {
     More,
 }
 
-/// In milliseconds, by nearest rank.
+/// Percentiles in milliseconds, by nearest rank.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Percentiles {
     pub(crate) count: usize,
@@ -37,7 +37,7 @@ impl Sample {
         }
     }
 
-    /// None if nothing ever succeeded.
+    /// `None` if no operation succeeded.
     pub(crate) fn percentiles(&self) -> Option<Percentiles> {
         let mut ms = self.ms();
         ms.sort_by(f64::total_cmp);
@@ -46,7 +46,7 @@ impl Sample {
         Some(Percentiles { count: ms.len(), min, p50: at(50), p90: at(90), p99: at(99), max })
     }
 
-    /// In milliseconds, in the order in which they were measured.
+    /// Times in milliseconds, in the order of measurement.
     pub(crate) fn ms(&self) -> Vec<f64> {
         self.times.iter().map(|t| t.as_secs_f64() * 1000.0).collect()
     }
@@ -56,7 +56,7 @@ impl Sample {
     }
 }
 
-/// Of values in ascending order, of which there is at least one.
+/// Percentile of a sorted, non-empty list.
 fn nearest_rank(sorted: &[f64], percent: usize) -> f64 {
     sorted[(sorted.len() * percent).div_ceil(100).clamp(1, sorted.len()) - 1]
 }
@@ -67,20 +67,20 @@ pub(crate) fn p99(values: &[f64]) -> Option<f64> {
     (!sorted.is_empty()).then(|| nearest_rank(&sorted, 99))
 }
 
-/// The distance between the first and the third quartile, interpolated; none of fewer than two values.
+/// Interpolated interquartile range; `None` for fewer than two values.
 pub(crate) fn interquartile_range(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let last = sorted.len().checked_sub(1).filter(|last| *last > 0)?;
     let at = |part: f64| {
-        let place = part * last as f64;
-        let (low, high) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
-        low + (high - low) * place.fract()
+        let position = part * last as f64;
+        let (low, high) = (sorted[position.floor() as usize], sorted[position.ceil() as usize]);
+        low + (high - low) * position.fract()
     };
     Some(at(0.75) - at(0.25))
 }
 
-/// The middle one; of two in the middle, the mean.
+/// The median; for an even number of values, the mean of the middle two.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_of_the_nearest_rank_and_failures_do_not_count() {
+    fn percentiles_use_the_nearest_rank_and_ignore_failures() {
         let mut sample = Sample::default();
         assert_eq!(sample.percentiles(), None);
         for ms in (1..=200).rev() {
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn one_time_is_every_percentile() {
+    fn all_percentiles_of_one_time_are_equal() {
         let mut sample = Sample::default();
         sample.note(Ok(Duration::from_millis(7)));
         let p = sample.percentiles().unwrap();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn medians() {
+    fn medians_of_even_and_odd_numbers_of_values() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0]), Some(3.0));
         assert_eq!(median(&[9.0, 1.0, 4.0]), Some(4.0));

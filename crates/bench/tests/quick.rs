@@ -1,6 +1,6 @@
-//! The harness works and leaves nothing behind. Its figures are not looked at: a test machine is busy. Needs root.
+//! The benchmark works and removes all its objects. The figures are not checked, because a test host is busy. Needs root.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first error, also in helper functions")]
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::Value;
 
 #[test]
-fn a_quick_run_fails_nothing_and_leaves_nothing() {
+fn a_quick_run_succeeds_and_removes_all_objects() {
     if !Path::new(testkit::REFERENCE_DIR).join("bridge").is_file() {
         println!("skipped: there is no reference plugin in {}", testkit::REFERENCE_DIR);
         return;
@@ -41,7 +41,7 @@ fn a_quick_run_of_many_nodes_has_every_figure() {
     let cases =
         ["100 routes", "one change among 100", "commit to route, p99", "20 joins at once", "VXLAN, IPv6"];
     let report = run(&["--only", "routes,scale,joins,traffic"], &cases);
-    assert_eq!(report["rows"], Value::Array(vec![]), "nothing else was asked for: {report:#}");
+    assert_eq!(report["rows"], Value::Array(vec![]), "other parts were measured: {report:#}");
     let lines = report["nodes"].as_array().unwrap();
     for line in lines {
         assert!(line["podwire"].as_f64().is_some_and(|figure| figure >= 0.0), "{line:#}");
@@ -50,7 +50,7 @@ fn a_quick_run_of_many_nodes_has_every_figure() {
     assert_eq!(distinct.unwrap()["podwire"], 20.0, "{distinct:?}");
 }
 
-/// The report, in which nothing failed.
+/// Runs the benchmark and returns its report, which has no failures.
 fn run(args: &[&str], cases: &[&str]) -> Value {
     let out = tempfile::tempdir().unwrap();
     let mut bench = Command::new(env!("CARGO_BIN_EXE_podwire-bench"));
@@ -68,7 +68,7 @@ fn run(args: &[&str], cases: &[&str]) -> Value {
     report
 }
 
-/// The same build as old and new: every figure of both is there. The verdicts are not checked on a busy machine.
+/// Compares a build with itself. Checks that every figure exists, but not the verdicts, because the host is busy.
 #[test]
 fn a_baseline_run_compares_every_case() {
     let baseline = tempfile::tempdir().unwrap();
@@ -99,7 +99,7 @@ fn a_baseline_run_compares_every_case() {
 }
 
 #[test]
-fn a_baseline_without_binaries_is_refused() {
+fn a_baseline_without_binaries_is_rejected() {
     let empty = tempfile::tempdir().unwrap();
     let mut bench = Command::new(env!("CARGO_BIN_EXE_podwire-bench"));
     let bench = bench.arg("--baseline").arg(empty.path()).output().unwrap();
@@ -107,9 +107,9 @@ fn a_baseline_without_binaries_is_refused() {
     assert!(!bench.status.success() && stderr.contains("podwire-cni"), "{stderr}");
 }
 
-/// A plugin that sleeps before it works is worse by far more than any spread.
+/// The plugin sleeps before each call, which exceeds any spread.
 #[test]
-fn a_slower_build_is_called_worse() {
+fn a_slower_build_is_reported_as_worse() {
     let (baseline, slow, out) =
         (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (plugin, agent) = (testkit::Plugin::podwire().unwrap().path, testkit::agent_program().unwrap());

@@ -1,6 +1,6 @@
-//! A short run of `podwire-soak`: its own parts work, and its audit finds nothing and finds something. Needs root and etcd.
+//! Short runs of `podwire-soak`: without findings, and with planted findings. Needs root and etcd.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first error, also in helper functions")]
 
 use std::process::{Command, Output};
 
@@ -12,7 +12,7 @@ fn soak(args: &[&str]) -> (Output, String) {
 }
 
 #[test]
-fn a_short_soak_leaves_nothing_and_delivers_nothing() {
+fn a_short_soak_has_no_findings() {
     let (output, text) = soak(&["--seconds", "15", "--workers", "3"]);
     assert!(output.status.success(), "{text}");
     for done in ["ADDs\n", "DELs\n", "agents killed", "hostile frames: Spoof", "hostile configs: Configs"] {
@@ -21,7 +21,7 @@ fn a_short_soak_leaves_nothing_and_delivers_nothing() {
 }
 
 #[test]
-fn everything_that_is_planted_is_found() {
+fn all_planted_objects_are_found() {
     let (output, text) = soak(&["--seconds", "5", "--workers", "1", "--plant", "--only", "spoof"]);
     assert_eq!(output.status.code(), Some(1), "{text}");
     for found in [

@@ -1,4 +1,4 @@
-//! The agent of a node, as systemd would run it: started, watched until it is ready, killed, ended, started again.
+//! The agent of a node: start, wait until ready, signal, kill, restart.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ use crate::service::{LabProcess, ProcessLifetime, ProgramSpec};
 use crate::{DEADLINE, Node, Ns, ProcessIdentity, program};
 
 const BINARY: &str = "podwire";
-/// Names another program to run.
+/// Environment variable with the path of the program to run instead.
 const OVERRIDE: &str = "PODWIRE";
-/// Its config file, in its directory.
+/// Name of the agent's config file in the node's directory.
 pub(crate) const CONFIG: &str = "agent.toml";
-/// How long one question may take.
-const QUESTION: Duration = DEADLINE;
+/// Timeout of one API request.
+const REQUEST_TIMEOUT: Duration = DEADLINE;
 
-/// An agent in a node's namespace, with its directories in the node's. Dropped, it is killed.
+/// An agent in a node's namespace, with its directories inside the node's directory. It is killed on drop.
 #[derive(Debug)]
 pub struct Agent {
     ns: Ns,
@@ -35,7 +35,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent with these flags besides its directories, and waits until it is ready.
+    /// Starts an agent with these flags in addition to its directories, and waits until it is ready.
     pub fn start(node: &Node, flags: &[&str]) -> Result<Self> {
         let mut agent = Self::new(node, flags)?;
         agent.launch()?;
@@ -48,20 +48,20 @@ impl Agent {
         Self::in_dir(node, node.dir(), flags)
     }
 
-    /// The same with its directories in another one than the node's: a second agent on one node.
+    /// Creates an agent with its own directory, for a second agent on one node.
     pub fn in_dir(node: &Node, dir: &Path, flags: &[&str]) -> Result<Self> {
         Self::of_program(program()?, (node, dir), flags)
     }
 
-    /// The same for this program, in this directory of the node.
+    /// Creates an agent that runs this program, with its directories inside `dir`.
     pub fn of_program(program: PathBuf, (node, dir): (&Node, &Path), flags: &[&str]) -> Result<Self> {
-        fs::create_dir_all(dir).with_context(|| format!("cannot make directory {}", dir.display()))?;
+        fs::create_dir_all(dir).with_context(|| format!("cannot create directory {}", dir.display()))?;
         let run_dir = dir.join("state");
         let mut all: Vec<String> = Vec::new();
         for (flag, dir) in [("--run-dir", run_dir.clone()), ("--state-dir", dir.join("lib"))] {
             all.extend([flag.to_owned(), dir.display().to_string()]);
         }
-        // Nothing of the machine's own is ever read or written.
+        // An explicit config file, so that the agent never reads the host's own.
         let config = dir.join(CONFIG);
         if !config.exists() {
             fs::write(&config, "").with_context(|| format!("cannot write {}", config.display()))?;
@@ -80,46 +80,49 @@ impl Agent {
         })
     }
 
-    /// The same for a cluster, which decides how long it lives, and which program it is if not the one that was built.
+    /// Creates the agent of a cluster node. The cluster sets its lifetime and may set another program.
     pub(crate) fn of_cluster(
         node: &Node,
         flags: &[String],
         life: (&ProcessLifetime, Option<&Path>),
     ) -> Result<Self> {
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        let (life, other) = life;
-        let program = other.map_or_else(program, |other| Ok(other.to_owned()))?;
+        let (life, program_override) = life;
+        let program = program_override.map_or_else(program, |path| Ok(path.to_owned()))?;
         let mut agent = Self::of_program(program, (node, node.dir()), &flags)?;
         agent.life = life.clone();
         Ok(agent)
     }
 
-    /// Takes over the process that another run of this program started, if it still lives.
+    /// Takes over the process that another run of this program started, if it is still running.
     pub(crate) fn adopt(&mut self, identity: ProcessIdentity) -> Result<()> {
         self.process = LabProcess::adopt(identity)?;
         Ok(())
     }
 
-    /// Another value of a flag that it has, for the next start.
+    /// Changes the value of an existing flag for the next start.
     pub fn set_flag(&mut self, flag: &str, value: &str) -> Result<()> {
-        let at =
-            self.flags.iter().position(|one| one == flag).with_context(|| format!("it has no {flag}"))?;
+        let at = self
+            .flags
+            .iter()
+            .position(|one| one == flag)
+            .with_context(|| format!("the agent was not started with {flag}"))?;
         let old = self.flags.get_mut(at + 1).with_context(|| format!("{flag} has no value"))?;
         value.clone_into(old);
         Ok(())
     }
 
-    /// More variables for the next start; without any, the agent has only PATH.
+    /// Sets environment variables for the next start. PATH is always set.
     pub fn set_env(&mut self, env: &[(String, String)]) {
         self.env = env.to_vec();
     }
 
-    /// Starts the process; it need not be ready when this returns.
+    /// Starts the process without waiting until it is ready.
     pub fn launch(&mut self) -> Result<()> {
         if self.process.as_ref().map(LabProcess::has_ended).transpose()? == Some(true) {
             self.process.take().map(LabProcess::wait).transpose()?;
         }
-        ensure!(self.process.is_none(), "the agent runs already");
+        ensure!(self.process.is_none(), "the agent is already running");
         let args: Vec<String> = ["agent".to_owned()].into_iter().chain(self.flags.iter().cloned()).collect();
         self.process = Some(LabProcess::start(ProgramSpec {
             ns: &self.ns,
@@ -132,13 +135,13 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits until ADDs are served. An agent that ended meanwhile is an error that tells its log.
+    /// Waits until the agent serves ADD. If the agent exits first, the error contains the end of its log.
     pub fn wait_ready(&mut self) -> Result<()> {
         let end = Instant::now() + DEADLINE;
         while !self.is_ready() {
             if let Some(ended) = self.process.take_if(|process| process.has_ended().unwrap_or(false)) {
-                let how = ended.wait()?.map_or_else(String::new, |status| format!(" with {status}"));
-                bail!("the agent ended{how}: {}", self.log_tail());
+                let status = ended.wait()?.map_or_else(String::new, |status| format!(" with {status}"));
+                bail!("the agent exited{status}: {}", self.log_tail());
             }
             ensure!(Instant::now() < end, "the agent is not ready after {DEADLINE:?}: {}", self.log_tail());
             std::thread::sleep(Duration::from_millis(1));
@@ -147,33 +150,33 @@ impl Agent {
     }
 
     pub fn is_ready(&self) -> bool {
-        self.client().get(api::READY, QUESTION).is_ok_and(|answer| answer.status == 200)
+        self.client().get(api::READY, REQUEST_TIMEOUT).is_ok_and(|answer| answer.status == 200)
     }
 
-    /// SIGKILL, and the end awaited.
+    /// Sends SIGKILL and waits for the exit.
     pub fn kill(&mut self) -> Result<()> {
-        self.process.take().context("the agent does not run")?.kill().context("cannot kill the agent")
+        self.process.take().context("the agent is not running")?.kill().context("cannot kill the agent")
     }
 
-    /// SIGTERM, and the end awaited.
+    /// Sends SIGTERM and waits for the exit.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
-        let process = self.process.take().context("the agent does not run")?;
-        process.wait().context("cannot end the agent")?.context("another process started the agent")
+        let process = self.process.take().context("the agent is not running")?;
+        process.wait().context("cannot stop the agent")?.context("another process started the agent")
     }
 
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        self.process.as_ref().context("the agent does not run")?.signal(signal)
+        self.process.as_ref().context("the agent is not running")?.signal(signal)
     }
 
-    /// Killed and started again, until it is ready.
+    /// Kills and starts the agent, and waits until it is ready.
     pub fn restart(&mut self) -> Result<()> {
         self.kill()?;
         self.launch()?;
         self.wait_ready()
     }
 
-    /// Whether the process has ended by itself.
+    /// True if no process is running.
     pub fn has_ended(&self) -> Result<bool> {
         self.process.as_ref().map_or(Ok(true), LabProcess::has_ended)
     }
@@ -186,7 +189,7 @@ impl Agent {
         self.process.as_ref().map(LabProcess::identity)
     }
 
-    /// From now on another program is started as the agent: an upgrade.
+    /// Sets the program for the next start, as an upgrade does.
     pub fn set_program(&mut self, program: &Path) {
         self.program = program.to_owned();
     }
@@ -207,21 +210,21 @@ impl Agent {
         Client::new(&self.socket())
     }
 
-    /// GET, as JSON; any other status than 200 is an error.
+    /// Sends GET and parses the response as JSON. Any status except 200 is an error.
     pub fn get(&self, path: &str) -> Result<Value> {
-        let answer = self.client().get(path, QUESTION)?;
+        let answer = self.client().get(path, REQUEST_TIMEOUT)?;
         let text = String::from_utf8_lossy(&answer.body);
         ensure!(answer.status == 200, "{path}: {} {text}", answer.status);
-        serde_json::from_str(&text).with_context(|| format!("{path} did not answer JSON: {text:?}"))
+        serde_json::from_str(&text).with_context(|| format!("{path} did not return JSON: {text:?}"))
     }
 
-    /// The agent's metrics, as Prometheus reads them.
+    /// The agent's metrics in the Prometheus text format.
     pub fn metrics(&self) -> Result<String> {
-        let answer = self.client().get(api::METRICS, QUESTION)?;
+        let answer = self.client().get(api::METRICS, REQUEST_TIMEOUT)?;
         Ok(String::from_utf8_lossy(&answer.body).into_owned())
     }
 
-    /// A network config that leads to this agent: its own network `podwire`, with these keys besides or instead.
+    /// A network config for the plugin that uses this agent: network `podwire`, extended or overridden with these keys.
     pub fn config(&self, more: &Value) -> Value {
         let mut config = json!({
             "cniVersion": "1.1.0", "name": "podwire", "type": "podwire-cni",
@@ -243,7 +246,7 @@ impl Agent {
         lines[lines.len().saturating_sub(20)..].join("\n")
     }
 
-    /// What `podwire` says to this command line, run inside the node.
+    /// Runs a `podwire` command inside the node.
     pub fn podwire(&self, args: &[&str]) -> Result<crate::Outcome> {
         let program = self.program.display().to_string();
         let argv: Vec<&str> = [program.as_str()].into_iter().chain(args.iter().copied()).collect();
@@ -254,12 +257,12 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the agent's log ended with:\n{}", self.log_tail());
+            eprintln!("end of the agent's log:\n{}", self.log_tail());
         }
     }
 }
 
-/// The `podwire` that agents run: the one that PODWIRE names, else the one beside this program.
+/// Path of the `podwire` program that agents run: the value of PODWIRE, or the file next to this program.
 pub fn program() -> Result<PathBuf> {
     program::find(BINARY, OVERRIDE)
 }

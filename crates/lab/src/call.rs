@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use crate::Pod;
 
-/// What a runtime can ask of a plugin: the value of CNI_COMMAND.
+/// The operations of a CNI plugin: the value of CNI_COMMAND.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     Add,
@@ -14,9 +14,9 @@ pub enum Verb {
     Version,
 }
 
-/// One call of a plugin. A variable that is `None` is not in the environment at all.
+/// One call of a plugin. A variable that is `None` is not set in the environment.
 ///
-/// Change what a test needs with struct update: `Call { args: Some("K=v".into()), ..Call::pod(Verb::Add, &pod, &config) }`.
+/// Tests override single fields with struct update: `Call { args: Some("K=v".into()), ..Call::pod(Verb::Add, &pod, &config) }`.
 #[derive(Debug, Clone)]
 pub struct Call {
     pub verb: Verb,
@@ -24,9 +24,9 @@ pub struct Call {
     pub netns: Option<String>,
     pub ifname: Option<String>,
     pub args: Option<String>,
-    /// Further variables; they win over those above.
+    /// Additional variables; they override those above.
     pub env: Vec<(String, String)>,
-    /// The network configuration, or whatever a test wants to feed.
+    /// The network configuration, or any other input of a test.
     pub stdin: Vec<u8>,
 }
 
@@ -44,7 +44,7 @@ impl Verb {
 }
 
 impl Call {
-    /// A call about a pod's `eth0`.
+    /// A call for a pod's `eth0`.
     pub fn pod(verb: Verb, pod: &Pod, config: &Value) -> Self {
         Self {
             container: Some(pod.id().to_owned()),
@@ -54,7 +54,7 @@ impl Call {
         }
     }
 
-    /// A call about the network as a whole: GC, STATUS, VERSION.
+    /// A call without a container: GC, STATUS, VERSION.
     pub fn network(verb: Verb, config: &Value) -> Self {
         Self {
             verb,
@@ -74,18 +74,18 @@ impl Call {
             ("CNI_IFNAME", &self.ifname),
             ("CNI_ARGS", &self.args),
         ];
-        let set = named.into_iter().filter_map(|(key, value)| Some((key, value.as_deref()?)));
-        let more = self.env.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-        [("CNI_COMMAND", self.verb.as_str())].into_iter().chain(set).chain(more).collect()
+        let defined = named.into_iter().filter_map(|(key, value)| Some((key, value.as_deref()?)));
+        let extra = self.env.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        [("CNI_COMMAND", self.verb.as_str())].into_iter().chain(defined).chain(extra).collect()
     }
 }
 
-/// The configuration with the result of an earlier ADD in it, as CHECK and DEL get it from a runtime.
+/// Adds the result of an earlier ADD to the configuration, as a runtime does for CHECK and DEL.
 pub fn with_prev_result(config: &Value, result: &Value) -> Result<Value> {
     with_key(config, "prevResult", result.clone())
 }
 
-/// The configuration of a GC. The specification first called the key `attachments`; libcni sends both.
+/// Adds the valid attachments of a GC. An early draft of the specification named the key `attachments`; libcni sends both.
 pub(crate) fn with_valid_attachments(config: &Value, valid: &[(&str, &str)]) -> Result<Value> {
     let list: Value =
         valid.iter().map(|(container, ifname)| json!({"containerID": container, "ifname": ifname})).collect();
@@ -96,8 +96,9 @@ pub(crate) fn with_valid_attachments(config: &Value, valid: &[(&str, &str)]) -> 
 fn with_key(config: &Value, key: &str, value: Value) -> Result<Value> {
     let mut config = config.clone();
     let kind = "a plugin's network configuration, not a list of plugins";
-    ensure!(config.get("plugins").is_none(), "{key} belongs into {kind}");
-    let object = config.as_object_mut().with_context(|| format!("{key} belongs into an object: {kind}"))?;
+    ensure!(config.get("plugins").is_none(), "{key} must be part of {kind}");
+    let object =
+        config.as_object_mut().with_context(|| format!("{key} must be part of an object: {kind}"))?;
     object.insert(key.to_owned(), value);
     Ok(config)
 }
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unset_variables_are_absent_and_extra_ones_win() {
+    fn unset_variables_are_absent_and_extra_variables_override() {
         let call = Call {
             netns: Some(String::new()),
             env: vec![("CNI_NETNS".into(), "/x".into()), ("CNI_NETNS_OVERRIDE".into(), "1".into())],

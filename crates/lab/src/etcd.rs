@@ -1,4 +1,4 @@
-//! A real etcd, each member a host of its own: started, killed, ended, started again, asked for its health.
+//! A real etcd cluster with one host per member: start, stop, kill and health checks.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -13,19 +13,19 @@ use crate::{DEADLINE, Node, Plan, ProcessIdentity, Tls, uninterrupted};
 
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
-/// Health and metrics without TLS and without a user, on the member's own loopback.
+/// Health and metrics endpoint on the member's loopback, without TLS and authentication.
 const METRICS: &str = "127.0.0.1:2381";
-/// How long one question may take.
-const QUESTION: Duration = Duration::from_secs(2);
-const PLACES: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
+/// Timeout of one request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+const PROGRAM_DIRS: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
 
-/// The members, in the order of their numbers.
+/// The members, ordered by number.
 #[derive(Debug, Default)]
 pub struct EtcdCluster {
     pub members: Vec<EtcdMember>,
 }
 
-/// One member. Dropped, its process is killed, if it does not belong to a lab that lives on.
+/// One member. Its process is killed on drop, unless it belongs to a saved lab.
 #[derive(Debug)]
 pub struct EtcdMember {
     node: Node,
@@ -38,13 +38,13 @@ pub struct EtcdMember {
 }
 
 impl EtcdCluster {
-    /// Hosts that are wired, with their addresses; no process is started yet.
+    /// Creates the members on connected hosts. Starts no process.
     pub(crate) fn new(hosts: Vec<(Node, String, IpAddr)>, plan: &Plan, life: &ProcessLifetime) -> Self {
         let scheme = if plan.etcd_tls.is_some() { "https" } else { "http" };
         let flags: Vec<String> =
             plan.etcd_tls.iter().flat_map(tls_flags).chain(plan.etcd_flags.iter().cloned()).collect();
         let url = |address: &IpAddr, port| format!("{scheme}://{}", SocketAddr::new(*address, port));
-        let peers = hosts.iter().map(|(_, name, at)| format!("{name}={}", url(at, PEER_PORT)));
+        let peers = hosts.iter().map(|(_, name, address)| format!("{name}={}", url(address, PEER_PORT)));
         let peers = peers.collect::<Vec<_>>().join(",");
         let member = |(node, name, address): (Node, String, IpAddr)| {
             let (client, peer) = (url(&address, CLIENT_PORT), url(&address, PEER_PORT));
@@ -60,7 +60,7 @@ impl EtcdCluster {
                 ("--initial-cluster", &peers),
                 ("--initial-cluster-state", "new"),
                 ("--listen-metrics-urls", &metrics),
-                // On one machine a lost leader is noticed soon, and a lab is up sooner.
+                // Short timeouts are safe on one host, and elections complete faster.
                 ("--heartbeat-interval", "50"),
                 ("--election-timeout", "500"),
                 ("--logger", "zap"),
@@ -72,19 +72,19 @@ impl EtcdCluster {
         Self { members: hosts.into_iter().map(member).collect() }
     }
 
-    /// Where clients ask, all members.
+    /// Client URLs of all members.
     pub fn endpoints(&self) -> Vec<String> {
         self.members.iter().map(|member| member.endpoint.clone()).collect()
     }
 
-    /// Which member leads, counted from 0.
+    /// Index of the leader.
     pub fn leader(&self) -> Result<usize> {
         let leads = |member: &EtcdMember| {
             member
                 .get("/metrics")
                 .is_ok_and(|text| text.lines().any(|line| line == "etcd_server_is_leader 1"))
         };
-        self.members.iter().position(leads).context("no member of etcd leads")
+        self.members.iter().position(leads).context("etcd has no leader")
     }
 
     pub fn wait_healthy(&mut self) -> Result<()> {
@@ -101,12 +101,12 @@ impl EtcdMember {
         self.address
     }
 
-    /// The host it runs on.
+    /// The member's host.
     pub fn node(&self) -> &Node {
         &self.node
     }
 
-    /// Where clients ask.
+    /// The client URL.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
@@ -115,12 +115,12 @@ impl EtcdMember {
         self.node.dir().join("etcd.log")
     }
 
-    /// Starts the process; what it had on disk it has again.
+    /// Starts the process with the member's existing data directory.
     pub fn start(&mut self) -> Result<()> {
-        ensure!(!self.runs(), "{} runs already", self.name);
-        // What ended by itself is reaped here.
+        ensure!(!self.runs(), "{} is already running", self.name);
+        // Reaps a process that exited.
         self.process.take().map(LabProcess::wait).transpose()?;
-        // Debian's etcd on other machines than amd64 wants to be told that it is meant.
+        // On architectures other than amd64, Debian's etcd starts only with this variable.
         let arch = match std::env::consts::ARCH {
             "aarch64" => "arm64",
             other => other,
@@ -137,36 +137,36 @@ impl EtcdMember {
         Ok(())
     }
 
-    /// SIGKILL, and the end awaited.
+    /// Sends SIGKILL and waits for the exit.
     pub fn kill(&mut self) -> Result<()> {
-        self.process.take().with_context(|| format!("{} does not run", self.name))?.kill()
+        self.process.take().with_context(|| format!("{} is not running", self.name))?.kill()
     }
 
-    /// SIGTERM, and the end awaited.
+    /// Sends SIGTERM and waits for the exit.
     pub fn stop(&mut self) -> Result<()> {
-        let process = self.process.take().with_context(|| format!("{} does not run", self.name))?;
+        let process = self.process.take().with_context(|| format!("{} is not running", self.name))?;
         process.signal(Signal::TERM)?;
         process.wait().map(drop)
     }
 
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        self.process.as_ref().with_context(|| format!("{} does not run", self.name))?.signal(signal)
+        self.process.as_ref().with_context(|| format!("{} is not running", self.name))?.signal(signal)
     }
 
     pub fn runs(&self) -> bool {
         self.process.as_ref().is_some_and(|process| !process.has_ended().unwrap_or(true))
     }
 
-    /// Serves reads and writes: it has a leader.
+    /// True if the member has a leader and serves reads and writes.
     pub fn is_healthy(&self) -> bool {
         self.get("/health").is_ok_and(|text| text.contains(r#""health":"true""#))
     }
 
-    /// One that ended meanwhile is an error that tells its log.
+    /// Waits until the member is healthy. If it exits first, the error contains the end of its log.
     pub fn wait_healthy(&mut self) -> Result<()> {
         let end = Instant::now() + DEADLINE;
         while !self.is_healthy() {
-            ensure!(self.runs(), "{} ended: {}", self.name, self.log_tail());
+            ensure!(self.runs(), "{} exited: {}", self.name, self.log_tail());
             ensure!(
                 Instant::now() < end,
                 "{} is not healthy after {DEADLINE:?}: {}",
@@ -193,7 +193,7 @@ impl EtcdMember {
 
     fn get(&self, path: &str) -> Result<String> {
         let answer = self.node.enter(|| get(path))?;
-        answer.with_context(|| format!("cannot ask {} for {path}", self.name))
+        answer.with_context(|| format!("cannot get {path} from {}", self.name))
     }
 
     fn log_tail(&self) -> String {
@@ -217,31 +217,31 @@ fn tls_flags(tls: &Tls) -> Vec<String> {
     flags.collect()
 }
 
-/// A question to the thread's own loopback; the body is all that comes after the head.
+/// Sends a GET to the loopback of the thread's namespace and returns the body.
 fn get(path: &str) -> std::io::Result<String> {
     let to: SocketAddr = METRICS.parse().map_err(std::io::Error::other)?;
-    let mut stream = TcpStream::connect_timeout(&to, QUESTION)?;
-    stream.set_read_timeout(Some(QUESTION))?;
+    let mut stream = TcpStream::connect_timeout(&to, REQUEST_TIMEOUT)?;
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
     let mut text = String::new();
     uninterrupted(|| stream.read_to_string(&mut text))?;
     Ok(text.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.to_owned()))
 }
 
-/// The program, which a package brings: as the shell would find it, or where it usually is.
+/// Finds the etcd program in PATH or in the usual directories.
 fn program() -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let directories = std::env::split_paths(&path).chain(PLACES.iter().map(PathBuf::from));
-    // A relative directory of PATH means another place for whoever runs it later.
+    let directories = std::env::split_paths(&path).chain(PROGRAM_DIRS.iter().map(PathBuf::from));
+    // Relative entries of PATH are skipped, because the program starts in another working directory.
     let mut programs =
         directories.filter(|directory| directory.is_absolute()).map(|directory| directory.join("etcd"));
     programs.find(|program| program.is_file()).context(
-        "there is no program etcd on this machine, neither in PATH nor where it usually is: install Debian's package \
-         etcd-server, or use one node with the embedded store",
+        "cannot find the program etcd in PATH or in the usual directories: install Debian's package etcd-server, or use one \
+         node with the embedded store",
     )
 }
 
-/// Whether an etcd could be started here; what to install if not.
+/// Checks that etcd is installed. The error says what to install.
 pub(crate) fn check_installed() -> Result<()> {
     program().map(drop)
 }

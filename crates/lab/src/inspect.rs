@@ -1,4 +1,4 @@
-//! What a namespace holds, as `ip -j` and `nft -j` show it: another program's view, not that of the code under test.
+//! The contents of a namespace according to `ip -j` and `nft -j`, independent of the code under test.
 
 use std::net::IpAddr;
 
@@ -23,7 +23,7 @@ pub struct ListedLink {
     pub flags: Vec<String>,
     pub operstate: String,
     pub group: Option<String>,
-    /// The bridge it is a port of.
+    /// The bridge, if the link is a bridge port.
     pub master: Option<String>,
     #[serde(rename = "ifalias")]
     pub alias: Option<String>,
@@ -42,7 +42,7 @@ pub struct ListedAddress {
     pub scope: String,
 }
 
-/// A route of the kind unicast if `kind` is not there.
+/// A route. Without `kind` it is a unicast route.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ListedRoute {
     /// A prefix, an address, or `default`.
@@ -62,7 +62,7 @@ pub struct ListedRoute {
     pub flags: Vec<String>,
     #[serde(default)]
     pub metrics: Vec<Value>,
-    /// The hops of a route with several.
+    /// The next hops of a multipath route.
     #[serde(default)]
     pub nexthops: Vec<Value>,
 }
@@ -84,12 +84,12 @@ pub struct ListedNeighbour {
 }
 
 impl ListedLink {
-    /// `veth`, `bridge`, …; none for loopback and hardware.
+    /// `veth`, `bridge`, …; `None` for loopback and hardware.
     pub fn kind(&self) -> Option<&str> {
         self.linkinfo.as_ref()?.info_kind.as_deref()
     }
 
-    /// Set up by its owner, which is not yet to say that it carries.
+    /// True if the link is administratively up; it may still have no carrier.
     pub fn is_up(&self) -> bool {
         self.flags.iter().any(|flag| flag == "UP")
     }
@@ -100,8 +100,8 @@ pub fn links(ns: &Ns) -> Result<Vec<ListedLink>> {
 }
 
 pub fn link(ns: &Ns, dev: &str) -> Result<ListedLink> {
-    let found = links(ns)?.into_iter().find(|link| link.name == dev);
-    found.with_context(|| format!("there is no link {dev} in {}", ns.name()))
+    let link = links(ns)?.into_iter().find(|link| link.name == dev);
+    link.with_context(|| format!("there is no link {dev} in {}", ns.name()))
 }
 
 pub fn addresses(ns: &Ns, dev: &str) -> Result<Vec<ListedAddress>> {
@@ -131,7 +131,7 @@ pub fn all_addresses(ns: &Ns) -> Result<Vec<ListedAddress>> {
     Ok(all)
 }
 
-/// The main table's routes.
+/// The routes of the main table.
 pub fn routes(ns: &Ns, family: Family) -> Result<Vec<ListedRoute>> {
     let flag = match family {
         Family::V4 => "-4",
@@ -140,7 +140,7 @@ pub fn routes(ns: &Ns, family: Family) -> Result<Vec<ListedRoute>> {
     list(ns, &["ip", flag, "-d", "-j", "route", "show", "table", "main"])
 }
 
-/// Entries of both families; those that the kernel keeps by itself come and go.
+/// Neighbour entries of both families, including dynamic ones.
 pub fn neighbours(ns: &Ns) -> Result<Vec<ListedNeighbour>> {
     list(ns, &["ip", "-j", "neigh", "show"])
 }
@@ -151,7 +151,7 @@ pub fn nft_json(ns: &Ns) -> Result<Vec<Value>> {
     match answer["nftables"].take() {
         Value::Array(objects) => Ok(objects.into_iter().filter(|o| o.get("metainfo").is_none()).collect()),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => {
-            bail!("nft printed something else than a ruleset: {answer}")
+            bail!("nft did not print a ruleset: {answer}")
         }
     }
 }
@@ -160,8 +160,8 @@ pub(crate) fn list<T: DeserializeOwned>(ns: &Ns, argv: &[&str]) -> Result<Vec<T>
     match ns.json(argv)? {
         Value::Null => Ok(vec![]),
         value => {
-            let shown = format!("`{}` printed something unexpected: {value}", argv.join(" "));
-            serde_json::from_value(value).context(shown)
+            let message = format!("`{}` printed unexpected JSON: {value}", argv.join(" "));
+            serde_json::from_value(value).context(message)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A lab on one machine: nodes and pods as network namespaces, real agents and a real etcd, a CNI plugin called as a container
+//! A lab on one host: nodes and pods as network namespaces, real agents and a real etcd, the CNI plugin called as a container
 //! runtime calls it, and probes that show which packets arrive.
 //!
 //! ```text
@@ -9,9 +9,9 @@
 //!   Cluster ── n1, n2, … each with its agent, on an underlay of routed subnets, with etcd; cut, kill, reach()
 //! ```
 //!
-//! Used by `podwire lab`, `podwire demo` and, through `testkit`, by the tests and the benchmark. It touches only namespaces whose
-//! names start with `pwt-` and its own directories in the temporary directory. All of them are removed when the `Lab` is dropped;
-//! those of killed runs are removed when the next `Lab` is made. Only namespaces of `podwire lab` (`pwlab-NAME-…`) stay until
+//! Used by `podwire lab`, `podwire demo` and, through `testkit`, by the tests and the benchmark. It touches only namespaces with
+//! names that start with `pwt-` and its own directories in the temporary directory. All of them are removed when the `Lab` is
+//! dropped. Those of killed runs are removed when the next `Lab` is created. Only namespaces of `podwire lab` (`pwlab-NAME-…`) stay until
 //! `podwire lab down`. Every wait has a deadline. Needs root.
 
 mod agent;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::lab::LabInner;
 use crate::{Ns, sweep};
 
-/// A machine of the lab: a namespace and a directory for what a machine keeps on disk.
+/// A host of the lab: a namespace, and a directory as its disk.
 #[derive(Debug, Clone)]
 pub struct Node {
     ns: Ns,
@@ -16,7 +16,7 @@ pub struct Node {
     lab: Arc<LabInner>,
 }
 
-/// A pod's sandbox on a node: a namespace with only loopback, as a runtime hands it to a plugin.
+/// A pod's sandbox on a node: a namespace with only loopback, as a runtime passes it to a plugin.
 #[derive(Debug)]
 pub struct Pod {
     ns: Ns,
@@ -26,13 +26,13 @@ pub struct Pod {
 }
 
 impl Node {
-    pub(crate) fn make(lab: &Arc<LabInner>, name: &str) -> Result<Self> {
-        let ns = lab.make_namespace(name)?;
-        let dir = lab.make_directory(name)?;
+    pub(crate) fn create(lab: &Arc<LabInner>, name: &str) -> Result<Self> {
+        let ns = lab.create_namespace(name)?;
+        let dir = lab.create_directory(name)?;
         Ok(Self { ns, name: name.to_owned(), dir, lab: Arc::clone(lab) })
     }
 
-    /// One that an earlier run of the program made.
+    /// A node that an earlier run of the program created.
     pub(crate) fn known(lab: &Arc<LabInner>, name: &str) -> Self {
         Self {
             ns: lab.namespace(name),
@@ -42,25 +42,25 @@ impl Node {
         }
     }
 
-    /// Takes the namespace away, as when the machine loses power. The directory is its disk, and stays.
+    /// Removes the namespace, as a power loss does. The directory remains.
     pub(crate) fn destroy(&self) -> Result<()> {
         self.lab.remove_namespace(&self.ns)
     }
 
-    /// The namespace again, after `destroy`.
+    /// Creates the namespace again after `destroy`.
     pub(crate) fn boot(&self) -> Result<()> {
-        self.lab.make_namespace(&self.name).map(drop)
+        self.lab.create_namespace(&self.name).map(drop)
     }
 
-    /// A pod that an earlier run of the program made.
+    /// A pod that an earlier run of the program created.
     pub(crate) fn known_pod(&self, name: &str, id: &str) -> Pod {
         let ns = self.lab.namespace(&format!("{}-{name}", self.name));
         Pod { ns, id: id.to_owned(), node: self.ns.clone(), lab: Arc::clone(&self.lab) }
     }
 
     pub fn pod(&self, name: &str) -> Result<Pod> {
-        let ns = self.lab.make_namespace(&format!("{}-{name}", self.name))?;
-        // A sandbox that is made again under the same name is another container.
+        let ns = self.lab.create_namespace(&format!("{}-{name}", self.name))?;
+        // Recreating a sandbox under the same name gives it a new container ID.
         let id = format!("{}-{}", ns.name(), self.lab.next_serial());
         Ok(Pod { ns, id, node: self.ns.clone(), lab: Arc::clone(&self.lab) })
     }
@@ -69,7 +69,7 @@ impl Node {
         &self.dir
     }
 
-    /// For the plugin's state; not made yet, the plugin does that.
+    /// The plugin's state directory. The plugin creates it.
     pub fn run_dir(&self) -> PathBuf {
         self.dir.join("state")
     }
@@ -88,7 +88,7 @@ impl Pod {
         self.ns.path()
     }
 
-    /// The container id, unique on this machine.
+    /// The container ID, unique on this host.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -97,12 +97,12 @@ impl Pod {
         &self.node
     }
 
-    /// Takes the namespace away without a DEL, as a crash does. The kernel removes its links a little later.
+    /// Removes the namespace without a DEL, as a crash does. The kernel removes its links asynchronously.
     pub fn destroy(&self) -> Result<()> {
         self.lab.remove_namespace(&self.ns)
     }
 
-    /// Takes the namespace away but leaves its path, which is a plain file from now on.
+    /// Unmounts the namespace and leaves its path as a regular file.
     pub fn destroy_but_leave_file(&self) -> Result<()> {
         sweep::release_namespace(self.ns.path())
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{DEADLINE, Outcome, RunningProgram, search_path};
 
-/// A named network namespace. It holds no descriptor: a namespace that is destroyed is really gone.
+/// A named network namespace. It holds no file descriptor, so it does not keep a destroyed namespace alive.
 #[derive(Debug, Clone)]
 pub struct Ns {
     name: String,
@@ -20,7 +20,7 @@ impl Ns {
         Self { name, path }
     }
 
-    /// As `ip netns exec` wants it.
+    /// The name for `ip netns exec`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -34,21 +34,21 @@ impl Ns {
         cookie.with_context(|| format!("cannot read the cookie of namespace {}", self.name))
     }
 
-    /// Runs a closure inside the namespace. Sockets and children it makes belong there, also afterwards.
+    /// Runs a closure inside the namespace. Sockets and child processes that it creates stay in the namespace.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         self.open()?.run(work).with_context(|| format!("cannot run inside namespace {}", self.name))
     }
 
-    /// Runs a program inside and gives its stdout; a status other than 0 is an error that tells stderr.
+    /// Runs a program inside the namespace and returns its stdout. A nonzero exit code is an error that contains stderr.
     pub fn sh(&self, argv: &[&str]) -> Result<String> {
         let outcome = self.run(argv, b"")?;
         if !outcome.success() {
-            bail!("`{}` in {} failed: {}", argv.join(" "), self.name, outcome.story());
+            bail!("`{}` in {} failed: {}", argv.join(" "), self.name, outcome.describe());
         }
         Ok(outcome.stdout)
     }
 
-    /// As `sh`, for programs that print JSON. Nothing printed is null.
+    /// Like `sh`, for programs that print JSON. Empty output is null.
     pub fn json(&self, argv: &[&str]) -> Result<Value> {
         let text = self.sh(argv)?;
         if text.trim().is_empty() {
@@ -58,16 +58,16 @@ impl Ns {
             .with_context(|| format!("`{}` did not print JSON: {text:?}", argv.join(" ")))
     }
 
-    /// Runs a program inside with something to read; how it ends is up to the caller.
+    /// Runs a program inside the namespace with this stdin. The caller checks the exit code.
     pub fn run(&self, argv: &[&str], stdin: &[u8]) -> Result<Outcome> {
         ensure!(!argv.is_empty(), "no program given to run in {}", self.name);
         let mut command = Command::new(argv[0]);
-        // No translations, because messages are compared; and no settings of Podwire, which lead to other agents.
+        // LC_ALL=C, because tests compare messages. No other variables, because PODWIRE_* variables select other agents.
         command.args(&argv[1..]).env_clear().env("LC_ALL", "C").env("PATH", search_path());
         self.start(command, stdin.to_vec())?.wait(DEADLINE)
     }
 
-    /// A child inherits the namespace of the thread that starts it.
+    /// Starts a program inside the namespace. A child inherits the namespace of the thread that starts it.
     pub fn start(&self, command: Command, stdin: Vec<u8>) -> Result<RunningProgram> {
         self.enter(|| RunningProgram::start(command, stdin))?
     }

@@ -7,13 +7,13 @@ use rustix::process::Signal;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How a program ended and what it said.
+/// Exit status and output of a program.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     pub status: ExitStatus,
     pub stdout: String,
     pub stderr: String,
-    /// From just before the start to the exit.
+    /// Time from just before the start to the exit.
     pub elapsed: Duration,
 }
 
@@ -31,34 +31,34 @@ impl Outcome {
         self.status.success()
     }
 
-    /// Ended by SIGKILL, so not by itself.
+    /// True if SIGKILL ended the program.
     pub fn killed(&self) -> bool {
         self.status.signal() == Some(Signal::KILL.as_raw())
     }
 
     pub fn json(&self) -> Result<Value> {
-        serde_json::from_str(&self.stdout).with_context(|| format!("stdout is not JSON: {}", self.story()))
+        serde_json::from_str(&self.stdout).with_context(|| format!("stdout is not JSON: {}", self.describe()))
     }
 
-    /// The result of a call that succeeded; null where the verb (DEL, CHECK, GC, STATUS) prints nothing.
+    /// The result of a successful call; null for verbs without a result (DEL, CHECK, GC, STATUS).
     pub fn ok(&self) -> Result<Value> {
         if !self.success() {
-            bail!("the call failed: {}", self.story());
+            bail!("the call failed: {}", self.describe());
         }
         if self.stdout.trim().is_empty() { Ok(Value::Null) } else { self.json() }
     }
 
-    /// The error of a call that failed as the specification asks: exit status not 0 and an error object on stdout.
+    /// The error of a call that failed as specified: a nonzero exit code and an error object on stdout.
     pub fn error(&self) -> Result<CniError> {
         if self.success() {
-            bail!("the call succeeded where an error was expected: {}", self.story());
+            bail!("the call succeeded, expected an error: {}", self.describe());
         }
         serde_json::from_value(self.json()?)
-            .with_context(|| format!("stdout is not a CNI error object: {}", self.story()))
+            .with_context(|| format!("stdout is not a CNI error object: {}", self.describe()))
     }
 
-    /// Everything a reader of a failed test wants to see.
-    pub fn story(&self) -> String {
+    /// Exit status, stdout and stderr for the message of a failed test.
+    pub fn describe(&self) -> String {
         format!("{}, stdout: {:?}, stderr: {:?}", self.status, self.stdout.trim(), self.stderr.trim())
     }
 }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn ok_gives_the_result_or_null() {
+    fn ok_returns_the_result_or_null() {
         assert_eq!(outcome(0, "").ok().unwrap(), Value::Null);
         assert_eq!(outcome(0, r#"{"ips":[]}"#).ok().unwrap()["ips"], Value::Array(vec![]));
         let failed = outcome(1, r#"{"code":7,"msg":"no"}"#).ok().unwrap_err().to_string();
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn error_wants_a_failed_status_and_an_error_object() {
+    fn error_requires_a_failed_status_and_an_error_object() {
         let error =
             outcome(1, r#"{"cniVersion":"1.1.0","code":11,"msg":"again","details":"d"}"#).error().unwrap();
         assert_eq!(error, CniError { code: 11, msg: "again".into(), details: "d".into() });

@@ -1,9 +1,9 @@
-//! Which run owns a name, and whether that run still lives.
+//! The process that owns a name, and whether it is still running.
 //!
-//! A name begins `pwt-<pid>-s<start time>-`. The start time (field 22 of /proc/<pid>/stat) tells a process from a later one
-//! that got the same pid. Names of other tools may lack it (`pwt-<pid>-…`): then any process with that pid keeps them.
-//! Outside the machine's first pid namespace `n<pid namespace>` follows the start time: a pid means a process only there, and
-//! directories may be shared between such namespaces.
+//! A name starts with `pwt-<pid>-s<start time>-`. The start time (field 22 of /proc/<pid>/stat) distinguishes a process from a
+//! later one with the same pid. Names of other tools may lack it (`pwt-<pid>-…`); any process with that pid then owns them.
+//! Outside the initial pid namespace, `n<pid namespace>` follows the start time: a pid is unique only in its pid namespace,
+//! and pid namespaces may share directories.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -20,10 +20,10 @@ pub(crate) struct LabOwner {
     namespace: u64,
 }
 
-/// The inode of the machine's first pid namespace (PROC_PID_INIT_INO).
-const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
+/// The inode of the initial pid namespace (PROC_PID_INIT_INO).
+const INITIAL_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// What /proc/<pid>/stat says, as far as it matters here.
+/// The used fields of /proc/<pid>/stat.
 struct Stat {
     state: char,
     group: i32,
@@ -40,7 +40,7 @@ impl LabOwner {
 
     pub(crate) fn prefix(self) -> String {
         let namespace = match self.namespace {
-            FIRST_NAMESPACE => String::new(),
+            INITIAL_NAMESPACE => String::new(),
             other => format!("n{other}"),
         };
         match self.start {
@@ -49,17 +49,17 @@ impl LabOwner {
         }
     }
 
-    /// The owner a name tells of; none for names that do not follow the pattern.
+    /// Parses the owner from a name; `None` for names that do not match the pattern.
     pub(crate) fn of_name(name: &str) -> Option<Self> {
         let (pid, rest) = name.strip_prefix(MARK)?.split_once('-')?;
         let times = rest.split_once('-').and_then(|(word, _)| word.strip_prefix('s'));
         let (start, namespace) = times.and_then(|times| times.split_once('n')).unzip();
         let start = start.or(times).and_then(|start| start.parse().ok());
-        let namespace = namespace.map_or(Some(FIRST_NAMESPACE), |inode| inode.parse().ok())?;
+        let namespace = namespace.map_or(Some(INITIAL_NAMESPACE), |inode| inode.parse().ok())?;
         Some(Self { pid: pid.parse().ok()?, start, namespace })
     }
 
-    /// An owner in another pid namespace cannot be looked up and counts as alive.
+    /// An owner in another pid namespace cannot be checked and counts as running.
     pub(crate) fn lives(self) -> bool {
         if own_namespace().is_none_or(|own| own != self.namespace) {
             return true;
@@ -76,12 +76,12 @@ fn own_namespace() -> Option<u64> {
     fs::metadata("/proc/self/ns/pid").ok().map(|file| file.ino())
 }
 
-/// The first thread may end before the others: the process shows as a zombie then and lives all the same.
+/// If the main thread exits before other threads, the process is listed as a zombie but still runs.
 fn has_other_threads(pid: u32) -> bool {
     fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.count() > 1)
 }
 
-/// When the process began, in ticks since the boot: with the pid it means this process and no later one.
+/// Start time in ticks since boot. With the pid it identifies the process uniquely.
 pub(crate) fn start_time(pid: u32) -> Option<u64> {
     stat(pid).map(|stat| stat.start)
 }
@@ -90,7 +90,7 @@ fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// `pid (comm) state ppid pgrp … starttime …`; only the last parenthesis ends the comm, which may hold any character.
+/// `pid (comm) state ppid pgrp … starttime …`; the comm may contain any character and ends at the last parenthesis.
 fn parse_stat(text: &str) -> Option<Stat> {
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     Some(Stat {
@@ -100,7 +100,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// Whether any process of the group runs. Zombies do not: who reaps orphans here may be slow or never do it.
+/// True if any process of the group runs. Zombies do not count, because init may reap orphans late or never.
 pub(crate) fn group_runs(group: i32) -> Result<bool> {
     let processes = fs::read_dir("/proc").context("cannot list /proc")?;
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -112,19 +112,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_their_owner() {
+    fn the_owner_is_parsed_from_a_name() {
         let of = |start, namespace| Some(LabOwner { pid: 12, start, namespace });
-        assert_eq!(LabOwner::of_name("pwt-12-s345-0-x"), of(Some(345), FIRST_NAMESPACE));
+        assert_eq!(LabOwner::of_name("pwt-12-s345-0-x"), of(Some(345), INITIAL_NAMESPACE));
         assert_eq!(LabOwner::of_name("pwt-12-s345n6789-0-x"), of(Some(345), 6789));
-        assert_eq!(LabOwner::of_name("pwt-12-x"), of(None, FIRST_NAMESPACE));
-        assert_eq!(LabOwner::of_name("pwt-12-s34x-y"), of(None, FIRST_NAMESPACE));
-        for foreign in ["pwt-12", "pwt-x-12", "pwt12-x", "cni-12-x", "pwt--x", "pwt-12-s345nx-y", ""] {
-            assert_eq!(LabOwner::of_name(foreign), None, "{foreign}");
+        assert_eq!(LabOwner::of_name("pwt-12-x"), of(None, INITIAL_NAMESPACE));
+        assert_eq!(LabOwner::of_name("pwt-12-s34x-y"), of(None, INITIAL_NAMESPACE));
+        for unmanaged in ["pwt-12", "pwt-x-12", "pwt12-x", "cni-12-x", "pwt--x", "pwt-12-s345nx-y", ""] {
+            assert_eq!(LabOwner::of_name(unmanaged), None, "{unmanaged}");
         }
     }
 
     #[test]
-    fn this_process_lives_and_its_predecessor_with_the_same_pid_does_not() {
+    fn an_earlier_process_with_the_same_pid_is_dead() {
         let own = LabOwner::this_process().unwrap();
         assert!(own.lives());
         assert_eq!(LabOwner::of_name(&format!("{}0-x", own.prefix())), Some(own));
@@ -134,11 +134,11 @@ mod tests {
     }
 
     #[test]
-    fn owners_in_other_pid_namespaces_are_not_taken_for_dead() {
+    fn owners_in_other_pid_namespaces_count_as_alive() {
         let own = LabOwner::this_process().unwrap();
-        let elsewhere = LabOwner { pid: u32::MAX, start: Some(1), namespace: own.namespace + 1 };
-        assert!(elsewhere.lives());
-        assert_eq!(LabOwner::of_name(&format!("{}0-x", elsewhere.prefix())), Some(elsewhere));
+        let other_namespace = LabOwner { pid: u32::MAX, start: Some(1), namespace: own.namespace + 1 };
+        assert!(other_namespace.lives());
+        assert_eq!(LabOwner::of_name(&format!("{}0-x", other_namespace.prefix())), Some(other_namespace));
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comm_may_hold_parentheses() {
+    fn a_comm_may_contain_parentheses() {
         let text = format!("7 (a) b) S 1 42 {}99 0", "0 ".repeat(16));
         let stat = parse_stat(&text).unwrap();
         assert_eq!((stat.state, stat.group, stat.start), ('S', 42, 99));

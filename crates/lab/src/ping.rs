@@ -4,16 +4,16 @@ use anyhow::{Result, bail};
 
 use crate::Ns;
 
-/// What came of a ping. No route at all counts as nothing received.
+/// Result of a ping. Without a route, `received` is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PingReport {
-    pub asked: u32,
+    pub sent: u32,
     pub received: u32,
 }
 
 impl PingReport {
     pub fn all(&self) -> bool {
-        self.received >= self.asked
+        self.received >= self.sent
     }
 
     pub fn any(&self) -> bool {
@@ -21,21 +21,21 @@ impl PingReport {
     }
 }
 
-/// Sends `count` echo requests, 0.2 s apart, and waits for the last answer. The limit is for pings that must not be answered:
-/// they take this long. It leaves the kernel time to ask for an IPv6 neighbour several times, once a second.
+/// Sends `count` echo requests, 0.2 s apart, and waits for the last reply, at most 5 s. Pings that must fail take this long.
+/// The kernel sends one neighbour solicitation per second, so the timeout allows several of them.
 pub fn ping(from: &Ns, to: IpAddr, count: u32) -> Result<PingReport> {
     let family = if to.is_ipv6() { "-6" } else { "-4" };
     let (to_text, count_text) = (to.to_string(), count.to_string());
     let argv = ["ping", family, "-n", "-q", "-c", &count_text, "-i", "0.2", "-W", "5", &to_text];
     let outcome = from.run(&argv, b"")?;
     if let Some(received) = received(&outcome.stdout) {
-        return Ok(PingReport { asked: count, received });
+        return Ok(PingReport { sent: count, received });
     }
-    // ping ends with 2 and without statistics when the kernel refuses to send.
+    // ping exits with 2 and prints no statistics if the kernel refuses to send.
     if outcome.stderr.contains("unreachable") {
-        return Ok(PingReport { asked: count, received: 0 });
+        return Ok(PingReport { sent: count, received: 0 });
     }
-    bail!("ping {to} from {} failed: {}", from.name(), outcome.story())
+    bail!("ping {to} from {} failed: {}", from.name(), outcome.describe())
 }
 
 /// From `3 packets transmitted, 2 received, +1 errors, 33% packet loss, time 402ms`.
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statistics_with_and_without_errors() {
+    fn statistics_are_parsed_with_and_without_errors() {
         assert_eq!(received("x\n3 packets transmitted, 3 received, 0% packet loss, time 401ms\n"), Some(3));
         assert_eq!(
             received("2 packets transmitted, 0 received, +2 errors, 100% packet loss, time 9ms"),

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::call::{with_prev_result, with_valid_attachments};
 use crate::{Call, DEADLINE, Ns, Outcome, Pod, RunningProgram, Verb, program, search_path};
 
-/// Where Debian's containernetworking-plugins puts the reference plugins.
+/// Directory of the reference plugins in Debian's package containernetworking-plugins.
 pub const REFERENCE_DIR: &str = "/usr/lib/cni";
 const BINARY: &str = "podwire-cni";
 const OVERRIDE: &str = "PODWIRE_CNI";
@@ -19,17 +19,17 @@ pub struct Plugin {
 }
 
 impl Plugin {
-    /// Podwire's own plugin: the one that PODWIRE_CNI names, else the one beside this program.
+    /// Podwire's plugin: the value of PODWIRE_CNI, or the file next to this program.
     pub fn podwire() -> Result<Self> {
         Ok(Self { path: program::find(BINARY, OVERRIDE)? })
     }
 
-    /// Calls the plugin inside the node's namespace and waits for its end.
+    /// Calls the plugin inside the node's namespace and waits for its exit.
     pub fn call(&self, node: &Ns, call: &Call) -> Result<Outcome> {
         self.spawn(node, call)?.wait(DEADLINE).with_context(|| self.title(call))
     }
 
-    /// Starts the plugin and leaves it to the caller.
+    /// Starts the plugin without waiting for it.
     pub fn spawn(&self, node: &Ns, call: &Call) -> Result<RunningProgram> {
         node.start(self.command(call), call.stdin.clone()).with_context(|| self.title(call))
     }
@@ -42,12 +42,12 @@ impl Plugin {
         self.call(pod.node(), &Call::pod(Verb::Del, pod, config))
     }
 
-    /// CHECK with the result of the ADD, which the specification asks for.
+    /// CHECK with the result of the ADD, as the specification requires.
     pub fn check(&self, pod: &Pod, config: &Value, prev: &Value) -> Result<Outcome> {
         self.call(pod.node(), &Call::pod(Verb::Check, pod, &with_prev_result(config, prev)?))
     }
 
-    /// GC with the attachments that live, each as container id and interface name.
+    /// GC with the valid attachments, each as container ID and interface name.
     pub fn gc(&self, node: &Ns, config: &Value, valid: &[(&str, &str)]) -> Result<Outcome> {
         self.call(node, &Call::network(Verb::Gc, &with_valid_attachments(config, valid)?))
     }
@@ -60,7 +60,7 @@ impl Plugin {
         self.call(node, &Call::network(Verb::Version, &json!({"cniVersion": "1.1.0"})))
     }
 
-    /// The environment is what the specification lists and PATH, so that nothing of the test's own leaks in.
+    /// The environment contains only the specified variables and PATH, so that the test's own variables do not leak in.
     pub fn command(&self, call: &Call) -> Command {
         let own_dir = self.path.parent().unwrap_or(Path::new("/"));
         let mut command = Command::new(&self.path);

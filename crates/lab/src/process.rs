@@ -1,4 +1,4 @@
-//! A child process whose pipes are served and whose end is awaited by one thread, with a deadline.
+//! A child process. One thread serves its pipes and waits for its exit, with a deadline.
 
 use std::io::{ErrorKind, Read, Write as _};
 use std::os::fd::OwnedFd;
@@ -13,11 +13,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, p
 use crate::owner::group_runs;
 use crate::{Outcome, wait_until};
 
-/// The limit of every wait in a test, and of every program that a test runs. It only ends what hangs: no condition takes a
-/// fraction of it, also on a machine whose processors are busy with other work. How fast something is, the bench measures.
+/// The limit of every wait in a test, and of every program that a test runs. It only ends hanging operations; on a busy host
+/// every condition still takes much less. Speed is measured by the benchmark.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A started program, in a process group of its own. Dropped before its end, the whole group is killed.
+/// A started program in its own process group. The whole group is killed on drop.
 #[derive(Debug)]
 pub struct RunningProgram {
     child: Child,
@@ -43,7 +43,7 @@ struct OutputPipe<R> {
     bytes: Vec<u8>,
 }
 
-/// How to pass the time until a moment that has to be met.
+/// How to wait for a point in time.
 #[derive(Clone, Copy)]
 enum Pace {
     Sleep,
@@ -52,7 +52,7 @@ enum Pace {
 
 enum ProcessEvent {
     Exited,
-    TimeUp,
+    TimedOut,
 }
 
 impl RunningProgram {
@@ -90,28 +90,28 @@ impl RunningProgram {
         self.child.id()
     }
 
-    /// SIGKILL to the program itself; what it started lives on, as when a runtime or the kernel kills a plugin.
+    /// Sends SIGKILL to the program only. Its children keep running, as when a runtime or the kernel kills a plugin.
     pub fn kill(&self) -> Result<()> {
         pidfd_send_signal(&self.pidfd, Signal::KILL).with_context(|| format!("cannot kill {}", self.program))
     }
 
-    /// Waits for the end; past the limit, program and offspring are killed and that is an error.
+    /// Waits for the exit. After the limit, the program and its children are killed and an error is returned.
     pub fn wait(mut self, limit: Duration) -> Result<Outcome> {
         match self.serve(Instant::now() + limit, Pace::Sleep)? {
             ProcessEvent::Exited => self.finish(),
-            ProcessEvent::TimeUp => {
+            ProcessEvent::TimedOut => {
                 let name = self.program.clone();
                 self.destroy();
-                let said = String::from_utf8_lossy(&self.stderr.bytes).trim().to_owned();
-                bail!("{name} did not end within {limit:?} and was killed; stderr so far: {said:?}")
+                let stderr = String::from_utf8_lossy(&self.stderr.bytes).trim().to_owned();
+                bail!("{name} did not exit within {limit:?} and was killed; stderr so far: {stderr:?}")
             }
         }
     }
 
-    /// Kills the program (only it) at `after` its start, to the microsecond as far as the machine allows, and waits until
-    /// also everything it had started is gone, so that nobody still changes what the caller looks at next.
+    /// Kills the program (not its children) at the time `after` its start, as precisely as the host allows. Then waits for the
+    /// exit of its children, so that no process changes the state that the caller inspects next.
     pub fn kill_at(mut self, after: Duration) -> Result<Outcome> {
-        if let ProcessEvent::TimeUp = self.serve(self.started + after, Pace::Spin)? {
+        if let ProcessEvent::TimedOut = self.serve(self.started + after, Pace::Spin)? {
             self.kill()?;
         }
         let group = Pid::from_child(&self.child);
@@ -120,19 +120,19 @@ impl RunningProgram {
         Ok(outcome)
     }
 
-    /// Feeds stdin and collects output until the program exits or `end` has come.
+    /// Writes stdin and collects output until the program exits or `end` is reached.
     fn serve(&mut self, end: Instant, pace: Pace) -> Result<ProcessEvent> {
         loop {
-            let left = end.saturating_duration_since(Instant::now());
+            let remaining = end.saturating_duration_since(Instant::now());
             let timeout = match pace {
-                Pace::Sleep => left,
+                Pace::Sleep => remaining,
                 Pace::Spin => Duration::ZERO,
             };
             if self.poll(timeout)? {
                 return Ok(ProcessEvent::Exited);
             }
-            if left.is_zero() {
-                return Ok(ProcessEvent::TimeUp);
+            if remaining.is_zero() {
+                return Ok(ProcessEvent::TimedOut);
             }
             self.input.feed().with_context(|| format!("cannot write to {}", self.program))?;
             self.stdout.collect().with_context(|| format!("cannot read from {}", self.program))?;
@@ -140,7 +140,7 @@ impl RunningProgram {
         }
     }
 
-    /// Sleeps until anything happens; true when the program has exited.
+    /// Waits for an event on the process or its pipes; true if the program has exited.
     fn poll(&self, timeout: Duration) -> Result<bool> {
         let mut fds = vec![PollFd::new(&self.pidfd, PollFlags::IN)];
         fds.extend(self.input.pipe.as_ref().map(|pipe| PollFd::new(pipe, PollFlags::OUT)));
@@ -170,7 +170,7 @@ impl RunningProgram {
 
     fn destroy(&mut self) {
         if self.reaped.is_none() {
-            // Not reaped, so the group's id is still its own. A failure means that nobody is left to kill.
+            // Not reaped, so the group ID is not reused. A failure means that no process is left.
             let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
             self.reaped = self.child.wait().ok();
         }
@@ -191,7 +191,7 @@ impl Input {
                 Ok(count) => self.written += count,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                // A program may decide without having read its input to the end.
+                // A program may exit without reading all of its input.
                 Err(e) if e.kind() == ErrorKind::BrokenPipe => break,
                 Err(e) => return Err(e),
             }
@@ -202,7 +202,7 @@ impl Input {
 }
 
 impl<R: Read> OutputPipe<R> {
-    /// Takes what is there. A grandchild may hold the pipe open for longer than its parent lived: that is no reason to wait.
+    /// Reads the available output without waiting. A grandchild may keep the pipe open after its parent has exited.
     fn collect(&mut self) -> std::io::Result<()> {
         let Some(pipe) = &mut self.pipe else { return Ok(()) };
         match pipe.read_to_end(&mut self.bytes) {
@@ -214,18 +214,18 @@ impl<R: Read> OutputPipe<R> {
     }
 }
 
-/// Waits until no process of the group runs any more; its leader has been reaped already.
+/// Waits until no process of the group is running. Its leader has already been reaped.
 pub fn wait_for_group(group: Pid) -> Result<()> {
     let number = group.as_raw_nonzero();
-    let gone = wait_until(&format!("the end of process group {number}"), DEADLINE, || {
-        let nobody = rustix::process::test_kill_process_group(group) == Err(rustix::io::Errno::SRCH);
-        Ok(nobody || !group_runs(number.get())?)
+    let result = wait_until(&format!("the exit of process group {number}"), DEADLINE, || {
+        let is_empty = rustix::process::test_kill_process_group(group) == Err(rustix::io::Errno::SRCH);
+        Ok(is_empty || !group_runs(number.get())?)
     });
-    if gone.is_err() {
-        // Members are left, so the id is still theirs.
+    if result.is_err() {
+        // The group has members, so its ID is not reused.
         let _ = kill_process_group(group, Signal::KILL);
     }
-    gone
+    result
 }
 
 #[cfg(test)]
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn status_stderr_and_unread_input() {
+    fn a_program_that_ignores_its_input_is_reported() {
         let outcome = RunningProgram::start(shell("echo oops >&2; exit 3"), vec![b'x'; 300_000])
             .unwrap()
             .wait(DEADLINE)
@@ -257,16 +257,16 @@ mod tests {
     }
 
     #[test]
-    fn past_the_deadline_program_and_offspring_are_killed() {
+    fn program_and_children_are_killed_at_the_deadline() {
         let running = RunningProgram::start(shell("echo hint >&2; sleep 60 & sleep 60"), vec![]).unwrap();
         let group = Pid::from_child(&running.child);
         let error = running.wait(Duration::from_millis(200)).unwrap_err().to_string();
-        assert!(error.contains("/bin/sh did not end within 200ms"), "{error}");
+        assert!(error.contains("/bin/sh did not exit within 200ms"), "{error}");
         wait_for_group(group).unwrap();
     }
 
     #[test]
-    fn a_grandchild_with_the_pipe_does_not_delay_the_outcome() {
+    fn a_grandchild_that_holds_the_pipe_does_not_delay_the_outcome() {
         let running = RunningProgram::start(shell("echo done; sleep 600 & exit 0"), vec![]).unwrap();
         let group = Pid::from_child(&running.child);
         assert_eq!(running.wait(DEADLINE).unwrap().stdout, "done\n");
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn kill_at_kills_in_time_or_reports_the_earlier_end() {
+    fn kill_at_kills_on_time_or_reports_an_earlier_exit() {
         let running = RunningProgram::start(shell("exec sleep 60"), vec![]).unwrap();
         let killed = running.kill_at(Duration::from_millis(30)).unwrap();
         assert!(killed.killed(), "{}", killed.status);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_means_killed() {
+    fn drop_kills_the_process_group() {
         let running = RunningProgram::start(shell("sleep 60 & sleep 60"), vec![]).unwrap();
         let group = Pid::from_child(&running.child);
         drop(running);

@@ -1,5 +1,5 @@
-//! Programs that run in the background: an agent, an etcd. Each is known by its pid and its start time, so that a later
-//! process with the same pid is never taken for it, and one that another process started can be taken over.
+//! Background processes: agents and etcd members. A process is identified by pid and start time, so that a later process with
+//! the same pid is not confused with it, and a process that another run started can be taken over.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -18,40 +18,40 @@ use crate::owner::start_time;
 use crate::program::PATH;
 use crate::{DEADLINE, Ns};
 
-/// A process, and no later one with the same pid.
+/// Identifies a process, and no later one with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
     pub pid: u32,
-    /// In ticks since the boot.
+    /// Start time in ticks since boot.
     pub start: u64,
 }
 
-/// How long a program is to live.
+/// When a program is killed.
 #[derive(Debug, Clone)]
 pub(crate) enum ProcessLifetime {
-    /// Until its owner is dropped, in a process group of its own.
+    /// When its owner is dropped. It has its own process group.
     Owner,
-    /// Until its owner is dropped or this process is gone, whatever ended it.
+    /// When its owner is dropped or this process exits, even by SIGKILL.
     Leash(Arc<Leash>),
-    /// Until somebody ends it: it has a session of its own.
-    Kept,
+    /// Only by a lab command. It has its own session.
+    Detached,
 }
 
-/// A group of processes that dies with this process, also with one that is killed: its leader reads from a pipe whose
-/// other end only we have.
+/// A process group that is killed when this process exits, even by SIGKILL. The group leader reads from a pipe, and only this
+/// process holds the write end.
 #[derive(Debug)]
 pub(crate) struct Leash {
     leader: Child,
-    end: Option<ChildStdin>,
+    write_end: Option<ChildStdin>,
 }
 
-/// What to run, and where.
+/// The program to start, and its namespace.
 pub(crate) struct ProgramSpec<'a> {
     pub(crate) ns: &'a Ns,
     pub(crate) program: PathBuf,
     pub(crate) args: &'a [String],
     pub(crate) env: &'a [(String, String)],
-    /// Where stdout and stderr go.
+    /// File for stdout and stderr.
     pub(crate) log: PathBuf,
     pub(crate) life: ProcessLifetime,
 }
@@ -60,7 +60,7 @@ pub(crate) struct ProgramSpec<'a> {
 pub(crate) struct LabProcess {
     identity: ProcessIdentity,
     pidfd: OwnedFd,
-    /// None: another process started it.
+    /// `None` if another process started it.
     child: Option<Child>,
     life: ProcessLifetime,
 }
@@ -71,15 +71,15 @@ impl Leash {
         command.args(["-c", "read _; kill -KILL 0"]).process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut leader = command.spawn().context("cannot start /bin/sh")?;
-        let end = leader.stdin.take();
-        Ok(Self { leader, end })
+        let write_end = leader.stdin.take();
+        Ok(Self { leader, write_end })
     }
 }
 
 impl Drop for Leash {
     fn drop(&mut self) {
-        self.end = None;
-        // The leader is not reaped yet, so the group's id is still its own.
+        self.write_end = None;
+        // The leader is not reaped yet, so the group ID is not reused.
         let _ = kill_process_group(Pid::from_child(&self.leader), Signal::KILL);
         let _ = self.leader.wait();
     }
@@ -97,7 +97,7 @@ impl ProcessIdentity {
         matches!(self.open(), Ok(Some(pidfd)) if matches!(ended(&pidfd, Duration::ZERO), Ok(false)))
     }
 
-    /// A handle on the process; none if it is gone.
+    /// Opens a pidfd; `None` if the process has exited.
     pub(crate) fn open(self) -> Result<Option<OwnedFd>> {
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -105,7 +105,7 @@ impl ProcessIdentity {
             Err(rustix::io::Errno::SRCH) => return Ok(None),
             Err(e) => return Err(e).with_context(|| format!("cannot watch process {}", self.pid)),
         };
-        // Looked at after the handle is there: the handle and the start time belong to one process.
+        // Compare the start time after opening the pidfd, so that both refer to the same process.
         Ok((start_time(self.pid) == Some(self.start)).then_some(pidfd))
     }
 }
@@ -119,11 +119,11 @@ impl LabProcess {
             ProcessLifetime::Owner => own_group(&task.program),
             ProcessLifetime::Leash(leash) => {
                 let mut command = Command::new(&task.program);
-                command.process_group(i32::try_from(leash.leader.id()).context("an odd pid")?);
+                command.process_group(i32::try_from(leash.leader.id()).context("the pid is too large")?);
                 command
             }
-            // setsid(1) makes the session and then becomes the program: the pid stays.
-            ProcessLifetime::Kept => {
+            // setsid(1) creates the session and then executes the program with the same pid.
+            ProcessLifetime::Detached => {
                 let mut command = Command::new("setsid");
                 command.arg(&task.program);
                 command
@@ -135,16 +135,16 @@ impl LabProcess {
         let pid = child.id();
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())
             .with_context(|| format!("cannot watch {title}"))?;
-        // Not reaped yet, so it has an entry even if it ended already.
+        // Not reaped yet, so /proc has an entry even if the process has exited.
         let start = start_time(pid).with_context(|| format!("cannot read the start time of {title}"))?;
         Ok(Self { identity: ProcessIdentity { pid, start }, pidfd, child: Some(child), life: task.life })
     }
 
-    /// One that was started by another process and is to live on; none if it is gone.
+    /// Takes over a detached process that another process started; `None` if it has exited.
     pub(crate) fn adopt(identity: ProcessIdentity) -> Result<Option<Self>> {
         let Some(pidfd) = identity.open()? else { return Ok(None) };
-        let service = Self { identity, pidfd, child: None, life: ProcessLifetime::Kept };
-        Ok((!service.has_ended()?).then_some(service))
+        let process = Self { identity, pidfd, child: None, life: ProcessLifetime::Detached };
+        Ok((!process.has_ended()?).then_some(process))
     }
 
     pub(crate) fn identity(&self) -> ProcessIdentity {
@@ -160,16 +160,16 @@ impl LabProcess {
         sent.with_context(|| format!("cannot send {signal:?} to process {}", self.identity.pid))
     }
 
-    /// SIGKILL, and the end awaited. One that is gone already is fine.
+    /// Sends SIGKILL and waits for the exit. An exited process is not an error.
     pub(crate) fn kill(self) -> Result<()> {
         kill(&self.pidfd).with_context(|| format!("cannot kill process {}", self.identity.pid))?;
         self.wait().map(drop)
     }
 
-    /// Waits for the end. The status is known only of what this process started.
+    /// Waits for the exit. The status is known only if this process started it.
     pub(crate) fn wait(mut self) -> Result<Option<ExitStatus>> {
         let pid = self.identity.pid;
-        ensure!(ended(&self.pidfd, DEADLINE)?, "process {pid} did not end within {DEADLINE:?}");
+        ensure!(ended(&self.pidfd, DEADLINE)?, "process {pid} did not exit within {DEADLINE:?}");
         let reaped = self.child.take().map(|mut child| child.wait()).transpose();
         reaped.with_context(|| format!("cannot reap process {pid}"))
     }
@@ -177,11 +177,11 @@ impl LabProcess {
 
 impl Drop for LabProcess {
     fn drop(&mut self) {
-        if matches!(self.life, ProcessLifetime::Kept) {
+        if matches!(self.life, ProcessLifetime::Detached) {
             return;
         }
         if let Some(mut child) = self.child.take() {
-            // Nothing else can be done about it here.
+            // Drop cannot report errors.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -194,7 +194,7 @@ fn own_group(program: &std::path::Path) -> Command {
     command
 }
 
-/// SIGKILL; one that is gone already is fine.
+/// Sends SIGKILL. An exited process is not an error.
 pub(crate) fn kill(pidfd: &OwnedFd) -> rustix::io::Result<()> {
     match pidfd_send_signal(pidfd, Signal::KILL) {
         Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -202,16 +202,16 @@ pub(crate) fn kill(pidfd: &OwnedFd) -> rustix::io::Result<()> {
     }
 }
 
-/// Waits so long for the end of a process; a zombie has ended.
+/// Waits at most `within` for the exit of a process. A zombie has exited.
 pub(crate) fn ended(pidfd: &OwnedFd, within: Duration) -> Result<bool> {
     let end = std::time::Instant::now() + within;
     loop {
-        let left = end.saturating_duration_since(std::time::Instant::now());
-        let timeout = Timespec::try_from(left).context("the deadline is too far away")?;
+        let remaining = end.saturating_duration_since(std::time::Instant::now());
+        let timeout = Timespec::try_from(remaining).context("the deadline is too far away")?;
         match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&timeout)) {
             Ok(ready) => return Ok(ready > 0),
             Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(e).context("cannot wait for the end of a process"),
+            Err(e) => return Err(e).context("cannot wait for the exit of a process"),
         }
     }
 }
@@ -221,16 +221,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_known_by_pid_and_start() {
-        let us = ProcessIdentity::this_process().unwrap();
-        assert!(us.lives());
-        assert!(!ProcessIdentity { start: us.start + 1, ..us }.lives());
-        assert!(!ProcessIdentity { pid: u32::MAX, ..us }.lives());
-        assert!(LabProcess::adopt(ProcessIdentity { start: us.start + 1, ..us }).unwrap().is_none());
+    fn a_process_is_identified_by_pid_and_start_time() {
+        let own = ProcessIdentity::this_process().unwrap();
+        assert!(own.lives());
+        assert!(!ProcessIdentity { start: own.start + 1, ..own }.lives());
+        assert!(!ProcessIdentity { pid: u32::MAX, ..own }.lives());
+        assert!(LabProcess::adopt(ProcessIdentity { start: own.start + 1, ..own }).unwrap().is_none());
     }
 
     #[test]
-    fn a_leash_that_is_dropped_or_loses_its_holder_takes_the_group_with_it() {
+    fn a_leash_kills_its_group_on_drop_or_exit_of_its_holder() {
         for holder_dies in [false, true] {
             let mut leash = Leash::new().unwrap();
             let mut command = Command::new("sleep");
@@ -238,7 +238,7 @@ mod tests {
             let child = command.spawn().unwrap();
             let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
             if holder_dies {
-                leash.end = None;
+                leash.write_end = None;
                 assert!(ended(&pidfd, DEADLINE).unwrap());
             }
             drop(leash);

@@ -8,17 +8,17 @@ use serde_json::Value;
 use crate::inspect::{all_addresses, links, list, nft_json};
 use crate::{DEADLINE, Ns, wait_until};
 
-/// What is configured in a namespace, one line per object; what comes and goes by itself (counters, carrier, learned
-/// neighbours, lifetimes) is left out. Two snapshots are equal when nothing was made, changed or lost in between.
+/// The configuration of a namespace, one line per object. Dynamic state is excluded: counters, carrier, learned neighbours,
+/// lifetimes. Two snapshots are equal if no object was created, changed or removed in between.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     lines: BTreeSet<String>,
 }
 
-/// What one snapshot has and another has not; empty if they are equal. Prints itself as lines with `-` and `+`.
+/// The difference of two snapshots; prints removed lines with `-` and new lines with `+`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    pub gone: Vec<String>,
+    pub removed: Vec<String>,
     pub new: Vec<String>,
 }
 
@@ -68,48 +68,48 @@ impl Snapshot {
 
     pub fn difference(&self, later: &Self) -> Difference {
         Difference {
-            gone: self.lines.difference(&later.lines).cloned().collect(),
+            removed: self.lines.difference(&later.lines).cloned().collect(),
             new: later.lines.difference(&self.lines).cloned().collect(),
         }
     }
 
-    /// An error that shows what changed since this snapshot.
+    /// Fails with the difference if the namespace changed since this snapshot.
     pub fn expect_same(&self, ns: &Ns) -> Result<()> {
         let difference = self.difference(&Self::of(ns)?);
         if !difference.is_empty() {
-            bail!("{} is not as it was:\n{difference}", ns.name());
+            bail!("the configuration of {} changed:\n{difference}", ns.name());
         }
         Ok(())
     }
 
-    /// As `expect_same`, for what the kernel finishes by itself: the links of a destroyed namespace vanish a little later.
+    /// Like `expect_same`, with a timeout for asynchronous changes. The kernel removes the links of a destroyed namespace later.
     pub fn wait_for_same(&self, ns: &Ns, within: Duration) -> Result<()> {
-        wait_until("the namespace to be as it was", within, || self.expect_same(ns).map(|()| true))
+        wait_until("the namespace to match the snapshot", within, || self.expect_same(ns).map(|()| true))
     }
 }
 
 impl Difference {
     pub fn is_empty(&self) -> bool {
-        self.gone.is_empty() && self.new.is_empty()
+        self.removed.is_empty() && self.new.is_empty()
     }
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gone = self.gone.iter().map(|line| ("-", line));
+        let removed = self.removed.iter().map(|line| ("-", line));
         let new = self.new.iter().map(|line| ("+", line));
-        for (number, (sign, line)) in gone.chain(new).enumerate() {
+        for (number, (sign, line)) in removed.chain(new).enumerate() {
             write!(f, "{}  {sign} {line}", if number == 0 { "" } else { "\n" })?;
         }
         Ok(())
     }
 }
 
-fn insert_all(lines: &mut BTreeSet<String>, what: &str, values: impl IntoIterator<Item = Value>) {
-    lines.extend(values.into_iter().map(|value| format!("{what} {value}")));
+fn insert_all(lines: &mut BTreeSet<String>, kind: &str, values: impl IntoIterator<Item = Value>) {
+    lines.extend(values.into_iter().map(|value| format!("{kind} {value}")));
 }
 
-/// Without the carrier's marks. The kernel's own link-local routes follow the addresses, some of them seconds later.
+/// Removes flags that depend on the carrier. Drops the kernel's link-local routes, which it adds seconds after the addresses.
 fn stable_route(route: Value) -> Option<Value> {
     let link_local = route["dst"].as_str().is_some_and(|dst| dst.starts_with("fe80:"));
     if link_local && route["protocol"] == "kernel" {
@@ -122,20 +122,20 @@ fn stable_route(route: Value) -> Option<Value> {
     Some(route)
 }
 
-/// The ruleset when the elements that are about to expire have gone: for the kernel they are gone already.
+/// Lists the ruleset after expired elements are removed. The kernel still lists elements that have expired.
 fn settled_nft(ns: &Ns) -> Result<Vec<Value>> {
-    let mut found = Vec::new();
-    wait_until("expiring elements to go", DEADLINE, || {
-        found = nft_json(ns)?;
-        Ok(!found.iter().any(|object| object.to_string().contains(r#""expires":0"#)))
+    let mut objects = Vec::new();
+    wait_until("removal of expired elements", DEADLINE, || {
+        objects = nft_json(ns)?;
+        Ok(!objects.iter().any(|object| object.to_string().contains(r#""expires":0"#)))
     })?;
-    Ok(found)
+    Ok(objects)
 }
 
 /// The object without handles and counters; the elements of sets and maps get a line each.
 fn nft_lines(object: Value) -> Vec<String> {
     let mut object = object;
-    forget_counts(&mut object);
+    remove_counters(&mut object);
     let Some((kind, inner)) = object.as_object_mut().and_then(|o| o.iter_mut().next()) else { return vec![] };
     let name = format!("{} {} {}", text(&inner["family"]), text(&inner["table"]), text(&inner["name"]));
     let elements = match inner.as_object_mut().and_then(|o| o.remove("elem")) {
@@ -146,16 +146,16 @@ fn nft_lines(object: Value) -> Vec<String> {
     [format!("nft {kind} {inner}")].into_iter().chain(elements).collect()
 }
 
-/// Handles are numbered by the kernel anew; packets and bytes count, timeouts run.
-fn forget_counts(value: &mut Value) {
+/// Removes handles, counters and remaining lifetimes, which differ between equal rulesets.
+fn remove_counters(value: &mut Value) {
     match value {
         Value::Object(object) => {
             for key in ["handle", "packets", "bytes", "expires"] {
                 object.remove(key);
             }
-            object.values_mut().for_each(forget_counts);
+            object.values_mut().for_each(remove_counters);
         }
-        Value::Array(items) => items.iter_mut().for_each(forget_counts),
+        Value::Array(items) => items.iter_mut().for_each(remove_counters),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nft_objects_lose_their_counts_and_sets_their_elements() {
+    fn nft_lines_omit_counters_and_list_set_elements_separately() {
         let set =
             json!({"set": {"family": "inet", "name": "s", "table": "t", "handle": 2, "elem": ["10.0.0.1"]}});
         assert_eq!(
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_lose_what_the_carrier_does() {
+    fn routes_omit_flags_that_depend_on_the_carrier() {
         let route = json!({"dst": "10.0.0.0/8", "protocol": "kernel", "flags": ["linkdown", "onlink"]});
         assert_eq!(stable_route(route).unwrap()["flags"], json!(["onlink"]));
         assert_eq!(stable_route(json!({"dst": "fe80::/64", "protocol": "kernel"})), None);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_reads_as_lines() {
+    fn a_difference_prints_one_line_per_change() {
         let of = |lines: &[&str]| Snapshot { lines: lines.iter().map(|&l| l.to_owned()).collect() };
         let difference = of(&["a", "b"]).difference(&of(&["b", "c"]));
         assert_eq!(difference.to_string(), "  - a\n  + c");

@@ -1,6 +1,6 @@
-//! Removing namespaces and directories, our own and those of runs that died without doing it.
+//! Removal of namespaces and directories, of this run and of runs that were killed.
 //!
-//! Several processes may sweep the same leftovers at once: "already gone" is success everywhere.
+//! Several processes may remove the same leftovers at once, so a missing object is never an error.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -12,18 +12,18 @@ use rustix::mount::{UnmountFlags, unmount};
 
 use crate::owner::LabOwner;
 
-/// Where `ip netns` keeps names.
+/// Directory of named namespaces (`ip netns`).
 pub(crate) const NETNS_DIR: &str = "/run/netns";
-/// Another sweeper working on the same directory makes single steps fail; that settles within a few rounds.
+/// Number of attempts. Removal fails if another process removes the same directory at the same time.
 const ROUNDS: usize = 10;
 
-/// Removes what dead runs left. A failure on one name does not stop the others.
+/// Removes the leftovers of dead runs. After a failure it continues with the next name.
 pub(crate) fn dead_runs() -> Result<()> {
     let mut first_error = None;
-    for name in names_of_the_dead(Path::new(NETNS_DIR))? {
+    for name in names_of_dead_runs(Path::new(NETNS_DIR))? {
         first_error = remove_namespace(&namespace_path(&name)).err().or(first_error);
     }
-    for name in names_of_the_dead(&std::env::temp_dir())? {
+    for name in names_of_dead_runs(&std::env::temp_dir())? {
         first_error = remove_directory(&std::env::temp_dir().join(name)).err().or(first_error);
     }
     first_error.map_or(Ok(()), Err)
@@ -33,14 +33,14 @@ pub(crate) fn namespace_path(name: &str) -> PathBuf {
     Path::new(NETNS_DIR).join(name)
 }
 
-/// The namespaces of one lab that lives on, by name.
+/// Names of the namespaces of a lab.
 pub(crate) fn namespaces_of(prefix: &str) -> Result<Vec<String>> {
-    let begin = format!("{prefix}-");
-    Ok(names(Path::new(NETNS_DIR))?.into_iter().filter(|name| name.starts_with(&begin)).collect())
+    let start = format!("{prefix}-");
+    Ok(names(Path::new(NETNS_DIR))?.into_iter().filter(|name| name.starts_with(&start)).collect())
 }
 
-/// The list is read before any owner is looked up: a process that starts later cannot own a name in it.
-fn names_of_the_dead(directory: &Path) -> Result<Vec<String>> {
+/// Reads the list before it checks the owners, so that a process that starts later cannot own a listed name.
+fn names_of_dead_runs(directory: &Path) -> Result<Vec<String>> {
     let names = names(directory)?;
     Ok(names.into_iter().filter(|name| LabOwner::of_name(name).is_some_and(|owner| !owner.lives())).collect())
 }
@@ -55,7 +55,7 @@ fn names(directory: &Path) -> Result<Vec<String>> {
     }
 }
 
-/// What `ip netns del` does. Processes and sockets inside keep the nameless namespace until they end.
+/// Does the same as `ip netns del`. Processes and sockets inside keep the unnamed namespace until they are closed.
 pub(crate) fn remove_namespace(path: &Path) -> Result<()> {
     release_namespace(path)?;
     match fs::remove_file(path) {
@@ -66,12 +66,12 @@ pub(crate) fn remove_namespace(path: &Path) -> Result<()> {
     }
 }
 
-/// Unmounts the namespace and leaves a plain file behind.
+/// Unmounts the namespace and leaves a regular file at its path.
 pub(crate) fn release_namespace(path: &Path) -> Result<()> {
     loop {
         match unmount(path, UnmountFlags::DETACH) {
             Ok(()) => {}
-            // EINVAL: not a mount point (any more).
+            // EINVAL: not a mount point.
             Err(Errno::INVAL | Errno::NOENT) => return Ok(()),
             Err(e) => return Err(e).with_context(|| format!("cannot unmount {}", path.display())),
         }

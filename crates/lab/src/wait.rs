@@ -4,7 +4,7 @@ use anyhow::{Result, anyhow};
 
 const POLL: Duration = Duration::from_millis(5);
 
-/// Waits until `condition` holds. An error of the condition counts as "not yet"; the last one is told at the end.
+/// Waits until `condition` is true. Errors of the condition are retried; after the timeout the last one is returned.
 pub fn wait_until(what: &str, within: Duration, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
     let end = Instant::now() + within;
     loop {
@@ -13,7 +13,7 @@ pub fn wait_until(what: &str, within: Duration, mut condition: impl FnMut() -> R
             return Ok(());
         }
         if Instant::now() >= end {
-            let waited = format!("waited {within:?} in vain for: {what}");
+            let waited = format!("timed out after {within:?} waiting for: {what}");
             return Err(match answer {
                 Ok(_) => anyhow!(waited),
                 Err(last) => last.context(waited),
@@ -23,13 +23,13 @@ pub fn wait_until(what: &str, within: Duration, mut condition: impl FnMut() -> R
     }
 }
 
-/// Does it again as long as a signal comes in between: a socket with a timeout is not resumed by the kernel, not even after
-/// a signal that nobody handles (a machine that was put to sleep, a debugger that came by).
-pub fn uninterrupted<T>(mut act: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+/// Repeats an operation while it fails with EINTR. The kernel does not restart an operation on a socket with a timeout, even
+/// after a signal without a handler (suspend, or a debugger).
+pub fn uninterrupted<T>(mut operation: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
     loop {
-        match act() {
+        match operation() {
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            done => return done,
+            result => return result,
         }
     }
 }
@@ -39,21 +39,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_when_the_condition_holds() {
-        let mut left = 3;
+    fn returns_when_the_condition_is_true() {
+        let mut remaining = 3;
         wait_until("the countdown", crate::DEADLINE, || {
-            left -= 1;
-            Ok(left == 0)
+            remaining -= 1;
+            Ok(remaining == 0)
         })
         .unwrap();
-        assert_eq!(left, 0);
+        assert_eq!(remaining, 0);
     }
 
     #[test]
-    fn the_error_names_what_was_waited_for_and_the_last_error() {
+    fn the_error_names_the_condition_and_the_last_error() {
         let never = wait_until("snow in july", Duration::from_millis(20), || Ok(false)).unwrap_err();
         assert!(never.to_string().contains("snow in july"), "{never}");
         let failing = wait_until("snow", Duration::ZERO, || Err(anyhow!("too warm"))).unwrap_err();
-        assert_eq!(format!("{failing:#}"), "waited 0ns in vain for: snow: too warm");
+        assert_eq!(format!("{failing:#}"), "timed out after 0ns waiting for: snow: too warm");
     }
 }

@@ -13,26 +13,26 @@ pub struct CableEnd<'a> {
 }
 
 impl Lab {
-    /// A veth between two namespaces of this lab, up on both ends and ready to carry when this returns. The ends also get
-    /// the link-local addresses fe80::a and fe80::b.
+    /// Creates a veth between two namespaces of this lab and waits until both ends are up. The ends also get the link-local
+    /// addresses fe80::a and fe80::b.
     pub fn wire(&self, a: &CableEnd<'_>, b: &CableEnd<'_>) -> Result<()> {
         for end in [a, b] {
-            ensure!(self.inner.owns(end.ns), "{} is not of lab {}", end.ns.name(), self.prefix());
+            ensure!(self.inner.owns(end.ns), "{} does not belong to lab {}", end.ns.name(), self.prefix());
         }
         let (here, there) = (a.ns.name(), b.ns.name());
         ip(&["-n", here, "link", "add", a.dev, "type", "veth", "peer", "name", b.dev, "netns", there])?;
         bring_up(a, "fe80::a/64")?;
         bring_up(b, "fe80::b/64")?;
         for end in [a, b] {
-            let what = format!("link {} in {} to carry", end.dev, end.ns.name());
+            let what = format!("link {} in {} to be up", end.dev, end.ns.name());
             wait_until(&what, DEADLINE, || Ok(inspect::link(end.ns, end.dev)?.operstate == "UP"))?;
         }
         Ok(())
     }
 }
 
-/// A router asks for neighbours from its link-local address, so there must be one; but those that the kernel makes come
-/// at a time of their own choosing, and snapshots would differ.
+/// A router sends neighbour solicitations from its link-local address, so it needs one. It is set explicitly, because the
+/// kernel would generate it later and snapshots would differ.
 fn bring_up(end: &CableEnd<'_>, link_local: &str) -> Result<()> {
     let ns = end.ns.name();
     ip(&["-n", ns, "link", "set", "dev", end.dev, "addrgenmode", "none"])?;

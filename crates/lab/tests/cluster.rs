@@ -1,6 +1,6 @@
-//! Many nodes: the underlay is what it says, faults are what they say, and nothing is left. Needs root.
+//! Clusters: underlay, faults, reachability and cleanup. Needs root.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first error, also in helper functions")]
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
@@ -11,12 +11,12 @@ use lab::{
     wait_until,
 };
 
-fn alone(nodes: usize, subnets: usize) -> Plan {
+fn standalone(nodes: usize, subnets: usize) -> Plan {
     Plan { nodes, subnets, store: LabStore::Alone, ..Plan::default() }
 }
 
-/// The machine's own links and addresses.
-fn machine() -> String {
+/// The host's own links and addresses.
+fn host_addresses() -> String {
     let out = Command::new("ip").args(["-br", "addr"]).output().unwrap();
     String::from_utf8(out.stdout).unwrap()
 }
@@ -31,23 +31,23 @@ fn is_local(cluster: &Cluster, cell: &Cell) -> bool {
     from == to
 }
 
-/// The matrix as soon as all its cells are so. One with pods that do not reach each other takes the whole time of a probe.
-fn matrix_when(cluster: &Cluster, is_so: impl Fn(&Cell) -> bool) -> Matrix {
+/// Waits until all cells match. A probe with unreachable pods takes its whole timeout.
+fn matrix_when(cluster: &Cluster, is_expected: impl Fn(&Cell) -> bool) -> Matrix {
     let probe = || cluster.reach(Duration::from_millis(300)).unwrap();
     let mut matrix = probe();
     wait_until("pods to reach each other", DEADLINE, || {
         matrix = probe();
-        Ok(matrix.cells.iter().all(&is_so))
+        Ok(matrix.cells.iter().all(&is_expected))
     })
     .unwrap_or_else(|error| panic!("{error}: {:?}", matrix.complaints()));
     matrix
 }
 
 #[test]
-fn nodes_of_one_subnet_are_on_link_and_others_behind_a_router() {
-    let before = machine();
-    let cluster = Cluster::hosts("subnets", &alone(3, 2)).unwrap();
-    assert_eq!(machine(), before, "everything is inside namespaces");
+fn nodes_are_on_link_in_a_subnet_and_routed_between_subnets() {
+    let before = host_addresses();
+    let cluster = Cluster::hosts("subnets", &standalone(3, 2)).unwrap();
+    assert_eq!(host_addresses(), before, "the lab changed the host's network");
     let n1 = cluster.node("n1").unwrap();
     for to in ["n2", "n3"] {
         assert_eq!(reaches(n1, &cluster, to), [true, true], "{to}");
@@ -64,21 +64,21 @@ fn nodes_of_one_subnet_are_on_link_and_others_behind_a_router() {
 }
 
 #[test]
-fn the_underlay_may_have_one_family_and_another_mtu() {
-    let plan = Plan { underlay: Families::V6, mtu: 1400, ..alone(2, 2) };
+fn the_underlay_supports_a_single_family_and_another_mtu() {
+    let plan = Plan { underlay: Families::V6, mtu: 1400, ..standalone(2, 2) };
     let cluster = Cluster::hosts("v6", &plan).unwrap();
     let n1 = cluster.node("n1").unwrap();
     assert_eq!(reaches(n1, &cluster, "n2"), [true]);
     assert_eq!(inspect::link(n1, "eth0").unwrap().mtu, 1400);
     let to = cluster.addresses("n2").unwrap()[0].to_string();
-    // 48 bytes are the headers of IPv6 and ICMP.
+    // The headers of IPv6 and ICMPv6 have 48 bytes.
     let fits = |size: &str| n1.run(&["ping", "-c1", "-W1", "-Mdo", "-s", size, &to], b"").unwrap().success();
     assert!(fits("1352") && !fits("1353"));
 }
 
 #[test]
-fn a_cut_is_silent_and_heals() {
-    let mut cluster = Cluster::hosts("cut", &alone(2, 1)).unwrap();
+fn a_cut_drops_traffic_with_the_link_up_and_heals() {
+    let mut cluster = Cluster::hosts("cut", &standalone(2, 1)).unwrap();
     assert_eq!(reaches(cluster.node("n1").unwrap(), &cluster, "n2"), [true, true]);
     cluster.cut("n2").unwrap();
     assert_eq!(reaches(cluster.node("n1").unwrap(), &cluster, "n2"), [false, false]);
@@ -86,19 +86,19 @@ fn a_cut_is_silent_and_heals() {
     assert!(!ping(cluster.node("n2").unwrap(), router, 1).unwrap().any());
     assert_eq!(inspect::link(cluster.node("n2").unwrap(), "eth0").unwrap().operstate, "UP");
     cluster.heal("n2").unwrap();
-    wait_until("n2 to be back", DEADLINE, || {
+    wait_until("n2 to be reachable", DEADLINE, || {
         Ok(reaches(cluster.node("n1").unwrap(), &cluster, "n2") == [true, true])
     })
     .unwrap();
 }
 
 #[test]
-fn agents_and_pods_live_on_nodes_and_the_matrix_tells_the_truth() {
-    let mut cluster = Cluster::up("agents", &alone(2, 1)).unwrap();
+fn the_matrix_matches_reachability_through_faults() {
+    let mut cluster = Cluster::up("agents", &standalone(2, 1)).unwrap();
     cluster.pods_everywhere(2).unwrap();
-    let names: Vec<String> = cluster.pods().iter().map(|wired| wired.name.clone()).collect();
+    let names: Vec<String> = cluster.pods().iter().map(|pod| pod.name.clone()).collect();
     assert_eq!(names, ["p1", "p2", "p3", "p4"]);
-    // Agents that know nothing of each other: pods reach those of their own node and no others.
+    // Standalone agents do not know each other, so pods reach only pods of the same node.
     let matrix = matrix_when(&cluster, |cell| !is_local(&cluster, cell) || cell.is_ok());
     assert_eq!(matrix.cells.len(), 12);
     for cell in &matrix.cells {
@@ -107,8 +107,8 @@ fn agents_and_pods_live_on_nodes_and_the_matrix_tells_the_truth() {
     }
     assert_eq!(matrix.complaints().len(), 8);
     cluster.remove_pod("p2").unwrap();
-    assert!(cluster.remove_pod("p2").unwrap_err().to_string().contains("the pods are p1, p3, p4"));
-    assert!(cluster.pod("n1", "p3").is_err(), "names are unique in a cluster");
+    assert!(cluster.remove_pod("p2").unwrap_err().to_string().contains("existing pods are p1, p3, p4"));
+    assert!(cluster.pod("n1", "p3").is_err(), "a duplicate pod name was accepted");
 
     cluster.kill_agent("n1").unwrap();
     assert!(cluster.agent("n1").unwrap().has_ended().unwrap() && cluster.kill_agent("n1").is_err());
@@ -123,17 +123,17 @@ fn agents_and_pods_live_on_nodes_and_the_matrix_tells_the_truth() {
 }
 
 #[test]
-#[ignore = "a part of processes_die_with_a_test_that_is_killed"]
+#[ignore = "helper of processes_are_killed_with_a_killed_test"]
 fn child_that_waits() {
     let mut cluster = Cluster::hosts("child", &Plan { nodes: 1, ..Plan::default() }).unwrap();
     cluster.start_etcd().unwrap();
     println!("lab is {}", cluster.lab().dir().display());
-    // Ends when the parent does, whichever way that ends.
+    // Returns when the parent exits.
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
 #[test]
-fn processes_die_with_a_test_that_is_killed() {
+fn processes_are_killed_with_a_killed_test() {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child_that_waits", "--ignored", "--nocapture"])
         .stdin(Stdio::piped())
@@ -151,13 +151,13 @@ fn processes_die_with_a_test_that_is_killed() {
     assert_eq!(running(), 1, "etcd");
     child.kill().unwrap();
     child.wait().unwrap();
-    wait_until("the end of etcd", DEADLINE, || Ok(running() == 0)).unwrap();
+    wait_until("the exit of etcd", DEADLINE, || Ok(running() == 0)).unwrap();
 }
 
-/// With routes by hand, and masquerade between the nodes by mistake.
+/// The test adds routes. Standalone agents masquerade traffic between the nodes.
 #[test]
-fn direct_ways_are_seen_and_rewritten_sources_are_not_taken_for_good() {
-    let cluster = Cluster::up("ways", &alone(2, 1)).unwrap();
+fn direct_paths_and_rewritten_sources_are_reported() {
+    let cluster = Cluster::up("paths", &standalone(2, 1)).unwrap();
     cluster.pods_everywhere(1).unwrap();
     for (here, there) in [("n1", 2), ("n2", 1)] {
         let node = cluster.node(here).unwrap();
@@ -168,14 +168,14 @@ fn direct_ways_are_seen_and_rewritten_sources_are_not_taken_for_good() {
     let matrix = cluster.reach(DEADLINE).unwrap();
     assert!(matrix.cells.iter().all(|cell| cell.way == PodPath::Direct), "{matrix:?}");
     let source = "10.199.1.1".parse().unwrap();
-    // Agents that are alone masquerade whatever leaves their own block.
+    // Standalone agents masquerade all traffic that leaves their own block.
     let cell = matrix.cell("p1", "p2").unwrap();
     assert_eq!(cell.v4, Some(Reachability::Rewritten { source }), "{matrix:?}");
     assert!(!matrix.all());
 }
 
 #[test]
-fn a_cluster_of_three_members_keeps_its_data_when_the_leader_dies() {
+fn etcd_with_three_members_survives_the_loss_of_its_leader() {
     let plan = Plan { nodes: 1, store: LabStore::Etcd { members: 3 }, ..Plan::default() };
     let mut cluster = Cluster::hosts("etcd", &plan).unwrap();
     cluster.start_etcd().unwrap();
@@ -191,12 +191,12 @@ fn a_cluster_of_three_members_keeps_its_data_when_the_leader_dies() {
     wait_until("another leader", DEADLINE, || Ok(cluster.etcd.leader()? != leader)).unwrap();
     cluster.start_etcd().unwrap();
     cluster.cut("n1").unwrap();
-    let asked = etcdctl(&cluster, &["--dial-timeout=200ms", "--command-timeout=500ms", "get", "key"]);
-    assert!(asked.is_err(), "a node that is cut off does not reach etcd: {asked:?}");
+    let result = etcdctl(&cluster, &["--dial-timeout=200ms", "--command-timeout=500ms", "get", "key"]);
+    assert!(result.is_err(), "a disconnected node reaches etcd: {result:?}");
 }
 
 #[test]
-fn an_etcd_with_certificates_takes_only_clients_that_have_one() {
+fn etcd_with_tls_rejects_clients_without_a_certificate() {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name);
     let plan = Plan {
@@ -207,7 +207,7 @@ fn an_etcd_with_certificates_takes_only_clients_that_have_one() {
     };
     let names: Vec<String> = plan.etcd_addresses().iter().map(|address| format!("IP:{address}")).collect();
     let names = format!("subjectAltName={}", names.join(","));
-    // One that signed itself is good enough for etcd and etcdctl.
+    // etcd and etcdctl accept a self-signed certificate.
     let out = Command::new("openssl")
         .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
         .args(["-days", "2", "-subj", "/CN=lab", "-addext", &names, "-keyout"])
@@ -220,12 +220,12 @@ fn an_etcd_with_certificates_takes_only_clients_that_have_one() {
     let mut cluster = Cluster::hosts("tls", &plan).unwrap();
     cluster.start_etcd().unwrap();
     let (cert, key) = (file("cert").display().to_string(), file("key").display().to_string());
-    let ask = |more: &[&str]| {
+    let get = |extra: &[&str]| {
         let endpoints = cluster.etcd.endpoints().join(",");
         let argv = ["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", &endpoints, "--cacert", &cert];
         let quick = ["--dial-timeout=1s", "--command-timeout=2s", "get", "key"];
-        cluster.node("n1").unwrap().sh(&[&argv, more, &quick].concat())
+        cluster.node("n1").unwrap().sh(&[&argv, extra, &quick].concat())
     };
-    ask(&["--cert", &cert, "--key", &key]).unwrap();
-    assert!(ask(&[]).is_err());
+    get(&["--cert", &cert, "--key", &key]).unwrap();
+    assert!(get(&[]).is_err());
 }

@@ -1,6 +1,6 @@
-//! A lab leaves nothing behind, whatever ends it. Needs root.
+//! A lab removes all its objects, also after a panic or SIGKILL. Needs root.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first error, also in helper functions")]
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 
 use lab::{CableEnd, DEADLINE, Lab, inspect, wait_until};
 
-/// Namespaces and directories whose name starts so.
-fn traces_of(prefix: &str) -> Vec<PathBuf> {
+/// Namespaces and directories with this name prefix.
+fn objects_of(prefix: &str) -> Vec<PathBuf> {
     let directories = [Path::new("/run/netns").to_owned(), std::env::temp_dir()];
     let entries = directories.iter().flat_map(|directory| std::fs::read_dir(directory).unwrap().flatten());
     entries
@@ -18,7 +18,7 @@ fn traces_of(prefix: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-fn started_child(test: &str) -> (Child, String) {
+fn start_child(test: &str) -> (Child, String) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
         .stdin(Stdio::piped())
@@ -28,9 +28,9 @@ fn started_child(test: &str) -> (Child, String) {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let prefix = lines.find_map(|line| line.unwrap().split_once("lab is ").map(|(_, name)| name.to_owned()));
-    // The pipe stays open until the child has ended: a closed one would make it panic for the wrong reason.
+    // Read until the child exits, because a closed pipe would make the child panic.
     std::thread::spawn(move || lines.count());
-    (child, prefix.expect("the child tells the prefix of its lab"))
+    (child, prefix.expect("the child prints the prefix of its lab"))
 }
 
 fn busy_lab() -> Lab {
@@ -38,28 +38,28 @@ fn busy_lab() -> Lab {
     let node = lab.node("n1").unwrap();
     node.pod("a").unwrap();
     std::fs::create_dir_all(node.run_dir()).unwrap();
-    std::fs::write(node.log_file(), "words").unwrap();
+    std::fs::write(node.log_file(), "text").unwrap();
     println!("lab is {}", lab.prefix());
     lab
 }
 
 #[test]
-#[ignore = "a part of a_panic_leaves_nothing"]
+#[ignore = "helper of a_panic_removes_all_objects"]
 fn child_that_panics() {
     let _lab = busy_lab();
     panic!("on purpose");
 }
 
 #[test]
-#[ignore = "a part of killed_runs_are_swept_by_the_next_lab"]
+#[ignore = "helper of objects_of_killed_runs_are_removed_by_the_next_lab"]
 fn child_that_waits() {
     let _lab = busy_lab();
-    // Ends when the parent does, whichever way that ends.
+    // Returns when the parent exits.
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
 #[test]
-fn nodes_and_pods_are_visible_to_ip_netns_and_gone_with_the_lab() {
+fn namespaces_are_visible_to_ip_netns_and_removed_with_the_lab() {
     let lab = Lab::new("visible").unwrap();
     let prefix = lab.prefix().to_owned();
     let node = lab.node("n1").unwrap();
@@ -72,14 +72,14 @@ fn nodes_and_pods_are_visible_to_ip_netns_and_gone_with_the_lab() {
     }
     assert_ne!(node.cookie().unwrap(), pod.cookie().unwrap());
     assert!(node.dir().is_dir() && node.run_dir().starts_with(node.dir()));
-    assert_eq!(traces_of(&prefix).len(), 3);
+    assert_eq!(objects_of(&prefix).len(), 3);
     drop(lab);
-    assert_eq!(traces_of(&prefix), [] as [PathBuf; 0]);
-    assert!(node.pod("late").unwrap_err().to_string().contains("is over"));
+    assert_eq!(objects_of(&prefix), [] as [PathBuf; 0]);
+    assert!(node.pod("late").unwrap_err().to_string().contains("is closed"));
 }
 
 #[test]
-fn names_must_be_tame_and_new() {
+fn invalid_and_duplicate_names_are_rejected() {
     let lab = Lab::new("names").unwrap();
     lab.node("n1").unwrap();
     for bad in ["n1", "", "a/b", "..", "a b"] {
@@ -88,64 +88,64 @@ fn names_must_be_tame_and_new() {
 }
 
 #[test]
-fn a_destroyed_pod_is_really_gone_and_can_be_made_again() {
+fn a_destroyed_pod_is_removed_and_can_be_recreated() {
     let lab = Lab::new("destroy").unwrap();
     let node = lab.node("n1").unwrap();
     let pod = node.pod("a").unwrap();
     node.sh(&["ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", pod.name()]).unwrap();
     pod.destroy().unwrap();
     assert!(!pod.netns_path().exists());
-    // Nobody holds the namespace any more, so the kernel takes its links away.
-    wait_until("the veth to vanish", DEADLINE, || Ok(inspect::links(&node)?.len() == 1)).unwrap();
-    let again = node.pod("a").unwrap();
-    assert_ne!(pod.id(), again.id());
-    again.destroy_but_leave_file().unwrap();
-    assert!(again.netns_path().is_file());
-    assert!(again.enter(|| ()).is_err());
+    // No process holds the namespace, so the kernel removes its links.
+    wait_until("removal of the veth", DEADLINE, || Ok(inspect::links(&node)?.len() == 1)).unwrap();
+    let recreated = node.pod("a").unwrap();
+    assert_ne!(pod.id(), recreated.id());
+    recreated.destroy_but_leave_file().unwrap();
+    assert!(recreated.netns_path().is_file());
+    assert!(recreated.enter(|| ()).is_err());
 }
 
 #[test]
-fn a_panic_leaves_nothing() {
-    let (mut child, prefix) = started_child("child_that_panics");
+fn a_panic_removes_all_objects() {
+    let (mut child, prefix) = start_child("child_that_panics");
     assert!(!child.wait().unwrap().success());
-    assert_eq!(traces_of(&prefix), [] as [PathBuf; 0]);
+    assert_eq!(objects_of(&prefix), [] as [PathBuf; 0]);
 }
 
 #[test]
-fn killed_runs_are_swept_by_the_next_lab() {
-    let (mut child, prefix) = started_child("child_that_waits");
+fn objects_of_killed_runs_are_removed_by_the_next_lab() {
+    let (mut child, prefix) = start_child("child_that_waits");
     let _other = Lab::new("early").unwrap();
-    assert_eq!(traces_of(&prefix).len(), 3, "a run that lives keeps what it has");
+    assert_eq!(objects_of(&prefix).len(), 3, "objects of a running process were removed");
     child.kill().unwrap();
-    wait_until("the child's death", DEADLINE, || {
+    wait_until("the exit of the child", DEADLINE, || {
         Ok(std::fs::read_to_string(format!("/proc/{}/stat", child.id()))?.contains(") Z "))
     })
     .unwrap();
-    // Not reaped yet: a zombie is dead, too. Many sweep at once, and not one stumbles over another.
+    // The child is a zombie and counts as dead. Several labs remove the same objects concurrently.
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| Lab::new("sweeper").unwrap().node("n1").unwrap());
         }
     });
     child.wait().unwrap();
-    assert_eq!(traces_of(&prefix), [] as [PathBuf; 0]);
+    assert_eq!(objects_of(&prefix), [] as [PathBuf; 0]);
 }
 
 #[test]
-fn many_processes_make_labs_at_once() {
-    let mut children: Vec<_> = (0..4).map(|_| started_child("child_that_waits")).collect();
+fn several_processes_create_labs_concurrently() {
+    let mut children: Vec<_> = (0..4).map(|_| start_child("child_that_waits")).collect();
     for (child, prefix) in &children {
-        assert_eq!(traces_of(prefix).len(), 3, "pid {}", child.id());
+        assert_eq!(objects_of(prefix).len(), 3, "pid {}", child.id());
     }
     for (child, prefix) in &mut children {
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());
-        assert_eq!(traces_of(prefix), [] as [PathBuf; 0]);
+        assert_eq!(objects_of(prefix), [] as [PathBuf; 0]);
     }
 }
 
 #[test]
-fn a_failing_program_tells_its_stderr_and_closures_run_inside() {
+fn errors_contain_stderr_and_closures_run_in_the_namespace() {
     let lab = Lab::new("sh").unwrap();
     let node = lab.node("n1").unwrap();
     let error = node.sh(&["ip", "link", "show", "nope"]).unwrap_err().to_string();
@@ -157,7 +157,7 @@ fn a_failing_program_tells_its_stderr_and_closures_run_inside() {
 }
 
 #[test]
-fn a_wire_carries_both_families_at_once() {
+fn a_wire_carries_both_families() {
     let lab = Lab::new("wire").unwrap();
     let (a, b) = (lab.node("a").unwrap(), lab.node("b").unwrap());
     let left = CableEnd { ns: &a, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
@@ -168,7 +168,7 @@ fn a_wire_carries_both_families_at_once() {
     }
     let nets: Vec<_> = inspect::addresses(&a, "up0").unwrap().iter().map(|a| a.net.to_string()).collect();
     assert_eq!(nets, ["192.0.2.1/24", "2001:db8::1/64", "fe80::a/64"]);
-    let foreign = Lab::new("foreign").unwrap();
-    assert!(foreign.wire(&left, &right).unwrap_err().to_string().contains("is not of lab"));
-    assert!(lab.wire(&left, &right).is_err(), "the name is taken");
+    let other_lab = Lab::new("other").unwrap();
+    assert!(other_lab.wire(&left, &right).unwrap_err().to_string().contains("does not belong to lab"));
+    assert!(lab.wire(&left, &right).is_err(), "a duplicate link name was accepted");
 }

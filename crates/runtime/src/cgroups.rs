@@ -1,5 +1,5 @@
-//! The pods' cgroups are the one thing of theirs that no namespace of ours ends. They lie under one directory per machine,
-//! named like the node's namespace (`pwt-PID-…`); it goes when the machine's processes are gone.
+//! Cleanup of the pods' cgroups, which outlive the machine's namespaces. They are below one directory per machine, named like
+//! the node's namespace (`pwt-PID-…`). It is removed after the machine's processes have exited.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 const ROOT: &str = "/sys/fs/cgroup";
 const MARK: &str = "pwt-";
 
-/// Removes the machine's groups in every hierarchy. Groups with processes in them refuse: that is an error.
+/// Removes the machine's groups in every hierarchy. Fails if a group still has processes.
 pub(crate) fn remove(name: &str) -> Result<()> {
     for hierarchy in hierarchies()? {
         let group = hierarchy.join(name);
@@ -21,20 +21,20 @@ pub(crate) fn remove(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Those of this machine that still exist, as paths.
+/// Paths of the machine's existing groups.
 pub(crate) fn below(name: &str) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
+    let mut groups = Vec::new();
     for hierarchy in hierarchies()? {
         let group = hierarchy.join(name);
         if group.is_dir() {
-            found.extend(directories(&group)?);
+            groups.extend(directories(&group)?);
         }
     }
-    Ok(found)
+    Ok(groups)
 }
 
-/// Groups of test processes that were killed.
-pub(crate) fn remove_of_the_dead() -> Result<()> {
+/// Removes the groups of killed test processes.
+pub(crate) fn remove_of_dead_runs() -> Result<()> {
     for hierarchy in hierarchies()? {
         for group in directories(&hierarchy)? {
             let name = group.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -50,20 +50,20 @@ fn owner(name: &str) -> Option<u32> {
     name.strip_prefix(MARK)?.split_once('-')?.0.parse().ok()
 }
 
-/// The one of cgroup v2, or those of v1 below it: either way, where groups can be.
+/// The root of cgroup v2, or the hierarchies of v1.
 fn hierarchies() -> Result<Vec<PathBuf>> {
     let root = PathBuf::from(ROOT);
     if root.join("cgroup.procs").exists() {
         return Ok(vec![root]);
     }
-    // `cpu` and the like may be links to `cpu,cpuacct`: each once.
+    // Symlinks such as `cpu` → `cpu,cpuacct` are not directories, so each hierarchy is listed once.
     directories(&root)
 }
 
 fn directories(path: &Path) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,
-        // Somebody else sweeps, too.
+        // Another test process removed it.
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(vec![]),
         Err(e) => return Err(e).with_context(|| format!("cannot list {}", path.display())),
     };
@@ -74,7 +74,7 @@ fn directories(path: &Path) -> Result<Vec<PathBuf>> {
         .collect())
 }
 
-/// A cgroup's files are the kernel's: only directories are removed, from the innermost on.
+/// Removes only directories, innermost first. The files of a cgroup belong to the kernel.
 fn remove_tree(group: &Path) -> Result<()> {
     for directory in directories(group)? {
         remove_tree(&directory)?;

@@ -1,4 +1,4 @@
-//! containerd on a machine, with a config that differs from its default only where tests or this kind of sandbox need it.
+//! containerd on a machine, with only those settings changed that the tests need.
 
 use std::fs;
 
@@ -10,8 +10,8 @@ use crate::{Cri, Machine, Service, Stop};
 
 const SOCKET: &str = "/run/containerd/containerd.sock";
 const CONFIG: &str = "/etc/containerd/config.toml";
-/// `native`: overlays cannot be stacked, and the lab's directory may lie on one. The score: going below our own takes
-/// CAP_SYS_RESOURCE, which a sandbox may not have. The one that is disabled would load a kernel module.
+/// `native`: overlayfs cannot be stacked, and the lab's directory may be on one. `restrict_oom_score_adj`: a lower OOM score needs
+/// CAP_SYS_RESOURCE, which the test environment may lack. The disabled plugin would load a kernel module.
 const SETTINGS: &str = r#"version = 2
 disabled_plugins = ["io.containerd.snapshotter.v1.aufs"]
 [plugins."io.containerd.grpc.v1.cri"]
@@ -21,7 +21,7 @@ restrict_oom_score_adj = true
 snapshotter = "native"
 "#;
 
-/// A running containerd; everything else about it is as on any machine: /etc/cni/net.d, /opt/cni/bin, /run/containerd.
+/// A running containerd with the default paths: /etc/cni/net.d, /opt/cni/bin, /run/containerd.
 #[derive(Debug)]
 pub struct Containerd {
     service: Service,
@@ -29,28 +29,27 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Starts it and waits until it answers and has the pods' image. Whether a network is ready is another question:
-    /// see `Cri::ready`.
+    /// Starts containerd and waits until the CRI responds and has the pods' image. For the network see `Cri::ready`.
     pub fn start(machine: &Machine) -> Result<Self> {
         Self::configure(machine, "")?;
         Self::start_configured(machine)
     }
 
-    /// Writes its configuration without starting it; `more` is TOML that follows the harness's own.
+    /// Writes the configuration without starting containerd. `more` is appended TOML.
     pub fn configure(machine: &Machine, more: &str) -> Result<()> {
         let config = machine.path(CONFIG);
         let directory = config.parent().context("the config has no directory")?;
-        fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
         fs::write(&config, SETTINGS.replace("@IMAGE@", IMAGE) + more)
             .with_context(|| format!("cannot write {}", config.display()))
     }
 
-    /// As `start`, with what `configure` wrote.
+    /// Like `start`, with the configuration written by `configure`.
     pub fn start_configured(machine: &Machine) -> Result<Self> {
         let service = Service::start(machine, "containerd", &["containerd", "--config", CONFIG])?;
         let cri = Cri { socket: machine.path(SOCKET), cgroup_parent: format!("/{}", machine.cgroup()) };
         let mut containerd = Self { service, cri };
-        containerd.wait_until_it_answers()?;
+        containerd.wait_for_cri()?;
         containerd.import_image()?;
         Ok(containerd)
     }
@@ -63,15 +62,15 @@ impl Containerd {
         self.service.machine()
     }
 
-    /// Ends it; the pods live on, as their shims are processes of their own.
+    /// Stops containerd. The pods keep running, because their shims are separate processes.
     pub fn stop(&mut self, how: Stop) -> Result<()> {
         self.service.stop(how).map(|_| ())
     }
 
-    /// Starts it after a `stop`, and waits until it answers.
+    /// Starts containerd after a `stop` and waits until the CRI responds.
     pub fn launch(&mut self) -> Result<()> {
         self.service.launch()?;
-        self.wait_until_it_answers()
+        self.wait_for_cri()
     }
 
     pub fn restart(&mut self, how: Stop) -> Result<()> {
@@ -79,9 +78,9 @@ impl Containerd {
         self.launch()
     }
 
-    fn wait_until_it_answers(&mut self) -> Result<()> {
+    fn wait_for_cri(&mut self) -> Result<()> {
         let (service, cri) = (&mut self.service, &self.cri);
-        wait_until("the CRI to answer", DEADLINE, || {
+        wait_until("the CRI to respond", DEADLINE, || {
             if service.expect_running().is_err() {
                 return Ok(true);
             }
@@ -93,10 +92,10 @@ impl Containerd {
     fn import_image(&self) -> Result<()> {
         let archive = self.machine().dir().join("image.tar");
         write_archive(&archive)?;
-        let path = archive.to_str().context("the lab's directory has a strange name")?;
-        // A snapshotter other than containerd's default has to be named: the CRI looks for the image's layers in its own.
+        let path = archive.to_str().context("the path of the lab's directory is not UTF-8")?;
+        // Import into the snapshotter that the CRI plugin uses; it differs from containerd's default.
         let unpack = ["images", "import", "--snapshotter", "native", path];
         self.machine().sh(&[&["ctr", "--namespace", "k8s.io"], unpack.as_slice()].concat())?;
-        wait_until("the image to be known to the CRI", DEADLINE, || self.cri.has_image())
+        wait_until("the CRI to list the image", DEADLINE, || self.cri.has_image())
     }
 }

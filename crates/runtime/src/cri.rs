@@ -1,5 +1,4 @@
-//! The few calls of the CRI that tests need, each on a connection of its own, so that a runtime that was restarted in
-//! between is no special case.
+//! The CRI calls that tests need. Each call opens a new connection, so that it works after a restart of the runtime.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -13,7 +12,7 @@ use tonic_prost::ProstCodec;
 use crate::image::IMAGE;
 use crate::message as m;
 
-/// How long any one call may take.
+/// Timeout of each call.
 use testkit::DEADLINE;
 const RUNTIME: &str = "/runtime.v1.RuntimeService/";
 const IMAGES: &str = "/runtime.v1.ImageService/";
@@ -25,7 +24,7 @@ pub struct Cri {
     pub(crate) cgroup_parent: String,
 }
 
-/// A pod to run: one container that waits, and serves whatever `exec` starts in it.
+/// A pod to run. Its container is idle; tests run programs in it with `exec`.
 #[derive(Debug, Clone, Default)]
 pub struct PodSpec {
     pub name: String,
@@ -39,14 +38,14 @@ impl PodSpec {
     }
 }
 
-/// A pod that runs, by the ids that the runtime gave.
+/// IDs of a running pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunningPod {
     pub sandbox: String,
     pub container: String,
 }
 
-/// How a program inside a container ended.
+/// Exit code and output of a program inside a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecResult {
     pub code: i32,
@@ -55,31 +54,31 @@ pub struct ExecResult {
 }
 
 impl Cri {
-    /// Name and version of what answers.
+    /// Name and version of the runtime.
     pub fn version(&self) -> Result<String> {
         let answer: m::VersionResponse = self.call(RUNTIME, "Version", m::VersionRequest {})?;
         Ok(format!("{} {}", answer.runtime_name, answer.runtime_version))
     }
 
-    /// An error says which condition does not hold, as a kubelet would report it.
+    /// Checks all conditions of the runtime. The error names the first false condition.
     pub fn ready(&self) -> Result<()> {
         let answer: m::StatusResponse = self.call(RUNTIME, "Status", m::StatusRequest {})?;
-        let conditions = answer.status.context("the runtime tells no status")?.conditions;
-        ensure!(!conditions.is_empty(), "the runtime tells no condition");
+        let conditions = answer.status.context("the runtime reports no status")?.conditions;
+        ensure!(!conditions.is_empty(), "the runtime reports no conditions");
         for condition in conditions {
-            ensure!(condition.status, "{} does not hold: {}", condition.kind, condition.message);
+            ensure!(condition.status, "{} is false: {}", condition.kind, condition.message);
         }
         Ok(())
     }
 
-    /// RunPodSandbox alone: the plugin is called, no container is made in it.
+    /// Calls RunPodSandbox, which calls the plugin. Creates no container.
     pub fn run_sandbox(&self, spec: &PodSpec) -> Result<String> {
         let request = m::RunPodSandboxRequest { config: Some(self.sandbox_config(spec)) };
         let sandbox: m::Sandbox = self.call(RUNTIME, "RunPodSandbox", request)?;
         Ok(sandbox.pod_sandbox_id)
     }
 
-    /// A sandbox with one container in it, started.
+    /// Creates a sandbox with one running container.
     pub fn run_pod(&self, spec: &PodSpec) -> Result<RunningPod> {
         let sandbox = self.run_sandbox(spec)?;
         let config = m::ContainerConfig {
@@ -92,22 +91,22 @@ impl Cri {
             sandbox_config: Some(self.sandbox_config(spec)),
         };
         let container: m::Container = self.call(RUNTIME, "CreateContainer", request)?;
-        let _: m::Nothing = self.call(RUNTIME, "StartContainer", container.clone())?;
+        let _: m::Empty = self.call(RUNTIME, "StartContainer", container.clone())?;
         Ok(RunningPod { sandbox, container: container.container_id })
     }
 
-    /// The pod's addresses as the runtime tells them, the first one first.
+    /// The pod's addresses as reported by the runtime, in order.
     pub fn addresses(&self, sandbox: &str) -> Result<Vec<IpAddr>> {
         let answer: m::PodSandboxStatusResponse = self.call(RUNTIME, "PodSandboxStatus", id(sandbox))?;
         let network = answer.status.and_then(|status| status.network);
-        let network = network.with_context(|| format!("the runtime tells no network of {sandbox}"))?;
+        let network = network.with_context(|| format!("the runtime reports no network for {sandbox}"))?;
         let all = std::iter::once(network.ip).chain(network.additional_ips.into_iter().map(|ip| ip.ip));
         all.filter(|ip| !ip.is_empty())
-            .map(|ip| ip.parse().with_context(|| format!("the runtime tells of an address {ip:?}")))
+            .map(|ip| ip.parse().with_context(|| format!("the runtime reports an invalid address {ip:?}")))
             .collect()
     }
 
-    /// Runs a program in the container and waits for its end, which is the caller's to judge.
+    /// Runs a program in the container and waits for its exit. The caller checks the exit code.
     pub fn exec(&self, pod: &RunningPod, argv: &[&str]) -> Result<ExecResult> {
         let request = m::ExecSyncRequest {
             container_id: pod.container.clone(),
@@ -122,18 +121,18 @@ impl Cri {
         })
     }
 
-    /// The plugin's DEL happens here.
+    /// Stops the pod; the runtime calls the plugin's DEL.
     pub fn stop_pod(&self, sandbox: &str) -> Result<()> {
-        let _: m::Nothing = self.call(RUNTIME, "StopPodSandbox", id(sandbox))?;
+        let _: m::Empty = self.call(RUNTIME, "StopPodSandbox", id(sandbox))?;
         Ok(())
     }
 
     pub fn remove_pod(&self, sandbox: &str) -> Result<()> {
-        let _: m::Nothing = self.call(RUNTIME, "RemovePodSandbox", id(sandbox))?;
+        let _: m::Empty = self.call(RUNTIME, "RemovePodSandbox", id(sandbox))?;
         Ok(())
     }
 
-    /// The ids of all sandboxes, those that stand still too.
+    /// IDs of all sandboxes, including stopped ones.
     pub fn sandboxes(&self) -> Result<Vec<String>> {
         let answer: m::ListPodSandboxResponse =
             self.call(RUNTIME, "ListPodSandbox", m::ListPodSandboxRequest {})?;
@@ -170,17 +169,17 @@ impl Cri {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start an async runtime")?;
         let path = PathAndQuery::try_from(format!("{service}{method}"))
-            .with_context(|| format!("{method} is no name of a method"))?;
+            .with_context(|| format!("{method} is not a valid method name"))?;
         runtime.block_on(async {
-            let talk = self.talk(path, request);
-            match tokio::time::timeout(DEADLINE, talk).await {
+            let exchange = self.send(path, request);
+            match tokio::time::timeout(DEADLINE, exchange).await {
                 Ok(answer) => answer.with_context(|| format!("CRI {method}")),
-                Err(_) => bail!("CRI {method} was not answered within {DEADLINE:?}"),
+                Err(_) => bail!("CRI {method} timed out after {DEADLINE:?}"),
             }
         })
     }
 
-    async fn talk<Q, A>(&self, path: PathAndQuery, request: Q) -> Result<A>
+    async fn send<Q, A>(&self, path: PathAndQuery, request: Q) -> Result<A>
     where
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
@@ -196,7 +195,7 @@ impl Cri {
 
     async fn connect(&self) -> Result<Channel> {
         let endpoint = Endpoint::from_shared(format!("unix://{}", self.socket.display()))
-            .with_context(|| format!("{} is no socket to talk to", self.socket.display()))?;
+            .with_context(|| format!("{} is not a valid socket path", self.socket.display()))?;
         endpoint.connect().await.with_context(|| format!("cannot connect to {}", self.socket.display()))
     }
 }

@@ -1,5 +1,5 @@
-//! The pods' image: Debian's static busybox, a few links to it and an entry point that waits. Made here, as a docker
-//! archive, because there is no registry to take one from.
+//! The pods' image: Debian's static busybox, symlinks to it and an idle entry point. It is built as a docker archive, because
+//! the tests have no registry.
 
 use std::fs;
 use std::path::Path;
@@ -9,13 +9,13 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 
-/// The image's name; sandboxes use it in the place of a pause image, containers as it is.
+/// The image name. It is used as pause image and for containers.
 pub const IMAGE: &str = "localhost/podwire-test:1";
 const BUSYBOX: &str = "/bin/busybox";
 const DIRECTORIES: [&str; 7] = ["bin", "dev", "etc", "proc", "sys", "tmp", "www"];
 const PROGRAMS: [&str; 10] =
     ["sh", "sleep", "ping", "ping6", "ip", "cat", "echo", "httpd", "wget", "hostname"];
-/// A first process ignores signals that it did not ask for: without the trap every pod would take its whole grace time to end.
+/// PID 1 ignores signals without a handler. Without the trap every pod would stop only after its grace period.
 const ENTRY: &str = "trap exit TERM; sleep 2147483647 & wait";
 
 pub(crate) fn write_archive(to: &Path) -> Result<()> {
@@ -35,7 +35,7 @@ fn layer(busybox: &[u8]) -> Result<Vec<u8>> {
     for program in PROGRAMS {
         tar.append_link(&mut header(EntryType::Symlink, 0), format!("bin/{program}"), "busybox")?;
     }
-    tar.into_inner().context("cannot make the image's layer")
+    tar.into_inner().context("cannot build the image's layer")
 }
 
 fn archive(layer: &[u8]) -> Result<Vec<u8>> {
@@ -55,10 +55,10 @@ fn archive(layer: &[u8]) -> Result<Vec<u8>> {
     for (name, bytes) in files {
         tar.append_data(&mut header(EntryType::Regular, bytes.len()), name, bytes.as_slice())?;
     }
-    tar.into_inner().context("cannot make the image's archive")
+    tar.into_inner().context("cannot build the image's archive")
 }
 
-/// As the Go language calls it.
+/// The architecture name in Go.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_archive_names_its_layer_by_its_digest() {
+    fn the_config_contains_the_digest_of_the_layer() {
         let layer = layer(b"#!busybox").unwrap();
         let bytes = archive(&layer).unwrap();
         let mut archive = tar::Archive::new(bytes.as_slice());

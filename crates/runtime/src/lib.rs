@@ -1,18 +1,18 @@
-//! Real container runtimes for tests on a node of a lab: Debian's containerd and runc, asked for pods through the CRI, and
+//! Real container runtimes for tests on a node of a lab: Debian's containerd and runc, used through the CRI, and
 //! Debian's podman.
 //!
 //! ```text
-//!   Lab ── Node ── Machine (mount and pid namespaces of its own, /run /etc /opt /var/lib /var/log of its own)
+//!   Lab ── Node ── Machine (own mount and pid namespaces, own /run /etc /opt /var/lib /var/log)
 //!                     ├── Containerd ◄── Cri: run_pod, exec, addresses, stop_pod, remove_pod
 //!                     │       └─ exec ─► CNI plugin, inside the node's network namespace
 //!                     ├── Podman: run, exec, remove ─ exec ─► CNI plugin
 //!                     └── Service: anything else that runs there, such as the agent
 //! ```
 //!
-//! Called by tests only. The programs see the paths that they have on any machine (`/run/containerd`, `/etc/cni/net.d`,
-//! `/opt/cni/bin`), but all of them lie in the lab's directory: the machine's own runtime, if it has one, is never touched.
-//! What a `Machine` holds ends with it, also when a test panics or is killed: the kernel kills a pid namespace with its
-//! first process, and that one ends when the test's end of a pipe closes. Needs root; `tools/setup test` installs the rest.
+//! Called by tests only. The programs use their default paths (`/run/containerd`, `/etc/cni/net.d`, `/opt/cni/bin`), which are
+//! mounted from the lab's directory. A runtime of the host is never changed. All processes of a `Machine` are killed with it,
+//! also when a test panics or is killed: its init process exits when the test's end of a pipe closes, and the kernel then kills
+//! the pid namespace. Needs root; `tools/setup test` installs the required packages.
 
 mod cgroups;
 mod containerd;

@@ -1,5 +1,5 @@
-//! The messages of the CRI, version `runtime.v1`, as far as the tests use them. The numbers are the protocol's; fields that
-//! are left out here are skipped when read and absent when written, as Protocol Buffers ask for.
+//! The messages of the CRI, version `runtime.v1`, that the tests use. The tags are those of the protocol. Protocol Buffers
+//! ignores unknown fields, so unused fields are omitted.
 
 use std::collections::HashMap;
 
@@ -47,7 +47,7 @@ pub enum CriProtocol {
     Udp = 1,
 }
 
-/// A port of the node that leads to one of the pod.
+/// A host port that is forwarded to a port of the pod.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CriPortMapping {
     #[prost(enumeration = "CriProtocol", tag = "1")]
@@ -98,7 +98,7 @@ pub(crate) struct RunPodSandboxRequest {
     pub(crate) config: Option<PodSandboxConfig>,
 }
 
-/// What RunPodSandbox answers, and what StopPodSandbox, RemovePodSandbox and PodSandboxStatus ask for: the sandbox's id.
+/// Response of RunPodSandbox, and request of StopPodSandbox, RemovePodSandbox and PodSandboxStatus.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Sandbox {
     #[prost(string, tag = "1")]
@@ -106,7 +106,7 @@ pub(crate) struct Sandbox {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct Nothing {}
+pub(crate) struct Empty {}
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct PodSandboxStatusResponse {
@@ -147,7 +147,7 @@ pub(crate) struct ListPodSandboxResponse {
 pub(crate) struct PodSandbox {
     #[prost(string, tag = "1")]
     pub(crate) id: String,
-    /// 0 is ready, 1 is not.
+    /// 0 is ready, 1 is not ready.
     #[prost(int32, tag = "3")]
     pub(crate) state: i32,
 }
@@ -200,7 +200,7 @@ pub(crate) struct CreateContainerRequest {
     pub(crate) sandbox_config: Option<PodSandboxConfig>,
 }
 
-/// What CreateContainer answers, and what StartContainer asks for: the container's id.
+/// Response of CreateContainer, and request of StartContainer.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Container {
     #[prost(string, tag = "1")]
@@ -213,7 +213,7 @@ pub(crate) struct ExecSyncRequest {
     pub(crate) container_id: String,
     #[prost(string, repeated, tag = "2")]
     pub(crate) cmd: Vec<String>,
-    /// Seconds.
+    /// In seconds.
     #[prost(int64, tag = "3")]
     pub(crate) timeout: i64,
 }

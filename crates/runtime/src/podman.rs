@@ -1,4 +1,4 @@
-//! Podman on a machine, with its CNI backend: every command is a process of its own, there is no daemon.
+//! Podman with its CNI backend on a machine. Every command is a separate process; there is no daemon.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,8 +9,8 @@ use testkit::Outcome;
 use crate::Machine;
 use crate::image::{IMAGE, write_archive};
 
-/// Locks in files: the default is shared memory in /dev/shm, which machines do not have to themselves. `vfs`: overlays
-/// cannot be stacked, and the lab's directory may lie on one.
+/// `lock_type = "file"`: the default is shared memory in /dev/shm, which machines share. `vfs`: overlayfs cannot be stacked, and
+/// the lab's directory may be on one.
 const FILES: [(&str, &str); 3] = [
     (
         "containers.conf",
@@ -50,7 +50,8 @@ impl Podman {
             let file = etc.join(name);
             fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
         }
-        // The plugins of podman's own network call these. Debian's are links by way of /etc, which is the machine's own.
+        // The plugins of podman's default network call these. In Debian they are symlinks through /etc, which is private to the
+        // machine.
         let alternatives = machine.path("/etc/alternatives");
         fs::create_dir_all(&alternatives)
             .with_context(|| format!("cannot create {}", alternatives.display()))?;
@@ -65,14 +66,14 @@ impl Podman {
         Ok(podman)
     }
 
-    /// A container that runs until it is removed; `options` as `podman run` has them.
+    /// Starts a container that runs until it is removed. `options` are those of `podman run`.
     pub fn run(&self, name: &str, options: &[&str]) -> Result<()> {
         let outcome = self.try_run(name, options)?;
         ensure!(outcome.success(), "cannot run {name}: {}, {}", outcome.status, outcome.stderr.trim());
         Ok(())
     }
 
-    /// Stdout of a program in the container; an exit code other than 0 is an error.
+    /// Runs a program in the container and returns stdout. A nonzero exit code is an error.
     pub fn exec(&self, container: &str, argv: &[&str]) -> Result<String> {
         self.sh(&[&["exec", container], argv].concat())
     }
@@ -81,12 +82,12 @@ impl Podman {
         self.sh(&["rm", "--force", "--time", "5", container]).map(|_| ())
     }
 
-    /// Stdout of any podman command; an exit code other than 0 is an error.
+    /// Runs a podman command and returns stdout. A nonzero exit code is an error.
     pub fn sh(&self, args: &[&str]) -> Result<String> {
         self.machine.sh(&[&["podman"], args].concat())
     }
 
-    /// As `run`; the caller checks the outcome.
+    /// Like `run`; the caller checks the outcome.
     pub fn try_run(&self, name: &str, options: &[&str]) -> Result<Outcome> {
         let group = format!("/{}", self.machine.cgroup());
         let own = ["--cgroup-parent", &group, "--name", name];

@@ -1,4 +1,4 @@
-//! A program that keeps running on a machine: started, stopped or killed, started again, its log kept.
+//! A background program on a machine: start, stop, kill and restart. Its log is kept.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -11,18 +11,18 @@ use testkit::{DEADLINE, wait_until};
 use crate::Machine;
 use crate::machine::tail;
 
-const END: Duration = DEADLINE;
+const STOP_TIMEOUT: Duration = DEADLINE;
 
-/// How a service is made to end.
+/// How to stop a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// SIGTERM, as an init system does.
     Politely,
-    /// SIGKILL, as the kernel does when memory is short.
+    /// SIGKILL, as the kernel's OOM killer does.
     Killed,
 }
 
-/// A daemon on a machine. Dropped, it is killed; its log is printed if the test is failing just then.
+/// A daemon on a machine. It is killed on drop. If the test is panicking, the end of its log is printed.
 #[derive(Debug)]
 pub struct Service {
     machine: Machine,
@@ -40,19 +40,19 @@ impl Service {
         Ok(service)
     }
 
-    /// Ends it and waits for that. Its children live on.
+    /// Stops the program and waits for its exit. Its children keep running.
     pub fn stop(&mut self, how: Stop) -> Result<ExitStatus> {
-        let Some(mut child) = self.child.take() else { bail!("{} does not run", self.name) };
+        let Some(mut child) = self.child.take() else { bail!("{} is not running", self.name) };
         self.signal(how)?;
         let mut status = None;
-        wait_until(&format!("the end of {}", self.name), END, || {
+        wait_until(&format!("the exit of {}", self.name), STOP_TIMEOUT, || {
             status = child.try_wait().with_context(|| format!("cannot watch {}", self.name))?;
             Ok(status.is_some())
         })?;
         status.with_context(|| format!("{} has no status", self.name))
     }
 
-    /// Starts it again after `stop`, or after it ended by itself.
+    /// Starts the program after `stop` or after it exited.
     pub fn launch(&mut self) -> Result<()> {
         let pid_file = self.pid_file();
         if let Err(e) = fs::remove_file(&pid_file)
@@ -63,18 +63,18 @@ impl Service {
         let log = File::options().create(true).append(true).open(self.log_file());
         let log = log.with_context(|| format!("cannot open {}", self.log_file().display()))?;
         let mut command = self.machine.command();
-        // The pid inside, because `nsenter` stands between us and the program.
+        // Write the pid inside the machine, because the direct child of this process is `nsenter`.
         command.args(["sh", "-c", r#"echo $$ > "$0.new"; mv "$0.new" "$0"; exec "$@""#]).arg(&pid_file);
         command.args(&self.argv).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.child = Some(command.spawn().with_context(|| format!("cannot start {}", self.name))?);
         wait_until(&format!("the start of {}", self.name), DEADLINE, || Ok(pid_file.exists()))
     }
 
-    /// An error if it has ended, with what it said last.
+    /// Fails with the end of the log if the program has exited.
     pub fn expect_running(&mut self) -> Result<()> {
-        let Some(child) = &mut self.child else { bail!("{} does not run", self.name) };
+        let Some(child) = &mut self.child else { bail!("{} is not running", self.name) };
         match child.try_wait().with_context(|| format!("cannot watch {}", self.name))? {
-            Some(status) => bail!("{} ended with {status}:\n{}", self.name, self.log_tail()),
+            Some(status) => bail!("{} exited with {status}:\n{}", self.name, self.log_tail()),
             None => Ok(()),
         }
     }
@@ -87,14 +87,14 @@ impl Service {
         &self.machine
     }
 
-    /// The last lines that it wrote.
+    /// The last lines of its log.
     pub fn log_tail(&self) -> String {
         tail(&self.log_file())
     }
 
     fn signal(&self, how: Stop) -> Result<()> {
         let pid = fs::read_to_string(self.pid_file())
-            .with_context(|| format!("cannot tell the pid of {}", self.name))?;
+            .with_context(|| format!("cannot read the pid of {}", self.name))?;
         let signal = match how {
             Stop::Politely => "TERM",
             Stop::Killed => "KILL",
@@ -111,7 +111,7 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("--- the end of {}:\n{}", self.log_file().display(), self.log_tail());
+            eprintln!("--- end of {}:\n{}", self.log_file().display(), self.log_tail());
         }
         let runs = self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
         if runs && let Err(error) = self.stop(Stop::Killed) {

@@ -1,13 +1,13 @@
-//! The harness itself: what runs on a machine is apart from this one, and ends with it.
+//! Tests of the harness: a machine is isolated from the host, and its processes exit with it.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first error, also in helper functions")]
 
 use std::fs;
 
 use runtime::{Machine, Service, Stop};
 use testkit::{Lab, wait_until};
 
-/// All processes of this machine that were started with that word.
+/// Number of host processes with this argument.
 fn processes_with(word: &str) -> usize {
     let has_word = |path: std::path::PathBuf| {
         fs::read(path.join("cmdline")).is_ok_and(|line| line.split(|&b| b == 0).any(|w| w == word.as_bytes()))
@@ -16,24 +16,24 @@ fn processes_with(word: &str) -> usize {
 }
 
 #[test]
-fn what_runs_on_a_machine_ends_with_it() {
+fn processes_of_a_machine_are_killed_with_it() {
     let lab = Lab::new("machine-end").unwrap();
     let machine = Machine::new(&lab.node("n1").unwrap()).unwrap();
-    // A number that no other process of this machine sleeps for.
+    // A duration that no other process on this host uses.
     let long = format!("{}.7", 1_000_000 + std::process::id());
     let mut service =
         Service::start(&machine, "orphans", &["sh", "-c", r#"setsid sleep "$0" & sleep "$0""#, &long])
             .unwrap();
-    wait_until("both to sleep", testkit::DEADLINE, || Ok(processes_with(&long) == 3 + 1)).unwrap();
+    wait_until("both sleep processes", testkit::DEADLINE, || Ok(processes_with(&long) == 3 + 1)).unwrap();
     service.stop(Stop::Killed).unwrap();
-    assert_eq!(processes_with(&long), 2, "a service's children outlive it");
+    assert_eq!(processes_with(&long), 2, "a service's children were killed");
     drop(service);
     drop(machine);
     assert_eq!(processes_with(&long), 0);
 }
 
 #[test]
-fn the_paths_of_a_machine_are_its_own() {
+fn the_paths_of_a_machine_are_isolated() {
     let lab = Lab::new("machine-paths").unwrap();
     let node = lab.node("n1").unwrap();
     let machine = Machine::new(&node).unwrap();

@@ -1,10 +1,10 @@
-//! Containers of a real podman with its CNI backend, with the agent and without it, in both attach modes and families.
+//! Containers of a real podman with its CNI backend, with and without the agent, in both attach modes and families.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first error, also in helper functions")]
 
 mod common;
 #[path = "agent/site.rs"]
-#[allow(dead_code, reason = "a part of what the agent's tests use")]
+#[allow(dead_code, reason = "shared with the agent's tests")]
 mod site;
 
 use std::collections::BTreeSet;
@@ -14,15 +14,15 @@ use runtime::{Machine, Podman, Service};
 use serde_json::{Value, json};
 use testkit::{CableEnd, DEADLINE, Lab, Node, wait_until};
 
-use common::{Traces, get, place_conflist_named, place_plugins};
+use common::{Traces, get, install_conflist_named, install_plugins};
 use site::{CONFIG, Programs, names, start_agent_with, wait_for_agent};
 
 const PARALLEL: usize = 20;
-const STANDALONE: Setup = Setup { label: "alone", agent: false, mode: "bridge" };
+const STANDALONE: Setup = Setup { label: "standalone", agent: false, mode: "bridge" };
 const AGENT: Setup = Setup { label: "agent", agent: true, mode: "routed" };
 const ALL: [Setup; 4] = [
     STANDALONE,
-    Setup { label: "alone-routed", agent: false, mode: "routed" },
+    Setup { label: "standalone-routed", agent: false, mode: "routed" },
     AGENT,
     Setup { label: "agent-bridge", agent: true, mode: "bridge" },
 ];
@@ -34,7 +34,7 @@ struct Setup {
     mode: &'static str,
 }
 
-/// Dropped from top to bottom.
+/// Fields are dropped from top to bottom.
 struct World {
     _agent: Option<Service>,
     podman: Podman,
@@ -61,13 +61,13 @@ impl World {
         let podman = Podman::new(&machine).unwrap();
         let world = Self { _agent: agent, podman, programs, machine, node, lab, setup };
         if !setup.agent {
-            place_plugins(&world.machine).unwrap();
+            install_plugins(&world.machine).unwrap();
             world.add_network("podwire", setup.mode, "10.70.0.0/24,fd00:70::/64");
         }
         world
     }
 
-    /// As an operator writes it by hand.
+    /// Adds a network as an operator does.
     fn add_network(&self, name: &str, mode: &str, subnets: &str) {
         let mut network = json!({
             "type": "podwire-cni", "bridge": format!("pw-{name}"), "subnet": subnets, "mode": mode,
@@ -76,7 +76,7 @@ impl World {
         if self.setup.agent {
             network["agent"] = json!(true);
         }
-        place_conflist_named(&self.machine, name, &network).unwrap();
+        install_conflist_named(&self.machine, name, &network).unwrap();
     }
 
     fn before_containers(&self) -> Traces {
@@ -89,7 +89,7 @@ impl World {
         self.podman.run(name, &[&["--network", "podwire"], options].concat()).unwrap();
     }
 
-    /// IPv4 first, of one network.
+    /// Addresses in one network, IPv4 first.
     fn addresses(&self, container: &str, network: &str) -> Vec<IpAddr> {
         let all: Vec<Value> =
             serde_json::from_str(&self.podman.sh(&["inspect", container]).unwrap()).unwrap();
@@ -108,12 +108,12 @@ impl World {
         }
     }
 
-    /// Without an agent they are there when `disconnect` returns; an agent restores them afterwards.
+    /// Without an agent the routes exist when `disconnect` returns. An agent restores them afterwards.
     fn expect_default_routes(&self, container: &str, gateways: [&str; 2]) {
         let has_route = |(family, gateway): (&str, &str)| {
             let routes = self.podman.exec(container, &["ip", family, "route"]).unwrap();
-            let is_it = |line: &str| line.starts_with(&format!("default via {gateway} "));
-            routes.lines().any(is_it)
+            let is_default = |line: &str| line.starts_with(&format!("default via {gateway} "));
+            routes.lines().any(is_default)
         };
         let has_both = || ["-4", "-6"].into_iter().zip(gateways).all(has_route);
         match self.setup.agent {
@@ -122,14 +122,14 @@ impl World {
         }
     }
 
-    /// The messages of `podwire doctor` about subnets.
+    /// Messages of `podwire doctor` about overlapping subnets.
     fn overlaps(&self) -> Vec<String> {
         let podwire = &self.programs.podwire;
         let outcome = self.machine.run(&[podwire.to_str().unwrap(), "doctor", "-o", "json"]).unwrap();
         let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
-        let found =
+        let overlaps =
             report["checks"].as_array().unwrap().iter().filter(|check| check["code"] == "SubnetOverlap");
-        found.map(|check| check["message"].to_string()).collect()
+        overlaps.map(|check| check["message"].to_string()).collect()
     }
 
     fn claims(&self) -> Vec<String> {
@@ -144,7 +144,7 @@ impl World {
 }
 
 #[test]
-fn b18_podman_containers_reach_each_other_and_leave_nothing() {
+fn b18_podman_containers_reach_each_other_and_leave_no_objects() {
     for setup in ALL {
         let world = World::new("run", setup);
         let before = world.before_containers();
@@ -160,7 +160,7 @@ fn b18_podman_containers_reach_each_other_and_leave_nothing() {
 }
 
 #[test]
-fn b18_a_port_published_by_podman_leads_to_the_container_until_it_is_removed() {
+fn b18_a_published_port_is_forwarded_until_the_container_is_removed() {
     for setup in [STANDALONE, AGENT] {
         let world = World::new("port", setup);
         let outside = world.lab.node("outside").unwrap();
@@ -186,24 +186,25 @@ fn b18_a_port_published_by_podman_leads_to_the_container_until_it_is_removed() {
 }
 
 #[test]
-fn b18_podman_chooses_addresses_and_a_taken_one_is_refused() {
+fn b18_podman_can_request_addresses_and_duplicates_are_rejected() {
     for setup in [STANDALONE, AGENT] {
         let world = World::new("ip", setup);
         let before = world.before_containers();
         world.run("probe", &[]);
-        // In the same subnets as a container that did not choose.
-        let wanted: Vec<IpAddr> = world.addresses("probe", "podwire").into_iter().map(with_host_77).collect();
-        let [v4, v6] = [0, 1].map(|family| wanted[family].to_string());
+        // In the same subnets as a container without requested addresses.
+        let requested: Vec<IpAddr> =
+            world.addresses("probe", "podwire").into_iter().map(with_host_77).collect();
+        let [v4, v6] = [0, 1].map(|family| requested[family].to_string());
         let options = ["--ip", &v4, "--ip6", &v6];
         world.run("chosen", &options);
-        assert_eq!(world.addresses("chosen", "podwire"), wanted);
-        world.expect_pings("probe", &wanted);
+        assert_eq!(world.addresses("chosen", "podwire"), requested);
+        world.expect_pings("probe", &requested);
         let refused = world
             .podman
             .try_run("second", &[&["--network", "podwire"], options.as_slice()].concat())
             .unwrap();
         assert!(!refused.success() && refused.stderr.contains(&v4), "{}", refused.stderr);
-        world.expect_pings("probe", &wanted);
+        world.expect_pings("probe", &requested);
         for container in ["probe", "chosen", "second"] {
             world.podman.remove(container).unwrap();
         }
@@ -257,7 +258,7 @@ fn b18_podman_connects_a_running_container_to_networks_and_disconnects_it() {
 }
 
 #[test]
-fn b18_twenty_podman_containers_at_once_have_addresses_of_their_own() {
+fn b18_twenty_parallel_podman_containers_have_unique_addresses() {
     for setup in [STANDALONE, AGENT] {
         let world = World::new("many", setup);
         let before = world.before_containers();
@@ -281,17 +282,17 @@ fn b18_twenty_podman_containers_at_once_have_addresses_of_their_own() {
     }
 }
 
-/// podman's own network is 10.88.0.0/16.
+/// podman's default network is 10.88.0.0/16.
 #[test]
-fn b10_podmans_network_and_podwires_default_work_beside_each_other() {
-    let world = World::new("beside", AGENT);
+fn b10_the_default_networks_of_podman_and_podwire_coexist() {
+    let world = World::new("coexist", AGENT);
     world.podman.run("other", &[]).unwrap();
     world.run("a", &[]);
     world.run("b", &[]);
     let other = world.addresses("other", "podman");
     assert!(other[0].to_string().starts_with("10.88."), "{other:?}");
     world.expect_pings("a", &world.addresses("b", "podwire"));
-    // The node reaches both, and `doctor` has no objection.
+    // The node reaches both, and `doctor` reports no overlap.
     for address in [other[0], world.addresses("a", "podwire")[0]] {
         world.machine.sh(&["ping", "-c", "1", "-W", "5", &address.to_string()]).unwrap();
     }
@@ -299,7 +300,7 @@ fn b10_podmans_network_and_podwires_default_work_beside_each_other() {
 }
 
 #[test]
-fn b10_podwire_does_not_take_podmans_subnet() {
+fn b10_podwire_does_not_use_podmans_subnet() {
     let lab = Lab::new("podman-taken").unwrap();
     let node = lab.node("n1").unwrap();
     let machine = Machine::new(&node).unwrap();
@@ -312,7 +313,7 @@ fn b10_podwire_does_not_take_podmans_subnet() {
     wait_until("the overlap to be reported", DEADLINE, || {
         Ok(log()?
             .lines()
-            .any(|line| ["SubnetOverlap", "link cni-podman0"].iter().all(|it| line.contains(it))))
+            .any(|line| ["SubnetOverlap", "link cni-podman0"].iter().all(|part| line.contains(part))))
     })
     .unwrap();
     before.expect_same(&node).unwrap();

@@ -1,6 +1,6 @@
-//! Pods of a real containerd: made, reached, restarted around and removed, through the CRI as a kubelet does it.
+//! Pods of a real containerd, managed through the CRI as a kubelet does.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first error, also in helper functions")]
 
 mod common;
 
@@ -12,7 +12,7 @@ use testkit::CableEnd;
 use common::{Traces, World, get, standalone};
 
 #[test]
-fn pods_have_both_families_reach_each_other_and_leave_nothing() {
+fn pods_reach_each_other_in_both_families_and_leave_no_objects() {
     let world = World::new("cri-pods", standalone);
     let before = Traces::before_pods(&world);
     let (a, b) = (world.run("a"), world.run("b"));
@@ -23,7 +23,7 @@ fn pods_have_both_families_reach_each_other_and_leave_nothing() {
 }
 
 #[test]
-fn a_host_port_leads_to_the_pod_in_both_families() {
+fn a_host_port_is_forwarded_in_both_families() {
     let world = World::new("cri-hostport", standalone);
     let outside = world.lab.node("outside").unwrap();
     let here = CableEnd { ns: &world.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
@@ -53,7 +53,7 @@ fn a_host_port_leads_to_the_pod_in_both_families() {
 }
 
 #[test]
-fn pods_outlive_a_restart_of_containerd_and_go_afterwards() {
+fn pods_survive_a_restart_of_containerd() {
     let mut world = World::new("cri-restart", standalone);
     let before = Traces::before_pods(&world);
     let (a, b) = (world.run("a"), world.run("b"));
@@ -73,7 +73,7 @@ fn pods_outlive_a_restart_of_containerd_and_go_afterwards() {
 }
 
 #[test]
-fn many_pods_at_once_have_addresses_of_their_own() {
+fn parallel_pods_have_unique_addresses() {
     const PODS: usize = 8;
     let world = World::new("cri-many", standalone);
     let before = Traces::before_pods(&world);

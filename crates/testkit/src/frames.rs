@@ -16,7 +16,7 @@ const ICMPV6: u8 = 58;
 pub fn mac(text: &str) -> Result<MacBytes> {
     let mut bytes = [0; 6];
     for (byte, part) in bytes.iter_mut().zip(text.split(':')) {
-        *byte = u8::from_str_radix(part, 16).with_context(|| format!("{text} is no MAC"))?;
+        *byte = u8::from_str_radix(part, 16).with_context(|| format!("{text} is not a MAC address"))?;
     }
     Ok(bytes)
 }
@@ -67,17 +67,17 @@ pub fn discovery(
     packet((from.into(), to.into()), ICMPV6, message, 2)
 }
 
-/// A router's advertisement of a /64 in which hosts choose an address of their own.
+/// A router advertisement of a /64 for stateless address configuration.
 pub fn advertisement((from, to): (Ipv6Addr, Ipv6Addr), prefix: Ipv6Addr) -> Vec<u8> {
     // Hop limit 64, router for 1800 s.
     let mut message = vec![134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0];
-    // The prefix is on the link and autonomous, for an hour.
+    // Prefix information: on-link and autonomous flags, lifetime 1 h.
     message.extend([3, 4, 64, 0xc0, 0, 0, 14, 16, 0, 0, 14, 16, 0, 0, 0, 0]);
     message.extend(prefix.octets());
     packet((from.into(), to.into()), ICMPV6, message, 2)
 }
 
-/// Fills in the checksum at its place in the payload.
+/// Builds an IP packet and writes the checksum into the payload.
 fn packet(between: (IpAddr, IpAddr), protocol: u8, mut payload: Vec<u8>, checksum_at: usize) -> Vec<u8> {
     let octets = |ip: IpAddr| match ip {
         IpAddr::V4(v4) => v4.octets().to_vec(),

@@ -1,9 +1,9 @@
-//! For tests and the benchmark only: the lab, and beside it faults (a kill at a given time or at any system call), traffic and
-//! servers, frames that only an attacker sends, the reference plugins, and a DHCP server.
+//! For tests and the benchmark only. Re-exports the lab and adds fault injection (a kill at a given time or at any system call),
+//! traffic and servers, forged frames, the reference plugins and a DHCP server.
 //!
 //! ```text
 //!   trace::kill_at_syscall(&plugin, &node, &call, n) ─► a call that is killed at its n-th system-call stop
-//!   tcp_echo, tcp_connects, PingStream, PacketSocket ─► traffic, and which part of it arrives
+//!   tcp_echo, tcp_connects, PingStream, PacketSocket ─► traffic, and which packets arrive
 //! ```
 //!
 //! No program that ships depends on this crate (`tools/arrows`).

@@ -1,4 +1,4 @@
-//! A packet socket on a link: sends frames exactly as given, as a root process in a pod can.
+//! A packet socket on a link. It sends frames unchanged, as a root process in a pod can.
 
 #![expect(unsafe_code, reason = "an address of a packet socket exists only as a C structure")]
 
@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketType, send, socket};
 
 use crate::Ns;
 
-/// Sends only: it is bound to no protocol, so nothing is queued for it.
+/// For sending only. It is bound to no protocol, so the kernel queues no received frames.
 #[derive(Debug)]
 pub struct PacketSocket {
     socket: OwnedFd,
@@ -18,19 +18,19 @@ pub struct PacketSocket {
 
 impl PacketSocket {
     pub fn open(ns: &Ns, dev: &str) -> Result<Self> {
-        let opened = ns.enter(|| bound(dev))?;
+        let opened = ns.enter(|| open_bound(dev))?;
         let socket =
             opened.with_context(|| format!("cannot open a packet socket on {dev} in {}", ns.name()))?;
         Ok(Self { socket })
     }
 
-    /// The frame begins with its Ethernet header.
+    /// Sends a frame that starts with the Ethernet header.
     pub fn send(&self, frame: &[u8]) -> std::io::Result<()> {
         Ok(send(&self.socket, frame, SendFlags::empty()).map(drop)?)
     }
 }
 
-fn bound(dev: &str) -> std::io::Result<OwnedFd> {
+fn open_bound(dev: &str) -> std::io::Result<OwnedFd> {
     let socket = socket(AddressFamily::PACKET, SocketType::RAW, None)?;
     let index = name_to_index(&socket, dev)?;
     // SAFETY: all bytes zero is a valid value of this plain C structure.
@@ -39,6 +39,6 @@ fn bound(dev: &str) -> std::io::Result<OwnedFd> {
     address.sll_ifindex = i32::try_from(index).map_err(std::io::Error::other)?;
     let length = libc::socklen_t::try_from(size_of_val(&address)).map_err(std::io::Error::other)?;
     // SAFETY: the pointer is to a structure of that length which lives until the call returns.
-    let done = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    if done == 0 { Ok(socket) } else { Err(std::io::Error::last_os_error()) }
+    let result = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
+    if result == 0 { Ok(socket) } else { Err(std::io::Error::last_os_error()) }
 }

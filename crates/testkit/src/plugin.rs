@@ -1,4 +1,4 @@
-//! Other plugins than Podwire's, and calls that a lab does not need: contained, killed.
+//! Reference plugins, and plugin calls that only tests need: with a process limit, or killed after a delay.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{Call, DEADLINE, Ns, Outcome, Plugin, REFERENCE_DIR, RunningProgram};
 
-/// The first process of a pid namespace: runs a program, and ends with it, or when there are too many processes. The kernel
-/// then kills the others.
+/// The init process of a pid namespace. It runs a program and exits with it, or when there are too many processes. The kernel
+/// then kills all other processes of the namespace.
 const CONTAIN: &str = r#"
 most=$1
 shift
@@ -20,7 +20,7 @@ exec 3<&-
 while kill -0 $program 2>/dev/null; do
     set -- /proc/[0-9]*
     if [ $# -gt "$most" ]; then
-        echo "it started more than $most processes, and they were killed" >&2
+        echo "the program started more than $most processes, which were killed" >&2
         exit 99
     fi
     sleep 0.01
@@ -35,18 +35,18 @@ pub fn reference_plugin(name: &str) -> Result<Plugin> {
     Ok(Plugin { path })
 }
 
-/// Copies a program. Another process does it: a child that another thread starts at this moment would inherit a descriptor that
-/// is open for writing, and the kernel does not execute such a file (ETXTBSY).
+/// Copies a program with `cp`. If this process wrote the file, a child that another thread starts at that moment would inherit
+/// a descriptor open for writing, and executing the file would fail with ETXTBSY.
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     let mut command = Command::new("cp");
     command.arg("--").arg(from).arg(to);
     let outcome = RunningProgram::start(command, vec![])?.wait(DEADLINE)?;
-    ensure!(outcome.success(), "cannot copy {}: {}", from.display(), outcome.story());
+    ensure!(outcome.success(), "cannot copy {}: {}", from.display(), outcome.describe());
     Ok(())
 }
 
-/// Calls the plugin in a pid namespace of its own, for calls that may start processes without end: with more than `most` of
-/// them all are killed, and the call fails.
+/// Calls the plugin in a new pid namespace, for calls that may start an unlimited number of processes. With more than `most`
+/// processes all are killed and the call fails.
 pub fn call_contained(plugin: &Plugin, node: &Ns, call: &Call, most: usize) -> Result<Outcome> {
     let plain = plugin.command(call);
     let mut command = Command::new("unshare");
@@ -56,7 +56,7 @@ pub fn call_contained(plugin: &Plugin, node: &Ns, call: &Call, most: usize) -> R
     node.start(command, call.stdin.clone())?.wait(DEADLINE).with_context(|| plugin.title(call))
 }
 
-/// Kills the plugin so long after its start, if it still runs, and waits for the processes that it started.
+/// Kills the plugin `after` its start if it is still running, and waits for its child processes.
 pub fn call_killed_after(plugin: &Plugin, node: &Ns, call: &Call, after: Duration) -> Result<Outcome> {
     plugin.spawn(node, call)?.kill_at(after).with_context(|| plugin.title(call))
 }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_plugin_says_what_to_do() {
+    fn the_error_for_a_missing_plugin_names_the_package() {
         let error = reference_plugin("no-such-plugin").unwrap_err().to_string();
         assert!(error.contains("containernetworking-plugins"), "{error}");
     }

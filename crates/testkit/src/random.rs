@@ -1,21 +1,21 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Whether this is `make soak`: the long version of the tests.
+/// True for `make soak`, the long version of the tests.
 pub fn soak() -> bool {
     std::env::var_os("PODWIRE_SOAK").is_some()
 }
 
-/// Numbers that look random and can be had again.
+/// Reproducible pseudo-random numbers.
 #[derive(Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// From `PODWIRE_SEED`, else from the clock; printed, so that a failure can be repeated.
+    /// Uses the seed in `PODWIRE_SEED` or the clock, and prints it, so that a failure can be reproduced.
     pub fn new(purpose: &str) -> Self {
         Self::with_seed(Self::seed(purpose))
     }
 
-    /// The seed alone, for a program with several generators.
+    /// Returns only the seed, for a program with several generators.
     pub fn seed(purpose: &str) -> u64 {
         let now = || {
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| u64::from(since.subsec_nanos()))
@@ -29,7 +29,7 @@ impl Random {
         Self(seed | 1)
     }
 
-    /// Below `limit`; the generator is xorshift64*.
+    /// A number below `limit`; the generator is xorshift64*.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

@@ -1,8 +1,8 @@
-//! Killing a plugin at any of its system calls, so that a test can try all of them.
+//! Kills a plugin at a chosen system call, so that a test can cover all of them.
 //!
 //! The plugin runs under ptrace and stops at the entry and at the exit of every system call of every thread. At the n-th
 //! stop the whole process gets SIGKILL: at an entry the call has not happened, at an exit it has taken effect.
-//! Programs that the plugin starts are neither traced nor killed, but their end is awaited.
+//! Programs that the plugin starts are neither traced nor killed, but the tracer waits for their exit.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,18 +30,18 @@ pub enum TraceOutcome {
     Killed {
         at: SyscallStop,
     },
-    /// The program ended by itself before its n-th stop; it had `syscalls` stops, entries and exits together.
+    /// The program exited before its n-th stop. `syscalls` is the number of stops, entries and exits together.
     Finished {
         syscalls: u64,
         outcome: Outcome,
     },
 }
 
-/// Where a program was stopped.
+/// The system call at which a program was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SyscallStop {
     pub phase: SyscallPhase,
-    /// The kernel's number of the system call; none where the stop is the first that a thread makes and an exit.
+    /// The system call number. `None` if the first stop of a thread is an exit.
     pub number: Option<u64>,
 }
 
@@ -64,20 +64,20 @@ impl fmt::Display for SyscallStop {
     }
 }
 
-/// Calls the plugin inside the node's namespace and kills it at its n-th stop, counted from 1. A test counts n up until
-/// the answer is `Finished`. Threads make the count of two runs differ a little: no n stands for a certain call.
+/// Calls the plugin inside the node's namespace and kills it at its n-th stop, counted from 1. A test increments n
+/// until the result is `Finished`. With threads the number of stops varies between runs, so n does not identify a certain call.
 pub fn kill_at_syscall(plugin: &Plugin, node: &Ns, call: &Call, n: u64) -> Result<TraceOutcome> {
     ensure!(n > 0, "system-call stops are counted from 1");
     let command = plugin.command(call);
-    // On one thread, because only the thread that became the tracer may give orders; and on one of its own, because it
-    // waits for all its children and must not take the caller's.
+    // All ptrace requests must come from the tracer thread. It is a separate thread, because it waits for all its children
+    // and must not reap those of the caller.
     let tracer = || node.enter(|| trace(command, &call.stdin, n, DEADLINE));
     let end = std::thread::scope(|scope| scope.spawn(tracer).join());
     let end = end.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     end?.with_context(|| format!("{} under trace", plugin.title(call)))
 }
 
-/// Files, not pipes: nobody has to serve them while the tracer waits.
+/// Files, because pipes would have to be served while the tracer waits.
 struct TraceFiles {
     stdin: File,
     stdout: File,
@@ -86,8 +86,8 @@ struct TraceFiles {
 
 impl TraceFiles {
     fn new(input: &[u8]) -> Result<Self> {
-        let fresh = || tempfile::tempfile().context("cannot make a temporary file");
-        let mut files = Self { stdin: fresh()?, stdout: fresh()?, stderr: fresh()? };
+        let temporary = || tempfile::tempfile().context("cannot create a temporary file");
+        let mut files = Self { stdin: temporary()?, stdout: temporary()?, stderr: temporary()? };
         files.stdin.write_all(input).context("cannot write the plugin's input")?;
         files.stdin.rewind().context("cannot rewind the plugin's input")?;
         Ok(files)
@@ -142,10 +142,10 @@ struct TracedExit {
     stops: u64,
 }
 
-/// A traced process. It must stay on the thread that started it; dropped, the process is killed and all of it is reaped.
+/// A traced process. It must stay on the thread that started it. On drop the process is killed and all its threads are reaped.
 struct Tracee {
     pid: Pid,
-    /// Every thread seen so far and the system call it entered last.
+    /// All known threads and the system call that each entered last.
     threads: HashMap<i32, Option<u64>>,
     stops: u64,
     reaped: bool,
@@ -159,23 +159,26 @@ impl Tracee {
         Ok(Self { pid: Pid::from_child(&child), threads: HashMap::new(), stops: 0, reaped: false })
     }
 
-    /// waitpid has no timeout: another thread ends the process when the time is up, which ends the wait.
+    /// waitpid has no timeout. Another thread kills the process at the deadline, which ends the wait.
     fn run_within(&mut self, n: u64, limit: Duration) -> Result<TraceEnd> {
         let pidfd = pidfd_open(self.pid, PidfdFlags::empty()).context("cannot watch the traced program")?;
-        let too_late = AtomicBool::new(false);
+        let timed_out = AtomicBool::new(false);
         let (done, is_done) = mpsc::channel::<()>();
         std::thread::scope(|scope| {
-            let (too_late, pidfd) = (&too_late, &pidfd);
+            let (timed_out, pidfd) = (&timed_out, &pidfd);
             scope.spawn(move || {
                 if is_done.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
-                    too_late.store(true, Ordering::SeqCst);
-                    // A failure means that the process has just ended by itself.
+                    timed_out.store(true, Ordering::SeqCst);
+                    // A failure means that the process has just exited.
                     let _ = pidfd_send_signal(pidfd, Signal::KILL);
                 }
             });
             let end = self.run(n);
             drop(done);
-            ensure!(!too_late.load(Ordering::SeqCst), "it did not end within {limit:?} and was killed");
+            ensure!(
+                !timed_out.load(Ordering::SeqCst),
+                "the program did not exit within {limit:?} and was killed"
+            );
             end
         })
     }
@@ -184,14 +187,14 @@ impl Tracee {
         let mut exit = None;
         while let Some(wait) = sys::wait_for_any().context("cannot wait for the traced program")? {
             match wait {
-                WaitStatus::Gone { tid, status } if tid == self.pid.as_raw_nonzero().get() => {
+                WaitStatus::Exited { tid, status } if tid == self.pid.as_raw_nonzero().get() => {
                     exit = Some(status);
                 }
-                WaitStatus::Gone { tid, .. } => {
+                WaitStatus::Exited { tid, .. } => {
                     self.threads.remove(&tid);
                 }
                 WaitStatus::Syscall { tid } => {
-                    let stop = self.note_syscall(tid);
+                    let stop = self.record_syscall(tid);
                     if self.stops == n {
                         self.kill_and_reap();
                         return Ok(TraceEnd::Killed(stop));
@@ -203,11 +206,11 @@ impl Tracee {
             }
         }
         self.reaped = true;
-        let exit = exit.context("the traced program vanished without a status")?;
+        let exit = exit.context("the traced program exited without a status")?;
         Ok(TraceEnd::Finished(TracedExit { exit, stops: self.stops }))
     }
 
-    fn note_syscall(&mut self, tid: i32) -> SyscallStop {
+    fn record_syscall(&mut self, tid: i32) -> SyscallStop {
         self.stops += 1;
         let last = self.threads.entry(tid).or_default();
         match sys::entered_syscall(tid) {
@@ -219,8 +222,8 @@ impl Tracee {
         }
     }
 
-    /// The first stop of the process is its exec (SIGTRAP), the first of a new thread the kernel's SIGSTOP: both are for
-    /// the tracer. All other signals are the program's own.
+    /// The first stop of the process is its exec (SIGTRAP), and the first stop of a new thread is a SIGSTOP. Both are for the
+    /// tracer. All other signals are delivered to the program.
     fn on_signal(&mut self, tid: i32, signal: i32) -> Result<()> {
         let first_of_all = self.threads.is_empty();
         let first_of_thread = self.threads.insert(tid, None).is_none();
@@ -232,7 +235,7 @@ impl Tracee {
         sys::resume(tid, if for_tracer { 0 } else { signal })
     }
 
-    /// Only while the process is not reaped, so that its pid is still its own.
+    /// Call only while the process is not reaped, so that its pid is not reused.
     fn kill_and_reap(&mut self) {
         let _ = kill_process(self.pid, Signal::KILL);
         while let Ok(Some(_)) = sys::wait_for_any() {}
@@ -260,18 +263,18 @@ mod tests {
             trace(sleep, b"", u64::MAX, Duration::from_millis(100))
         };
         let error = std::thread::spawn(tracer).join().unwrap().unwrap_err().to_string();
-        assert!(error.contains("did not end within 100ms"), "{error}");
+        assert!(error.contains("did not exit within 100ms"), "{error}");
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_an_error() {
+    fn a_missing_program_is_an_error() {
         let tracer = || trace(Command::new("/no/such/program"), b"", 1, DEADLINE);
         let error = std::thread::spawn(tracer).join().unwrap().unwrap_err();
         assert!(error.to_string().contains("cannot start /no/such/program"), "{error}");
     }
 
     #[test]
-    fn a_stop_reads_well() {
+    fn a_stop_prints_phase_and_number() {
         let stop = SyscallStop { phase: SyscallPhase::Exit, number: Some(46) };
         assert_eq!(stop.to_string(), "exit from system call 46");
     }

@@ -1,6 +1,6 @@
-//! A plugin called as a runtime calls it, and killed in every way. The reference plugins stand in for ours. Needs root.
+//! Plugin calls as a runtime makes them, and kills at every point. Uses the reference plugins. Needs root.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first error, also in helper functions")]
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,8 +18,8 @@ fn bridge_config(node: &Node) -> Value {
     })
 }
 
-/// Written by another process: a descriptor of our own could be inherited by a child that another test starts at this
-/// moment, and a file that is open for writing cannot be executed.
+/// Another process writes the script. A descriptor of this process could be inherited by a child that another test starts,
+/// and a file that is open for writing cannot be executed.
 fn script(node: &Node, text: &str) -> Plugin {
     let path = node.dir().join("script");
     let write = format!("cat >{0} && chmod 755 {0}", path.display());
@@ -56,7 +56,7 @@ fn the_reference_bridge_adds_checks_and_deletes() {
 }
 
 #[test]
-fn errors_of_a_plugin_are_told_as_such() {
+fn errors_of_a_plugin_are_returned() {
     let lab = Lab::new("errors").unwrap();
     let node = lab.node("n1").unwrap();
     let pod = node.pod("a").unwrap();
@@ -72,7 +72,7 @@ fn errors_of_a_plugin_are_told_as_such() {
 }
 
 #[test]
-fn the_environment_holds_cni_variables_and_path_only() {
+fn the_environment_contains_only_cni_variables_and_path() {
     let lab = Lab::new("env").unwrap();
     let node = lab.node("n1").unwrap();
     let pod = node.pod("a").unwrap();
@@ -101,7 +101,7 @@ fn the_environment_holds_cni_variables_and_path_only() {
 }
 
 #[test]
-fn the_plugin_runs_inside_the_nodes_namespace_and_reads_the_config() {
+fn the_plugin_runs_in_the_nodes_namespace_and_gets_the_config() {
     let lab = Lab::new("inside").unwrap();
     let node = lab.node("n1").unwrap();
     node.sh(&["ip", "link", "add", "mark", "type", "bridge"]).unwrap();
@@ -113,12 +113,12 @@ fn the_plugin_runs_inside_the_nodes_namespace_and_reads_the_config() {
 }
 
 #[test]
-fn a_kill_after_a_time_hits_the_plugin_and_waits_for_its_offspring() {
+fn a_delayed_kill_hits_the_plugin_and_waits_for_its_children() {
     let lab = Lab::new("killed").unwrap();
     let node = lab.node("n1").unwrap();
     let call = Call::network(Verb::Status, &json!({}));
     let late = node.dir().join("late");
-    // The helper lives on for a while after its parent was killed; the call must not return before.
+    // The background process outlives its killed parent. The call must wait for it.
     let text = format!("(sleep 0.5; echo x >{}) & while :; do :; done", late.display());
     let after = Duration::from_millis(100);
     let outcome = testkit::call_killed_after(&script(&node, &text), &node, &call, after).unwrap();
@@ -129,7 +129,7 @@ fn a_kill_after_a_time_hits_the_plugin_and_waits_for_its_offspring() {
 }
 
 #[test]
-fn a_spawned_plugin_can_be_killed_by_hand() {
+fn a_spawned_plugin_can_be_killed() {
     let lab = Lab::new("spawn").unwrap();
     let node = lab.node("n1").unwrap();
     let call = Call::network(Verb::Status, &json!({}));
@@ -139,17 +139,17 @@ fn a_spawned_plugin_can_be_killed_by_hand() {
     assert!(running.wait(DEADLINE).unwrap().killed());
     let running = script(&node, "exec sleep 60").spawn(&node, &call).unwrap();
     let error = running.wait(Duration::from_millis(50)).unwrap_err().to_string();
-    assert!(error.contains("did not end within 50ms"), "{error}");
+    assert!(error.contains("did not exit within 50ms"), "{error}");
 }
 
 #[test]
-fn every_stop_of_cat_can_be_the_last_one() {
+fn cat_can_be_killed_at_every_stop() {
     let lab = Lab::new("trace").unwrap();
     let node = lab.node("n1").unwrap();
     let (cat, call) = (program("/bin/cat"), Call::network(Verb::Status, &json!({"name": "n"})));
     let TraceOutcome::Finished { syscalls, outcome } = kill_at_syscall(&cat, &node, &call, u64::MAX).unwrap()
     else {
-        panic!("nobody has that many system calls")
+        panic!("the program was killed")
     };
     assert_eq!(outcome.ok().unwrap(), json!({"name": "n"}));
     assert!(syscalls > 20, "{syscalls}");
@@ -157,11 +157,13 @@ fn every_stop_of_cat_can_be_the_last_one() {
     for n in 1..=syscalls {
         match kill_at_syscall(&cat, &node, &call, n).unwrap() {
             TraceOutcome::Killed { at } => phases.push(at.phase),
-            TraceOutcome::Finished { syscalls, .. } => panic!("ended at {syscalls} of {n}"),
+            TraceOutcome::Finished { syscalls, .. } => {
+                panic!("exited after {syscalls} stops, expected a kill at {n}")
+            }
         }
     }
     let entries = phases.iter().filter(|phase| **phase == SyscallPhase::Entry).count();
-    assert!(entries.abs_diff(phases.len() - entries) <= 1, "entries and exits come in pairs: {phases:?}");
+    assert!(entries.abs_diff(phases.len() - entries) <= 1, "entries and exits are not paired: {phases:?}");
     assert!(matches!(
         kill_at_syscall(&cat, &node, &call, syscalls + 1).unwrap(),
         TraceOutcome::Finished { .. }
@@ -169,18 +171,18 @@ fn every_stop_of_cat_can_be_the_last_one() {
     assert!(kill_at_syscall(&cat, &node, &call, 0).is_err());
 }
 
-/// A script that makes three directories, killed at all its stops, leaves 0, 1, 2 or 3 directories, and never fewer at a later stop.
+/// The script creates three directories and is killed at each of its stops. A later stop never leaves fewer directories.
 #[test]
-fn a_kill_at_an_exit_comes_after_the_effect() {
+fn a_kill_at_an_exit_happens_after_the_effect() {
     let lab = Lab::new("effect").unwrap();
     let node = lab.node("n1").unwrap();
     let call = Call::network(Verb::Status, &json!({}));
     let mkdir = script(&node, "for d in a b c; do mkdir \"${0%/*}/$d\" || exit 1; done");
-    let made = || ["a", "b", "c"].iter().filter(|d| node.dir().join(d).is_dir()).count();
+    let created = || ["a", "b", "c"].iter().filter(|d| node.dir().join(d).is_dir()).count();
     let mut counts = Vec::new();
     for n in 1.. {
         let end = kill_at_syscall(&mkdir, &node, &call, n).unwrap();
-        counts.push(made());
+        counts.push(created());
         for d in ["a", "b", "c"] {
             let _ = std::fs::remove_dir(node.dir().join(d));
         }
@@ -195,17 +197,17 @@ fn a_kill_at_an_exit_comes_after_the_effect() {
 }
 
 #[test]
-fn threads_are_followed_and_statuses_kept() {
+fn threads_are_traced_and_exit_codes_returned() {
     let lab = Lab::new("threads").unwrap();
     let node = lab.node("n1").unwrap();
     let pod = node.pod("a").unwrap();
     let (bridge, config) = (testkit::reference_plugin("bridge").unwrap(), bridge_config(&node));
     let add = Call::pod(Verb::Add, &pod, &config);
-    // A Go program: many threads, signals between them, and a helper program.
+    // A Go program with several threads, signals and a child process.
     let TraceOutcome::Finished { syscalls, outcome } =
         kill_at_syscall(&bridge, &node, &add, u64::MAX).unwrap()
     else {
-        panic!("killed too early")
+        panic!("the program was killed")
     };
     assert_eq!(outcome.ok().unwrap()["ips"][0]["address"], "10.88.0.2/24");
     bridge.del(&pod, &config).unwrap().ok().unwrap();
@@ -217,16 +219,16 @@ fn threads_are_followed_and_statuses_kept() {
     let fails = script(&node, "exit 7");
     let TraceOutcome::Finished { outcome, .. } = kill_at_syscall(&fails, &node, &add, u64::MAX).unwrap()
     else {
-        panic!("killed too early")
+        panic!("the program was killed")
     };
     assert_eq!(outcome.status.code(), Some(7));
 }
 
-/// How many system calls the traced program below makes, all in a thread of its own.
+/// System calls that the traced program below makes in a second thread.
 const CALLS_IN_THREAD: u64 = 5000;
 
 #[test]
-#[ignore = "a part of system_calls_of_all_threads_are_counted"]
+#[ignore = "helper of system_calls_of_all_threads_are_counted"]
 fn child_that_works_in_a_thread() {
     std::thread::spawn(|| (0..CALLS_IN_THREAD).for_each(|_| drop(std::fs::metadata("/")))).join().unwrap();
 }
@@ -242,19 +244,19 @@ fn system_calls_of_all_threads_are_counted() {
     let TraceOutcome::Finished { syscalls, outcome } =
         kill_at_syscall(&threaded, &node, &call, u64::MAX).unwrap()
     else {
-        panic!("killed too early")
+        panic!("the program was killed")
     };
     assert!(outcome.success() && outcome.stdout.contains("1 passed"), "{outcome:?}");
     assert!(syscalls > 2 * CALLS_IN_THREAD, "entries and exits of the thread are missing: {syscalls}");
-    // In the middle of the thread's work: the whole process goes, not only the thread.
+    // Kill while the second thread is working: the whole process is killed, not only the thread.
     let end = kill_at_syscall(&threaded, &node, &call, syscalls - CALLS_IN_THREAD).unwrap();
     assert!(matches!(end, TraceOutcome::Killed { .. }), "{end:?}");
 }
 
-/// The tracer must not take away children that somebody else waits for.
+/// The tracer must not reap children that other threads wait for.
 #[test]
-fn tracing_leaves_other_children_alone() {
-    let lab = Lab::new("others").unwrap();
+fn tracing_does_not_reap_other_children() {
+    let lab = Lab::new("children").unwrap();
     let node = lab.node("n1").unwrap();
     let call = Call::network(Verb::Status, &json!({}));
     let mut own = std::process::Command::new("/bin/sh").args(["-c", "exit 5"]).spawn().unwrap();

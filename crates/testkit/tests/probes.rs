@@ -1,6 +1,6 @@
-//! What the probes say where packets pass, where they do not, and where somebody rewrites them. Needs root.
+//! Results of the probes for forwarded, blocked and rewritten packets. Needs root.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first error, also in helper functions")]
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -14,14 +14,14 @@ const SHORT: Duration = Duration::from_millis(600);
 const LONG: Duration = DEADLINE;
 
 /// client 192.0.2.1 ── 192.0.2.254 router 198.51.100.254 ── server 198.51.100.1, and the same with IPv6.
-struct Street {
+struct Topology {
     _lab: Lab,
     client: Node,
     router: Node,
     server: Node,
 }
 
-fn street(label: &str) -> Street {
+fn topology(label: &str) -> Topology {
     let lab = Lab::new(label).unwrap();
     let (client, router, server) =
         (lab.node("client").unwrap(), lab.node("router").unwrap(), lab.node("server").unwrap());
@@ -38,7 +38,7 @@ fn street(label: &str) -> Street {
         ns.sh(&["ip", "-6", "route", "add", "default", "via", v6]).unwrap();
     }
     router.sh(&["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"]).unwrap();
-    Street { _lab: lab, client, router, server }
+    Topology { _lab: lab, client, router, server }
 }
 
 fn servers() -> [SocketAddr; 2] {
@@ -50,62 +50,62 @@ fn ip(text: &str) -> IpAddr {
 }
 
 #[test]
-fn the_server_sees_the_clients_own_address_without_masquerade_and_the_routers_with() {
-    let street = street("masq");
+fn the_server_reports_the_routers_address_only_with_masquerade() {
+    let topology = topology("masq");
     let own = [ip("192.0.2.1"), ip("2001:db8:1::1")];
     let routers = [ip("198.51.100.254"), ip("2001:db8:2::fe")];
-    let _servers =
-        servers().map(|at| (tcp_echo(&street.server, at).unwrap(), udp_echo(&street.server, at).unwrap()));
-    let seen = || {
+    let _servers = servers()
+        .map(|at| (tcp_echo(&topology.server, at).unwrap(), udp_echo(&topology.server, at).unwrap()));
+    let reported = || {
         servers().map(|at| {
-            let tcp = tcp_connects(&street.client, at, LONG).unwrap().expect("tcp passes").ip();
-            let udp = udp_connects(&street.client, at, LONG).unwrap().expect("udp passes").ip();
+            let tcp = tcp_connects(&topology.client, at, LONG).unwrap().expect("tcp is blocked").ip();
+            let udp = udp_connects(&topology.client, at, LONG).unwrap().expect("udp is blocked").ip();
             assert_eq!(tcp, udp);
             tcp
         })
     };
-    assert_eq!(seen(), own);
+    assert_eq!(reported(), own);
     let rules = b"table inet nat { chain post { type nat hook postrouting priority 100; oifname east masquerade; }; }";
-    assert!(street.router.run(&["nft", "-f", "-"], rules).unwrap().success());
-    assert_eq!(seen(), routers);
+    assert!(topology.router.run(&["nft", "-f", "-"], rules).unwrap().success());
+    assert_eq!(reported(), routers);
 }
 
 #[test]
-fn no_connection_is_none_and_not_an_error() {
-    let street = street("none");
+fn a_failed_connection_returns_none() {
+    let topology = topology("none");
     for at in servers() {
-        assert_eq!(tcp_connects(&street.client, at, LONG).unwrap(), None, "refused");
-        assert_eq!(udp_connects(&street.client, at, LONG).unwrap(), None, "refused");
+        assert_eq!(tcp_connects(&topology.client, at, LONG).unwrap(), None, "refused");
+        assert_eq!(udp_connects(&topology.client, at, LONG).unwrap(), None, "refused");
     }
-    let _servers =
-        servers().map(|at| (tcp_echo(&street.server, at).unwrap(), udp_echo(&street.server, at).unwrap()));
+    let _servers = servers()
+        .map(|at| (tcp_echo(&topology.server, at).unwrap(), udp_echo(&topology.server, at).unwrap()));
     let drop_all = b"table inet f { chain f { type filter hook forward priority 0; policy drop; }; }";
-    assert!(street.router.run(&["nft", "-f", "-"], drop_all).unwrap().success());
+    assert!(topology.router.run(&["nft", "-f", "-"], drop_all).unwrap().success());
     for at in servers() {
-        assert_eq!(tcp_connects(&street.client, at, SHORT).unwrap(), None, "dropped");
-        assert_eq!(udp_connects(&street.client, at, SHORT).unwrap(), None, "dropped");
-        assert!(!ping(&street.client, at.ip(), 1).unwrap().any());
+        assert_eq!(tcp_connects(&topology.client, at, SHORT).unwrap(), None, "dropped");
+        assert_eq!(udp_connects(&topology.client, at, SHORT).unwrap(), None, "dropped");
+        assert!(!ping(&topology.client, at.ip(), 1).unwrap().any());
     }
     for how in ["icmpx type admin-prohibited", "tcp reset", "icmpx type port-unreachable"] {
         let reject = format!(
             "flush ruleset; table inet f {{ chain f {{ type filter hook forward priority 0; meta l4proto tcp reject with {how}; }}; }}"
         );
-        assert!(street.router.run(&["nft", "-f", "-"], reject.as_bytes()).unwrap().success(), "{how}");
+        assert!(topology.router.run(&["nft", "-f", "-"], reject.as_bytes()).unwrap().success(), "{how}");
         for at in servers() {
-            assert_eq!(tcp_connects(&street.client, at, LONG).unwrap(), None, "{how}");
-            assert!(udp_connects(&street.client, at, LONG).unwrap().is_some());
+            assert_eq!(tcp_connects(&topology.client, at, LONG).unwrap(), None, "{how}");
+            assert!(udp_connects(&topology.client, at, LONG).unwrap().is_some());
         }
     }
-    street.client.sh(&["ip", "link", "del", "up0"]).unwrap();
+    topology.client.sh(&["ip", "link", "del", "up0"]).unwrap();
     for at in servers() {
-        assert_eq!(tcp_connects(&street.client, at, LONG).unwrap(), None, "no route");
-        assert_eq!(udp_connects(&street.client, at, LONG).unwrap(), None, "no route");
-        assert_eq!(ping(&street.client, at.ip(), 1).unwrap().received, 0);
+        assert_eq!(tcp_connects(&topology.client, at, LONG).unwrap(), None, "no route");
+        assert_eq!(udp_connects(&topology.client, at, LONG).unwrap(), None, "no route");
+        assert_eq!(ping(&topology.client, at.ip(), 1).unwrap().received, 0);
     }
 }
 
 #[test]
-fn an_echo_ends_with_its_handle_even_with_a_client_connected() {
+fn drop_stops_an_echo_server_with_a_connected_client() {
     let lab = Lab::new("echo").unwrap();
     let node = lab.node("n1").unwrap();
     let any: SocketAddr = "[::]:0".parse().unwrap();
@@ -122,11 +122,11 @@ fn an_echo_ends_with_its_handle_even_with_a_client_connected() {
 }
 
 #[test]
-fn a_snapshot_notices_every_kind_of_leftover_and_nothing_else() {
-    let street = street("snapshot");
-    let node = &street.router;
+fn a_snapshot_detects_every_kind_of_leftover() {
+    let topology = topology("snapshot");
+    let node = &topology.router;
     let before = Snapshot::of(node).unwrap();
-    assert!(ping(node, ip("192.0.2.1"), 1).unwrap().all(), "learned neighbours are no change");
+    assert!(ping(node, ip("192.0.2.1"), 1).unwrap().all(), "the neighbour does not reply");
     before.expect_same(node).unwrap();
     let nft = "add table inet left; add set inet left s { type ipv4_addr; elements = { 10.0.0.1 }; }";
     let kinds: [(&str, Vec<&str>, Vec<&str>); 8] = [
@@ -174,11 +174,11 @@ fn a_snapshot_notices_every_kind_of_leftover_and_nothing_else() {
         ),
         ("nft element", vec!["nft", nft], vec!["nft", "delete", "table", "inet", "left"]),
     ];
-    for (kind, make, undo) in kinds {
-        node.sh(&make).unwrap();
+    for (kind, create, remove) in kinds {
+        node.sh(&create).unwrap();
         let difference = before.difference(&Snapshot::of(node).unwrap()).to_string();
         assert!(difference.contains(&format!("+ {kind}")), "{kind}: {difference}");
-        node.sh(&undo).unwrap();
+        node.sh(&remove).unwrap();
         before.expect_same(node).unwrap();
     }
     node.sh(&["ip", "link", "set", "west", "alias", "mine"]).unwrap();
@@ -188,8 +188,8 @@ fn a_snapshot_notices_every_kind_of_leftover_and_nothing_else() {
 
 #[test]
 fn inspection_reads_routes_and_neighbours_of_both_families() {
-    let street = street("inspect");
-    let node = &street.client;
+    let topology = topology("inspect");
+    let node = &topology.client;
     let v6 = inspect::routes(node, inspect::Family::V6).unwrap();
     let default = v6.iter().find(|route| route.dst == "default").unwrap();
     assert_eq!((default.gateway, default.dev.as_deref()), (Some(ip("2001:db8:1::fe")), Some("up0")));
@@ -226,9 +226,9 @@ fn inspection_reads_routes_and_neighbours_of_both_families() {
         ])
         .unwrap();
         let all = inspect::neighbours(node).unwrap();
-        let found = all.iter().find(|n| n.dst == ip(address)).unwrap();
+        let neighbour = all.iter().find(|n| n.dst == ip(address)).unwrap();
         assert_eq!(
-            (found.mac.as_deref(), found.state.as_slice()),
+            (neighbour.mac.as_deref(), neighbour.state.as_slice()),
             (Some("02:00:00:00:00:09"), &["PERMANENT".to_owned()][..])
         );
     }
@@ -239,17 +239,19 @@ fn inspection_reads_routes_and_neighbours_of_both_families() {
 }
 
 #[test]
-fn a_stream_of_pings_tells_what_was_lost() {
-    let street = street("stream");
+fn a_ping_stream_reports_lost_packets() {
+    let topology = topology("stream");
     for to in servers().map(|at| at.ip()) {
-        assert!(ping(&street.client, to, 1).unwrap().all());
-        let (whole, holed) =
-            (PingStream::start(&street.client, to).unwrap(), PingStream::start(&street.client, to).unwrap());
+        assert!(ping(&topology.client, to, 1).unwrap().all());
+        let (undisturbed, interrupted) = (
+            PingStream::start(&topology.client, to).unwrap(),
+            PingStream::start(&topology.client, to).unwrap(),
+        );
         std::thread::sleep(SHORT);
-        let report = whole.end().unwrap();
+        let report = undisturbed.end().unwrap();
         assert!(report.lost.is_empty() && report.sent > 5, "{to}: {report:?}");
-        // From here on the other one meets a closed road, for a while.
-        street
+        // The router drops the packets of the other stream for a while.
+        topology
             .router
             .sh(&[
                 "nft",
@@ -257,9 +259,9 @@ fn a_stream_of_pings_tells_what_was_lost() {
             ])
             .unwrap();
         std::thread::sleep(SHORT);
-        street.router.sh(&["nft", "delete", "table", "inet", "t"]).unwrap();
+        topology.router.sh(&["nft", "delete", "table", "inet", "t"]).unwrap();
         std::thread::sleep(SHORT);
-        let report = holed.end().unwrap();
+        let report = interrupted.end().unwrap();
         let (lost, sent) = (report.lost.len(), report.sent as usize);
         assert!(lost > 5 && lost < sent - 5, "{to}: {report:?}");
     }

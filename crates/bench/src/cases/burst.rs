@@ -1,5 +1,5 @@
-//! Many pods at once, as when a node comes up: all ADDs, then all DELs, by several workers; the plugins take turns, round
-//! by round.
+//! Parallel pods, as at the start of a node: several workers send all ADDs, then all DELs. The plugins alternate in every
+//! round.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,9 +9,9 @@ use anyhow::{Result, bail};
 use types::AttachMode;
 
 use super::Stage;
-use super::sequence::{self, LaneTimes};
+use super::sequence::{self, ContenderTimes};
+use crate::contender::{Contender, PluginContender};
 use crate::floor::Floor;
-use crate::lane::{Lane, PluginLane};
 use crate::leftovers::{self, Before, Recorded};
 use crate::networks::BenchNetwork;
 
@@ -25,7 +25,7 @@ pub(crate) struct Bursts {
 }
 
 impl Bursts {
-    /// Each under a name.
+    /// All rates with their names.
     pub(crate) fn named(&self) -> [(&'static str, &BurstRates); 5] {
         [
             ("podwire", &self.podwire),
@@ -37,7 +37,7 @@ impl Bursts {
     }
 }
 
-/// Pods per second, one figure a round.
+/// Pods per second, one figure per round.
 #[derive(Debug, Default)]
 pub(crate) struct BurstRates {
     pub(crate) add: Vec<f64>,
@@ -47,53 +47,55 @@ pub(crate) struct BurstRates {
 
 pub(crate) fn run(stage: &Stage<'_>, network: BenchNetwork, left: &mut Vec<String>) -> Result<Bursts> {
     let (plugins, site, scale) = (stage.plugins, stage.site, stage.scale);
-    let lanes = [
+    let contenders = [
         plugins.podwire(&site.podwire, AttachMode::Bridge, network)?,
         plugins.reference(&site.reference, network)?,
         plugins.agent(&site.agent, AttachMode::Routed, network)?,
         plugins.agent(&site.agent_bridge, AttachMode::Bridge, network)?,
     ];
     let mut floor = Floor::make(&site.floor, network)?;
-    sequence::warm_up(&mut lanes.clone().map(|lane| LaneTimes::new(Lane::plugin(lane))))?;
-    let ours = [&site.podwire, &site.agent, &site.agent_bridge];
-    let before = ours.map(|seat| Before::look(seat).map(|before| (seat, before)));
+    sequence::warm_up(
+        &mut contenders.clone().map(|contender| ContenderTimes::new(Contender::plugin(contender))),
+    )?;
+    let podwire_nodes = [&site.podwire, &site.agent, &site.agent_bridge];
+    let before = podwire_nodes.map(|bench_node| Before::take(bench_node).map(|before| (bench_node, before)));
     let before = before.into_iter().collect::<Result<Vec<_>>>()?;
     let mut bursts = Bursts::default();
     for _ in 0..scale.rounds {
         let Bursts { podwire, reference, agent, agent_bridge, floor: raw } = &mut bursts;
-        for (lane, rates) in lanes.iter().zip([podwire, reference, agent, agent_bridge]) {
-            Burst { plugin: lane, pods: scale.pods, workers: scale.parallel }.round(rates)?;
+        for (contender, rates) in contenders.iter().zip([podwire, reference, agent, agent_bridge]) {
+            Burst { plugin: contender, pods: scale.pods, workers: scale.parallel }.round(rates)?;
         }
         let (add, del) = floor.burst(scale.parallel)?;
         raw.add.push(add);
         raw.del.push(del);
     }
-    left.extend(before.iter().filter_map(|(seat, before)| before.changed(seat)));
-    left.extend(ours.into_iter().chain([&site.reference, &site.floor]).flat_map(leftovers::links));
-    for seat in ours {
-        left.extend(leftovers::podwire_state(seat, network, Recorded::NOTHING)?);
+    left.extend(before.iter().filter_map(|(bench_node, before)| before.changed(bench_node)));
+    left.extend(podwire_nodes.into_iter().chain([&site.reference, &site.floor]).flat_map(leftovers::links));
+    for bench_node in podwire_nodes {
+        left.extend(leftovers::podwire_state(bench_node, network, Recorded::NOTHING)?);
     }
     left.extend(leftovers::reference_state(&site.reference, network)?);
     Ok(bursts)
 }
 
-/// Whose pods, how many of them, and by how many workers.
+/// The plugin, the number of pods and the number of workers.
 pub(crate) struct Burst<'a> {
-    pub(crate) plugin: &'a PluginLane<'a>,
+    pub(crate) plugin: &'a PluginContender<'a>,
     pub(crate) pods: usize,
     pub(crate) workers: usize,
 }
 
 impl Burst<'_> {
     pub(crate) fn round(&self, rates: &mut BurstRates) -> Result<()> {
-        let inputs = self.come(rates)?;
-        self.go(&inputs, rates)
+        let inputs = self.add_all(rates)?;
+        self.del_all(&inputs, rates)
     }
 
-    /// All ADDs. Gives what each DEL will need.
-    pub(super) fn come(&self, rates: &mut BurstRates) -> Result<Vec<String>> {
+    /// Sends all ADDs and returns the input of each DEL.
+    pub(super) fn add_all(&self, rates: &mut BurstRates) -> Result<Vec<String>> {
         let plugin = self.plugin;
-        let (rate, answers) = self.in_parallel(|pod| plugin.add_here(&plugin.seat.pods[pod]))?;
+        let (rate, answers) = self.in_parallel(|pod| plugin.add_here(&plugin.bench_node.pods[pod]))?;
         rates.add.push(rate);
         let mut inputs = Vec::with_capacity(self.pods);
         for answer in answers {
@@ -106,11 +108,11 @@ impl Burst<'_> {
         Ok(inputs)
     }
 
-    /// All DELs.
-    pub(super) fn go(&self, inputs: &[String], rates: &mut BurstRates) -> Result<()> {
+    /// Sends all DELs.
+    pub(super) fn del_all(&self, inputs: &[String], rates: &mut BurstRates) -> Result<()> {
         let plugin = self.plugin;
         let (rate, answers) =
-            self.in_parallel(|pod| plugin.del_here(&plugin.seat.pods[pod], &inputs[pod]))?;
+            self.in_parallel(|pod| plugin.del_here(&plugin.bench_node.pods[pod], &inputs[pod]))?;
         rates.del.push(rate);
         rates
             .failures
@@ -118,23 +120,23 @@ impl Burst<'_> {
         Ok(())
     }
 
-    /// Does the work for every pod, by workers inside the node's namespace. Gives pods per second and what came out for each.
+    /// Runs the work for every pod in the node's namespace. Returns pods per second and the result of each pod.
     fn in_parallel<T: Send>(
         &self,
         work: impl Fn(usize) -> Result<T> + Sync,
     ) -> Result<(f64, Vec<Result<T>>)> {
-        let Self { plugin: PluginLane { seat, .. }, pods: count, workers } = *self;
+        let Self { plugin: PluginContender { bench_node, .. }, pods: count, workers } = *self;
         let (next, ready) = (AtomicUsize::new(0), Barrier::new(workers + 1));
         let worker = || {
             let mut done = Vec::new();
-            let inside = seat.node.enter(|| {
+            let inside = bench_node.node.enter(|| {
                 ready.wait();
                 while let Some(pod) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|pod| *pod < count) {
                     done.push((pod, work(pod)));
                 }
             });
             if inside.is_err() {
-                // The others wait for everybody.
+                // The other workers wait at the barrier.
                 ready.wait();
             }
             inside.map(|()| done)

@@ -1,5 +1,5 @@
-//! Does an ADD take longer the more addresses are in use? The crowd is real claims in podwire's own state, made by its own
-//! code; the links of thousands of pods are not made for it.
+//! Dependence of the ADD time on the number of used addresses. The addresses are real claims in Podwire's state, created by its
+//! own code, but without the links of the pods.
 
 use anyhow::{Context as _, Result, bail};
 use engine::state::{
@@ -11,11 +11,11 @@ use ipnet::IpNet;
 use types::{AttachMode, AttachmentKey, IfName};
 
 use super::Stage;
-use super::sequence::{self, LaneTimes, Times};
-use crate::lane::Lane;
+use super::sequence::{self, ContenderTimes, Times};
+use crate::contender::Contender;
 use crate::leftovers::{self, Before, Recorded};
 use crate::networks::BenchNetwork;
-use crate::site::Seat;
+use crate::site::BenchNode;
 
 pub(crate) struct CrowdTimes {
     pub(crate) few: Times,
@@ -24,31 +24,36 @@ pub(crate) struct CrowdTimes {
 
 pub(crate) fn run(stage: &Stage<'_>, left: &mut Vec<String>) -> Result<CrowdTimes> {
     let (site, scale) = (stage.site, stage.scale);
-    // Two nodes that are alike, so that both have pods at the same time.
+    // Two identical nodes, so that both have pods at the same time.
     let sides =
         [(&site.podwire, BenchNetwork::FEW, scale.few), (&site.routed, BenchNetwork::MANY, scale.many)];
     let mut lines = Vec::new();
-    for (seat, network, count) in sides {
-        fill(seat, network, count)?;
-        lines.push(LaneTimes::new(Lane::plugin(stage.plugins.podwire(seat, AttachMode::Bridge, network)?)));
+    for (bench_node, network, count) in sides {
+        fill(bench_node, network, count)?;
+        lines.push(ContenderTimes::new(Contender::plugin(stage.plugins.podwire(
+            bench_node,
+            AttachMode::Bridge,
+            network,
+        )?)));
     }
     sequence::warm_up(&mut lines)?;
-    let before = [Before::look(&site.podwire)?, Before::look(&site.routed)?];
+    let before = [Before::take(&site.podwire)?, Before::take(&site.routed)?];
     let mut times = sequence::run(lines, scale.pods).into_iter();
-    for ((seat, network, count), before) in sides.into_iter().zip(&before) {
-        left.extend(before.changed(seat));
-        left.extend(leftovers::links(seat));
+    for ((bench_node, network, count), before) in sides.into_iter().zip(&before) {
+        left.extend(before.changed(bench_node));
+        left.extend(leftovers::links(bench_node));
         let recorded = Recorded { attachments: count, addresses: count * network.subnets()?.len() };
-        left.extend(leftovers::podwire_state(seat, network, recorded)?);
+        left.extend(leftovers::podwire_state(bench_node, network, recorded)?);
     }
     let mut next = || times.next().unwrap_or_default();
     Ok(CrowdTimes { few: next(), many: next() })
 }
 
-/// Puts so many attachments into the state of a network.
-fn fill(seat: &Seat, network: BenchNetwork, count: usize) -> Result<()> {
+/// Adds this many attachments to the state of a network.
+fn fill(bench_node: &BenchNode, network: BenchNetwork, count: usize) -> Result<()> {
     let pools = pools(&network.subnets()?)?;
-    let claims = NodeState::open(&seat.dir.join("state"))?.network(&network.name()?, nobody)?;
+    let claims =
+        NodeState::open(&bench_node.dir.join("state"))?.network(&network.name()?, no_recovered_links)?;
     for number in 0..count {
         let key = AttachmentKey {
             network: network.name()?,
@@ -60,8 +65,8 @@ fn fill(seat: &Seat, network: BenchNetwork, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// A new network has no pods that outlived their records.
-fn nobody() -> Result<Vec<RecoveredLink>, StateError> {
+/// A new network has no orphaned pods.
+fn no_recovered_links() -> Result<Vec<RecoveredLink>, StateError> {
     Ok(vec![])
 }
 
@@ -95,7 +100,7 @@ fn claim(claims: &NetworkState, key: &AttachmentKey, pools: &Pools) -> Result<()
     };
     match claims.begin(&wanted, make)? {
         Begin::Started(mut held) => Ok(held.commit()?),
-        Begin::Exists(_) => bail!("it is there already"),
+        Begin::Exists(_) => bail!("the record already exists"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is measured, in order.
+//! The measurements on one node, in order.
 
 pub(crate) mod burst;
 pub(crate) mod contest;
@@ -13,7 +13,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::agents::Agents;
-use crate::lane::Plugins;
+use crate::contender::Plugins;
 use crate::networks::BenchNetwork;
 use crate::options::Scale;
 use crate::site::BenchSite;
@@ -25,12 +25,12 @@ pub(crate) use sequence::Times;
 use split::Split;
 use starts::Starts;
 
-/// All there is to report.
+/// All results.
 pub(crate) struct PodMeasurements {
     pub(crate) starts: Starts,
     pub(crate) v4: Contest,
     pub(crate) dual: Contest,
-    /// Not where the reference cannot masquerade: it needs iptables.
+    /// `None` if the reference plugin cannot masquerade; it needs iptables.
     pub(crate) masquerade: Option<Contest>,
     pub(crate) bursts_v4: Bursts,
     pub(crate) bursts_dual: Bursts,
@@ -38,39 +38,41 @@ pub(crate) struct PodMeasurements {
     pub(crate) split_v4: Split,
     pub(crate) split_dual: Split,
     pub(crate) resident: AgentFootprint,
-    /// What was still there when it should have been gone.
+    /// Objects that were not removed.
     pub(crate) left: Vec<String>,
     pub(crate) remarks: Vec<String>,
 }
 
 pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<PodMeasurements> {
     let sandboxes = 5 * scale.pods + scale.pods.max(scale.resident);
-    let site = told(&format!("{sandboxes} sandboxes are being made"), || BenchSite::make(scale))?;
+    let site =
+        with_progress(&format!("{sandboxes} sandboxes are being created"), || BenchSite::create(scale))?;
     let mut agents = Agents::start(&site)?;
     let mut left = Vec::new();
     let mut remarks = Vec::new();
     if !site.memory.in_memory {
         remarks.push("neither /run nor /dev/shm is a tmpfs: all state was on disk".to_owned());
     }
-    let starts = told("what a process costs", || starts::run(plugins, &site, scale.pods))?;
+    let starts = with_progress("cost of a process", || starts::run(plugins, &site, scale.pods))?;
     let stage = Stage { plugins, site: &site, scale };
-    let v4 = told("v4, one pod after the other", || {
+    let v4 = with_progress("v4, one pod after the other", || {
         contest::run(&stage, BenchNetwork::V4, Sides::All, &mut left)
     })?;
     let split_v4 = split::run(&agents.routed, BenchNetwork::V4, scale.pods)?;
-    let dual = told("dual stack, one pod after the other", || {
+    let dual = with_progress("dual stack, one pod after the other", || {
         contest::run(&stage, BenchNetwork::DUAL, Sides::All, &mut left)
     })?;
     let split_dual = split::run(&agents.routed, BenchNetwork::DUAL, scale.pods)?;
-    let masquerade = told("ipMasq, one pod after the other", || {
+    let masquerade = with_progress("ipMasq, one pod after the other", || {
         contest::run(&stage, BenchNetwork::MASQUERADED, Sides::Plugins, &mut left)
     });
     let masquerade = masquerade.map_err(|e| remarks.push(format!("ipMasq was not compared: {e:#}"))).ok();
-    let crowd = told("few and many addresses in use", || crowd::run(&stage, &mut left))?;
-    let bursts_v4 = told("v4, in parallel", || burst::run(&stage, BenchNetwork::V4, &mut left))?;
-    let bursts_dual = told("dual stack, in parallel", || burst::run(&stage, BenchNetwork::DUAL, &mut left))?;
-    let pods_that_stay = format!("{} pods that stay", scale.resident);
-    let resident = told(&pods_that_stay, || resident::run(&stage, &mut agents.routed, &mut left))?;
+    let crowd = with_progress("few and many addresses in use", || crowd::run(&stage, &mut left))?;
+    let bursts_v4 = with_progress("v4, in parallel", || burst::run(&stage, BenchNetwork::V4, &mut left))?;
+    let bursts_dual =
+        with_progress("dual stack, in parallel", || burst::run(&stage, BenchNetwork::DUAL, &mut left))?;
+    let running_pods = format!("{} running pods", scale.resident);
+    let resident = with_progress(&running_pods, || resident::run(&stage, &mut agents.routed, &mut left))?;
     Ok(PodMeasurements {
         starts,
         v4,
@@ -87,15 +89,15 @@ pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<PodMeasurement
     })
 }
 
-/// What every case needs.
+/// Input of every case.
 pub(crate) struct Stage<'a> {
     pub(crate) plugins: &'a Plugins,
     pub(crate) site: &'a BenchSite,
     pub(crate) scale: &'a Scale,
 }
 
-/// Says on stderr what is going on: a run takes minutes.
-pub(crate) fn told<T>(what: &str, work: impl FnOnce() -> T) -> T {
+/// Prints the name and the duration of a step on stderr, because a run takes minutes.
+pub(crate) fn with_progress<T>(what: &str, work: impl FnOnce() -> T) -> T {
     eprint!("{what} …");
     let start = Instant::now();
     let done = work();

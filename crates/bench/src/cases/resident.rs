@@ -1,4 +1,4 @@
-//! An agent whose pods stay: its size, what it does while nothing happens, and how soon it is ready after a kill.
+//! An agent with running pods: memory, idle CPU time and start-up time after a kill.
 
 use std::time::{Duration, Instant};
 
@@ -14,45 +14,45 @@ use crate::networks::BenchNetwork;
 use crate::process::{cpu_time, rss_mib};
 use crate::stats::{Sample, median};
 
-/// How often the agent compares everything by default.
+/// The agent's default interval of full comparisons.
 const TIMER: Duration = Duration::from_secs(30);
-/// Of so many windows one is without a round.
+/// Number of windows to try; at least one has no comparison in it.
 const WINDOWS: usize = 3;
-/// Longer than the agent lets an event wait before it looks at everything.
+/// Longer than the agent's delay between an event and the comparison.
 const QUIET: Duration = Duration::from_millis(700);
-/// So often it is looked whether it is quiet.
+/// Number of checks for quiescence.
 const LOOKS: usize = 30;
 
 #[derive(Default)]
 pub(crate) struct AgentFootprint {
     pub(crate) rss_mib: Option<f64>,
-    /// Of one core, with its share of the timer's rounds.
+    /// Percentage of one core, including periodic comparisons.
     pub(crate) idle_percent: Option<f64>,
-    /// How long one comparison of everything takes.
+    /// Duration of one full comparison.
     pub(crate) round_ms: Option<f64>,
-    /// From before the start to the first answer that it is ready.
+    /// From the start of the process to the first `ready` response.
     pub(crate) ready: Sample,
-    /// The same by its own log, in milliseconds.
-    pub(crate) said: Vec<f64>,
+    /// The start-up time in milliseconds according to its log.
+    pub(crate) logged: Vec<f64>,
     pub(crate) failures: Vec<String>,
 }
 
 pub(crate) fn run(stage: &Stage<'_>, agent: &mut Agent, left: &mut Vec<String>) -> Result<AgentFootprint> {
-    let (seat, scale) = (&stage.site.agent, stage.scale);
-    let plugin = stage.plugins.agent(seat, AttachMode::Routed, BenchNetwork::RESIDENT)?;
+    let (bench_node, scale) = (&stage.site.agent, stage.scale);
+    let plugin = stage.plugins.agent(bench_node, AttachMode::Routed, BenchNetwork::RESIDENT)?;
     let all = Burst { plugin: &plugin, pods: scale.resident, workers: scale.parallel };
     let mut rates = BurstRates::default();
-    let inputs = all.come(&mut rates)?;
-    let looked = look(agent, stage);
-    all.go(&inputs, &mut rates)?;
-    left.extend(leftovers::links(seat));
-    left.extend(leftovers::podwire_state(seat, BenchNetwork::RESIDENT, Recorded::NOTHING)?);
-    let mut resident = looked?;
+    let inputs = all.add_all(&mut rates)?;
+    let measured = measure(agent, stage);
+    all.del_all(&inputs, &mut rates)?;
+    left.extend(leftovers::links(bench_node));
+    left.extend(leftovers::podwire_state(bench_node, BenchNetwork::RESIDENT, Recorded::NOTHING)?);
+    let mut resident = measured?;
     resident.failures.extend(rates.failures);
     Ok(resident)
 }
 
-fn look(agent: &mut Agent, stage: &Stage<'_>) -> Result<AgentFootprint> {
+fn measure(agent: &mut Agent, stage: &Stage<'_>) -> Result<AgentFootprint> {
     let scale = stage.scale;
     wait_for_quiet(agent)?;
     let mut resident = AgentFootprint { rss_mib: Some(rss_mib(pid(agent)?)?), ..AgentFootprint::default() };
@@ -65,21 +65,21 @@ fn look(agent: &mut Agent, stage: &Stage<'_>) -> Result<AgentFootprint> {
         agent.wait_ready()?;
         resident.ready.note(Ok(start.elapsed()));
         starts.push(cpu_time(pid(agent)?)?.as_secs_f64());
-        let (ms, attachments) = agents::said_ready(agent)?;
-        resident.said.push(ms);
+        let (ms, attachments) = agents::logged_ready(agent)?;
+        resident.logged.push(ms);
         if attachments != scale.resident {
             let wanted = scale.resident;
             resident.failures.push(format!("ready with {attachments} attachments instead of {wanted}"));
         }
         resident.round_ms = rounds(agent)?.1;
     }
-    // The first round after a start is like those of the timer.
+    // The first comparison after a start is a full one, like the periodic ones.
     let timer = median(&starts).map(|seconds| seconds / TIMER.as_secs_f64() * 100.0);
     resident.idle_percent = timer.map(|timer| idle + timer);
     Ok(resident)
 }
 
-/// What the agent needs between two rounds of its timer: a window in which there was one does not count.
+/// CPU time of the agent between two periodic comparisons. Windows with a comparison are discarded.
 fn idle_percent(agent: &Agent, window: Duration) -> Result<f64> {
     for _ in 0..WINDOWS {
         let before = (rounds(agent)?.0, cpu_time(pid(agent)?)?);
@@ -89,14 +89,14 @@ fn idle_percent(agent: &Agent, window: Duration) -> Result<f64> {
             return Ok(used.as_secs_f64() / window.as_secs_f64() * 100.0);
         }
     }
-    bail!("the agent compares records and kernel more often than its timer says")
+    bail!("the agent compares records and kernel more often than its interval")
 }
 
 fn pid(agent: &Agent) -> Result<u32> {
-    agent.pid().context("the agent does not run")
+    agent.pid().context("the agent is not running")
 }
 
-/// Until no round is to come any more but that of the timer.
+/// Waits until only periodic comparisons are pending.
 fn wait_for_quiet(agent: &Agent) -> Result<()> {
     let mut known = rounds(agent)?.0;
     for _ in 0..LOOKS {
@@ -107,12 +107,12 @@ fn wait_for_quiet(agent: &Agent) -> Result<()> {
         }
         known = now;
     }
-    bail!("the agent compares records and kernel again and again although nothing happens")
+    bail!("the agent keeps comparing records and kernel without events")
 }
 
-/// How many rounds there were, and how long the last one took in milliseconds.
+/// Number of comparisons, and the duration of the last one in milliseconds.
 fn rounds(agent: &Agent) -> Result<(u64, Option<f64>)> {
     let reconcile = &agent.get("/v1/status")?["reconcile"];
-    let rounds = reconcile["rounds"].as_u64().context("the agent's status tells no rounds")?;
+    let rounds = reconcile["rounds"].as_u64().context("the agent's status has no rounds")?;
     Ok((rounds, reconcile["durationMs"].as_f64()))
 }

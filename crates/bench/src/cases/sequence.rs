@@ -1,31 +1,31 @@
-//! One pod after the other, the lanes in turn.
+//! One pod after the other; the contenders alternate.
 
 use anyhow::{Context as _, Result};
 
-use crate::lane::{Deleted, Lane};
+use crate::contender::{Contender, Deleted};
 use crate::stats::Sample;
 
 #[derive(Debug, Default)]
 pub(crate) struct Times {
     pub(crate) add: Sample,
     pub(crate) del: Sample,
-    /// When the links were gone: of lanes that know it.
+    /// Time until the links were removed, for contenders that measure it.
     pub(crate) gone: Sample,
 }
 
-/// A lane and its times so far.
-pub(crate) struct LaneTimes<'a> {
-    lane: Lane<'a>,
+/// A contender and its times so far.
+pub(crate) struct ContenderTimes<'a> {
+    contender: Contender<'a>,
     times: Times,
 }
 
-impl<'a> LaneTimes<'a> {
-    pub(crate) fn new(lane: Lane<'a>) -> Self {
-        Self { lane, times: Times::default() }
+impl<'a> ContenderTimes<'a> {
+    pub(crate) fn new(contender: Contender<'a>) -> Self {
+        Self { contender, times: Times::default() }
     }
 
     fn del(&mut self, pod: usize) {
-        let deleted = self.lane.del(pod);
+        let deleted = self.contender.del(pod);
         if let Ok(Deleted { gone: Some(gone), .. }) = deleted {
             self.times.gone.note(Ok(gone));
         }
@@ -33,25 +33,25 @@ impl<'a> LaneTimes<'a> {
     }
 }
 
-/// The first pod of a network makes its bridge, tables and directories, and that is not what is measured.
-pub(crate) fn warm_up(lines: &mut [LaneTimes<'_>]) -> Result<()> {
+/// The first pod of a network creates its bridge, tables and directories, which is not measured.
+pub(crate) fn warm_up(lines: &mut [ContenderTimes<'_>]) -> Result<()> {
     for line in lines {
-        line.lane.add(0).context("the first pod of a network could not be attached")?;
-        line.lane.del(0).context("the first pod of a network could not be detached")?;
+        line.contender.add(0).context("cannot attach the first pod of a network")?;
+        line.contender.del(0).context("cannot detach the first pod of a network")?;
     }
     Ok(())
 }
 
-/// All pods come, then all go. Gives the times in the order of the lines.
-pub(crate) fn run(mut lines: Vec<LaneTimes<'_>>, pods: usize) -> Vec<Times> {
+/// Adds all pods, then removes all. Returns the times in the order of the contenders.
+pub(crate) fn run(mut lines: Vec<ContenderTimes<'_>>, pods: usize) -> Vec<Times> {
     for pod in 0..pods {
-        for number in turn(pod, lines.len()) {
+        for number in alternating(pod, lines.len()) {
             let line = &mut lines[number];
-            line.times.add.note(line.lane.add(pod));
+            line.times.add.note(line.contender.add(pod));
         }
     }
     for pod in 0..pods {
-        for number in turn(pod, lines.len()) {
+        for number in alternating(pod, lines.len()) {
             let line = &mut lines[number];
             line.del(pod);
         }
@@ -59,10 +59,10 @@ pub(crate) fn run(mut lines: Vec<LaneTimes<'_>>, pods: usize) -> Vec<Times> {
     lines.into_iter().map(|line| line.times).collect()
 }
 
-/// Forth and back: the kernel still works on what one lane did while the next one is timed, and that must not always be
-/// the same one.
-fn turn(pod: usize, lanes: usize) -> impl Iterator<Item = usize> {
-    (0..lanes).map(move |number| if pod.is_multiple_of(2) { number } else { lanes - 1 - number })
+/// Alternates the order. The kernel still works for one contender while the next one is timed, and this must not always be the
+/// same one.
+fn alternating(pod: usize, contenders: usize) -> impl Iterator<Item = usize> {
+    (0..contenders).map(move |number| if pod.is_multiple_of(2) { number } else { contenders - 1 - number })
 }
 
 #[cfg(test)]
@@ -70,9 +70,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_has_a_turn_at_each_pod_in_changing_order() {
-        assert_eq!(turn(0, 3).collect::<Vec<_>>(), [0, 1, 2]);
-        assert_eq!(turn(1, 3).collect::<Vec<_>>(), [2, 1, 0]);
-        assert_eq!(turn(1, 0).count(), 0);
+    fn the_order_of_contenders_alternates() {
+        assert_eq!(alternating(0, 3).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(alternating(1, 3).collect::<Vec<_>>(), [2, 1, 0]);
+        assert_eq!(alternating(1, 0).count(), 0);
     }
 }

@@ -1,5 +1,4 @@
-//! Where the time of a call through the agent goes: a process that starts and ends, the way to the agent and back, the
-//! agent's own work.
+//! Breakdown of the time of a call through the agent: process start and exit, round trip to the agent, work in the agent.
 
 use std::time::Instant;
 
@@ -10,14 +9,14 @@ use crate::agents;
 use crate::networks::BenchNetwork;
 use crate::stats::{Sample, median};
 
-/// The agent's medians in milliseconds, and a call that does nothing.
+/// The agent's medians in milliseconds, and the times of an empty request.
 pub(crate) struct Split {
     pub(crate) add: Option<f64>,
     pub(crate) del: Option<f64>,
     pub(crate) trip: Sample,
 }
 
-/// Right after a contest: the latest requests of its network are those that were timed.
+/// Call directly after a contest, when the latest requests of its network are the timed ones.
 pub(crate) fn run(agent: &Agent, network: BenchNetwork, pods: usize) -> Result<Split> {
     let mut trip = Sample::default();
     for _ in 0..pods {

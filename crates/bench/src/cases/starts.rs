@@ -1,16 +1,16 @@
-//! What it costs to start a process at all, by the same harness: a part of every figure.
+//! The cost of starting a process with the same harness. It is part of every figure.
 
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::lane::{Plugins, version};
+use crate::contender::{Plugins, version};
 use crate::runner;
 use crate::site::BenchSite;
 use crate::stats::Sample;
 
-/// The smallest program that is everywhere; linked dynamically, which a plugin need not be.
+/// The smallest program that every host has. It is linked dynamically; a plugin may be static.
 const NOTHING: &str = "/bin/true";
 
 #[derive(Default)]
@@ -34,6 +34,6 @@ pub(crate) fn run(plugins: &Plugins, site: &BenchSite, times: usize) -> Result<S
 
 fn nothing() -> Result<Duration> {
     let finished = runner::run(Command::new(NOTHING).env_clear(), b"")?;
-    ensure!(finished.status.success(), "{NOTHING} ended with {}", finished.status);
+    ensure!(finished.status.success(), "{NOTHING} exited with {}", finished.status);
     Ok(finished.took)
 }

@@ -4,9 +4,9 @@
 //! Comparison ─► site by site: pods (nodes, agents, sandboxes), traffic (clusters of two nodes) ─► Series ─► report
 //! ```
 //!
-//! Both builds get new nodes at every site: of two identical networks one is faster as long as it exists.
+//! Both builds get new nodes at every site, because of two identical networks one is faster as long as it exists.
 //! A site gives one ratio new/old for each figure. The figure is judged by the median of these ratios; the spread is their
-//! interquartile range, or that of two halves of the same build's turns if it is larger.
+//! interquartile range, or that of two halves of the same build's measurements if it is larger.
 
 mod pods;
 mod report;
@@ -20,8 +20,8 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 use testkit::{Plugin, agent_program};
 
-use crate::cases::told;
-use crate::lane::install_into;
+use crate::cases::with_progress;
+use crate::contender::install_into;
 use crate::options::BenchPart;
 use report::CompareReport;
 use series::Series;
@@ -55,7 +55,7 @@ pub(crate) struct CompareScale {
     pub(crate) trips: Duration,
 }
 
-/// Everything that was measured and noticed.
+/// All measurements and problems.
 #[derive(Default)]
 struct Findings {
     series: Vec<Series>,
@@ -74,7 +74,7 @@ impl ComparedBuild {
         Ok(Self { plugin: absolute(plugin)?, agent: absolute(agent)? })
     }
 
-    /// The same with a copy of the plugin in a directory: both builds are started from files that were written in one go.
+    /// The same build with a copy of the plugin, so that the plugin files of both builds were written sequentially.
     fn installed(&self, into: &Path) -> Result<Self> {
         Ok(Self { plugin: install_into(&self.plugin, into)?, agent: self.agent.clone() })
     }
@@ -95,14 +95,14 @@ pub(crate) fn run(comparison: &Comparison) -> Result<CompareReport> {
         [comparison.old.installed(&copies.join("old"))?, comparison.new.installed(&copies.join("new"))?];
     let mut findings = Findings::default();
     let sites = comparison.scale.sites;
-    // Sites of both parts in turn: a change of the machine's speed meets both.
+    // The sites of both parts alternate, so that a change of the host's speed affects both.
     for site in 1..=sites {
         for part in &comparison.parts {
             match part {
-                BenchPart::Pods => told(&format!("pods, site {site} of {sites}"), || {
+                BenchPart::Pods => with_progress(&format!("pods, site {site} of {sites}"), || {
                     pods::measure(&builds, &comparison.scale, &mut findings)
                 })?,
-                BenchPart::Traffic => told(&format!("traffic, site {site} of {sites}"), || {
+                BenchPart::Traffic => with_progress(&format!("traffic, site {site} of {sites}"), || {
                     traffic::measure(&builds, &comparison.scale, &mut findings)
                 })?,
                 BenchPart::Firewall
@@ -116,14 +116,14 @@ pub(crate) fn run(comparison: &Comparison) -> Result<CompareReport> {
     Ok(CompareReport::new([&comparison.old, &comparison.new], comparison.scale, findings))
 }
 
-/// Beside this program, always the same, so that nothing piles up.
+/// A fixed directory next to this program, so that copies do not accumulate.
 fn copies_dir() -> Result<PathBuf> {
-    let exe = std::env::current_exe().context("cannot find out where this program lies")?;
-    Ok(exe.parent().context("this program lies in no directory")?.join("bench"))
+    let exe = std::env::current_exe().context("cannot find the path of this program")?;
+    Ok(exe.parent().context("the path of this program has no directory")?.join("bench"))
 }
 
 impl Findings {
-    /// The series of a case, made at its first site.
+    /// The series of a case, created at its first site.
     fn series(&mut self, like: Series) -> &mut Series {
         let at = self.series.iter().position(|one| one.case == like.case).unwrap_or_else(|| {
             self.series.push(like);

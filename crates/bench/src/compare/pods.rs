@@ -1,4 +1,4 @@
-//! ADD and DEL of both builds: one pod after the other, and many at once.
+//! ADD and DEL of both builds, sequential and in parallel.
 
 use anyhow::Result;
 use testkit::{Agent, Lab};
@@ -8,11 +8,11 @@ use super::series::Series;
 use super::{CompareScale, ComparedBuild, Findings};
 use crate::agents;
 use crate::cases::burst::{Burst, BurstRates};
-use crate::cases::sequence::{self, LaneTimes, Times};
-use crate::lane::{Lane, PluginLane};
+use crate::cases::sequence::{self, ContenderTimes, Times};
+use crate::contender::{Contender, PluginContender};
 use crate::leftovers::{self, Recorded};
 use crate::networks::BenchNetwork;
-use crate::site::{Directory, Seat};
+use crate::site::{BenchNode, Directory};
 use crate::stats::{Better, median, p99};
 
 /// How pods are attached.
@@ -38,10 +38,10 @@ const SETUPS: [Setup; 4] = [
 
 const STACKS: [(&str, BenchNetwork); 2] = [("IPv4", BenchNetwork::V4), ("dual stack", BenchNetwork::DUAL)];
 
-/// One setup of one build: its node, and its agent if it has one. The agent ends before its node.
+/// One setup of one build: its node and optional agent. The agent is dropped before its node.
 struct BuildSite<'a> {
     _agent: Option<Agent>,
-    seat: Seat,
+    bench_node: BenchNode,
     build: &'a ComparedBuild,
     setup: Setup,
 }
@@ -53,30 +53,33 @@ pub(super) fn measure(
     findings: &mut Findings,
 ) -> Result<()> {
     let lab = Lab::new("compare")?;
-    let memory = Directory::make(&lab)?;
+    let memory = Directory::create(&lab)?;
     for (number, setup) in SETUPS.into_iter().enumerate() {
         let [old, new] = builds;
-        let place = |build, whose: &str| {
-            let seat = Seat::make((&lab, &memory), &format!("{whose}{number}"), scale.pods)?;
-            BuildSite::make(build, setup, seat)
+        let create = |build, build_name: &str| {
+            let bench_node =
+                BenchNode::create((&lab, &memory), &format!("{build_name}{number}"), scale.pods)?;
+            BuildSite::make(build, setup, bench_node)
         };
-        let places = [place(old, "old")?, place(new, "new")?];
+        let build_sites = [create(old, "old")?, create(new, "new")?];
         for (stack, network) in STACKS {
-            compare(&places, (&format!("{}, {stack}", setup.name), network), scale, findings)?;
+            compare(&build_sites, (&format!("{}, {stack}", setup.name), network), scale, findings)?;
         }
     }
     Ok(())
 }
 
 fn compare(
-    places: &[BuildSite<'_>; 2],
+    build_sites: &[BuildSite<'_>; 2],
     (case, network): (&str, BenchNetwork),
     scale: &CompareScale,
     findings: &mut Findings,
 ) -> Result<()> {
-    let lanes = [places[0].lane(network)?, places[1].lane(network)?];
-    let mut lines: Vec<LaneTimes<'_>> =
-        lanes.iter().map(|lane| LaneTimes::new(Lane::plugin(lane.clone()))).collect();
+    let contenders = [build_sites[0].contender(network)?, build_sites[1].contender(network)?];
+    let mut lines: Vec<ContenderTimes<'_>> = contenders
+        .iter()
+        .map(|contender| ContenderTimes::new(Contender::plugin(contender.clone())))
+        .collect();
     sequence::warm_up(&mut lines)?;
     let times = sequence::run(lines, scale.pods);
     if let [old, new] = times.as_slice() {
@@ -84,38 +87,38 @@ fn compare(
     }
     let mut rates = [BurstRates::default(), BurstRates::default()];
     for round in 0..scale.bursts {
-        // Which build begins changes from round to round.
+        // The order of the builds alternates.
         for which in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
-            let burst = Burst { plugin: &lanes[which], pods: scale.pods, workers: scale.parallel };
+            let burst = Burst { plugin: &contenders[which], pods: scale.pods, workers: scale.parallel };
             burst.round(&mut rates[which])?;
         }
     }
     findings.rates(case, &rates);
-    for (place, whose) in places.iter().zip(["old", "new"]) {
-        let state = leftovers::podwire_state(&place.seat, network, Recorded::NOTHING)?;
-        let left = leftovers::links(&place.seat).into_iter().chain(state);
-        findings.left.extend(left.map(|left| format!("{case}, {whose}: {left}")));
+    for (build_site, build_name) in build_sites.iter().zip(["old", "new"]) {
+        let state = leftovers::podwire_state(&build_site.bench_node, network, Recorded::NOTHING)?;
+        let left = leftovers::links(&build_site.bench_node).into_iter().chain(state);
+        findings.left.extend(left.map(|left| format!("{case}, {build_name}: {left}")));
     }
     Ok(())
 }
 
 impl<'a> BuildSite<'a> {
-    fn make(build: &'a ComparedBuild, setup: Setup, seat: Seat) -> Result<Self> {
+    fn make(build: &'a ComparedBuild, setup: Setup, bench_node: BenchNode) -> Result<Self> {
         let mode = match setup.mode {
             AttachMode::Bridge => "bridge",
             AttachMode::Routed => "routed",
         };
-        let agent =
-            (setup.through == SetupServer::Agent).then(|| agents::start(&seat, mode, Some(&build.agent)));
-        Ok(Self { _agent: agent.transpose()?, seat, build, setup })
+        let agent = (setup.through == SetupServer::Agent)
+            .then(|| agents::start(&bench_node, mode, Some(&build.agent)));
+        Ok(Self { _agent: agent.transpose()?, bench_node, build, setup })
     }
 
-    fn lane(&self, network: BenchNetwork) -> Result<PluginLane<'_>> {
+    fn contender(&self, network: BenchNetwork) -> Result<PluginContender<'_>> {
         let config = match self.setup.through {
-            SetupServer::Plugin => network.podwire(self.setup.mode, &self.seat.dir)?,
-            SetupServer::Agent => network.through_agent(self.setup.mode, &self.seat.dir)?,
+            SetupServer::Plugin => network.podwire(self.setup.mode, &self.bench_node.dir)?,
+            SetupServer::Agent => network.through_agent(self.setup.mode, &self.bench_node.dir)?,
         };
-        Ok(PluginLane::new(&self.build.plugin, &self.seat, config, network.subnets()?.len()))
+        Ok(PluginContender::new(&self.build.plugin, &self.bench_node, config, network.subnets()?.len()))
     }
 }
 
@@ -126,9 +129,10 @@ impl Findings {
                 let case = format!("{verb} {name}, {case}");
                 self.series(Series::new(case, ("ms", Better::Less), statistic)).add(&old.ms(), &new.ms());
             }
-            for (whose, sample) in [("old", old), ("new", new)] {
+            for (build_name, sample) in [("old", old), ("new", new)] {
                 let failures = sample.failures.iter();
-                self.failures.extend(failures.map(|failure| format!("{verb}, {case}, {whose}: {failure}")));
+                self.failures
+                    .extend(failures.map(|failure| format!("{verb}, {case}, {build_name}: {failure}")));
             }
         }
     }
@@ -138,9 +142,10 @@ impl Findings {
             let case = format!("{verb} in parallel, {case}");
             self.series(Series::new(case, ("/s", Better::More), median)).add(old, new);
         }
-        for (whose, rates) in [("old", old), ("new", new)] {
+        for (build_name, rates) in [("old", old), ("new", new)] {
             let failures = rates.failures.iter();
-            self.failures.extend(failures.map(|failure| format!("in parallel, {case}, {whose}: {failure}")));
+            self.failures
+                .extend(failures.map(|failure| format!("in parallel, {case}, {build_name}: {failure}")));
         }
     }
 }

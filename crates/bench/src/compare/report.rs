@@ -14,7 +14,7 @@ use crate::report::date;
 use crate::report::print::{align, plain_table};
 use crate::stats::Better;
 
-/// The rest of the failures is counted, and is in the JSON.
+/// Number of printed failures. The JSON has all of them.
 const SHOWN: usize = 5;
 
 #[derive(Debug, Serialize)]
@@ -57,15 +57,15 @@ impl CompareReport {
         }
     }
 
-    /// Nothing is worse, failed or left behind.
+    /// True if no figure is worse, no call failed and no object remains.
     pub(crate) fn is_fine(&self) -> bool {
         let good = self.lines.iter().all(|line| line.judged.verdict == SeriesVerdict::Ok);
         good && !self.lines.is_empty() && self.failures.is_empty() && self.left.is_empty()
     }
 
-    /// Under its date and as `compare-latest.json`.
+    /// Writes the JSON as `compare-DATE.json` and `compare-latest.json`.
     pub(crate) fn write(&self, dir: &Path) -> Result<PathBuf> {
-        fs::create_dir_all(dir).with_context(|| format!("cannot make directory {}", dir.display()))?;
+        fs::create_dir_all(dir).with_context(|| format!("cannot create directory {}", dir.display()))?;
         let mut text = serde_json::to_string_pretty(self).context("cannot write the report as JSON")?;
         text.push('\n');
         let dated = dir.join(format!("compare-{}.json", self.date.replace(':', "")));
@@ -79,11 +79,11 @@ impl CompareReport {
 impl fmt::Display for CompareReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} on {}", self.date, self.machine)?;
-        for (whose, build) in [("old", &self.old), ("new", &self.new)] {
-            writeln!(f, "{whose}: {} and {}", build.plugin.display(), build.agent.display())?;
+        for (build_name, build) in [("old", &self.old), ("new", &self.new)] {
+            writeln!(f, "{build_name}: {} and {}", build.plugin.display(), build.agent.display())?;
         }
         let CompareScale { sites, pods, .. } = self.scale;
-        writeln!(f, "\nOld and new alternately, medians of {sites} sites, {pods} pods each")?;
+        writeln!(f, "\nOld and new alternate; medians of {sites} sites, {pods} pods each")?;
         let mut table = plain_table(&["case", "old", "new", "new/old", "spread", "verdict"]);
         for line in &self.lines {
             let Judged { old, new, ratio, spread, verdict } = line.judged;
@@ -98,14 +98,14 @@ impl fmt::Display for CompareReport {
             ]);
         }
         writeln!(f, "{}", align(table))?;
-        for (what, all) in [("failed calls", &self.failures), ("left behind", &self.left)] {
+        for (what, all) in [("failed calls", &self.failures), ("not removed", &self.left)] {
             writeln!(f, "{what}: {}", all.len())?;
             all.iter().take(SHOWN).try_for_each(|one| writeln!(f, "  {one}"))?;
         }
         let bad = self.lines.iter().filter(|line| line.judged.verdict != SeriesVerdict::Ok);
         let bad: Vec<&str> = bad.map(|line| line.case.as_str()).collect();
         match bad.as_slice() {
-            [] => write!(f, "nothing is worse than the run's own spread"),
+            [] => write!(f, "no figure is worse than the spread of this run"),
             some => write!(f, "WORSE THAN THE SPREAD: {}", some.join("; ")),
         }
     }

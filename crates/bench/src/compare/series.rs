@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::stats::{Better, interquartile_range, median};
 
-/// How the figure of a site follows from its turns: the median or a percentile.
+/// Computes the figure of a site from its measurements: the median or a percentile.
 pub(super) type Statistic = fn(&[f64]) -> Option<f64>;
 
 #[derive(Debug)]
@@ -21,28 +21,28 @@ pub(super) struct Series {
 struct SiteFigures {
     old: f64,
     new: f64,
-    /// For each build, the ratio of one half of its turns to the other.
+    /// For each build, the ratio of one half of its measurements to the other half.
     halves: Vec<f64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum SeriesVerdict {
-    /// Not worse than the spread.
+    /// The difference is within the spread.
     Ok,
     Worse,
-    /// A build has no figure: its calls failed.
+    /// A build has no figure, because its calls failed.
     Unknown,
 }
 
-/// What a series says.
+/// The result of a series.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Judged {
     pub(super) old: Option<f64>,
     pub(super) new: Option<f64>,
     /// The median of the sites' ratios new/old.
     pub(super) ratio: Option<f64>,
-    /// As a part of 1: 0.03 is 3 %.
+    /// As a fraction: 0.03 is 3 %.
     pub(super) spread: Option<f64>,
     pub(super) verdict: SeriesVerdict,
 }
@@ -52,12 +52,12 @@ impl Series {
         Self { case, unit, better, statistic, sites: vec![] }
     }
 
-    /// The turns of a site, in order. A build without any makes the site useless.
+    /// Adds the measurements of a site, in order. A site without measurements of one build is ignored.
     pub(super) fn add(&mut self, old: &[f64], new: &[f64]) {
         let figure = self.statistic;
         let (Some(of_old), Some(of_new)) = (figure(old), figure(new)) else { return };
-        let halves = [old, new].into_iter().filter_map(|turns| {
-            let [one, other] = split(turns);
+        let halves = [old, new].into_iter().filter_map(|figures| {
+            let [one, other] = split(figures);
             ratio(figure(&one)?, figure(&other)?)
         });
         self.sites.push(SiteFigures { old: of_old, new: of_new, halves: halves.collect() });
@@ -65,7 +65,7 @@ impl Series {
 
     pub(super) fn judge(&self) -> Judged {
         let over = |pick: fn(&SiteFigures) -> f64| median(&self.sites.iter().map(pick).collect::<Vec<_>>());
-        // Logarithms: twice as fast and half as fast are equally far from 1.
+        // Logarithms, so that twice as fast and half as fast have the same distance from 1.
         let ratios: Vec<f64> =
             self.sites.iter().filter_map(|site| ratio(site.new, site.old)).map(f64::ln).collect();
         let halves: Vec<f64> =
@@ -97,10 +97,10 @@ fn ratio(one: f64, other: f64) -> Option<f64> {
     Some(one / other).filter(|ratio| ratio.is_finite() && *ratio > 0.0)
 }
 
-/// Pairs of turns in two halves: which build begins changes from turn to turn, and each half has both orders.
-fn split(turns: &[f64]) -> [Vec<f64>; 2] {
+/// Splits pairs of measurements into two halves. The order of the builds alternates, and each half has both orders.
+fn split(figures: &[f64]) -> [Vec<f64>; 2] {
     let half = |wanted: usize| {
-        turns.iter().enumerate().filter(|(at, _)| at / 2 % 2 == wanted).map(|(_, turn)| *turn).collect()
+        figures.iter().enumerate().filter(|(at, _)| at / 2 % 2 == wanted).map(|(_, figure)| *figure).collect()
     };
     [half(0), half(1)]
 }
@@ -109,14 +109,14 @@ fn split(turns: &[f64]) -> [Vec<f64>; 2] {
 mod tests {
     use super::*;
 
-    /// Times of sites that differ by some percent, the new build's multiplied by a factor.
+    /// Times of sites that differ by some percent; those of the new build are multiplied by a factor.
     fn series(better: Better, factor: f64) -> Series {
         let mut series = Series::new("x".to_owned(), ("ms", better), median);
         for site in 0..9u32 {
             let drift = 1.0 + f64::from(site * 7 % 5) / 100.0;
             let wobble = 1.0 + f64::from(site * 3 % 4) / 100.0;
             let old = [2.0 * drift; 4];
-            series.add(&old, &old.map(|turn| turn * wobble / 1.015 * factor));
+            series.add(&old, &old.map(|figure| figure * wobble / 1.015 * factor));
         }
         series
     }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_beyond_the_spread_is_worse_in_the_bad_direction_only() {
+    fn only_a_slowdown_beyond_the_spread_is_worse() {
         let slower = series(Better::Less, 1.1).judge();
         assert_eq!(slower.verdict, SeriesVerdict::Worse, "{slower:?}");
         assert!(slower.ratio.is_some_and(|ratio| (1.08..1.12).contains(&ratio)), "{slower:?}");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_of_one_build_that_differ_widen_the_spread() {
+    fn different_halves_of_one_build_widen_the_spread() {
         let mut series = Series::new("x".to_owned(), ("ms", Better::Less), median);
         for site in 0..9 {
             let (one, other) = if site % 2 == 0 { (1.0, 2.0) } else { (2.0, 1.0) };
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_failed_leave_no_verdict() {
+    fn failed_calls_have_no_verdict() {
         let mut series = Series::new("x".to_owned(), ("ms", Better::Less), median);
         for _ in 0..9 {
             series.add(&[1.0], &[]);

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 
 use super::series::Series;
 use super::{CompareScale, ComparedBuild, Findings};
-use crate::nodes::traffic::{FAMILIES, TrafficRounds, WAYS, pods, probe, real};
+use crate::nodes::traffic::{FAMILIES, TRANSPORTS, TrafficRounds, pods, probe, real};
 use crate::stats::{Better, median};
 
 /// One site: two clusters for each transport.
@@ -13,7 +13,7 @@ pub(super) fn measure(
     scale: &CompareScale,
     findings: &mut Findings,
 ) -> Result<()> {
-    for (name, transport) in WAYS {
+    for (name, transport) in TRANSPORTS {
         let [old, new] = builds;
         let clusters = [real(name, transport, Some(old))?, real(name, transport, Some(new))?];
         for (family, v4) in FAMILIES {

@@ -17,7 +17,7 @@ pub(crate) struct FloorPod {
     alias: String,
     netns: NetNs,
     pub(crate) socket: RtSocket,
-    /// With the subnet's prefix length, and the gateway of each.
+    /// Addresses with the subnet's prefix length, and their gateways.
     pub(crate) addresses: Vec<(IpNet, IpAddr)>,
     /// The host end, while it is attached.
     pub(crate) attached: Option<u32>,
@@ -52,7 +52,7 @@ impl FloorPod {
             }),
             Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(&self.host_link)) }),
         ])?;
-        let link = self.socket.link(&self.key.ifname)?.context("the new link is not there")?;
+        let link = self.socket.link(&self.key.ifname)?.context("the new link is missing")?;
         self.socket.run_every(&inside(&self.addresses, link.index))?;
         let took = start.elapsed();
         self.attached = link.peer;
@@ -60,7 +60,7 @@ impl FloorPod {
     }
 }
 
-/// Addresses, up, default routes, in one send.
+/// Sends addresses, link up and default routes in one message batch.
 fn inside(addresses: &[(IpNet, IpAddr)], link: u32) -> Vec<Op<'static>> {
     let address = |&(addr, _): &(IpNet, IpAddr)| {
         let broadcast = match addr {

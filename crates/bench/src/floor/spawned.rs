@@ -33,7 +33,7 @@ impl SpawnedAdd {
             "bridge": self.bridge,
         });
         let finished = runner::run(Command::new(program()?).env_clear(), input.to_string().as_bytes())?;
-        ensure!(finished.status.success(), "the spawned floor ended with {}", finished.status);
+        ensure!(finished.status.success(), "the spawned floor exited with {}", finished.status);
         Ok(finished.took)
     }
 }

@@ -1,4 +1,4 @@
-//! One node among many moves to another address: what that costs an agent, and how soon its route follows.
+//! One of many nodes gets another address: CPU time of an agent, and time until its route is updated.
 
 use std::time::Duration;
 
@@ -7,31 +7,31 @@ use model::NodeRecord;
 use testkit::Cluster;
 
 use super::crowd::{self, CrowdRecords, NodeLocation};
-use super::observed::{AwaitedRoutes, Eye};
+use super::observed::{AwaitedRoutes, RouteObserver};
 use crate::process::fine_cpu_time;
 use crate::stats::Sample;
 
-/// One change takes no longer.
+/// Timeout of one change.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// After the route the agent still looks for problems; it is done by then.
+/// Time for the agent's checks after the route update.
 const REST: Duration = Duration::from_millis(10);
-/// From here on nobody has an address.
+/// First of the unused addresses.
 const ELSEWHERE: usize = 20_000;
 
-/// One change, many times.
+/// Samples of repeated changes.
 #[derive(Default)]
 pub(crate) struct ChangeTimes {
-    /// Processor time of the agent.
+    /// CPU time of the agent.
     pub(crate) cpu: Sample,
-    /// From the commit's answer to the route.
+    /// From the response of the commit to the route.
     pub(crate) route: Sample,
 }
 
-/// Moves nodes, one at a time and each time to an address that nobody had.
+/// Moves one node at a time to an unused address.
 pub(super) struct Mover<'a> {
     crowd: &'a CrowdRecords<'a>,
     records: &'a [NodeRecord],
-    eye: Eye,
+    observer: RouteObserver,
     pid: u32,
     moved: usize,
 }
@@ -42,8 +42,8 @@ impl<'a> Mover<'a> {
         crowd: &'a CrowdRecords<'a>,
         records: &'a [NodeRecord],
     ) -> Result<Self> {
-        let pid = cluster.agent("n1")?.pid().context("the agent does not run")?;
-        Ok(Self { crowd, records, eye: Eye::open(cluster.node("n1")?)?, pid, moved: 0 })
+        let pid = cluster.agent("n1")?.pid().context("the agent is not running")?;
+        Ok(Self { crowd, records, observer: RouteObserver::open(cluster.node("n1")?)?, pid, moved: 0 })
     }
 
     pub(super) fn run(&mut self, times: usize) -> Result<ChangeTimes> {
@@ -57,11 +57,11 @@ impl<'a> Mover<'a> {
     }
 
     fn once(&mut self, moved: &NodeRecord, change: &mut ChangeTimes) -> Result<()> {
-        let block = *moved.blocks.first().context("a node without a block")?;
-        let gateway = moved.address(&block).context("a node without an address")?;
+        let block = *moved.blocks.first().context("the node has no block")?;
+        let gateway = moved.address(&block).context("the node has no address")?;
         let before = fine_cpu_time(self.pid)?;
-        let committed = self.crowd.comes(moved)?;
-        let there = self.eye.wait(TIMEOUT, AwaitedRoutes::Via(block, gateway))?;
+        let committed = self.crowd.put_node(moved)?;
+        let there = self.observer.wait(TIMEOUT, AwaitedRoutes::Via(block, gateway))?;
         std::thread::sleep(REST);
         change.cpu.note(Ok(fine_cpu_time(self.pid)?.saturating_sub(before)));
         change.route.note(Ok(there.saturating_duration_since(committed.answered)));

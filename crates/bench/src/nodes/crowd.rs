@@ -1,4 +1,4 @@
-//! Nodes that nobody runs: only their records and claims are there, written as an agent would write them.
+//! Simulated nodes: only their records and claims exist, written as an agent would write them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -13,20 +13,20 @@ use types::{Mac, NodeName, NodeUid};
 
 use super::{MARGIN, subnets};
 
-/// The blocks before are for real agents.
+/// First block of simulated nodes; real agents have the blocks before.
 const FIRST_BLOCK: usize = 64;
-/// Nodes in one commit: a record and two claims each, at most 128 changes.
+/// Nodes per commit. Each has a record and two claims, and a commit has at most 128 changes.
 const AT_ONCE: usize = 40;
-/// Where our keys are, as agents have it by default.
+/// The agents' default key prefix.
 const PREFIX: &str = "/podwire";
-/// A shared machine may be slow; an agent would wait as well, and try again.
+/// Timeout of store requests on a slow host.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Where a node is, as seen by the real ones.
+/// Location of a node relative to the real nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NodeLocation {
     OnLink,
-    /// Behind the router: only a tunnel leads there.
+    /// Behind the router, reachable only through a tunnel.
     Beyond,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct CrowdRecords<'a> {
     layout: KeyLayout,
 }
 
-/// When something was committed: between these two moments.
+/// The times before and after a commit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Committed {
     pub(super) asked: Instant,
@@ -52,8 +52,8 @@ impl<'a> CrowdRecords<'a> {
         Ok(Self { ns: cluster.underlay(), runtime, store, layout: KeyLayout::new(PREFIX, None) })
     }
 
-    /// Many nodes come, many with each commit.
-    pub(super) fn come(&self, records: &[NodeRecord]) -> Result<()> {
+    /// Adds nodes, several per commit.
+    pub(super) fn add_nodes(&self, records: &[NodeRecord]) -> Result<()> {
         records.chunks(AT_ONCE).try_for_each(|some| self.commit(&self.puts(some)).map(drop))
     }
 
@@ -61,11 +61,11 @@ impl<'a> CrowdRecords<'a> {
         records.chunks(AT_ONCE).try_for_each(|some| self.commit(&self.deletes(some)).map(drop))
     }
 
-    pub(super) fn comes(&self, record: &NodeRecord) -> Result<Committed> {
+    pub(super) fn put_node(&self, record: &NodeRecord) -> Result<Committed> {
         self.commit(&self.puts(std::slice::from_ref(record)))
     }
 
-    pub(super) fn goes(&self, record: &NodeRecord) -> Result<Committed> {
+    pub(super) fn remove_node(&self, record: &NodeRecord) -> Result<Committed> {
         self.commit(&self.deletes(std::slice::from_ref(record)))
     }
 
@@ -91,20 +91,17 @@ impl<'a> CrowdRecords<'a> {
     fn commit(&self, changes: &[Change]) -> Result<Committed> {
         let asked = Instant::now();
         let outcome = self.ns.enter(|| self.runtime.block_on(self.store.commit(&[], changes)))??;
-        ensure!(
-            matches!(outcome, CommitOutcome::Done { .. }),
-            "the store refused a commit without conditions"
-        );
+        ensure!(matches!(outcome, CommitOutcome::Done { .. }), "the store rejected an unconditional commit");
         Ok(Committed { asked, answered: Instant::now() })
     }
 }
 
-/// On the calling thread alone: what it connects, it connects in the thread's namespace.
+/// A single-threaded runtime, so that connections are opened in the calling thread's namespace.
 pub(super) fn runtime() -> Result<Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot create a runtime")
 }
 
-/// A connection of its own to the cluster's etcd.
+/// Opens a new connection to the cluster's etcd.
 pub(super) fn open(cluster: &Cluster, runtime: &Runtime) -> Result<Store> {
     let _inside = runtime.enter();
     let endpoints = cluster.etcd.endpoints();
@@ -113,12 +110,12 @@ pub(super) fn open(cluster: &Cluster, runtime: &Runtime) -> Result<Store> {
 }
 
 /// The nodes with these numbers.
-pub(super) fn records(numbers: std::ops::Range<usize>, place: NodeLocation) -> Result<Vec<NodeRecord>> {
-    numbers.map(|number| record(number, place)).collect()
+pub(super) fn records(numbers: std::ops::Range<usize>, location: NodeLocation) -> Result<Vec<NodeRecord>> {
+    numbers.map(|number| record(number, location)).collect()
 }
 
 /// The node with this number, with a block of each family.
-pub(super) fn record(number: usize, place: NodeLocation) -> Result<NodeRecord> {
+pub(super) fn record(number: usize, location: NodeLocation) -> Result<NodeRecord> {
     let blocks =
         subnets().into_iter().map(|subnet| Ok(BlockLayout::new(subnet, MARGIN)?.block(block(number))));
     let digits = u32::try_from(number)?.to_be_bytes();
@@ -128,7 +125,7 @@ pub(super) fn record(number: usize, place: NodeLocation) -> Result<NodeRecord> {
     Ok(NodeRecord {
         name: NodeName::try_from(format!("sim-{number}").as_str())?,
         uid: NodeUid::from_random(uid),
-        addresses: addresses(number, place)?,
+        addresses: addresses(number, location)?,
         blocks: blocks.collect::<Result<Vec<IpNet>>>()?,
         tunnel_mac: Mac::local([0xb, a, b, c, d]),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -140,11 +137,11 @@ fn block(number: usize) -> u64 {
     (FIRST_BLOCK + number) as u64
 }
 
-/// On-link is what `hosts` gives every real node beside its place on the underlay.
-pub(super) fn addresses(number: usize, place: NodeLocation) -> Result<Vec<IpAddr>> {
+/// On-link addresses are in the subnet that `hosts` adds to every real node.
+pub(super) fn addresses(number: usize, location: NodeLocation) -> Result<Vec<IpAddr>> {
     let low = u16::try_from(number + 256)?;
     let [high, last] = low.to_be_bytes();
-    let (second, net) = match place {
+    let (second, net) = match location {
         NodeLocation::OnLink => (200, 1),
         NodeLocation::Beyond => (201, 9),
     };
@@ -160,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_has_names_addresses_and_blocks_of_his_own() {
+    fn names_addresses_and_blocks_are_unique() {
         let all = records(0..6000, NodeLocation::OnLink).unwrap();
         let names: BTreeSet<_> = all.iter().map(|record| record.name.to_string()).collect();
         let addresses: BTreeSet<_> = all.iter().flat_map(|record| record.addresses.clone()).collect();

@@ -1,4 +1,4 @@
-//! Everybody joins at the same instant, each through a connection of its own: as agents do, and by the plain counter.
+//! Many nodes join at the same time, each with its own connection: as agents do, and with a plain counter.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -16,20 +16,20 @@ use super::{MARGIN, hosts, seed, subnets};
 use crate::options::NodesScale;
 use crate::stats::Sample;
 
-/// How often somebody is told to try again before it is a failure; an agent never gives up.
+/// Maximum number of retries. An agent retries without limit.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Default)]
 pub(crate) struct Joins {
-    /// Until the last one is in.
+    /// Time until the last node has joined.
     pub(crate) agents: Sample,
     pub(crate) counter: Sample,
-    /// Different blocks of each round, of the family that has fewer.
+    /// Number of distinct blocks per round, of the family with fewer.
     pub(crate) distinct: Vec<usize>,
-    /// Numbers that more than one took, over all rounds.
+    /// Duplicate numbers in all rounds.
     pub(crate) duplicates: usize,
-    /// How often an agent would have tried again.
+    /// Number of retries.
     pub(crate) again: usize,
 }
 
@@ -77,7 +77,7 @@ impl Joins {
     }
 }
 
-/// So many at the same time; how long it took until the last was done.
+/// Runs this many joins in parallel and returns the time until the last one has finished.
 fn at_once<T, F>(
     cluster: &Cluster,
     count: usize,
@@ -91,7 +91,7 @@ where
     let stores: Vec<Store> = (0..count).map(|_| crowd::open(cluster, &runtime)).collect::<Result<_>>()?;
     cluster.underlay().enter(|| {
         runtime.block_on(async {
-            // They are all connected: what is timed is the joining.
+            // All clients are connected, so only the joins are timed.
             for store in &stores {
                 store.get("/nothing").await?;
             }
@@ -106,7 +106,7 @@ where
     })?
 }
 
-/// As an agent does, which tries again when the store was too busy. Gives how often it did.
+/// Joins as an agent does, with retries while the store is busy. Returns the number of retries.
 async fn join(store: Store, layout: KeyLayout, number: usize) -> Result<(NodeRecord, usize)> {
     let spec = NetworkSpec { subnets: subnets(), margin: MARGIN, vni: 4077, vxlan_port: 4789 };
     let record = NodeRecord { blocks: Vec::new(), ..crowd::record(number, NodeLocation::OnLink)? };
@@ -119,5 +119,5 @@ async fn join(store: Store, layout: KeyLayout, number: usize) -> Result<(NodeRec
         }
         tokio::time::sleep(PAUSE).await;
     }
-    Err(anyhow!(last.unwrap_or_default())).with_context(|| format!("{} did not get in", record.name))
+    Err(anyhow!(last.unwrap_or_default())).with_context(|| format!("{} did not join", record.name))
 }

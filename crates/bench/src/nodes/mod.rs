@@ -1,11 +1,11 @@
-//! Many nodes: what their number costs a node, the store and the traffic between their pods.
+//! Clusters with many nodes: the cost for a node, the store and the traffic between pods.
 //!
 //! ```text
-//! hosts (underlay, etcd, real agents) ◄── crowd: records of nodes that nobody runs, written by this program
-//!   ├ routes   all routes at once beside one `ip route add` for each; then one change among them
-//!   ├ scale    agents beside a thousand nodes of which some come and go
-//!   ├ joins    everybody at the same instant, beside the plain counter
-//!   └ traffic  from pod to pod beside links made by `ip` alone
+//! hosts (underlay, etcd, real agents) ◄── crowd: records of simulated nodes, written by this program
+//!   ├ routes   all routes at once, compared with `ip route add` for each; then one change
+//!   ├ scale    agents among a thousand nodes, some of which are added and removed
+//!   ├ joins    parallel joins, compared with a plain counter
+//!   └ traffic  pod to pod, compared with links created by `ip`
 //! ```
 
 mod change;
@@ -24,10 +24,10 @@ use anyhow::Result;
 use ipnet::IpNet;
 use testkit::{Cluster, Plan};
 
-use crate::cases::told;
+use crate::cases::with_progress;
 use crate::options::{BenchPart, NodesScale};
 
-/// What was asked for.
+/// The requested results.
 #[derive(Default)]
 pub(crate) struct Nodes {
     pub(crate) routes: Option<routes::RouteTimes>,
@@ -40,23 +40,23 @@ pub(crate) fn run(parts: &[BenchPart], scale: &NodesScale) -> Result<Nodes> {
     let mut nodes = Nodes::default();
     if parts.contains(&BenchPart::Routes) {
         let what = format!("routes to {} nodes", scale.peers);
-        nodes.routes = Some(told(&what, || routes::run(scale))?);
+        nodes.routes = Some(with_progress(&what, || routes::run(scale))?);
     }
     if parts.contains(&BenchPart::Scale) {
-        let what = format!("three agents beside {} nodes", scale.crowd);
-        nodes.scale = Some(told(&what, || scale::run(scale))?);
+        let what = format!("three agents among {} nodes", scale.crowd);
+        nodes.scale = Some(with_progress(&what, || scale::run(scale))?);
     }
     if parts.contains(&BenchPart::Joins) {
         let what = format!("{} joins at once", scale.joins);
-        nodes.joins = Some(told(&what, || joins::run(scale))?);
+        nodes.joins = Some(with_progress(&what, || joins::run(scale))?);
     }
     if parts.contains(&BenchPart::Traffic) {
-        nodes.traffic = Some(told("traffic between pods of two nodes", || traffic::run(scale))?);
+        nodes.traffic = Some(with_progress("traffic between pods of two nodes", || traffic::run(scale))?);
     }
     Ok(nodes)
 }
 
-/// Room for more nodes than anybody simulates: 16,384 blocks of each family.
+/// Capacity for all simulated nodes: 16,384 blocks of each family.
 const MARGIN: u8 = 14;
 /// A node has a block of each.
 const FAMILIES: usize = 2;
@@ -67,7 +67,7 @@ fn subnets() -> Vec<IpNet> {
     vec![IpNet::new_assert(v4, 10), IpNet::new_assert(v6, 64)]
 }
 
-/// So many hosts and one etcd, which runs; agents do not yet. All of the crowd that is on-link is so for every host.
+/// Creates hosts and a running etcd; no agent is started. On-link simulated nodes are on-link for every host.
 fn hosts(label: &str, nodes: usize, pods: &[IpNet]) -> Result<Cluster> {
     let plan = Plan { nodes, pods: pods.to_vec(), margin: MARGIN, ..Plan::default() };
     let mut cluster = Cluster::hosts(label, &plan)?;

@@ -1,4 +1,4 @@
-//! Which routes to other nodes the kernel has, and when they came and went: it tells us itself.
+//! Routes to peers, and the times of their addition and removal according to netlink events.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,46 +14,46 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use testkit::Ns;
 use types::PEER_PROTOCOL;
 
-/// How long one wait for news lasts at most.
+/// Maximum duration of one wait for events.
 const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// The routes of a node that lead to other nodes, kept up to date by what the kernel tells.
-pub(super) struct Eye {
+/// A node's routes to peers, updated by netlink events.
+pub(super) struct RouteObserver {
     monitor: PeerMonitor,
     socket: RtSocket,
     gateways: BTreeMap<IpNet, Option<IpAddr>>,
 }
 
-impl Eye {
+impl RouteObserver {
     pub(super) fn open(ns: &Ns) -> Result<Self> {
         let opened = ns.enter(|| Ok::<_, netlink::Error>((PeerMonitor::open()?, RtSocket::open()?)))?;
         let (monitor, socket) = opened?;
-        let mut eye = Self { monitor, socket, gateways: BTreeMap::new() };
-        eye.look()?;
-        Ok(eye)
+        let mut observer = Self { monitor, socket, gateways: BTreeMap::new() };
+        observer.list_routes()?;
+        Ok(observer)
     }
 
-    /// Waits until it is as wished; when that was.
-    pub(super) fn wait(&mut self, within: Duration, wish: AwaitedRoutes) -> Result<Instant> {
+    /// Waits until the condition is true and returns the time.
+    pub(super) fn wait(&mut self, within: Duration, awaited: AwaitedRoutes) -> Result<Instant> {
         let end = Instant::now() + within;
         loop {
-            if self.holds(&wish) {
+            if self.holds(&awaited) {
                 return Ok(Instant::now());
             }
             if Instant::now() > end {
                 let observed = self.gateways.len();
-                self.look()?;
+                self.list_routes()?;
                 let there = self.gateways.len();
                 bail!(
-                    "{wish:?} is not true after {within:?}: {observed} routes by the kernel's news, {there} by its list"
+                    "{awaited:?} is not true after {within:?}: {observed} routes by events, {there} listed"
                 );
             }
             self.listen()?;
         }
     }
 
-    fn holds(&self, wish: &AwaitedRoutes) -> bool {
-        match wish {
+    fn holds(&self, awaited: &AwaitedRoutes) -> bool {
+        match awaited {
             AwaitedRoutes::Count(count) => self.gateways.len() == *count,
             AwaitedRoutes::Via(dst, gateway) => self.gateways.get(dst) == Some(&Some(*gateway)),
             AwaitedRoutes::Swapped { there, gone } => {
@@ -62,11 +62,11 @@ impl Eye {
         }
     }
 
-    /// The kernel tells of a removal before it removes: who begins to listen in between still lists the route and never
-    /// hears of its end. So when it is quiet, everything is listed again.
+    /// The kernel sends the event of a removal before it removes the route. A listener that starts in between lists the route and
+    /// gets no event. Therefore the routes are listed again when there are no events.
     fn listen(&mut self) -> Result<()> {
         if wait(&self.monitor)? == RouteEvents::Nothing {
-            return self.look();
+            return self.list_routes();
         }
         for events in self.monitor.read()? {
             match events {
@@ -74,17 +74,17 @@ impl Eye {
                 PeerEvent::RouteRemoved(route) if self.gateways.get(&route.dst) == Some(&route.gateway) => {
                     self.gateways.remove(&route.dst);
                 }
-                PeerEvent::Lost => self.look()?,
+                PeerEvent::Lost => self.list_routes()?,
                 _ => {}
             }
         }
         Ok(())
     }
 
-    fn look(&mut self) -> Result<()> {
+    fn list_routes(&mut self) -> Result<()> {
         self.gateways.clear();
-        let ours = RouteFilter { protocol: Some(PEER_PROTOCOL), ..RouteFilter::default() };
-        for route in self.socket.routes(ours)? {
+        let filter = RouteFilter { protocol: Some(PEER_PROTOCOL), ..RouteFilter::default() };
+        for route in self.socket.routes(filter)? {
             self.note(&route);
         }
         Ok(())
@@ -95,14 +95,14 @@ impl Eye {
     }
 }
 
-/// What is waited for.
+/// The condition to wait for.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum AwaitedRoutes {
-    /// So many routes, of both families.
+    /// Number of routes of both families.
     Count(usize),
-    /// This one through that gateway.
+    /// This route with this gateway.
     Via(IpNet, IpAddr),
-    /// One is there, and another is not.
+    /// One route exists and another does not.
     Swapped { there: IpNet, gone: IpNet },
 }
 
@@ -116,18 +116,18 @@ fn wait(monitor: &PeerMonitor) -> Result<RouteEvents> {
     match poll(&mut [PollFd::new(monitor, PollFlags::IN)], Some(&WAIT)) {
         Ok(0) => Ok(RouteEvents::Nothing),
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(RouteEvents::Something),
-        Err(errno) => Err(errno).context("cannot wait for the kernel's news"),
+        Err(errno) => Err(errno).context("cannot wait for netlink events"),
     }
 }
 
-/// A route that came or went.
+/// An added or removed route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum RouteTransition {
-    Came(IpNet),
-    Went(IpNet),
+    Added(IpNet),
+    Removed(IpNet),
 }
 
-/// Notes when every route of a node comes and goes, in a thread of its own.
+/// Records the times of all route changes of a node in a separate thread.
 pub(super) struct Diary {
     over: Arc<AtomicBool>,
     thread: JoinHandle<Result<Vec<(RouteTransition, Instant)>>>,
@@ -137,30 +137,32 @@ impl Diary {
     pub(super) fn begin(ns: &Ns) -> Result<Self> {
         let monitor = ns.enter(PeerMonitor::open)??;
         let over = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&over);
-        let thread = std::thread::spawn(move || keep(monitor, &told));
+        let stop = Arc::clone(&over);
+        let thread = std::thread::spawn(move || keep(monitor, &stop));
         Ok(Self { over, thread })
     }
 
     pub(super) fn end(self) -> Result<Vec<(RouteTransition, Instant)>> {
         self.over.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| anyhow!("the thread that listens to the kernel panicked"))?
+        self.thread.join().map_err(|_| anyhow!("the netlink listener thread panicked"))?
     }
 }
 
 fn keep(mut monitor: PeerMonitor, over: &AtomicBool) -> Result<Vec<(RouteTransition, Instant)>> {
-    let mut turns = Vec::new();
+    let mut transitions = Vec::new();
     while !over.load(Ordering::Relaxed) {
         wait(&monitor)?;
         let now = Instant::now();
         for events in monitor.read()? {
             match events {
-                PeerEvent::RouteSet(route) => turns.push((RouteTransition::Came(route.dst), now)),
-                PeerEvent::RouteRemoved(route) => turns.push((RouteTransition::Went(route.dst), now)),
-                PeerEvent::Lost => bail!("the kernel had more news than we could read: times are unknown"),
+                PeerEvent::RouteSet(route) => transitions.push((RouteTransition::Added(route.dst), now)),
+                PeerEvent::RouteRemoved(route) => {
+                    transitions.push((RouteTransition::Removed(route.dst), now))
+                }
+                PeerEvent::Lost => bail!("netlink events were lost (ENOBUFS): times are unknown"),
                 _ => {}
             }
         }
     }
-    Ok(turns)
+    Ok(transitions)
 }

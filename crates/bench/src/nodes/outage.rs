@@ -1,4 +1,4 @@
-//! A peer that changes, and calls while etcd does not answer.
+//! A changed peer, and calls while etcd is unreachable.
 
 use std::time::Instant;
 
@@ -10,13 +10,13 @@ use types::Code;
 
 use super::change::Mover;
 use super::crowd::{self, CrowdRecords, NodeLocation};
-use super::observed::{AwaitedRoutes, Eye};
+use super::observed::{AwaitedRoutes, RouteObserver};
 use super::routes::TIMEOUT;
 use super::{FAMILIES, hosts, subnets};
 use crate::firewall::{Timed, note};
 use crate::options::Scale;
 
-/// Nodes beside the one that is measured.
+/// Number of peers of the measured node.
 const PEERS: usize = 20;
 const ETCD_UNREACHABLE: ConditionCode = ConditionCode::Known(Code::StoreUnreachable);
 
@@ -25,8 +25,8 @@ pub(crate) fn run(scale: &Scale) -> Result<Timed> {
     cluster.start_agents()?;
     let crowd = CrowdRecords::of(&cluster)?;
     let records = crowd::records(0..PEERS, NodeLocation::OnLink)?;
-    crowd.come(&records)?;
-    Eye::open(cluster.node("n1")?)?.wait(TIMEOUT, AwaitedRoutes::Count(PEERS * FAMILIES))?;
+    crowd.add_nodes(&records)?;
+    RouteObserver::open(cluster.node("n1")?)?.wait(TIMEOUT, AwaitedRoutes::Count(PEERS * FAMILIES))?;
     let mut times = Timed::new();
     let change = Mover::new(&cluster, &crowd, &records)?.run(scale.faults)?;
     times.push((format!("change of one of {PEERS} peers to its route"), change.route));
@@ -36,7 +36,7 @@ pub(crate) fn run(scale: &Scale) -> Result<Timed> {
     Ok(times)
 }
 
-/// Packets to etcd are dropped: no call is refused, each ends by its own deadline.
+/// Drops packets to etcd, so that calls time out instead of being refused.
 fn outage(cluster: &Cluster, round: usize, times: &mut Timed) -> Result<()> {
     let etcd = |line: &str| cluster.etcd.members[0].node().sh(&line.split(' ').collect::<Vec<_>>()).map(drop);
     etcd("nft add table inet hole")?;
@@ -45,32 +45,32 @@ fn outage(cluster: &Cluster, round: usize, times: &mut Timed) -> Result<()> {
     let begun = Instant::now();
     note(times, "GET /v1/nodes, etcd silent since a moment", ask(cluster)?.1);
     pods(cluster, round, times)?;
-    wait_until("the agent to notice", DEADLINE, || has_noticed(cluster))?;
+    wait_until("the agent to detect the outage", DEADLINE, || has_noticed(cluster))?;
     note(times, "silent etcd to condition StoreUnreachable", begun.elapsed());
     let (is_stale, took) = ask(cluster)?;
-    ensure!(is_stale, "the agent answers as if etcd were there");
+    ensure!(is_stale, "the agent does not mark its response as stale");
     note(times, "GET /v1/nodes, etcd known to be silent", took);
     etcd("nft delete table inet hole")?;
     let healed = Instant::now();
-    wait_until("the agent to be back", DEADLINE, || Ok(!has_noticed(cluster)? && !ask(cluster)?.0))?;
+    wait_until("the agent to recover", DEADLINE, || Ok(!has_noticed(cluster)? && !ask(cluster)?.0))?;
     note(times, "etcd answers again to fresh GET /v1/nodes", healed.elapsed());
     Ok(())
 }
 
-/// Whether the answer is stale, and how long it took.
+/// Whether the response is stale, and its duration.
 fn ask(cluster: &Cluster) -> Result<(bool, std::time::Duration)> {
     let begun = Instant::now();
     let answer = cluster.agent("n1")?.get(api::NODES)?;
     Ok((answer["stale"] == true, begun.elapsed()))
 }
 
-/// Whether the agent has noticed that etcd does not answer.
+/// True if the agent reports that etcd is unreachable.
 fn has_noticed(cluster: &Cluster) -> Result<bool> {
     let status: api::Status = serde_json::from_value(cluster.agent("n1")?.get(api::STATUS)?)?;
     Ok(status.conditions.iter().any(|condition| condition.code == ETCD_UNREACHABLE))
 }
 
-/// ADD and DEL of a pod.
+/// Adds and removes a pod.
 fn pods(cluster: &Cluster, round: usize, times: &mut Timed) -> Result<()> {
     let (agent, plugin) = (cluster.agent("n1")?, Plugin::podwire()?);
     let pod = cluster.node("n1")?.pod(&format!("outage{round}"))?;

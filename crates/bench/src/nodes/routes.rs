@@ -1,5 +1,5 @@
-//! Routes to thousands of nodes: all at once, beside one `ip route add` for each, and then one change among them. IPv4
-//! alone, so that all three make the same routes.
+//! Routes to thousands of nodes: all at once, compared with `ip route add` for each, and then one change. IPv4 only, so that
+//! all contenders create the same routes.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -12,23 +12,23 @@ use types::{IfName, NodeName, PEER_PROTOCOL};
 
 use super::change::{ChangeTimes, Mover};
 use super::crowd::{self, CrowdRecords, NodeLocation};
-use super::observed::{AwaitedRoutes, Eye};
+use super::observed::{AwaitedRoutes, RouteObserver};
 use super::{MARGIN, hosts, seed, subnets};
 use crate::options::NodesScale;
 use crate::stats::Sample;
 
-/// How long all routes may take.
+/// Timeout for all routes.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
-/// So many metrics the agent spreads its routes over, from here on: the kernel walks through all next hops of one link and
-/// metric. How it spreads them is its own business.
+/// The agent distributes its routes over several metrics, because the kernel searches all next hops of one link and metric
+/// linearly. First metric and number of metrics.
 const METRICS: std::ops::Range<u32> = 113_000..117_096;
-/// So many nodes are there when one changes among few.
+/// Number of nodes in the case `among few`.
 const FEW: usize = 50;
 
 pub(crate) struct RouteTimes {
-    /// `ip route add` for all, each once, a part in each round.
+    /// Total time of `ip route add`; each round adds a part of the routes.
     pub(crate) ip: Duration,
-    /// Plan and batches.
+    /// Planning and netlink batches.
     pub(crate) library: Sample,
     /// From the start of an agent's process to its last route.
     pub(crate) agent: Sample,
@@ -42,7 +42,7 @@ pub(crate) fn run(scale: &NodesScale) -> Result<RouteTimes> {
     let mut cluster = hosts("routes", 1, v4)?;
     let mut records = crowd::records(0..scale.peers, NodeLocation::OnLink)?;
     records.iter_mut().for_each(|record| record.blocks.retain(|block| v4[0].contains(block)));
-    CrowdRecords::of(&cluster)?.come(&records)?;
+    CrowdRecords::of(&cluster)?.add_nodes(&records)?;
     let plain = Bench::make(cluster.lab(), "plain")?;
     let library = Bench::make(cluster.lab(), "library")?;
     let (mut ip, mut batches, mut starts) = (Duration::ZERO, Sample::default(), Sample::default());
@@ -54,17 +54,17 @@ pub(crate) fn run(scale: &NodesScale) -> Result<RouteTimes> {
         starts.note(start_agent(&mut cluster, records.len()));
     }
     let few = FEW.min(scale.peers / 2);
-    // The agent of the last round runs.
+    // The agent of the last round is still running.
     let crowd = CrowdRecords::of(&cluster)?;
     let mut mover = Mover::new(&cluster, &crowd, &records[..few])?;
     let among_many = mover.run(scale.changes)?;
     crowd.go(&records[few..])?;
-    Eye::open(cluster.node("n1")?)?.wait(TIMEOUT, AwaitedRoutes::Count(few))?;
+    RouteObserver::open(cluster.node("n1")?)?.wait(TIMEOUT, AwaitedRoutes::Count(few))?;
     let among_few = mover.run(scale.changes)?;
     Ok(RouteTimes { ip, library: batches, agent: starts, among_many, among_few, few })
 }
 
-/// A first start: no route is there, and nobody is remembered.
+/// Prepares a first start: no routes and no cached peers.
 fn start_agent(cluster: &mut Cluster, routes: usize) -> Result<Duration> {
     if !cluster.agent("n1")?.has_ended()? {
         cluster.kill_agent("n1")?;
@@ -72,12 +72,14 @@ fn start_agent(cluster: &mut Cluster, routes: usize) -> Result<Duration> {
     let node = cluster.node("n1")?;
     flush(node)?;
     forget_peers(node)?;
-    let mut eye = Eye::open(node)?;
-    eye.wait(Duration::ZERO, AwaitedRoutes::Count(0)).context("routes of the last round are left")?;
+    let mut observer = RouteObserver::open(node)?;
+    observer
+        .wait(Duration::ZERO, AwaitedRoutes::Count(0))
+        .context("routes of the last round were not removed")?;
     let start = Instant::now();
     let agent = cluster.agent_mut("n1")?;
     agent.launch()?;
-    let done = eye.wait(TIMEOUT, AwaitedRoutes::Count(routes))?;
+    let done = observer.wait(TIMEOUT, AwaitedRoutes::Count(routes))?;
     agent.wait_ready()?;
     Ok(done - start)
 }
@@ -93,14 +95,14 @@ fn forget_peers(node: &Node) -> Result<()> {
 }
 
 fn flush(node: &Node) -> Result<()> {
-    let ours = PEER_PROTOCOL.to_string();
+    let protocol = PEER_PROTOCOL.to_string();
     for family in ["-4", "-6"] {
-        node.sh(&["ip", family, "route", "flush", "proto", &ours])?;
+        node.sh(&["ip", family, "route", "flush", "proto", &protocol])?;
     }
     Ok(())
 }
 
-/// A node with one link, on which all others are, and nobody at the other end.
+/// A node with one link. All peers are on-link, and no host is at the other end.
 struct Bench {
     node: Node,
     link: u32,
@@ -114,10 +116,10 @@ impl Bench {
         let link = node.enter(|| {
             RtSocket::open()?.index_of(&IfName::try_from("eth0")?).map_err(anyhow::Error::from)
         })??;
-        Ok(Self { node, link: link.context("there is no eth0")? })
+        Ok(Self { node, link: link.context("eth0 is missing")? })
     }
 
-    /// From the records to the kernel, as the agent does it.
+    /// Creates the routes from the records, as the agent does.
     fn sync(&self, records: &[NodeRecord]) -> Result<Duration> {
         let mut socket = self.node.enter(RtSocket::open)??;
         let records = records.to_vec();

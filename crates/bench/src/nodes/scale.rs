@@ -1,5 +1,5 @@
-//! Three agents beside many nodes: how large they grow, how soon their routes follow nodes that come and go, and what they
-//! ask of etcd while nothing happens.
+//! Three agents in a cluster of many nodes: memory, time until routes follow added and removed nodes, and etcd requests while
+//! idle.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -11,7 +11,7 @@ use model::NodeRecord;
 use testkit::{Cluster, uninterrupted, wait_until};
 
 use super::crowd::{self, Committed, CrowdRecords, NodeLocation};
-use super::observed::{AwaitedRoutes, Diary, Eye, RouteTransition};
+use super::observed::{AwaitedRoutes, Diary, RouteObserver, RouteTransition};
 use super::routes::TIMEOUT;
 use super::{FAMILIES, hosts, subnets};
 use crate::options::NodesScale;
@@ -19,26 +19,26 @@ use crate::process::rss_mib;
 use crate::stats::Sample;
 
 const AGENTS: usize = 3;
-/// So many nodes come in a second, and as many go.
+/// Added nodes per second; the same number is removed.
 const PER_SECOND: u32 = 50;
-/// How long after the last event its routes are waited for.
+/// Timeout for the routes of the last event.
 const LAST: Duration = Duration::from_secs(2);
-/// Where an etcd of a lab tells its metrics: on its own loopback.
+/// Address of the metrics of a lab's etcd, on its loopback.
 const METRICS: &str = "127.0.0.1:2381";
 const QUESTION: Duration = Duration::from_secs(2);
 
 pub(crate) struct Scaled {
-    /// The largest agent, with all nodes and after all the coming and going.
+    /// Memory of the largest agent after all changes.
     pub(crate) rss_mib: f64,
-    /// From the commit's answer to the route, of all agents.
+    /// From the response of the commit to the route, for all agents.
     pub(crate) event: Sample,
-    /// The same with the commit itself.
+    /// The same, including the commit.
     pub(crate) with_commit: Sample,
-    /// Requests to etcd of one agent in a minute in which nothing happens.
+    /// etcd requests of one idle agent per minute.
     pub(crate) requests_few: f64,
     pub(crate) requests_many: f64,
     pub(crate) few: usize,
-    /// How many nodes came, and went, in a second.
+    /// Nodes added and removed per second.
     pub(crate) rate: f64,
     pub(crate) agents: usize,
 }
@@ -50,17 +50,18 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Scaled> {
     let crowd = CrowdRecords::of(&cluster)?;
     let few = scale.few_nodes - AGENTS;
     let first = mixed(0..few)?;
-    crowd.come(&first)?;
+    crowd.add_nodes(&first)?;
     wait_for_routes(&cluster, few)?;
     let requests_few = requests_per_minute(&cluster, scale.quiet)?;
     let all = scale.crowd - AGENTS;
-    crowd.come(&mixed(few..all)?)?;
+    crowd.add_nodes(&mixed(few..all)?)?;
     wait_for_routes(&cluster, all)?;
     let requests_many = requests_per_minute(&cluster, scale.quiet)?;
     let churn = churn(&cluster, &crowd, (all, scale.churn))?;
     let mut largest = 0f64;
     for name in cluster.node_names() {
-        let pid = cluster.agent(&name)?.pid().with_context(|| format!("the agent of {name} does not run"))?;
+        let pid =
+            cluster.agent(&name)?.pid().with_context(|| format!("the agent of {name} is not running"))?;
         largest = largest.max(rss_mib(pid)?);
     }
     Ok(Scaled {
@@ -75,18 +76,19 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Scaled> {
     })
 }
 
-/// Every other node is on-link, the others behind the router.
+/// Half of the nodes are on-link, the other half behind the router.
 fn mixed(numbers: std::ops::Range<usize>) -> Result<Vec<NodeRecord>> {
-    let place =
+    let location =
         |number: usize| if number.is_multiple_of(2) { NodeLocation::OnLink } else { NodeLocation::Beyond };
-    numbers.map(|number| crowd::record(number, place(number))).collect()
+    numbers.map(|number| crowd::record(number, location(number))).collect()
 }
 
-/// On all agents: to the crowd and to each other.
+/// Waits for the routes of all agents to simulated nodes and to each other.
 fn wait_for_routes(cluster: &Cluster, crowd: usize) -> Result<()> {
     for name in cluster.node_names() {
-        let mut eye = Eye::open(cluster.node(&name)?)?;
-        eye.wait(TIMEOUT, AwaitedRoutes::Count(FAMILIES * (crowd + AGENTS - 1)))
+        let mut observer = RouteObserver::open(cluster.node(&name)?)?;
+        observer
+            .wait(TIMEOUT, AwaitedRoutes::Count(FAMILIES * (crowd + AGENTS - 1)))
             .with_context(|| format!("node {name}"))?;
     }
     Ok(())
@@ -99,33 +101,34 @@ struct Churn {
     rate: f64,
 }
 
-/// Nodes beyond `nodes.0` come, and the oldest of all go, for so long.
+/// Adds nodes beyond `nodes.0` and removes the oldest ones.
 fn churn(cluster: &Cluster, crowd: &CrowdRecords<'_>, (nodes, lasting): (usize, Duration)) -> Result<Churn> {
     let names = cluster.node_names();
-    let diaries: Vec<Diary> =
+    let recorders: Vec<Diary> =
         names.iter().map(|name| Diary::begin(cluster.node(name)?)).collect::<Result<_>>()?;
     let count = (lasting.as_secs_f64() * f64::from(PER_SECOND)).round() as usize;
-    let (coming, going) = (mixed(nodes..nodes + count)?, mixed(0..count)?);
-    ensure!(count < nodes, "{nodes} nodes are too few for {count} that go");
-    let mut turns: Vec<(RouteTransition, Committed)> = Vec::new();
+    let (added, removed) = (mixed(nodes..nodes + count)?, mixed(0..count)?);
+    ensure!(count < nodes, "{nodes} nodes are too few to remove {count}");
+    let mut transitions: Vec<(RouteTransition, Committed)> = Vec::new();
     let start = Instant::now();
-    for (index, (comes, goes)) in coming.iter().zip(&going).enumerate() {
+    for (index, (new_node, old_node)) in added.iter().zip(&removed).enumerate() {
         pace(start, index);
-        turns.push((RouteTransition::Came(block(comes)?), crowd.comes(comes)?));
-        turns.push((RouteTransition::Went(block(goes)?), crowd.goes(goes)?));
+        transitions.push((RouteTransition::Added(block(new_node)?), crowd.put_node(new_node)?));
+        transitions.push((RouteTransition::Removed(block(old_node)?), crowd.remove_node(old_node)?));
     }
     let rate = count as f64 / start.elapsed().as_secs_f64();
-    // What is not there by then is missing below. The number of routes is the same before and after each pair of turns:
-    // the last pair tells.
-    let last = coming.last().zip(going.last()).context("nobody came or went")?;
+    // Missing routes are reported below. The number of routes is the same before and after each pair of events, so the last
+    // pair is checked.
+    let last = added.last().zip(removed.last()).context("no node was added or removed")?;
     let (there, gone) = (block(last.0)?, block(last.1)?);
-    let wishes =
+    let awaited =
         || [AwaitedRoutes::Swapped { there, gone }, AwaitedRoutes::Count(FAMILIES * (nodes + AGENTS - 1))];
-    let settled =
-        wait_until("the last routes", LAST, || Ok(wishes().into_iter().all(|wish| holds_now(cluster, wish))));
+    let settled = wait_until("the last routes", LAST, || {
+        Ok(awaited().into_iter().all(|routes| holds_now(cluster, routes)))
+    });
     let mut churn = Churn { rate, ..Churn::default() };
-    for (diary, name) in diaries.into_iter().zip(&names) {
-        churn.judge(&turns, diary.end()?, name);
+    for (events, name) in recorders.into_iter().zip(&names) {
+        churn.judge(&transitions, events.end()?, name);
     }
     if let Err(error) = settled {
         churn.event.note(Err(error));
@@ -133,48 +136,48 @@ fn churn(cluster: &Cluster, crowd: &CrowdRecords<'_>, (nodes, lasting): (usize, 
     Ok(churn)
 }
 
-fn holds_now(cluster: &Cluster, wish: AwaitedRoutes) -> bool {
+fn holds_now(cluster: &Cluster, awaited: AwaitedRoutes) -> bool {
     cluster.node_names().iter().all(|name| {
         let Ok(node) = cluster.node(name) else { return false };
-        Eye::open(node).and_then(|mut eye| eye.wait(Duration::ZERO, wish)).is_ok()
+        RouteObserver::open(node).and_then(|mut observer| observer.wait(Duration::ZERO, awaited)).is_ok()
     })
 }
 
-/// Until the event with this number is due.
+/// Waits until the event with this number is due.
 fn pace(start: Instant, index: usize) {
     let due = start + Duration::from_secs(1) / PER_SECOND * u32::try_from(index).unwrap_or(u32::MAX);
     std::thread::sleep(due.saturating_duration_since(Instant::now()));
 }
 
 fn block(record: &NodeRecord) -> Result<ipnet::IpNet> {
-    record.blocks.first().copied().context("a node without a block")
+    record.blocks.first().copied().context("the node has no block")
 }
 
 impl Churn {
-    /// One agent: each turn must be in its diary.
+    /// Checks that each event is in the log of one agent.
     fn judge(
         &mut self,
-        turns: &[(RouteTransition, Committed)],
-        diary: Vec<(RouteTransition, Instant)>,
+        transitions: &[(RouteTransition, Committed)],
+        events: Vec<(RouteTransition, Instant)>,
         name: &str,
     ) {
         let mut first: HashMap<RouteTransition, Instant> = HashMap::new();
-        for (turn, at) in diary {
-            first.entry(turn).or_insert(at);
+        for (transition, at) in events {
+            first.entry(transition).or_insert(at);
         }
-        for (turn, committed) in turns {
-            match first.get(turn) {
+        for (transition, committed) in transitions {
+            match first.get(transition) {
                 Some(at) => {
                     self.event.note(Ok(at.saturating_duration_since(committed.answered)));
                     self.with_commit.note(Ok(at.saturating_duration_since(committed.asked)));
                 }
-                None => self.event.note(Err(anyhow::anyhow!("{turn:?} was never seen on {name}"))),
+                None => self.event.note(Err(anyhow::anyhow!("{transition:?} was not observed on {name}"))),
             }
         }
     }
 }
 
-/// Of one agent, while nothing happens.
+/// etcd requests of one idle agent.
 fn requests_per_minute(cluster: &Cluster, window: Duration) -> Result<f64> {
     let before = requests(cluster)?;
     let start = Instant::now();
@@ -183,12 +186,12 @@ fn requests_per_minute(cluster: &Cluster, window: Duration) -> Result<f64> {
     Ok(asked / AGENTS as f64 / start.elapsed().as_secs_f64() * 60.0)
 }
 
-/// All that etcd was ever asked: a message in a stream is a request, too.
+/// Total number of etcd requests. A message in a stream counts as a request.
 fn requests(cluster: &Cluster) -> Result<f64> {
     let member = cluster.etcd.members.first().context("there is no etcd")?;
     let text = member.node().enter(metrics)?.context("cannot read etcd's metrics")?;
     let counted: f64 = received(&text).sum();
-    ensure!(counted > 0.0, "etcd's metrics tell of no request");
+    ensure!(counted > 0.0, "etcd's metrics have no requests");
     Ok(counted)
 }
 

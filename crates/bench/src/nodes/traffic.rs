@@ -1,5 +1,5 @@
-//! From a pod on one node to a pod on another: through real agents and the plugin, and over links that `ip` alone made, of
-//! the same shape, with and without the kernel's connection tracking. In turn, round by round.
+//! Traffic between pods on two nodes: with real agents and the plugin, and with the same topology created by `ip`, with and
+//! without connection tracking. The contenders alternate in every round.
 //!
 //! ```text
 //! pod ── veth ── node ── veth ── underlay's bridge ── veth ── node ── veth ── pod      and VXLAN between the nodes, or not
@@ -24,12 +24,12 @@ pub(crate) struct Traffic {
     pub(crate) bindings: Vec<Binding>,
 }
 
-/// One way in one family.
+/// One transport in one family.
 pub(crate) struct TrafficPath {
     pub(crate) name: String,
     pub(crate) podwire: TrafficRounds,
     pub(crate) plain: TrafficRounds,
-    /// Plain links on hosts that track connections, as any host with NAT does: for information.
+    /// Plain links on hosts with connection tracking, for information.
     pub(crate) tracked: TrafficRounds,
 }
 
@@ -37,18 +37,18 @@ pub(crate) struct TrafficPath {
 #[derive(Debug, Default)]
 pub(crate) struct TrafficRounds {
     pub(crate) gbit_per_s: Vec<f64>,
-    /// There and back, the median of a round.
+    /// Round-trip times, the median of each round.
     pub(crate) trip_us: Vec<f64>,
 }
 
-/// Two namespaces and where the second is.
+/// Two namespaces and the address of the second.
 pub(crate) struct NamespacePair {
     from: Ns,
     to: Ns,
     address: IpAddr,
 }
 
-/// Who has a way in one family, ready to be used.
+/// The contenders of one transport and family.
 struct TrafficLane {
     name: String,
     podwire: NamespacePair,
@@ -56,26 +56,26 @@ struct TrafficLane {
     tracked: NamespacePair,
 }
 
-/// All there is at one time; it goes with this.
+/// All topologies that exist at the same time. They are removed on drop.
 struct TrafficSite {
-    lanes: Vec<TrafficLane>,
+    contenders: Vec<TrafficLane>,
     _networks: Vec<(Cluster, [Plain; 2])>,
 }
 
-pub(crate) const WAYS: [(&str, TransportMode); 2] =
+pub(crate) const TRANSPORTS: [(&str, TransportMode); 2] =
     [("direct", TransportMode::Direct), ("VXLAN", TransportMode::Vxlan)];
-/// By name, and whether it is IPv4.
+/// Name, and whether it is IPv4.
 pub(crate) const FAMILIES: [(&str, bool); 2] = [("IPv4", true), ("IPv6", false)];
 
-/// Everything is made anew now and then: where the kernel happens to put its tables makes one of two networks that are alike
-/// faster than the other, by up to a twentieth, for as long as they live.
+/// Recreates all topologies several times. The memory layout of kernel tables makes one of two identical networks up to 5 %
+/// faster as long as it exists.
 pub(crate) fn run(scale: &NodesScale) -> Result<Traffic> {
     let mut paths: Vec<TrafficPath> = Vec::new();
     for _ in 0..scale.traffic_sites {
         let site = TrafficSite::make()?;
         for round in 0..scale.traffic_rounds {
-            for lane in &site.lanes {
-                lane.round(path_of(&mut paths, &lane.name), round, scale)?;
+            for contender in &site.contenders {
+                contender.round(path_of(&mut paths, &contender.name), round, scale)?;
             }
         }
     }
@@ -83,36 +83,36 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Traffic> {
 }
 
 fn path_of<'a>(paths: &'a mut Vec<TrafficPath>, name: &str) -> &'a mut TrafficPath {
-    let place = paths.iter().position(|path| path.name == name).unwrap_or_else(|| {
+    let index = paths.iter().position(|path| path.name == name).unwrap_or_else(|| {
         paths.push(TrafficPath::new(name.to_owned()));
         paths.len() - 1
     });
-    &mut paths[place]
+    &mut paths[index]
 }
 
 impl TrafficSite {
     fn make() -> Result<Self> {
-        let (mut lanes, mut networks) = (Vec::new(), Vec::new());
-        for (name, transport) in WAYS {
-            let ours = real(name, transport, None)?;
+        let (mut contenders, mut networks) = (Vec::new(), Vec::new());
+        for (name, transport) in TRANSPORTS {
+            let cluster = real(name, transport, None)?;
             let plain = Plain::make(transport, Tracking::Off)?;
             let tracked = Plain::make(transport, Tracking::On)?;
             for (family, v4) in FAMILIES {
-                lanes.push(TrafficLane {
+                contenders.push(TrafficLane {
                     name: format!("{name}, {family}"),
-                    podwire: pods(&ours, v4)?,
+                    podwire: pods(&cluster, v4)?,
                     plain: plain.pair(v4)?,
                     tracked: tracked.pair(v4)?,
                 });
             }
-            networks.push((ours, [plain, tracked]));
+            networks.push((cluster, [plain, tracked]));
         }
-        Ok(Self { lanes, _networks: networks })
+        Ok(Self { contenders, _networks: networks })
     }
 }
 
-/// Two nodes with an agent and a pod each; every pod reaches the other when this returns. Its programs are those of this
-/// build unless others are given.
+/// Creates two nodes with an agent and a pod each and waits until the pods reach each other. Uses the programs of this build or
+/// the given ones.
 pub(crate) fn real(name: &str, transport: TransportMode, build: Option<&ComparedBuild>) -> Result<Cluster> {
     let plan = Plan { nodes: 2, transport, ..Plan::default() };
     let mut cluster = Cluster::hosts(&format!("traffic-{transport:?}").to_lowercase(), &plan)?;
@@ -143,7 +143,7 @@ pub(crate) fn pods(cluster: &Cluster, v4: bool) -> Result<NamespacePair> {
 }
 
 impl TrafficLane {
-    /// Who begins changes from round to round.
+    /// The order of the contenders alternates.
     fn round(&self, path: &mut TrafficPath, round: usize, scale: &NodesScale) -> Result<()> {
         let mut sides = [
             (&mut path.podwire, &self.podwire),
@@ -153,9 +153,9 @@ impl TrafficLane {
         let first = round % sides.len();
         sides.rotate_left(first);
         for (rounds, pair) in sides {
-            let told = || format!("{}, round {round}", pair.address);
-            rounds.gbit_per_s.push(probe::streams(pair, scale.stream).with_context(told)?);
-            rounds.trip_us.push(probe::trips(pair, scale.trips).with_context(told)?);
+            let context = || format!("{}, round {round}", pair.address);
+            rounds.gbit_per_s.push(probe::streams(pair, scale.stream).with_context(context)?);
+            rounds.trip_us.push(probe::trips(pair, scale.trips).with_context(context)?);
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Faults of one node.
+//! Faults of a single node.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,28 +14,28 @@ use super::{Recovery, window};
 use crate::firewall::{Timed, note};
 use crate::options::Scale;
 
-/// Pods beside the two that are used; as many DELs are measured, at most.
+/// Additional pods; also the maximum number of measured DELs.
 const CROWD: usize = 50;
-/// An answer of the next namespace takes less.
+/// Longer than a round trip to another namespace.
 const ANSWER: Duration = Duration::from_millis(2);
 const PORT: u16 = 8080;
-/// After a repair the agent pauses, at most 0.4 s.
+/// Longer than the agent's pause after a repair, which is at most 0.4 s.
 const REST: Duration = Duration::from_millis(600);
 
-/// A node with an agent that works by events only, and a host outside.
+/// A node with an agent that reacts only to events, and an external host.
 pub(super) struct Host {
     plugin: Plugin,
     agent: Agent,
     pub(super) node: Node,
     out: Node,
-    /// Its UDP port 8080 is published.
+    /// The pod with the host port 8080/UDP.
     pub(super) victim: Attached,
     pub(super) attacker: Attached,
     crowd: Vec<Pod>,
     _lab: Lab,
 }
 
-/// A pod, and the result of its ADD.
+/// A pod and the result of its ADD.
 pub(super) struct Attached {
     pub(super) pod: Pod,
     result: Value,
@@ -48,15 +48,15 @@ impl Attached {
         ips.find(|ip| ip.is_ipv4() == is_v4).context("the pod has no address of the family")
     }
 
-    /// The MACs of its host end and of its own end.
+    /// The MACs of the host end and the pod end.
     pub(super) fn macs(&self) -> Result<(&str, &str)> {
-        let all = self.result["interfaces"].as_array().context("a result without interfaces")?;
+        let all = self.result["interfaces"].as_array().context("the result has no interfaces")?;
         let mac = |in_pod: bool| {
             let mut ends = all.iter().filter(|end| {
                 let is_end = end["name"].as_str().is_some_and(|name| in_pod || name.starts_with("pw"));
                 is_end && end["sandbox"].as_str().is_some_and(|path| !path.is_empty()) == in_pod
             });
-            ends.next().and_then(|end| end["mac"].as_str()).context("an end without a MAC")
+            ends.next().and_then(|end| end["mac"].as_str()).context("an interface has no MAC")
         };
         Ok((mac(false)?, mac(true)?))
     }
@@ -86,7 +86,7 @@ impl Host {
         let here = CableEnd { ns: &node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
         let there = CableEnd { ns: &out, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
         lab.wire(&here, &there)?;
-        // Events alone lead to a repair: the timer would only make it look slower or faster.
+        // Only events trigger repairs; the periodic comparison would distort the times.
         let flags = ["--no-install", "--network-mode", mode, "--reconcile-seconds", "3600"];
         let agent = Agent::start(&node, &flags)?;
         let plugin = Plugin::podwire()?;
@@ -103,19 +103,19 @@ impl Host {
         Ok(Self { plugin, agent, node, out, victim, attacker, crowd, _lab: lab })
     }
 
-    /// On a node where nothing else was repaired a moment ago.
+    /// Waits until the agent's pause after the last repair is over.
     pub(super) fn flush(&self) -> Result<()> {
         std::thread::sleep(REST);
         self.node.sh(&["nft", "flush", "ruleset"]).map(drop)
     }
 
-    /// All rules and elements, whatever their order.
+    /// All rules and elements, independent of their order.
     pub(super) fn ruleset(&self) -> Result<BTreeSet<String>> {
         let text = self.node.sh(&["nft", "--stateless", "list", "ruleset"])?;
         Ok(text.split([',', '\n', '{', '}']).map(|part| part.trim().to_owned()).collect())
     }
 
-    /// When the rules were listed as they were before.
+    /// The time at which the listed rules equal the earlier ones.
     pub(super) fn wait_whole(&self, before: &BTreeSet<String>) -> Result<Instant> {
         let end = Instant::now() + DEADLINE;
         loop {
@@ -123,7 +123,7 @@ impl Host {
             if self.ruleset()? == *before {
                 return Ok(asked);
             }
-            ensure!(asked < end, "the firewall is not whole {DEADLINE:?} after it was flushed");
+            ensure!(asked < end, "the firewall is not restored {DEADLINE:?} after the flush");
         }
     }
 
@@ -165,7 +165,7 @@ impl Host {
             fs::remove_file(self.agent.socket()).context("cannot remove the agent's socket")?;
             let removed = Instant::now();
             while self.agent.client().get(api::HEALTH, DEADLINE).is_err() {
-                ensure!(removed.elapsed() < DEADLINE, "the socket is not back after {DEADLINE:?}");
+                ensure!(removed.elapsed() < DEADLINE, "the socket is not restored after {DEADLINE:?}");
                 std::thread::sleep(Duration::from_millis(1));
             }
             note(times, "removed socket to answer", removed.elapsed());
@@ -173,7 +173,7 @@ impl Host {
         Ok(())
     }
 
-    /// The agent is killed, the plugin leaves a tombstone, and the agent that comes back serves it.
+    /// Kills the agent. The plugin leaves a tombstone, and the restarted agent processes it.
     fn del_without_agent(&mut self, rounds: usize, times: &mut Timed) -> Result<()> {
         for pod in self.crowd.iter().take(rounds) {
             self.agent.kill()?;
@@ -189,8 +189,8 @@ impl Host {
     }
 }
 
-/// When the first datagram was sent that was answered. Each has a port of its own: the kernel remembers flows that were not
-/// translated.
+/// The send time of the first datagram with a reply. Each datagram has another source port, because conntrack keeps flows that
+/// were not translated.
 fn first_answer(to: SocketAddr) -> Result<Instant> {
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let end = Instant::now() + DEADLINE;
@@ -204,8 +204,8 @@ fn first_answer(to: SocketAddr) -> Result<Instant> {
             Err(error)
                 if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::ConnectionRefused]
                     .contains(&error.kind()) => {}
-            Err(error) => return Err(error).with_context(|| format!("cannot ask {to}")),
+            Err(error) => return Err(error).with_context(|| format!("cannot receive from {to}")),
         }
-        ensure!(sent < end, "{to} does not answer within {DEADLINE:?}");
+        ensure!(sent < end, "{to} did not reply within {DEADLINE:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! The time in which pods are not protected after `nft flush ruleset`: frames with a forged source that reach another pod.
+//! The time without spoofing protection after `nft flush ruleset`, measured with forged frames that reach another pod.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -12,34 +12,34 @@ use super::node::Host;
 use crate::firewall::{Timed, note};
 use crate::stats::median;
 
-/// Between two frames: often enough for parts of a millisecond, and seldom enough to leave the agent its processor.
+/// Interval of frames: short enough for a sub-millisecond resolution, long enough to leave CPU time for the agent.
 const PACE: Duration = Duration::from_micros(100);
-/// So many are dropped before the flush.
+/// Number of frames before the flush; all are dropped.
 const BEFORE: usize = 20;
-/// A frame that is on its way arrives within this time.
+/// A frame in flight arrives within this time.
 const DRAIN: Duration = Duration::from_millis(200);
 const PORT: u16 = 9;
 
-/// One time for each round.
+/// One time per round.
 #[derive(Default)]
 pub(super) struct Windows {
-    /// From the first hostile frame that arrived to the last.
+    /// From the first to the last delivered hostile frame.
     open: Vec<Duration>,
     delivered: Vec<f64>,
-    /// Hostile frames for each millisecond of the window, sent and delivered.
+    /// Hostile frames per millisecond of the window, sent and delivered.
     sent_rate: Vec<f64>,
     rate: Vec<f64>,
 }
 
 impl Windows {
-    pub(super) fn report(&self, place: &str, times: &mut Timed, remarks: &mut Vec<String>) {
-        let family = place.rsplit(' ').next().unwrap_or(place);
+    pub(super) fn report(&self, case: &str, times: &mut Timed, remarks: &mut Vec<String>) {
+        let family = case.rsplit(' ').next().unwrap_or(case);
         for open in &self.open {
             note(times, &format!("unprotected after a flush, {family}"), *open);
         }
         let shown = |values: &[f64]| median(values).map_or_else(|| "-".to_owned(), |m| format!("{m:.1}"));
         remarks.push(format!(
-            "recovery, {place}: of {} hostile frames sent per ms, {} arrive while pods are unprotected, {} after each flush \
+            "recovery, {case}: of {} hostile frames sent per ms, {} arrive while pods are unprotected, {} after each flush \
              (medians of {} flushes)",
             shown(&self.sent_rate),
             shown(&self.rate),
@@ -51,7 +51,7 @@ impl Windows {
 
 pub(super) fn measure(host: &Host, is_bridged: bool, is_v4: bool, rounds: usize) -> Result<Windows> {
     let victim = host.victim.address(is_v4)?;
-    // On a bridge straight to the pod; otherwise to the host end, which forwards.
+    // On a bridge to the pod; otherwise to the host end, which forwards.
     let to = if is_bridged { host.victim.macs()?.1 } else { host.attacker.macs()?.0 };
     let between = (frames::mac(to)?, frames::mac(host.attacker.macs()?.1)?);
     let forged = SocketAddr::from((neighbour(victim), PORT));
@@ -81,7 +81,7 @@ pub(super) fn measure(host: &Host, is_bridged: bool, is_v4: bool, rounds: usize)
     Ok(windows)
 }
 
-/// An address of the same network that no pod has.
+/// An unused address of the same network.
 fn neighbour(of: IpAddr) -> IpAddr {
     match of {
         IpAddr::V4(v4) => {
@@ -97,9 +97,9 @@ fn neighbour(of: IpAddr) -> IpAddr {
 }
 
 struct FrameRound {
-    /// When each frame was sent.
+    /// Send time of each frame.
     sent: Vec<Instant>,
-    /// The numbers of those that arrived.
+    /// Numbers of the delivered frames.
     arrived: BTreeSet<usize>,
 }
 
@@ -135,7 +135,7 @@ fn round(
     })
 }
 
-/// Until it is over and nothing more comes.
+/// Receives until the end of the round and until no frame is in flight.
 fn receive(socket: &UdpSocket, over: &AtomicBool) -> std::io::Result<BTreeSet<usize>> {
     let mut arrived = BTreeSet::new();
     let mut number = [0; 8];

@@ -1,6 +1,6 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The time of day in UTC, as `2031-02-03T04:05:06Z`.
+/// Date and time in UTC, as `2031-02-03T04:05:06Z`.
 pub(crate) fn now() -> String {
     utc(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }

@@ -1,4 +1,4 @@
-//! Figures of the agent that stand alone: its size and its starts, and the parts of a call's time.
+//! Figures of the agent without comparison: memory, start-up time, and the breakdown of a call.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::cases::split::Split;
 use crate::options::Scale;
 use crate::stats::median;
 
-/// A figure with a limit of its own.
+/// A figure with an absolute limit.
 #[derive(Debug, Serialize)]
 pub(super) struct Figure {
     pub(super) what: String,
@@ -24,11 +24,11 @@ pub(super) struct Figure {
 pub(super) struct CallBreakdown {
     pub(super) call: String,
     pub(super) all: Option<f64>,
-    /// The plugin's VERSION: it starts, reads, answers and ends.
+    /// The plugin's VERSION, which only starts, reads, prints and exits.
     pub(super) process: Option<f64>,
-    /// A request that asks for nothing.
+    /// An empty request.
     pub(super) trip: Option<f64>,
-    /// By the agent's log, from the request's arrival to its answer.
+    /// From request to response, according to the agent's log.
     pub(super) agent: Option<f64>,
     pub(super) rest: Option<f64>,
 }
@@ -52,7 +52,7 @@ pub(super) fn resident(measured: &PodMeasurements, scale: &Scale) -> Vec<Figure>
             "ms",
             RatioTarget::AtMost(200.0),
         ),
-        figure("the same by its own log", median(&resident.said), "ms", RatioTarget::None),
+        figure("the same by its own log", median(&resident.logged), "ms", RatioTarget::None),
         figure("comparing records and kernel once", resident.round_ms, "ms", RatioTarget::None),
     ]
 }
@@ -60,7 +60,7 @@ pub(super) fn resident(measured: &PodMeasurements, scale: &Scale) -> Vec<Figure>
 pub(super) fn shares(measured: &PodMeasurements) -> Vec<CallBreakdown> {
     let process = measured.starts.podwire.p50();
     let of = |stack: &str, contest: &Contest, split: &Split| {
-        let agent = contest.beside.as_ref().map(|beside| &beside.agent);
+        let agent = contest.other_times.as_ref().map(|other_times| &other_times.agent);
         [
             share(format!("ADD, {stack}"), agent.and_then(|a| a.add.p50()), split.add),
             share(format!("DEL, {stack}"), agent.and_then(|a| a.del.p50()), split.del),
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rest_is_what_no_part_explains() {
+    fn the_remainder_is_the_unexplained_time() {
         let share = CallBreakdown {
             process: Some(1.0),
             trip: Some(0.5),

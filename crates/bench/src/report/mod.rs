@@ -1,4 +1,4 @@
-//! What was measured, as rows with verdicts; printed as tables and written as JSON.
+//! The measurements as rows with verdicts, printed as tables and written as JSON.
 
 pub(crate) mod date;
 mod figures;
@@ -25,7 +25,7 @@ use nodes::NodesLine;
 use rows::Row;
 use verdict::TargetVerdict;
 
-/// All that was asked for.
+/// All requested measurements.
 pub(crate) struct Measurements {
     pub(crate) pods: Option<cases::PodMeasurements>,
     pub(crate) firewall: Timed,
@@ -33,18 +33,18 @@ pub(crate) struct Measurements {
     pub(crate) nodes: Nodes,
 }
 
-/// What was not measured is empty.
+/// Parts that were not measured are empty.
 #[derive(Debug, Serialize)]
 pub(crate) struct BenchReport {
     date: String,
     scale: Scale,
     machine: MachineInfo,
     rows: Vec<Row>,
-    /// What the agent needs while its pods stay.
+    /// Figures of an agent with running pods.
     resident: Vec<Figure>,
-    /// Where the time of a call through the agent goes.
+    /// Breakdown of calls through the agent.
     shares: Vec<CallBreakdown>,
-    /// Many nodes.
+    /// Figures of many nodes.
     nodes: Vec<NodesLine>,
     static_binary: TargetVerdict,
     no_failures: TargetVerdict,
@@ -56,7 +56,7 @@ pub(crate) struct BenchReport {
     rates_per_s: Vec<RateSeries>,
 }
 
-/// How long one thing took, over all pods.
+/// Times of one operation over all pods.
 #[derive(Debug, Serialize)]
 struct LatencyRow {
     case: String,
@@ -124,19 +124,19 @@ impl BenchReport {
         self.rates_per_s = rows::rates(pods);
     }
 
-    /// Every target is met; aims and rows for information do not count.
+    /// True if all targets are met. Aims and informational rows do not count.
     pub(crate) fn is_fine(&self) -> bool {
-        let others = [self.static_binary, self.no_failures, self.nothing_left];
+        let general = [self.static_binary, self.no_failures, self.nothing_left];
         let resident = self.resident.iter().map(|figure| figure.verdict);
         let nodes = self.nodes.iter().map(|line| line.verdict);
         let rows = self.rows.iter().map(|row| row.verdict);
-        !rows.chain(resident).chain(nodes).chain(others).any(|verdict| verdict == TargetVerdict::Missed)
+        !rows.chain(resident).chain(nodes).chain(general).any(|verdict| verdict == TargetVerdict::Missed)
     }
 
-    /// Writes the JSON, under its date and as `latest.json`.
+    /// Writes the JSON as `DATE.json` and `latest.json`.
     pub(crate) fn write(&self, directory: &Path) -> Result<PathBuf> {
         fs::create_dir_all(directory)
-            .with_context(|| format!("cannot make directory {}", directory.display()))?;
+            .with_context(|| format!("cannot create directory {}", directory.display()))?;
         let mut text = serde_json::to_string_pretty(self).context("cannot write the report as JSON")?;
         text.push('\n');
         let dated = directory.join(format!("{}.json", self.date.replace(':', "")));

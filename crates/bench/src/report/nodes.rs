@@ -1,4 +1,4 @@
-//! From what was measured of many nodes to lines: what stands beside it, and what is promised about it.
+//! Report lines for many nodes: the figure, the compared figure and the target.
 
 use serde::Serialize;
 
@@ -12,14 +12,14 @@ use crate::nodes::traffic::Traffic;
 use crate::options::NodesScale;
 use crate::stats::{Better, Sample, median};
 
-/// A figure, alone or beside another.
+/// A figure, alone or compared with another.
 #[derive(Debug, Serialize)]
 pub(super) struct NodesLine {
     pub(super) case: String,
     podwire: Option<f64>,
     unit: &'static str,
     beside: Option<ReferenceFigure>,
-    /// How many times better than what stands beside it.
+    /// Factor of improvement over the compared figure.
     ratio: Option<f64>,
     promise: Promise,
     pub(super) verdict: TargetVerdict,
@@ -31,7 +31,7 @@ struct ReferenceFigure {
     value: Option<f64>,
 }
 
-/// What is promised: of the figure itself or of the ratio.
+/// The target of the figure or of the ratio.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Promise {
@@ -54,12 +54,12 @@ impl NodesLine {
         }
     }
 
-    /// Promises a ratio.
+    /// Sets a target for the ratio.
     fn beside(self, beside: (&'static str, Option<f64>), better: Better, target: RatioTarget) -> Self {
         let (what, value) = beside;
-        let ratio = self.podwire.zip(value).map(|(ours, theirs)| match better {
-            Better::More => ours / theirs,
-            Better::Less => theirs / ours,
+        let ratio = self.podwire.zip(value).map(|(podwire, other)| match better {
+            Better::More => podwire / other,
+            Better::Less => other / podwire,
         });
         let ratio = ratio.filter(|ratio| ratio.is_finite());
         let (promise, verdict) = (Promise::Ratio(target), target.judge(ratio));
@@ -92,7 +92,7 @@ fn text(value: Option<f64>, unit: &str) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{} {unit}", digits(value)).trim_end().to_owned())
 }
 
-/// As many digits as mean something.
+/// Formats with the significant digits.
 fn digits(value: f64) -> String {
     if value.abs() >= 100.0 || value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.2}") }
 }
@@ -165,7 +165,7 @@ fn scale_lines(scaled: &Scaled, scale: &NodesScale) -> Vec<NodesLine> {
             (Some(scaled.requests_few), ""),
             RatioTarget::None,
         ),
-        // More than that would be more than one beat that fell into the window or not.
+        // The limit allows for one heartbeat more or less in the window.
         NodesLine::alone(
             format!("etcd requests of a node in a quiet minute, {all} nodes"),
             (Some(scaled.requests_many), ""),
@@ -202,11 +202,11 @@ fn join_lines(joins: &Joins, scale: &NodesScale) -> Vec<NodesLine> {
 fn traffic_lines(traffic: &Traffic) -> Vec<NodesLine> {
     let mut lines = Vec::new();
     for path in &traffic.paths {
-        let others = [
+        let compared = [
             ("plain ip", &path.plain, RatioTarget::AtLeast(0.9)),
             ("plain ip, tracked", &path.tracked, RatioTarget::None),
         ];
-        for (who, other, target) in others {
+        for (who, other, target) in compared {
             let figure = (median(&path.podwire.gbit_per_s), "Gbit/s");
             let stream =
                 NodesLine::alone(format!("pod to pod, {}, throughput", path.name), figure, RatioTarget::None);
@@ -232,7 +232,7 @@ fn traffic_lines(traffic: &Traffic) -> Vec<NodesLine> {
     lines
 }
 
-/// Every sample under a name.
+/// All samples with their names.
 fn samples(nodes: &Nodes) -> Vec<(String, &Sample)> {
     let mut named = Vec::new();
     let mut put = |case: &str, sample| named.push((case.to_owned(), sample));
@@ -260,15 +260,15 @@ pub(super) fn times(nodes: &Nodes) -> Vec<LatencyRow> {
 }
 
 pub(super) fn failures(nodes: &Nodes) -> Vec<String> {
-    let told = |(case, sample): (String, &Sample)| {
+    let describe = |(case, sample): (String, &Sample)| {
         sample.failures.iter().map(|failure| format!("{case}: {failure}")).collect::<Vec<_>>()
     };
-    samples(nodes).into_iter().flat_map(told).collect()
+    samples(nodes).into_iter().flat_map(describe).collect()
 }
 
 pub(super) fn remarks(nodes: &Nodes) -> Vec<String> {
     let again = nodes.joins.as_ref().map_or(0, |joins| joins.again);
-    (again > 0).then(|| format!("{again} joins had to be tried again")).into_iter().collect()
+    (again > 0).then(|| format!("{again} joins were retried")).into_iter().collect()
 }
 
 #[cfg(test)]
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ratio_says_how_many_times_better() {
+    fn a_ratio_is_the_factor_of_improvement() {
         let line = |better, target| {
             NodesLine::alone("x", (Some(2.0), "ms"), RatioTarget::None).beside(
                 ("y", Some(8.0)),
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_alone_is_judged_by_itself() {
+    fn a_figure_without_comparison_has_an_absolute_target() {
         let line = NodesLine::alone("x", (Some(25.5), "MiB"), RatioTarget::AtMost(25.0));
         assert_eq!(
             (line.verdict, line.podwire_text(), line.target_text()),

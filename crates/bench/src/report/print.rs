@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use super::figures::{CallBreakdown, Figure};
 use super::rows::{ReferenceKind, Row, Unit};
 use super::{BenchReport, TargetVerdict};
 
-/// So many failures are told; the rest are counted, and in the JSON.
-const TOLD: usize = 5;
+/// Number of printed failures. The JSON has all of them.
+const MAX_PRINTED: usize = 5;
 
 impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -41,22 +41,22 @@ impl BenchReport {
     fn write_pods(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "\nBeside the reference plugins (bridge + host-local), in turn, {} pods each",
+            "\nCompared with the reference plugins (bridge + host-local), alternating, {} pods each",
             self.scale.pods
         )?;
-        let with_reference = |row: &&Row| row.beside == ReferenceKind::Reference;
+        let with_reference = |row: &&Row| row.compared_with == ReferenceKind::Reference;
         writeln!(f, "{}", rows_table("reference p50", self.rows.iter().filter(with_reference)))?;
-        writeln!(f, "\nBeside the kernel alone, any process, and itself")?;
-        let without = |row: &&Row| row.beside != ReferenceKind::Reference;
-        writeln!(f, "{}", rows_table("beside", self.rows.iter().filter(without)))?;
-        writeln!(f, "\nAn agent whose {} pods stay", self.scale.resident)?;
+        writeln!(f, "\nCompared with the kernel alone, an empty process, and Podwire itself")?;
+        let without = |row: &&Row| row.compared_with != ReferenceKind::Reference;
+        writeln!(f, "{}", rows_table("compared with", self.rows.iter().filter(without)))?;
+        writeln!(f, "\nAn agent with {} running pods", self.scale.resident)?;
         writeln!(f, "{}", self.resident_table())?;
-        writeln!(f, "\nWhere the time of a call through the agent goes, medians in ms")?;
+        writeln!(f, "\nBreakdown of calls through the agent, medians in ms")?;
         writeln!(f, "{}", self.shares_table())
     }
 
     fn nodes_table(&self) -> Table {
-        let mut table = plain_table(&["case", "podwire", "beside", "ratio", "target", "verdict"]);
+        let mut table = plain_table(&["case", "podwire", "compared with", "ratio", "target", "verdict"]);
         for line in &self.nodes {
             table.add_row([
                 line.case.clone(),
@@ -90,7 +90,8 @@ impl BenchReport {
     }
 
     fn shares_table(&self) -> Table {
-        let header = ["call", "all", "a process", "way to the agent", "in the agent", "rest of the plugin"];
+        let header =
+            ["call", "all", "process", "round trip to the agent", "in the agent", "other plugin time"];
         let mut table = plain_table(&header);
         for CallBreakdown { call, all, process, trip, agent, rest } in &self.shares {
             let figures = [all, process, trip, agent, rest]
@@ -106,7 +107,7 @@ impl BenchReport {
         writeln!(f, "\n{}: {size:.2} MiB, static: {}", binary.path.display(), self.static_binary)?;
         writeln!(f, "failed calls: {} ({})", self.failures.len(), self.no_failures)?;
         write_some(f, &self.failures)?;
-        writeln!(f, "left behind: {} ({})", self.left.len(), self.nothing_left)?;
+        writeln!(f, "not removed: {} ({})", self.left.len(), self.nothing_left)?;
         write_some(f, &self.left)?;
         for remark in &self.remarks {
             writeln!(f, "remark: {remark}")?;
@@ -125,13 +126,13 @@ impl BenchReport {
 }
 
 fn write_some(f: &mut fmt::Formatter<'_>, texts: &[String]) -> fmt::Result {
-    texts.iter().take(TOLD).try_for_each(|text| writeln!(f, "  {text}"))
+    texts.iter().take(MAX_PRINTED).try_for_each(|text| writeln!(f, "  {text}"))
 }
 
 fn rows_table<'a>(other: &str, rows: impl Iterator<Item = &'a Row>) -> Table {
     let mut table = plain_table(&["case", "podwire p50", other, "ratio", "target", "verdict"]);
     for row in rows {
-        let beside = match row.beside {
+        let compared_with = match row.compared_with {
             ReferenceKind::Reference => "",
             ReferenceKind::Floor => " (raw netlink)",
             ReferenceKind::SpawnedFloor => " (spawned)",
@@ -142,7 +143,7 @@ fn rows_table<'a>(other: &str, rows: impl Iterator<Item = &'a Row>) -> Table {
         table.add_row([
             row.case.clone(),
             figure(row.podwire, row.unit),
-            figure(row.other, row.unit) + beside,
+            figure(row.other, row.unit) + compared_with,
             row.ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
             row.target.to_string(),
             row.verdict.to_string(),
@@ -159,14 +160,14 @@ fn figure(value: Option<f64>, unit: Unit) -> String {
     }
 }
 
-/// As in Markdown, to be pasted where it is talked about.
+/// A Markdown table.
 pub(crate) fn plain_table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::ASCII_MARKDOWN).set_header(header);
     table
 }
 
-/// Words to the left, figures to the right.
+/// Aligns text to the left and figures to the right.
 pub(crate) fn align(mut table: Table) -> Table {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);

@@ -1,4 +1,4 @@
-//! From what was measured to rows: which figure is compared with which, and what is promised about it.
+//! Report rows: the compared figures and their targets.
 
 use serde::Serialize;
 
@@ -14,13 +14,14 @@ const ADD: RatioTarget = RatioTarget::AtMostAiming { limit: 0.25, aim: 1.0 / 6.0
 const AGENT_ADD: RatioTarget = RatioTarget::AtMostAiming { limit: 0.2, aim: 1.0 / 7.0 };
 const AGENT_DEL: RatioTarget = RatioTarget::AtMost(0.2);
 
-/// A figure of podwire's beside another.
+/// A figure of Podwire compared with another.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) case: String,
     pub(super) unit: Unit,
     pub(super) podwire: Option<f64>,
-    pub(super) beside: ReferenceKind,
+    #[serde(rename = "beside")]
+    pub(super) compared_with: ReferenceKind,
     pub(super) other: Option<f64>,
     pub(super) ratio: Option<f64>,
     pub(super) target: RatioTarget,
@@ -35,7 +36,7 @@ pub(super) enum Unit {
     PerSecond,
 }
 
-/// What the other figure is.
+/// The kind of the compared figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ReferenceKind {
@@ -48,7 +49,7 @@ pub(super) enum ReferenceKind {
 }
 
 struct Versus {
-    beside: ReferenceKind,
+    compared_with: ReferenceKind,
     unit: Unit,
     podwire: Option<f64>,
     other: Option<f64>,
@@ -59,20 +60,29 @@ impl Versus {
         Self::times(ReferenceKind::Reference, podwire, reference)
     }
 
-    fn times(beside: ReferenceKind, podwire: &Sample, other: &Sample) -> Self {
-        Self { beside, unit: Unit::Milliseconds, podwire: podwire.p50(), other: other.p50() }
+    fn times(compared_with: ReferenceKind, podwire: &Sample, other: &Sample) -> Self {
+        Self { compared_with, unit: Unit::Milliseconds, podwire: podwire.p50(), other: other.p50() }
     }
 
-    fn rates(beside: ReferenceKind, podwire: &[f64], other: &[f64]) -> Self {
+    fn rates(compared_with: ReferenceKind, podwire: &[f64], other: &[f64]) -> Self {
         let (podwire, other) = (median(podwire), median(other));
-        Self { beside, unit: Unit::PerSecond, podwire, other }
+        Self { compared_with, unit: Unit::PerSecond, podwire, other }
     }
 
     fn row(self, case: impl Into<String>, target: RatioTarget) -> Row {
-        let Self { beside, unit, podwire, other } = self;
+        let Self { compared_with, unit, podwire, other } = self;
         let ratio =
             podwire.zip(other).map(|(podwire, other)| podwire / other).filter(|ratio| ratio.is_finite());
-        Row { case: case.into(), unit, podwire, beside, other, ratio, target, verdict: target.judge(ratio) }
+        Row {
+            case: case.into(),
+            unit,
+            podwire,
+            compared_with,
+            other,
+            ratio,
+            target,
+            verdict: target.judge(ratio),
+        }
     }
 }
 
@@ -128,9 +138,9 @@ fn burst_rows(stack: &str, bursts: &Bursts, scale: &Scale) -> [Row; 2] {
     ]
 }
 
-/// Through the agent: one at a time and in parallel, in the mode that is its default and, for information, the other.
+/// Calls through the agent, sequential and in parallel, in the default mode and, for information, in the other mode.
 fn agent_rows(stack: &str, contest: &Contest, bursts: &Bursts) -> Vec<Row> {
-    let Some(beside) = &contest.beside else { return vec![] };
+    let Some(other_times) = &contest.other_times else { return vec![] };
     let times = |agent: &Sample, reference: &Sample, case: &str, target| {
         Versus::reference(agent, reference).row(format!("{case}, {stack}"), target)
     };
@@ -140,20 +150,20 @@ fn agent_rows(stack: &str, contest: &Contest, bursts: &Bursts) -> Vec<Row> {
     };
     let (one, all) = (&contest.reference, &bursts.reference);
     vec![
-        times(&beside.agent.add, &one.add, "ADD, agent", AGENT_ADD),
-        times(&beside.agent.del, &one.del, "DEL, agent", AGENT_DEL),
+        times(&other_times.agent.add, &one.add, "ADD, agent", AGENT_ADD),
+        times(&other_times.agent.del, &one.del, "DEL, agent", AGENT_DEL),
         rates(&bursts.agent.add, &all.add, "ADD/s, agent", RatioTarget::AtLeast(4.0)),
         rates(&bursts.agent.del, &all.del, "DEL/s, agent", RatioTarget::AtLeast(5.0)),
-        times(&beside.agent_bridge.add, &one.add, "ADD, agent, mode bridge", RatioTarget::None),
-        times(&beside.agent_bridge.del, &one.del, "DEL, agent, mode bridge", RatioTarget::None),
+        times(&other_times.agent_bridge.add, &one.add, "ADD, agent, mode bridge", RatioTarget::None),
+        times(&other_times.agent_bridge.del, &one.del, "DEL, agent, mode bridge", RatioTarget::None),
         rates(&bursts.agent_bridge.add, &all.add, "ADD/s, agent, mode bridge", RatioTarget::None),
         rates(&bursts.agent_bridge.del, &all.del, "DEL/s, agent, mode bridge", RatioTarget::None),
     ]
 }
 
-/// The kernel's part of a DEL through the agent ends when the link is gone: the rest of it is nobody's waiting time.
+/// The kernel's part of a DEL through the agent ends when the link is removed; no caller waits for later work.
 fn agent_floor_rows(stack: &str, contest: &Contest, bursts: &Bursts) -> Vec<Row> {
-    let Some(beside) = &contest.beside else { return vec![] };
+    let Some(other_times) = &contest.other_times else { return vec![] };
     let times = |agent: &Sample, floor: &Sample, case: &str| {
         Versus::times(ReferenceKind::Floor, agent, floor).row(format!("{case}, {stack}"), RatioTarget::None)
     };
@@ -162,40 +172,44 @@ fn agent_floor_rows(stack: &str, contest: &Contest, bursts: &Bursts) -> Vec<Row>
             .row(format!("{case}, in parallel, {stack}"), RatioTarget::None)
     };
     vec![
-        times(&beside.agent.add, &beside.floor.add, "ADD, agent"),
-        Versus::times(ReferenceKind::SpawnedFloor, &beside.agent.add, &beside.spawned_floor.add)
+        times(&other_times.agent.add, &other_times.floor.add, "ADD, agent"),
+        Versus::times(ReferenceKind::SpawnedFloor, &other_times.agent.add, &other_times.spawned_floor.add)
             .row(format!("ADD, agent, {stack}"), RatioTarget::Aim(1.6)),
-        Versus::times(ReferenceKind::SpawnedFloor, &beside.agent_bridge.add, &beside.spawned_floor.add)
-            .row(format!("ADD, agent, mode bridge, {stack}"), RatioTarget::Aim(1.6)),
+        Versus::times(
+            ReferenceKind::SpawnedFloor,
+            &other_times.agent_bridge.add,
+            &other_times.spawned_floor.add,
+        )
+        .row(format!("ADD, agent, mode bridge, {stack}"), RatioTarget::Aim(1.6)),
         Versus::rates(ReferenceKind::Standalone, &bursts.agent_bridge.add, &bursts.podwire.add)
             .row(format!("ADD/s, agent, mode bridge, in parallel, {stack}"), RatioTarget::AimAtLeast(1.1)),
-        times(&beside.agent.del, &beside.floor.gone, "DEL until the link is gone, agent"),
+        times(&other_times.agent.del, &other_times.floor.gone, "DEL until the link is gone, agent"),
         rates(&bursts.agent.add, &bursts.floor.add, "ADD/s, agent"),
         rates(&bursts.agent.del, &bursts.floor.del, "DEL/s, agent"),
     ]
 }
 
 fn routed_rows(stack: &str, contest: &Contest) -> Vec<Row> {
-    let Some(beside) = &contest.beside else { return vec![] };
+    let Some(other_times) = &contest.other_times else { return vec![] };
     vec![
-        Versus::reference(&beside.routed.add, &contest.reference.add)
+        Versus::reference(&other_times.routed.add, &contest.reference.add)
             .row(format!("ADD, mode routed, {stack}"), RatioTarget::None),
-        Versus::reference(&beside.routed.del, &contest.reference.del)
+        Versus::reference(&other_times.routed.del, &contest.reference.del)
             .row(format!("DEL, mode routed, {stack}"), RatioTarget::None),
     ]
 }
 
 fn floor_rows(stack: &str, contest: &Contest) -> Vec<Row> {
-    let Some(beside) = &contest.beside else { return vec![] };
+    let Some(other_times) = &contest.other_times else { return vec![] };
     vec![
-        Versus::times(ReferenceKind::Floor, &contest.podwire.add, &beside.floor.add)
+        Versus::times(ReferenceKind::Floor, &contest.podwire.add, &other_times.floor.add)
             .row(format!("ADD, {stack}"), RatioTarget::Aim(2.5)),
-        Versus::times(ReferenceKind::Floor, &contest.podwire.del, &beside.floor.del)
+        Versus::times(ReferenceKind::Floor, &contest.podwire.del, &other_times.floor.del)
             .row(format!("DEL, {stack}"), RatioTarget::None),
     ]
 }
 
-/// Every sample under a name.
+/// All samples with their names.
 fn samples<'a>(measured: &'a PodMeasurements, scale: &Scale) -> Vec<(String, &'a Sample)> {
     let starts = &measured.starts;
     let mut named = vec![
@@ -208,7 +222,7 @@ fn samples<'a>(measured: &'a PodMeasurements, scale: &Scale) -> Vec<(String, &'a
     let mut put = |case: &str, who: &str, times: &'a cases::Times| {
         named.push((format!("ADD, {case}, {who}"), &times.add));
         named.push((format!("DEL, {case}, {who}"), &times.del));
-        // Empty where it is not known.
+        // Empty if it is not measured.
         named.push((format!("link gone, {case}, {who}"), &times.gone));
     };
     let contests = [("v4", Some(&measured.v4)), ("dual stack", Some(&measured.dual))];
@@ -217,12 +231,12 @@ fn samples<'a>(measured: &'a PodMeasurements, scale: &Scale) -> Vec<(String, &'a
         let Some(contest) = contest else { continue };
         put(case, "podwire", &contest.podwire);
         put(case, "reference", &contest.reference);
-        if let Some(beside) = &contest.beside {
-            put(case, "podwire routed", &beside.routed);
-            put(case, "agent", &beside.agent);
-            put(case, "agent bridge", &beside.agent_bridge);
-            put(case, "raw netlink", &beside.floor);
-            put(case, "raw netlink, spawned", &beside.spawned_floor);
+        if let Some(other_times) = &contest.other_times {
+            put(case, "podwire routed", &other_times.routed);
+            put(case, "agent", &other_times.agent);
+            put(case, "agent bridge", &other_times.agent_bridge);
+            put(case, "raw netlink", &other_times.floor);
+            put(case, "raw netlink, spawned", &other_times.spawned_floor);
         }
     }
     put(&format!("{} in use", scale.few), "podwire", &measured.crowd.few);
@@ -246,7 +260,7 @@ pub(super) fn rates(measured: &PodMeasurements) -> Vec<RateSeries> {
     rates
 }
 
-/// Every call that failed, and in which case.
+/// All failed calls with their cases.
 pub(super) fn failures(measured: &PodMeasurements, scale: &Scale) -> Vec<String> {
     let mut all = Vec::new();
     for (case, sample) in samples(measured, scale) {
@@ -259,6 +273,6 @@ pub(super) fn failures(measured: &PodMeasurements, scale: &Scale) -> Vec<String>
             );
         }
     }
-    all.extend(measured.resident.failures.iter().map(|failure| format!("pods that stay: {failure}")));
+    all.extend(measured.resident.failures.iter().map(|failure| format!("running pods: {failure}")));
     all
 }

@@ -2,20 +2,20 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// What a ratio has to be.
+/// Target of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RatioTarget {
     AtMost(f64),
-    /// A limit, and what we would like.
+    /// A limit and an aim.
     AtMostAiming {
         limit: f64,
         aim: f64,
     },
     AtLeast(f64),
-    /// Not promised.
+    /// An aim, not a target.
     Aim(f64),
-    /// Not promised.
+    /// An aim, not a target.
     AimAtLeast(f64),
     /// For information.
     None,
@@ -27,12 +27,12 @@ pub(crate) enum TargetVerdict {
     Ok,
     Missed,
     AimMissed,
-    /// Nothing was promised.
+    /// There is no target.
     None,
 }
 
 impl RatioTarget {
-    /// No figure, because nothing succeeded, is a target missed.
+    /// A missing figure means that no call succeeded; the target is missed.
     pub(super) fn judge(self, ratio: Option<f64>) -> TargetVerdict {
         let holds = |test: &dyn Fn(f64) -> bool| ratio.is_some_and(test);
         match self {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_hold_or_are_missed() {
+    fn limits_are_met_or_missed() {
         assert_eq!(RatioTarget::AtMost(1.1).judge(Some(1.1)), TargetVerdict::Ok);
         assert_eq!(RatioTarget::AtMost(1.1).judge(Some(1.11)), TargetVerdict::Missed);
         assert_eq!(RatioTarget::AtMostAiming { limit: 0.25, aim: 0.1 }.judge(Some(0.2)), TargetVerdict::Ok);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn no_figure_is_a_target_missed() {
+    fn a_missing_figure_misses_the_target() {
         assert_eq!(RatioTarget::AtMost(1.1).judge(None), TargetVerdict::Missed);
         assert_eq!(RatioTarget::AtLeast(1.0).judge(None), TargetVerdict::Missed);
         assert_eq!(RatioTarget::Aim(2.5).judge(None), TargetVerdict::AimMissed);

@@ -1,4 +1,4 @@
-//! After the run: all agents up, all pods deleted, and nothing of them left anywhere.
+//! The audit after the run: starts all agents, deletes all pods and checks that no object remains.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,38 +22,38 @@ use crate::victims::received;
 
 /// An agent removes connections of freed addresses on its timer, which runs every 30 s.
 const TIMER: Duration = Duration::from_secs(75);
-/// In the names of tombstones that were put aside.
+/// Part of the names of quarantined tombstones.
 const PUT_ASIDE: &str = "/tombstones/.unreadable-";
-/// For what is found at once.
+/// Timeout for planted objects, which are found immediately.
 const SHORT: Duration = Duration::from_secs(5);
-/// What an agent may have more at the end than in the first minute.
+/// Allowed growth of an agent since the first minute.
 const MORE_KIB: u64 = 12 << 10;
 const MORE_FILES: usize = 48;
 
 pub(crate) fn run(soak: &Soak, site: &SoakSite, watched: &AgentSizes) -> Result<()> {
-    // What was planted stays: it need not be waited for.
+    // Planted objects are not removed, so a short timeout is enough.
     let within = if soak.options.plant { SHORT } else { LONG };
     let all_up = start_all(site);
-    soak.step("the nodes do not come back", all_up);
+    soak.step("the nodes do not recover", all_up);
     soak.step("the store", records::audit(soak, site));
     for machine in &site.machines {
         let guarded =
             wait_until(&format!("the firewall of {}", machine.name), LONG, || is_guarded(site, machine));
-        soak.step("a firewall does not come back", guarded);
+        soak.step("a firewall is not restored", guarded);
     }
     soak.step("legal traffic", site.expect_reach());
     listeners(soak, site);
-    soak.step("pods that stay cannot be deleted", delete_all(soak, site));
+    soak.step("permanent pods cannot be deleted", delete_all(soak, site));
     let planted = if soak.options.plant { Some(plant(soak, site)?) } else { None };
     for network in &site.networks {
-        let empty = wait_until(&format!("{} to hold nothing", network.name), within, || {
+        let empty = wait_until(&format!("{} to be empty", network.name), within, || {
             expect_empty(&network.run_dir, &|_| false)
         });
         soak.step("records, claims or tombstones are left", empty);
     }
     let dir = site.hostile.node.dir();
     for run_dir in [dir.join("state"), dir.join("alone")] {
-        let empty = wait_until("h1 to hold nothing", within, || {
+        let empty = wait_until("h1 to be empty", within, || {
             let problems = site.hostile_agent().get(api_status())?["conditions"].to_string();
             expect_empty(&run_dir, &|path| path.contains(PUT_ASIDE) || problems.contains(path))
         });
@@ -61,11 +61,11 @@ pub(crate) fn run(soak: &Soak, site: &SoakSite, watched: &AgentSizes) -> Result<
     }
     soak.step("links are left on h1", wait_until("h1 to have no pods", within, || expect_no_pods(site)));
     for (node, before) in &site.before {
-        let same = wait_until(&format!("{} to be as before", node.name()), within, || {
+        let same = wait_until(&format!("{} to match its snapshot", node.name()), within, || {
             let after = picture(node)?;
-            let gone = before.difference(&after).map(|line| format!("- {line}"));
+            let removed = before.difference(&after).map(|line| format!("- {line}"));
             let lines: Vec<String> =
-                gone.chain(after.difference(before).map(|line| format!("+ {line}"))).collect();
+                removed.chain(after.difference(before).map(|line| format!("+ {line}"))).collect();
             ensure!(lines.is_empty(), "{}", lines.join("\n"));
             Ok(true)
         });
@@ -74,14 +74,14 @@ pub(crate) fn run(soak: &Soak, site: &SoakSite, watched: &AgentSizes) -> Result<
     for machine in &site.machines {
         soak.step("neighbours", monitor::neighbours(soak, machine));
         let none =
-            wait_until("connections of freed addresses to go", TIMER, || expect_no_connections(machine));
+            wait_until("removal of connections of freed addresses", TIMER, || expect_no_connections(machine));
         soak.step("connections of freed addresses are left", none);
     }
     status(soak, site)?;
     namespaces(soak, site)?;
     processes(soak, site);
     if let Some(mut planted) = planted {
-        planted.kill().and_then(|()| planted.wait()).context("cannot end the planted process")?;
+        planted.kill().and_then(|()| planted.wait()).context("cannot stop the planted process")?;
     }
     growth(soak, watched);
     let (added, refused) = (soak.ledger.counted("ADDs"), soak.ledger.counted("ADDs refused with code 11"));
@@ -90,13 +90,13 @@ pub(crate) fn run(soak: &Soak, site: &SoakSite, watched: &AgentSizes) -> Result<
             .find("too few ADDs succeed", format!("{added} succeeded, {refused} were refused with code 11"));
     }
     if soak.options.keep && !soak.ledger.is_clean() {
-        println!("kept: {}; end this program to remove it", site.cluster().lab().dir().display());
+        println!("kept: {}; stop this program to remove it", site.cluster().lab().dir().display());
         std::thread::sleep(Duration::from_secs(3600));
     }
     Ok(())
 }
 
-/// One of each kind, where no agent repairs it.
+/// Plants one object of each kind where no agent removes it.
 fn plant(soak: &Soak, site: &SoakSite) -> Result<Child> {
     let standalone =
         site.networks.iter().find(|network| network.through == ServedBy::Plugin).context("no network")?;
@@ -126,7 +126,7 @@ fn start_all(site: &SoakSite) -> Result<()> {
     agent.wait_ready()
 }
 
-/// A listener that received no legal datagram proves nothing about hostile ones.
+/// A listener without legal datagrams proves nothing about hostile ones.
 fn listeners(soak: &Soak, site: &SoakSite) {
     let victims = site.with_role(AnchorRole::Victim).map(|victim| name_of(site, victim));
     for name in victims.chain(site.machines.iter().map(|machine| machine.name.to_owned())) {
@@ -152,8 +152,8 @@ fn delete_all(soak: &Soak, site: &SoakSite) -> Result<()> {
     Ok(())
 }
 
-/// No records, claims and tombstones under a run directory, but for tombstones that are `expected`: a DEL of a hostile config
-/// is put aside if it can never be served, and reported while the agent may not run its IPAM plugin.
+/// Checks that a run directory has no records, claims and tombstones except `expected` ones. A DEL of a hostile config that can
+/// never succeed is quarantined; it is reported while the agent may not run its IPAM plugin.
 fn expect_empty(run_dir: &Path, expected: &dyn Fn(&str) -> bool) -> Result<bool> {
     let names = |dir: &Path| -> Vec<String> {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -189,7 +189,7 @@ fn expect_no_pods(site: &SoakSite) -> Result<bool> {
     Ok(true)
 }
 
-/// Standalone, the kernel selects IPv4 connections only; IPv6 addresses are cleaned before they are given again.
+/// Standalone, the kernel selects IPv4 connections only; IPv6 addresses are cleaned before they are reused.
 fn expect_no_connections(machine: &SoakNode) -> Result<bool> {
     let table = machine.node.run(&["cat", "/proc/net/nf_conntrack"], b"")?;
     let freed: Vec<IpNet> =
@@ -240,11 +240,11 @@ fn api_status() -> &'static str {
     "/v1/status"
 }
 
-/// The names are the run's own: /run/netns is a mount of it.
+/// All names belong to this run, because /run/netns is a private mount.
 fn namespaces(soak: &Soak, site: &SoakSite) -> Result<()> {
     let cluster = site.cluster();
     let prefix = cluster.lab().prefix().to_owned();
-    let expected: BTreeSet<String> = ["n1", "n2", "n3", "h1", "stranger", "underlay", "etcd1"]
+    let expected: BTreeSet<String> = ["n1", "n2", "n3", "h1", "external_host", "underlay", "etcd1"]
         .map(|name| format!("{prefix}-{name}"))
         .into();
     let found = fs::read_dir("/run/netns").context("cannot list /run/netns")?.flatten();
@@ -256,7 +256,7 @@ fn namespaces(soak: &Soak, site: &SoakSite) -> Result<()> {
     Ok(())
 }
 
-/// The pid namespace is the run's own: its first process, this one, the lab's services and nothing else.
+/// The pid namespace is private: only its init process, this program and the lab's services may run.
 fn processes(soak: &Soak, site: &SoakSite) {
     let cluster = site.cluster();
     let mut expected: BTreeSet<u32> = [1, std::process::id()].into();
@@ -264,7 +264,7 @@ fn processes(soak: &Soak, site: &SoakSite) {
     expected.extend(site.hostile_agent().pid());
     expected.extend(cluster.etcd.members.iter().filter_map(testkit::EtcdMember::pid));
     for (pid, name) in monitor::processes() {
-        // The shell that ends the lab's services with this program.
+        // The shell that stops the lab's services with this program.
         if !expected.contains(&pid) && name != "sh" {
             soak.ledger.find("a process is left", name);
         }
@@ -276,7 +276,7 @@ fn growth(soak: &Soak, watched: &AgentSizes) {
         let Some(last) = watched.last.get(name) else { continue };
         let text = format!("{name}: first minute {first:?}, last minute {last:?}");
         println!("{text}");
-        // A shorter run compares seconds, in which allocators and caches still fill.
+        // In a shorter run, allocators and caches are still growing.
         let is_long = soak.options.lasting() >= LONG;
         if is_long && (last.rss_kib > first.rss_kib + MORE_KIB || last.files > first.files + MORE_FILES) {
             soak.ledger.find("an agent grew", text);

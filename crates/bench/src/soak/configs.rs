@@ -1,4 +1,4 @@
-//! Hostile configs and requests, on a node of its own: each must end in time, with a result or an error object.
+//! Hostile configs and requests on a separate node. Each call must return in time with a result or an error object.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use crate::site::{ServedBy, SoakSite};
 use crate::{Soak, jail};
 
 const READ_LIMIT: Duration = Duration::from_secs(5);
-/// Keys whose values name files and sockets: they are not mutated.
+/// Keys with paths of files and sockets, which are not mutated.
 const PATHS: [&str; 3] = ["runDir", "logFile", "agent"];
 const RESERVED_SUBNETS: [&str; 12] = [
     "127.0.0.0/24",
@@ -32,10 +32,10 @@ const RESERVED_SUBNETS: [&str; 12] = [
     "10.0.0.7",
     "::ffff:10.0.0.0/120",
 ];
-/// Runs instead of an IPAM plugin, and leaves a trace.
+/// Fake IPAM plugin that creates a file when it runs.
 const TRAP: &str = "#!/bin/sh\ntouch \"${0%/*}/ran\"\n[ \"$CNI_COMMAND\" = DEL ]\n";
 
-/// One who calls with hostile configs.
+/// A client with hostile configs.
 struct HostileCaller<'a> {
     soak: &'a Soak,
     site: &'a SoakSite,
@@ -44,7 +44,7 @@ struct HostileCaller<'a> {
     sandbox: Pod,
     number: u64,
     made: usize,
-    /// Programs that pose as IPAM plugins.
+    /// Directory with fake IPAM plugins.
     traps: PathBuf,
     attacks: Vec<Attack>,
 }
@@ -58,7 +58,7 @@ pub(crate) fn start<'scope>(
     for (number, through) in [ServedBy::Plugin, ServedBy::Agent, ServedBy::Agent].into_iter().enumerate() {
         let all = [Attack::Configs, Attack::Subnets, Attack::SelfDelegation, Attack::CniPath];
         let fits = |attack: &Attack| match attack {
-            // Without an agent, the runtime's own path is used, and means to be.
+            // Without an agent the runtime's CNI_PATH is used by design.
             Attack::CniPath => through == ServedBy::Agent,
             Attack::Subnets => through == ServedBy::Plugin,
             Attack::SelfDelegation => std::env::var_os(jail::UNLIMITED).is_none(),
@@ -83,7 +83,7 @@ pub(crate) fn start<'scope>(
     Ok(())
 }
 
-/// A directory with a program that leaves a trace, and with the plugin under other names.
+/// Creates a directory with the fake IPAM plugin and the real plugin under other names.
 fn traps(site: &SoakSite) -> Result<PathBuf> {
     let dir = site.hostile.node.dir().join("traps");
     let (path, plugin) = (dir.display(), site.plugin.path.display());
@@ -91,7 +91,7 @@ fn traps(site: &SoakSite) -> Result<PathBuf> {
         "mkdir {path} && cat >{path}/trap && chmod 755 {path}/trap && cp {plugin} {path}/copy && ln -s {plugin} {path}/link"
     );
     let made = site.hostile.node.run(&["sh", "-c", &script], TRAP.as_bytes())?;
-    made.ok().context("cannot write the traps")?;
+    made.ok().context("cannot write the fake plugins")?;
     Ok(dir)
 }
 
@@ -114,7 +114,7 @@ impl HostileCaller<'_> {
         self.soak.step("a sandbox cannot be removed", removed);
     }
 
-    /// A config that works.
+    /// A valid config.
     fn config(&mut self) -> Value {
         let dir = self.site.hostile.node.dir();
         match self.through {
@@ -135,21 +135,21 @@ impl HostileCaller<'_> {
         }
     }
 
-    /// Ends in time, and without a panic. None if not, which is a finding.
+    /// Checks that the call returns in time and does not panic. Otherwise records a finding and returns `None`.
     fn called(&self, attack: Attack, call: &Call) -> Option<Outcome> {
         let running = self.site.plugin.spawn(&self.site.hostile.node, call);
         match running.and_then(|running| running.wait(DEADLINE)) {
             Ok(outcome) => Some(outcome),
             Err(error) => {
                 let config = String::from_utf8_lossy(&call.stdin).chars().take(300).collect::<String>();
-                let (kind, verb) = (format!("{attack:?}: a call does not end"), call.verb.as_str());
+                let (kind, verb) = (format!("{attack:?}: a call hangs"), call.verb.as_str());
                 self.soak.ledger.find(&kind, format!("{verb} {config}: {error:#}"));
                 None
             }
         }
     }
 
-    /// Whether ADD succeeded. A refusal has an error object.
+    /// True if ADD succeeded. A failed ADD must print an error object.
     fn added(&self, attack: Attack, add: &Call) -> bool {
         let Some(outcome) = self.called(attack, add) else { return false };
         if outcome.success() {
@@ -157,12 +157,12 @@ impl HostileCaller<'_> {
         }
         if let Err(error) = sound(&outcome) {
             let config = String::from_utf8_lossy(&add.stdin).chars().take(300).collect::<String>();
-            self.soak.ledger.find(&format!("{attack:?}: unsound answer"), format!("{config}: {error:#}"));
+            self.soak.ledger.find(&format!("{attack:?}: invalid response"), format!("{config}: {error:#}"));
         }
         false
     }
 
-    /// After any ADD a runtime sends a DEL. Only that of an ADD that succeeded has to succeed.
+    /// Sends a DEL after every ADD. It must succeed only if the ADD succeeded.
     fn deleted(&self, attack: Attack, del: &Call, is_needed: bool) {
         for _ in 0..10 {
             match self.called(attack, del) {
@@ -173,7 +173,7 @@ impl HostileCaller<'_> {
         }
         self.soak
             .ledger
-            .find(&format!("{attack:?}: DEL never succeeds"), String::from_utf8_lossy(&del.stdin));
+            .find(&format!("{attack:?}: DEL fails repeatedly"), String::from_utf8_lossy(&del.stdin));
     }
 
     fn mutated(&mut self) -> Result<()> {
@@ -191,7 +191,7 @@ impl HostileCaller<'_> {
         let del = Call { verb: Verb::Del, ..add.clone() };
         self.deleted(Attack::Configs, &del, is_added);
         if !is_added {
-            // What a config in order says: nothing of the container is there.
+            // With a valid config: the container has no objects.
             let del = Call {
                 container: self.call(Verb::Del, b"").container,
                 ..self.call(Verb::Del, config.to_string().as_bytes())
@@ -255,7 +255,7 @@ impl HostileCaller<'_> {
         config.to_string().into_bytes()
     }
 
-    /// Bytes changed anywhere but in paths.
+    /// Mutates bytes outside of paths.
     fn with_hostile_bytes(&mut self, config: &Value) -> Vec<u8> {
         let mut bytes = config.to_string().into_bytes();
         for _ in 0..=self.random.below(4) {
@@ -314,7 +314,7 @@ impl HostileCaller<'_> {
         Ok(())
     }
 
-    /// IPAM plugins that are the plugin itself, or a program of the caller.
+    /// IPAM delegation to the plugin itself or to a program of the caller.
     fn delegate(&mut self, attack: Attack, types: &[&'static str]) -> Result<()> {
         let mut config = self.config();
         config["ipam"] = json!({"type": self.random.pick(types)});
@@ -333,13 +333,14 @@ impl HostileCaller<'_> {
             self.soak
                 .ledger
                 .find("the agent ran a program of the caller's CNI_PATH", config["ipam"].to_string());
-            std::fs::remove_file(self.traps.join("ran")).context("cannot remove the trace")?;
+            std::fs::remove_file(self.traps.join("ran")).context("cannot remove the marker file")?;
         }
         Ok(())
     }
 }
 
-/// Bytes on the sockets of all agents. An answer or an end comes in time; the agent lives on, which others check.
+/// Sends malformed requests to the sockets of all agents. Each must get a response or a close in time. The monitor checks that
+/// the agent keeps running.
 fn requests(soak: &Soak, site: &SoakSite) {
     let mut random = soak.random(520);
     let sockets = || -> Result<Vec<PathBuf>> {
@@ -373,7 +374,7 @@ fn requests(soak: &Soak, site: &SoakSite) {
             .concat(),
             _ => b"GET /v1/attachments/..%2f..%2f\x1b[2J HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
         };
-        // An agent that was killed takes no connection.
+        // A killed agent accepts no connection.
         if send(socket, &bytes).is_ok() {
             soak.ledger.count("malformed requests");
         }
@@ -384,7 +385,7 @@ fn send(socket: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_write_timeout(Some(READ_LIMIT))?;
     stream.set_read_timeout(Some(READ_LIMIT))?;
-    // The agent may have refused it before it is read to the end.
+    // The agent may reject the request before it has read all of it.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(std::net::Shutdown::Write);
     let mut answer = [0; 4096];

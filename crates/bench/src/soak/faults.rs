@@ -1,4 +1,4 @@
-//! Agents that are killed, an etcd that goes away, firewalls that are flushed, links and routes that are deleted.
+//! Fault injection: kills agents, stops etcd, flushes firewalls, deletes links and routes.
 
 use std::thread::Scope;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::Soak;
 use crate::options::Attack;
 use crate::site::{LONG, SPARED, ServedBy, SoakNode, SoakSite, picture};
 
-/// Until everything that was sent before has arrived.
+/// Time until all frames in flight have arrived.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
 
 pub(crate) fn start<'scope>(scope: &'scope Scope<'scope, '_>, soak: &'scope Soak, site: &'scope SoakSite) {
@@ -49,7 +49,7 @@ fn kill_agent(soak: &Soak, site: &SoakSite, name: &str, random: &mut Random) -> 
         if agent.has_ended()? {
             let log = agent.log()?;
             let tail: Vec<&str> = log.lines().rev().take(5).collect();
-            soak.ledger.find("an agent ended by itself", format!("{name}: {}", tail.join(" | ")));
+            soak.ledger.find("an agent exited unexpectedly", format!("{name}: {}", tail.join(" | ")));
         } else {
             agent.kill()?;
             soak.ledger.count("agents killed");
@@ -57,7 +57,7 @@ fn kill_agent(soak: &Soak, site: &SoakSite, name: &str, random: &mut Random) -> 
     }
     std::thread::sleep(Duration::from_millis(random.below(1500)));
     site.cluster().agent_mut(name)?.launch()?;
-    // Every third one dies before it is ready, or as soon as it is.
+    // Every third agent is killed before or as soon as it is ready.
     if random.below(3) > 0 {
         wait_until(&format!("agent {name} to be ready"), LONG, || {
             Ok(site.cluster().agent(name)?.is_ready())
@@ -71,7 +71,7 @@ fn kill_hostile(soak: &Soak, site: &SoakSite) {
     while !soak.is_over() {
         soak.pause(&mut random, 3000, 12_000);
         let restarted = site.hostile_agent().restart();
-        soak.step("the agent of h1 does not come back", restarted);
+        soak.step("the agent of h1 does not restart", restarted);
         soak.ledger.count("agents killed");
     }
 }
@@ -99,7 +99,7 @@ fn flush(soak: &Soak, site: &SoakSite) {
     while !soak.is_over() {
         soak.pause(&mut random, 4000, 12_000);
         let machine = &site.machines[random.below(site.machines.len() as u64) as usize];
-        // Hostile frames wait until the firewall is back.
+        // Hostile frames are paused until the firewall is restored.
         let _unguarded = soak.while_unguarded();
         std::thread::sleep(IN_FLIGHT);
         let flushed = machine.node.sh(&["nft", "flush", "ruleset"]).map(drop);
@@ -107,21 +107,21 @@ fn flush(soak: &Soak, site: &SoakSite) {
         soak.ledger.count("firewalls flushed");
         let restored =
             wait_until(&format!("the firewall of {}", machine.name), LONG, || is_guarded(site, machine));
-        soak.step("a firewall does not come back", restored);
+        soak.step("a firewall is not restored", restored);
     }
 }
 
-/// Everything that the node's firewall had without pods is there, and the sets have all pods of the node that stay.
+/// True if the node's firewall has all base rules, and the sets contain all permanent pods of the node.
 pub(crate) fn is_guarded(site: &SoakSite, machine: &SoakNode) -> Result<bool> {
     for network in
         site.networks.iter().filter(|n| n.node_name == machine.name && n.through == ServedBy::Plugin)
     {
-        // STATUS puts back what is missing, and reports it once.
+        // STATUS restores missing rules and reports this once.
         site.plugin.status(&network.node, &network.config)?.ok().context("STATUS")?;
     }
     let now = picture(&machine.node)?;
     let before = site.before.iter().find(|(node, _)| node.name() == machine.node.name());
-    let (_, before) = before.context("a node without a snapshot")?;
+    let (_, before) = before.context("the node has no snapshot")?;
     for line in before.iter().filter(|line| line.starts_with("nft ")) {
         ensure!(now.contains(line), "missing: {line}");
     }
@@ -138,7 +138,7 @@ pub(crate) fn is_guarded(site: &SoakSite, machine: &SoakNode) -> Result<bool> {
     Ok(true)
 }
 
-/// One at a time: what is deleted comes back, or its pod is deleted anyway.
+/// Deletes one object at a time. It is restored, or its pod is deleted later.
 fn drift(soak: &Soak, site: &SoakSite) {
     let mut random = soak.random(340);
     while !soak.is_over() {
@@ -147,12 +147,12 @@ fn drift(soak: &Soak, site: &SoakSite) {
         let deleted = delete_something(site, machine, &mut random);
         match deleted {
             Ok(what) => soak.ledger.count(&format!("deleted: {what}")),
-            Err(error) => soak.ledger.find("nothing can be deleted", format!("{error:#}")),
+            Err(error) => soak.ledger.find("an object cannot be deleted", format!("{error:#}")),
         }
     }
 }
 
-/// A command that finds its object gone already has nothing to do.
+/// A missing object is not an error.
 fn delete_something(site: &SoakSite, machine: &SoakNode, random: &mut Random) -> Result<&'static str> {
     let node = &machine.node;
     let run = |line: &str| -> Result<()> {

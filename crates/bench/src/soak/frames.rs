@@ -1,4 +1,4 @@
-//! Hostile frames from raw sockets in pods and on the underlay, in bounded amounts, and legal datagrams beside them.
+//! Hostile frames from raw sockets in pods and on the underlay, in bounded amounts, and legal datagrams.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::thread::Scope;
@@ -13,12 +13,12 @@ use crate::packets::{ARP, VLAN, arp_request, ethernet, group_mac, icmp, solicita
 use crate::site::{Anchor, AnchorRole, CLUSTER, SoakMode, SoakNetwork, SoakNode, SoakSite, mac_of};
 use crate::victims::{HOSTILE, LEGAL, MARK, PORT, VictimListener, payload};
 
-/// As agents have them by default.
+/// The agents' defaults.
 const VNI: u32 = 4077;
 const VXLAN_PORT: u16 = 4789;
-/// Frames of one kind in a row.
+/// Consecutive frames of one kind.
 const BURST: u64 = 8;
-/// No pod and no node ever has one of these.
+/// Addresses that no pod and no node uses.
 pub(crate) const INVENTED_V4: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 0);
 pub(crate) const INVENTED_V6: Ipv6Addr = Ipv6Addr::new(0xfd99, 0xdead, 0, 0, 0, 0, 0, 0);
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
@@ -38,8 +38,8 @@ pub(crate) fn start<'scope>(
         let mut attacker = Attacker::new(soak, site, mallory, soak.random(400 + number as u64))?;
         scope.spawn(move || attacker.run());
     }
-    let socket = PacketSocket::open(&site.stranger, "eth0")?;
-    let mac = mac_of(&inspect::link(&site.stranger, "eth0")?)?;
+    let socket = PacketSocket::open(&site.external_host, "eth0")?;
+    let mac = mac_of(&inspect::link(&site.external_host, "eth0")?)?;
     scope.spawn(move || outside(soak, site, (&socket, mac), soak.random(420)));
     scope.spawn(move || legal(soak, site));
     if soak.has(Attack::HostIp) {
@@ -49,12 +49,12 @@ pub(crate) fn start<'scope>(
     Ok(())
 }
 
-/// Of a pod that stays, in counts and findings.
+/// Name of a permanent pod in counts and findings.
 pub(crate) fn name_of(site: &SoakSite, anchor: &Anchor) -> String {
     format!("{:?} of {}", anchor.role, site.networks[anchor.network].name)
 }
 
-/// A pod that sends what it may not.
+/// A pod that sends hostile frames.
 struct Attacker<'a> {
     soak: &'a Soak,
     site: &'a SoakSite,
@@ -94,7 +94,7 @@ impl<'a> Attacker<'a> {
                     Attack::Adverts => self.adverts(),
                     _ => self.spoofed(),
                 };
-                // A frame that the kernel does not take is not delivered either.
+                // A frame that the kernel rejects is not delivered.
                 if frame.is_some_and(|frame| self.socket.send(&frame).is_ok()) {
                     soak.ledger.count(&format!("hostile frames: {attack:?}"));
                 }
@@ -106,13 +106,13 @@ impl<'a> Attacker<'a> {
         self.random.below(2) as usize
     }
 
-    /// Where hostile datagrams go: a listener in the same family, and the MAC that leads there.
+    /// Target of hostile datagrams: a listener of the same family and the destination MAC.
     fn target(&mut self, family: usize) -> (IpAddr, [u8; 6]) {
         let (own, network) = (self.own, self.network);
         let victims: Vec<&Anchor> = self.site.with_role(AnchorRole::Victim).collect();
         let machine = self.site.machines.iter().find(|machine| machine.name == network.node_name);
-        let place = self.random.below(victims.len() as u64 + 1) as usize;
-        match (victims.get(place), machine) {
+        let index = self.random.below(victims.len() as u64 + 1) as usize;
+        match (victims.get(index), machine) {
             // On a bridge frames go from port to port.
             (Some(victim), _) if victim.network == own.network && network.mode == SoakMode::Bridge => {
                 (victim.ips[family], victim.mac)
@@ -123,7 +123,7 @@ impl<'a> Attacker<'a> {
         }
     }
 
-    /// An address that is not the attacker's.
+    /// An address of another pod.
     fn foreign(&mut self, family: usize) -> IpAddr {
         let anchors: Vec<IpAddr> = self
             .site
@@ -172,7 +172,7 @@ impl<'a> Attacker<'a> {
         let what = format!("{from} to {to} by {}", name_of(self.site, self.own));
         let (kind, packet) = udp(from, to, (PORT, PORT), &payload(Attack::Spoof, &what))?;
         if self.network.mode == SoakMode::Bridge && self.random.below(5) == 0 {
-            // Behind a VLAN tag, which the bridge does not look behind.
+            // With a VLAN tag, which the bridge does not strip.
             let tagged = [&[0, 0][..], &kind.to_be_bytes(), &packet].concat();
             return Some(ethernet(mac, self.own.mac, (VLAN, &tagged)));
         }
@@ -188,7 +188,7 @@ impl<'a> Attacker<'a> {
         Some(ethernet(mac, self.foreign_mac_address(), (kind, &packet)))
     }
 
-    /// To addresses that a bridge takes for its own protocols.
+    /// Frames to the reserved MACs of bridge protocols.
     fn reserved(&mut self) -> Option<Vec<u8>> {
         let family = self.family();
         let (to, _) = self.target(family);
@@ -199,7 +199,7 @@ impl<'a> Attacker<'a> {
         Some(ethernet([0x01, 0x80, 0xc2, 0, 0, last], self.own.mac, (kind, &packet)))
     }
 
-    /// Senders that are not there, and addresses of the node's own block that no pod has.
+    /// Invented senders, and unused addresses of the node's block.
     fn neighbours(&mut self) -> Option<Vec<u8>> {
         let own = self.own;
         let family = self.family();
@@ -222,7 +222,7 @@ impl<'a> Attacker<'a> {
         }
     }
 
-    /// A packet for a victim, in a tunnel packet to a node.
+    /// A VXLAN packet to a node with an inner packet for a victim.
     fn tunnelled(&mut self) -> Option<Vec<u8>> {
         let family = self.family();
         let machines = &self.site.machines;
@@ -244,7 +244,7 @@ impl<'a> Attacker<'a> {
         let victim = victims.first()?;
         let (packet, to) = match self.random.below(if self.network.mode == SoakMode::Bridge { 4 } else { 3 })
         {
-            // Router lifetime 1800 s, and a prefix to make addresses from.
+            // Router lifetime 1800 s, and a prefix for address configuration.
             0 => {
                 let prefix = [
                     &[3, 4, 64, 0xc0, 0, 0, 14, 16, 0, 0, 14, 16, 0, 0, 0, 0][..],
@@ -285,12 +285,12 @@ impl<'a> Attacker<'a> {
     }
 }
 
-/// The first address of the /24 that an address is in.
+/// The first address of the /24 of an address.
 fn first_of(ip: Ipv4Addr) -> Ipv4Addr {
     Ipv4Addr::from_bits(ip.to_bits() & !0xff | 1)
 }
 
-/// An address of the same block that comes late.
+/// An address of the same block that is allocated late.
 fn unassigned(own: IpAddr, number: u64) -> IpAddr {
     match own {
         IpAddr::V4(ip) => Ipv4Addr::from_bits(ip.to_bits() & !0xff | 0xf0 | (number % 15) as u32).into(),
@@ -298,12 +298,12 @@ fn unassigned(own: IpAddr, number: u64) -> IpAddr {
     }
 }
 
-/// The frame inside a tunnel packet: from a pod of another node or from an invented address, to a victim on the machine.
+/// The frame inside a tunnel packet: from a pod of another node or from an invented address, to a victim on the node.
 fn inner_frame(site: &SoakSite, machine: &SoakNode, (random, by): (&mut Random, &str)) -> Option<Vec<u8>> {
     let family = random.below(2) as usize;
     let on = |anchor: &&Anchor| site.networks[anchor.network].node_name == machine.name;
     let victims: Vec<&Anchor> = site.with_role(AnchorRole::Victim).filter(on).collect();
-    let others: Vec<&Anchor> = site
+    let remote_pods: Vec<&Anchor> = site
         .with_role(AnchorRole::Honest)
         .filter(|anchor| site.networks[anchor.network].scope == CLUSTER)
         .collect();
@@ -311,7 +311,7 @@ fn inner_frame(site: &SoakSite, machine: &SoakNode, (random, by): (&mut Random, 
     let from = match random.below(4) {
         0 if family == 0 => IpAddr::V4(INVENTED_V4),
         0 => IpAddr::V6(INVENTED_V6),
-        _ => others[random.below(others.len() as u64) as usize].ips[family],
+        _ => remote_pods[random.below(remote_pods.len() as u64) as usize].ips[family],
     };
     let to = if random.below(4) == 0 { machine.addresses[family] } else { victim.ips[family] };
     let links = inspect::links(&machine.node).ok()?;
@@ -322,11 +322,11 @@ fn inner_frame(site: &SoakSite, machine: &SoakNode, (random, by): (&mut Random, 
     Some(ethernet(mac, [0x02, 0xba, 0xd0, 0, 0, 1], (kind, &packet)))
 }
 
-/// The machine on the underlay that is no node: tunnel packets, and packets with sources of local pods.
+/// The external host on the underlay: tunnel packets, and packets with sources of local pods.
 fn outside(soak: &Soak, site: &SoakSite, (socket, mac): (&PacketSocket, [u8; 6]), mut random: Random) {
-    let plain = site.stranger.enter(|| UdpSocket::bind("[::]:0"));
+    let plain = site.external_host.enter(|| UdpSocket::bind("[::]:0"));
     let Ok(Ok(plain)) = plain else {
-        soak.ledger.find("the machine on the underlay cannot send", "no socket");
+        soak.ledger.find("the external host on the underlay cannot send", "no socket");
         return;
     };
     while !soak.is_over() {
@@ -352,7 +352,7 @@ fn outside(soak: &Soak, site: &SoakSite, (socket, mac): (&PacketSocket, [u8; 6])
     }
 }
 
-/// On the link: a packet to a victim with the source of a pod of the same node.
+/// A packet on the underlay link to a victim with the source of a pod of the same node.
 fn from_local_pod(
     site: &SoakSite,
     (machine, mac): (&SoakNode, [u8; 6]),
@@ -370,7 +370,7 @@ fn from_local_pod(
     Some(ethernet(machine.mac, mac, (kind, &packet)))
 }
 
-/// An address as a socket of both families takes it.
+/// The address for a dual-stack socket.
 fn dual(ip: IpAddr, port: u16) -> SocketAddr {
     match ip {
         IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), port),
@@ -397,7 +397,7 @@ fn legal(soak: &Soak, site: &SoakSite) {
             let targets: Vec<IpAddr> = targets.collect();
             let sent = from.pod.enter(|| -> std::io::Result<u64> {
                 let socket = UdpSocket::bind("[::]:0")?;
-                // Routes may be deleted at the moment: what cannot be sent now is sent in the next round.
+                // Routes may be deleted at the moment; the next round sends again.
                 let sent = |to: &&IpAddr| socket.send_to(text.as_bytes(), dual(**to, PORT)).is_ok();
                 Ok(targets.iter().filter(sent).count() as u64)
             });
@@ -410,7 +410,7 @@ fn legal(soak: &Soak, site: &SoakSite) {
     }
 }
 
-/// A pod with a host port at an address that is not the node's: nothing that others send there may reach it.
+/// A pod with a host port at an address that is not the node's. Packets of other hosts to this address must not reach it.
 fn capture(soak: &Soak, site: &SoakSite, pod: &Pod) {
     let mut random = soak.random(440);
     let network = &site.networks[0];
@@ -455,7 +455,7 @@ fn capture_once(
                 let sent = ns.enter(|| {
                     UdpSocket::bind("[::]:0").map(|socket| socket.send_to(b"captured", dual(stolen, PORT)))
                 })?;
-                // Whether there is a route does not matter.
+                // A missing route is not an error.
                 if sent.is_ok_and(|sent| sent.is_ok()) {
                     soak.ledger.count("datagrams to host ports at other addresses");
                 }
@@ -465,8 +465,10 @@ fn capture_once(
         let mut buffer = [0; 64];
         while let Ok((length, from)) = listener.recv_from(&mut buffer) {
             if &buffer[..length] == b"captured" {
-                soak.ledger
-                    .find("a host port took packets of another address", format!("{stolen}, sent by {from}"));
+                soak.ledger.find(
+                    "a host port captured packets of another address",
+                    format!("{stolen}, sent by {from}"),
+                );
             }
         }
     } else {
@@ -479,5 +481,5 @@ fn capture_once(
         }
         std::thread::sleep(std::time::Duration::from_millis(500));
     }
-    anyhow::bail!("DEL of the capturing pod never succeeds")
+    anyhow::bail!("DEL of the capturing pod fails repeatedly")
 }

@@ -1,17 +1,16 @@
-//! Namespaces for the whole run: its own pids, with a limit, its own names of network namespaces, its own temporary
-//! directory. A config that makes plugins start plugins without end fills this limit and not the machine. All processes end
-//! with the first one.
+//! Private namespaces for the whole run: pids with a limit, names of network namespaces, and the temporary directory. The limit
+//! protects the host from configs that make plugins start plugins recursively. All processes exit with the init process.
 
 use std::process::{Command, ExitCode};
 
-/// Processes and threads of the run at one time. A run without attacks has some 200.
+/// Maximum number of processes and threads. A run without attacks has about 200.
 const MOST_PIDS: u32 = 1500;
-/// Since this version a pid namespace has a limit of its own.
+/// First Linux version with a separate limit per pid namespace.
 const LIMITED_SINCE: (u32, u32) = (6, 14);
-/// Tells the program inside that it has no limit.
+/// Environment variable that is set if there is no limit.
 pub(crate) const UNLIMITED: &str = "PODWIRE_SOAK_UNLIMITED";
 
-/// `sh` is the first process of the namespace and reaps the orphans of the others.
+/// `sh` is the init process of the namespace and reaps orphans.
 const SCRIPT: &str = r#"set -e
 mount -t tmpfs -o mode=755 podwire-soak /run
 mkdir /run/netns /run/podwire-soak
@@ -20,17 +19,17 @@ export TMPDIR=/run/podwire-soak
 cut -d ' ' -f 5 /proc/self/mountinfo | while read -r at; do
   case "$at" in
     /proc*|/sys*|/dev*|/run|/run/*) ;;
-    *) mount -o remount,bind,ro "$at" 2>/dev/null || echo "$at stays writable" >&2 ;;
+    *) mount -o remount,bind,ro "$at" 2>/dev/null || echo "$at remains writable" >&2 ;;
   esac
 done
 if [ -n "$MOST_PIDS" ]; then echo "$MOST_PIDS" >/proc/sys/kernel/pid_max; fi
 "$@" --inside && exit 0 || exit $?
 "#;
 
-/// Runs this program again, inside.
+/// Runs this program inside the namespaces.
 pub(crate) fn enter() -> ExitCode {
     let Ok(exe) = std::env::current_exe() else {
-        eprintln!("cannot find out where this program lies");
+        eprintln!("cannot find the path of this program");
         return ExitCode::from(2);
     };
     let mut command = Command::new("unshare");
@@ -39,7 +38,7 @@ pub(crate) fn enter() -> ExitCode {
     if is_limited() {
         command.env("MOST_PIDS", MOST_PIDS.to_string());
     } else {
-        println!("self-delegation is left out: before Linux 6.14 a pid namespace has no limit of its own");
+        println!("self-delegation is skipped: before Linux 6.14 a pid namespace has no separate limit");
         command.env(UNLIMITED, "1");
     }
     match command.status() {
@@ -51,7 +50,7 @@ pub(crate) fn enter() -> ExitCode {
     }
 }
 
-/// Before that version, the limit inside a namespace is the one of the machine.
+/// Before that version, the limit inside a namespace is that of the host.
 fn is_limited() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(['.', '-']).map_while(|part| part.trim().parse::<u32>().ok());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// So many examples of one kind are kept.
+/// Maximum number of recorded examples per kind.
 const EXAMPLES: usize = 6;
 
 #[derive(Default)]
@@ -22,7 +22,7 @@ struct SoakFinding {
 
 #[derive(Default)]
 struct GivenAddresses {
-    /// The address of a network and the pod that has it.
+    /// Addresses of networks and the pods that use them.
     living: BTreeMap<(&'static str, IpAddr), String>,
     ever: BTreeSet<IpAddr>,
 }
@@ -62,14 +62,14 @@ impl Ledger {
         lock(&self.findings).is_empty()
     }
 
-    /// A pod was given these addresses. Another pod that has one of them is a finding.
+    /// Records the addresses of a pod. An address that another pod uses is a finding.
     pub(crate) fn enter(&self, network: &'static str, pod: &str, addresses: &[IpAddr]) {
         let mut twice = Vec::new();
         let mut given = lock(&self.given);
         for address in addresses {
             given.ever.insert(*address);
             if let Some(other) = given.living.insert((network, *address), pod.to_owned()) {
-                twice.push(format!("{address} was given to {pod} while {other} has it"));
+                twice.push(format!("{address} was assigned to {pod} while {other} uses it"));
             }
         }
         drop(given);
@@ -100,7 +100,7 @@ impl Ledger {
         }
         let findings = lock(&self.findings);
         if findings.is_empty() {
-            text.push_str("\nNothing was found.");
+            text.push_str("\nNo findings.");
             return text;
         }
         text.push_str("\nFINDINGS:");
@@ -114,7 +114,7 @@ impl Ledger {
     }
 }
 
-/// Examples hold what attackers wrote.
+/// Examples contain attacker-controlled text.
 fn printable(text: &str) -> String {
     let escaped = |c: char| match c {
         '\n' => c.to_string(),
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_of_two_pods_is_a_finding_and_one_given_again_is_not() {
+    fn a_duplicate_address_is_a_finding_and_a_reused_one_is_not() {
         let ledger = Ledger::default();
         let address: IpAddr = "10.0.0.1".parse().unwrap();
         ledger.enter("a", "one", &[address]);

@@ -1,5 +1,5 @@
-//! ADD, CHECK and DEL from many workers, as runtimes call them: some plugins are killed in the middle, some sandboxes vanish
-//! before the DEL, some DELs are forgotten and left to GC.
+//! ADD, CHECK and DEL from many workers. Some plugins are killed during a call, some sandboxes are removed before the DEL, and
+//! some DELs are omitted and left to GC.
 
 use std::thread::Scope;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use crate::Soak;
 use crate::options::Attack;
 use crate::site::{LONG, SoakNetwork, SoakSite, ips};
 
-/// The plugin is killed within this time, which is that of a call on a busy machine.
+/// The plugin is killed within this time, the duration of a call on a busy host.
 const KILL_WITHIN_US: u64 = 25_000;
 const DEL_TRIES: usize = 20;
-/// A pod name that would change a terminal.
+/// A pod name with a terminal control sequence.
 const CONTROL_NAME: &str = "pod\u{1b}[31m\u{7}\u{9b}2J";
 
-/// What an ADD may answer while agents, firewalls and links are taken away: try again later, not available, kernel.
+/// Allowed error codes of an ADD during faults: try again later, not available, kernel.
 const EXPECTED: [u32; 4] = [11, 50, 51, 103];
 
 struct Worker<'a> {
@@ -26,7 +26,7 @@ struct Worker<'a> {
     site: &'a SoakSite,
     random: Random,
     number: usize,
-    /// One for each network, in their order.
+    /// One per network, in their order.
     sandboxes: Vec<Pod>,
     made: usize,
 }
@@ -57,16 +57,16 @@ pub(crate) fn start<'scope>(
     Ok(())
 }
 
-/// GC from time to time. It is never killed: a runtime that is killed during a GC does not add pods until it is repeated.
+/// Runs GC from time to time. It is never killed, because a runtime repeats an interrupted GC before it adds pods.
 fn collect(soak: &Soak, site: &SoakSite, network: &SoakNetwork, mut random: Random) {
     while !soak.is_over() {
         soak.pause(&mut random, 3000, 8000);
         match network.collect(&site.plugin) {
             Ok(outcome) if outcome.success() => soak.ledger.count("GC"),
             Ok(outcome) => judge(soak, "GC", &outcome),
-            Err(error) => soak
-                .ledger
-                .find("GC cannot be started or does not end", format!("{}: {error:#}", network.name)),
+            Err(error) => {
+                soak.ledger.find("GC cannot be started or hangs", format!("{}: {error:#}", network.name))
+            }
         }
     }
 }
@@ -74,9 +74,9 @@ fn collect(soak: &Soak, site: &SoakSite, network: &SoakNetwork, mut random: Rand
 impl Worker<'_> {
     fn run(mut self) {
         while !self.soak.is_over() {
-            let place = self.random.below(self.site.networks.len() as u64) as usize;
-            let done = self.cycle(place);
-            self.soak.step("a worker cannot go on", done);
+            let index = self.random.below(self.site.networks.len() as u64) as usize;
+            let done = self.cycle(index);
+            self.soak.step("a worker failed", done);
         }
         for sandbox in &self.sandboxes {
             let removed = sandbox.destroy();
@@ -89,10 +89,10 @@ impl Worker<'_> {
         network.node.pod(&format!("w{}-{}-{}", self.number, network.scope, self.made))
     }
 
-    /// One container from ADD to DEL.
-    fn cycle(&mut self, place: usize) -> Result<()> {
+    /// Life of one container from ADD to DEL.
+    fn cycle(&mut self, index: usize) -> Result<()> {
         let (soak, site) = (self.soak, self.site);
-        let network = &site.networks[place];
+        let network = &site.networks[index];
         self.made += 1;
         let container = format!("soak-{}-{}", self.number, self.made);
         let name = if soak.has(Attack::ControlCharacters) && self.random.below(10) == 0 {
@@ -102,47 +102,46 @@ impl Worker<'_> {
         };
         let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=soak;K8S_POD_NAME={name}{}", self.made);
         network.register(&container);
-        let call = |verb| network.call(verb, (&self.sandboxes[place], &container), &args);
+        let call = |verb| network.call(verb, (&self.sandboxes[index], &container), &args);
         let (add, del) = (call(Verb::Add), call(Verb::Del));
         let result = self.add(network, &add)?;
         if let Some(result) = &result {
             soak.ledger.enter(network.scope, &container, &ips(result));
-            self.use_pod(network, place, (&add, result))?;
+            self.use_pod(network, index, (&add, result))?;
             soak.ledger.leave(network.scope, &ips(result));
         }
         match self.random.below(20) {
-            // The runtime forgets the container: GC has to find it.
+            // No DEL for this container; GC must remove it.
             0 => {
-                self.renew(place)?;
+                self.renew(index)?;
                 network.unregister(&container);
                 soak.ledger.count("DELs forgotten");
                 return Ok(());
             }
             1 | 2 => {
-                self.renew(place)?;
-                soak.ledger.count("sandboxes that vanished before the DEL");
+                self.renew(index)?;
+                soak.ledger.count("sandboxes removed before the DEL");
             }
             _ => {}
         }
         self.del(network, &del)?;
         network.unregister(&container);
-        self.wait_gone(place)
+        self.wait_for_removal(index)
     }
 
-    fn renew(&mut self, place: usize) -> Result<()> {
-        self.sandboxes[place].destroy()?;
-        self.sandboxes[place] = self.sandbox(&self.site.networks[place])?;
+    fn renew(&mut self, index: usize) -> Result<()> {
+        self.sandboxes[index].destroy()?;
+        self.sandboxes[index] = self.sandbox(&self.site.networks[index])?;
         Ok(())
     }
 
-    /// The result, if there is one.
+    /// The result of a successful ADD.
     fn add(&mut self, network: &SoakNetwork, add: &Call) -> Result<Option<Value>> {
         let soak = self.soak;
         let outcome = match self.called(network, add, 6) {
             Ok(outcome) => outcome,
             Err(error) => {
-                soak.ledger
-                    .find("ADD cannot be started or does not end", format!("{}: {error:#}", network.name));
+                soak.ledger.find("ADD cannot be started or hangs", format!("{}: {error:#}", network.name));
                 return Ok(None);
             }
         };
@@ -162,7 +161,7 @@ impl Worker<'_> {
         Ok(Some(result))
     }
 
-    fn use_pod(&mut self, network: &SoakNetwork, place: usize, (add, result): (&Call, &Value)) -> Result<()> {
+    fn use_pod(&mut self, network: &SoakNetwork, index: usize, (add, result): (&Call, &Value)) -> Result<()> {
         let soak = self.soak;
         if self.random.below(3) == 0 {
             let config: Value = serde_json::from_slice(&add.stdin)?;
@@ -170,29 +169,30 @@ impl Worker<'_> {
             let check = Call { verb: Verb::Check, stdin, ..add.clone() };
             match self.site.plugin.call(&network.node, &check) {
                 Ok(outcome) if outcome.success() => soak.ledger.count("CHECKs"),
-                // Something of the pod was deleted a moment ago.
+                // An object of the pod was just deleted.
                 Ok(outcome) if outcome.error().is_ok_and(|error| error.code == 105) => {
-                    soak.ledger.count("CHECKs that found something missing");
+                    soak.ledger.count("CHECKs that reported missing objects");
                 }
                 Ok(outcome) => judge(soak, "CHECK", &outcome),
                 Err(error) => soak
                     .ledger
-                    .find("CHECK cannot be started or does not end", format!("{}: {error:#}", network.name)),
+                    .find("CHECK cannot be started or hangs", format!("{}: {error:#}", network.name)),
             }
         }
         if self.random.below(4) == 0 {
             let gateway = result["ips"][self.random.below(2) as usize]["gateway"].as_str();
             let gateway =
-                gateway.and_then(|gateway| gateway.parse().ok()).context("a result without a gateway")?;
-            // It may be lost: its link may have been deleted. It makes connections that the next owner must not inherit.
-            let _ = testkit::ping(&self.sandboxes[place], gateway, 1);
+                gateway.and_then(|gateway| gateway.parse().ok()).context("the result has no gateway")?;
+            // The reply may be lost, because the link may be deleted. The ping creates connection tracking entries that the next pod
+            // with this address must not inherit.
+            let _ = testkit::ping(&self.sandboxes[index], gateway, 1);
             soak.ledger.count("pings from pods");
         }
         soak.pause(&mut self.random, 0, 30);
         Ok(())
     }
 
-    /// DEL until it succeeds, as runtimes do.
+    /// Repeats DEL until it succeeds, as runtimes do.
     fn del(&mut self, network: &SoakNetwork, del: &Call) -> Result<()> {
         let soak = self.soak;
         for _ in 0..DEL_TRIES {
@@ -206,17 +206,17 @@ impl Worker<'_> {
                     judge(soak, "DEL", &outcome);
                     std::thread::sleep(Duration::from_millis(500));
                 }
-                Err(error) => soak
-                    .ledger
-                    .find("DEL cannot be started or does not end", format!("{}: {error:#}", network.name)),
+                Err(error) => {
+                    soak.ledger.find("DEL cannot be started or hangs", format!("{}: {error:#}", network.name))
+                }
             }
         }
         let container = del.container.as_deref().unwrap_or_default();
-        soak.ledger.find("DEL never succeeds", format!("{}: {container}", network.name));
+        soak.ledger.find("DEL fails repeatedly", format!("{}: {container}", network.name));
         Ok(())
     }
 
-    /// Killed at a random moment, once in so many calls.
+    /// Kills the plugin at a random time in a fraction of the calls.
     fn called(&mut self, network: &SoakNetwork, call: &Call, one_in: u64) -> Result<Outcome> {
         let plugin: &Plugin = &self.site.plugin;
         if self.soak.has(Attack::PluginKills) && self.random.below(one_in) == 0 {
@@ -226,24 +226,24 @@ impl Worker<'_> {
         plugin.call(&network.node, call)
     }
 
-    /// A DEL that found no agent is served when one is back. The sandbox is used again afterwards.
-    fn wait_gone(&mut self, place: usize) -> Result<()> {
-        let sandbox = &self.sandboxes[place];
-        let is_gone = || Ok(!inspect::links(sandbox)?.iter().any(|link| link.name == "eth0"));
-        if is_gone()? {
+    /// A DEL without an agent is completed when the agent starts. The sandbox is reused afterwards.
+    fn wait_for_removal(&mut self, index: usize) -> Result<()> {
+        let sandbox = &self.sandboxes[index];
+        let is_removed = || Ok(!inspect::links(sandbox)?.iter().any(|link| link.name == "eth0"));
+        if is_removed()? {
             return Ok(());
         }
-        self.soak.ledger.count("DELs served later");
-        if wait_until("the link to go", LONG, is_gone).is_err() {
-            let name = self.site.networks[place].name;
-            self.soak.ledger.find("link stays after DEL", format!("{name}: {}", sandbox.id()));
-            self.renew(place)?;
+        self.soak.ledger.count("DELs completed later");
+        if wait_until("removal of the link", LONG, is_removed).is_err() {
+            let name = self.site.networks[index].name;
+            self.soak.ledger.find("link remains after DEL", format!("{name}: {}", sandbox.id()));
+            self.renew(index)?;
         }
         Ok(())
     }
 }
 
-/// Counts an expected refusal; everything else is a finding.
+/// Counts an expected error; any other error is a finding.
 fn judge(soak: &Soak, verb: &str, outcome: &Outcome) {
     match sound(outcome) {
         Ok(CniError { code, .. }) if EXPECTED.contains(&code) => {
@@ -258,7 +258,7 @@ fn judge(soak: &Soak, verb: &str, outcome: &Outcome) {
     }
 }
 
-/// A refusal as the specification asks for it: an error object, and no panic.
+/// Checks that an error is an error object and not a panic.
 pub(crate) fn sound(outcome: &Outcome) -> Result<CniError> {
     ensure!(!outcome.stderr.contains("panicked"), "panic: {}", outcome.stderr);
     let error = outcome.error()?;

@@ -1,17 +1,17 @@
 //! podwire-soak: load, faults and attacks at the same time on one lab, and an audit at the end.
 //!
 //! ```text
-//! jail (own pids, mounts, network) ─► site: nodes n1 to n3 with agents and etcd, a node for hostile configs, a machine
-//!                                      on the underlay that is no node
-//!   load     ADD, CHECK, DEL, GC from many workers; plugins are killed, sandboxes vanish, DELs are forgotten
+//! jail (own pids, mounts, network) ─► site: nodes n1 to n3 with agents and etcd, a node for hostile configs,
+//!                                      an external host on the underlay
+//!   load     ADD, CHECK, DEL, GC from many workers; plugins are killed, sandboxes are removed, DELs are omitted
 //!   faults   kill -9 of agents, etcd stops, flushed firewalls, deleted links and routes
-//!   frames   hostile frames from pods and from the underlay; victims count what reaches them
+//!   frames   hostile frames from pods and from the underlay; victims count delivered ones
 //!   configs  hostile configs and requests       records  hostile records in the store
 //!   monitor  a line every few seconds; memory, files, processes
-//! ─► quiesce ─► audit: anything left, anything delivered, anything given twice ─► exit code
+//! ─► quiesce ─► audit: leftovers, delivered hostile packets, duplicate addresses ─► exit code
 //! ```
 //!
-//! Everything happens in namespaces that the program makes. The number of processes is limited by the jail.
+//! The program works only in namespaces that it creates. The number of processes is limited by the jail.
 
 mod audit;
 mod configs;
@@ -40,14 +40,14 @@ use ledger::Ledger;
 use options::{Attack, SoakOptions};
 use site::SoakSite;
 
-/// What all parts share.
+/// State that all parts share.
 pub(crate) struct Soak {
     pub(crate) options: SoakOptions,
     pub(crate) ledger: Ledger,
     over: AtomicBool,
     seed: u64,
-    /// Read while hostile frames are sent; written while a firewall is flushed and until it is back. In between a frame that
-    /// arrives says nothing.
+    /// Locked for reading while hostile frames are sent, and for writing from the flush of a firewall until it is restored. A
+    /// frame delivered in between is not a finding.
     firewall: RwLock<()>,
 }
 
@@ -60,7 +60,7 @@ impl Soak {
         self.options.has(attack)
     }
 
-    /// A generator of its own for each part, from the one seed.
+    /// A random generator for each part, from one seed.
     pub(crate) fn random(&self, part: u64) -> Random {
         Random::with_seed(self.seed.wrapping_add(part.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
@@ -73,7 +73,7 @@ impl Soak {
         self.firewall.write().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Sleeps, but not beyond the end of the run.
+    /// Sleeps at most until the end of the run.
     pub(crate) fn pause(&self, random: &mut Random, least: u64, most: u64) {
         let end = Instant::now() + Duration::from_millis(least + random.below(most - least + 1));
         while !self.is_over() && Instant::now() < end {
@@ -82,7 +82,7 @@ impl Soak {
         }
     }
 
-    /// Runs one step of a part; an error is a finding: the part could not do what it is there for.
+    /// Records an error of a step as a finding.
     pub(crate) fn step(&self, what: &str, done: Result<()>) {
         if let Err(error) = done {
             self.ledger.find(what, format!("{error:#}"));
@@ -99,13 +99,13 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("the soak could not be done: {error:#}");
+            eprintln!("the soak test failed: {error:#}");
             ExitCode::from(2)
         }
     }
 }
 
-/// Whether nothing was found.
+/// True if there are no findings.
 fn run(options: SoakOptions) -> Result<bool> {
     let seed = Random::seed("soak");
     println!("{}", options.summary());
@@ -122,7 +122,7 @@ fn run(options: SoakOptions) -> Result<bool> {
     let mut watched = monitor::AgentSizes::default();
     std::thread::scope(|scope| -> Result<()> {
         let (soak, site) = (&soak, &site);
-        // Also if this thread fails: the others end only then.
+        // Also after an error, because the other threads stop only then.
         let over = Over(&soak.over);
         load::start(scope, soak, site)?;
         faults::start(scope, soak, site);
@@ -133,7 +133,7 @@ fn run(options: SoakOptions) -> Result<bool> {
         drop(over);
         Ok(())
     })?;
-    println!("the load is over; everything is taken down");
+    println!("load finished; removing all pods");
     audit::run(&soak, &site, &watched)?;
     println!("\n{}", soak.ledger.summary());
     Ok(soak.ledger.is_clean())

@@ -1,4 +1,4 @@
-//! A line every few seconds, and the sizes of processes over time.
+//! Prints a status line every few seconds and records the sizes of processes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,9 +15,9 @@ use crate::options::Attack;
 use crate::site::{SPARED, SoakNode, SoakSite};
 
 const EVERY: Duration = Duration::from_secs(5);
-/// What a run needs at most of plugins at one time; more means that plugins start plugins.
+/// Maximum number of plugin processes. More means that plugins start plugins.
 const MOST_PLUGINS: usize = 150;
-/// An audit is worth nothing unless these were counted. On a slow machine the run goes on until they are.
+/// The audit is valid only if each of these was counted. On a slow host the run continues until they are.
 const NEEDED: [(Option<Attack>, &str); 5] = [
     (None, "ADDs"),
     (None, "DELs"),
@@ -25,7 +25,7 @@ const NEEDED: [(Option<Attack>, &str); 5] = [
     (Some(Attack::Spoof), "hostile frames: Spoof"),
     (Some(Attack::Configs), "hostile configs: Configs"),
 ];
-/// So many entries of addresses that no pod ever had may be there: those of pods whose plugin was killed.
+/// Allowed entries of addresses that no pod had, from pods with a killed plugin.
 const FEW: usize = 20;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -43,7 +43,7 @@ pub(crate) struct AgentSizes {
 
 pub(crate) fn watch(soak: &Soak, site: &SoakSite, lasting: Duration, watched: &mut AgentSizes) -> Result<()> {
     let begun = Instant::now();
-    // Of a short run, the first and the last third.
+    // In a short run, the first and the last third.
     let minute = Duration::from_secs(60).min(lasting / 3);
     let mut round = 0;
     loop {
@@ -58,23 +58,23 @@ pub(crate) fn watch(soak: &Soak, site: &SoakSite, lasting: Duration, watched: &m
         let mut sizes = Vec::new();
         for machine in &site.machines {
             let Some(size) = size_of(soak, site, machine.name)? else { continue };
-            for (is_now, kept) in
+            for (is_now, maxima) in
                 [(since <= minute, &mut watched.first), (since + minute >= lasting, &mut watched.last)]
             {
                 if is_now {
-                    let kept = kept.entry(machine.name).or_default();
-                    kept.rss_kib = kept.rss_kib.max(size.rss_kib);
-                    kept.files = kept.files.max(size.files);
+                    let largest = maxima.entry(machine.name).or_default();
+                    largest.rss_kib = largest.rss_kib.max(size.rss_kib);
+                    largest.files = largest.files.max(size.files);
                 }
             }
             sizes.push(format!("{} {} MiB/{} files", machine.name, size.rss_kib / 1024, size.files));
         }
         let machine = &site.machines[round % site.machines.len()];
-        let looked = look(soak, site, machine);
-        soak.step("a node cannot be inspected", looked);
+        let inspected = inspect_node(soak, site, machine);
+        soak.step("a node cannot be inspected", inspected);
         let plugins = plugins();
         if plugins > MOST_PLUGINS {
-            soak.ledger.find("plugins start plugins without end", format!("{plugins} processes"));
+            soak.ledger.find("plugins start plugins recursively", format!("{plugins} processes"));
         }
         let counted = |what: &str| soak.ledger.counted(what);
         println!(
@@ -98,12 +98,12 @@ fn missing(soak: &Soak) -> Vec<&'static str> {
     needed.filter(|what| soak.ledger.counted(what) == 0).collect()
 }
 
-/// None of an agent that does not run at the moment.
+/// `None` if the agent is not running.
 fn size_of(soak: &Soak, site: &SoakSite, name: &str) -> Result<Option<Size>> {
     let cluster = site.cluster();
     let agent = cluster.agent(name)?;
     if name == SPARED && agent.has_ended()? {
-        soak.ledger.find("an agent ended by itself", name);
+        soak.ledger.find("an agent exited unexpectedly", name);
     }
     Ok(agent.pid().and_then(size))
 }
@@ -116,7 +116,7 @@ fn size(pid: u32) -> Option<Size> {
     Some(Size { rss_kib, files })
 }
 
-fn look(soak: &Soak, site: &SoakSite, machine: &SoakNode) -> Result<()> {
+fn inspect_node(soak: &Soak, site: &SoakSite, machine: &SoakNode) -> Result<()> {
     neighbours(soak, machine)?;
     if soak.has(Attack::ControlCharacters) {
         let (run_dir, agent) = {
@@ -133,7 +133,7 @@ fn look(soak: &Soak, site: &SoakSite, machine: &SoakNode) -> Result<()> {
     Ok(())
 }
 
-/// Entries for senders that attackers invented, or for addresses that no pod ever had.
+/// Neighbour entries of invented senders or of addresses that no pod had.
 pub(crate) fn neighbours(soak: &Soak, machine: &SoakNode) -> Result<()> {
     let ranges: Vec<IpNet> = ["10.42.0.0/16", "fd42::/64", "10.77.0.0/24", "fd77::/120"]
         .iter()
@@ -143,15 +143,15 @@ pub(crate) fn neighbours(soak: &Soak, machine: &SoakNode) -> Result<()> {
     let within = |nets: &[IpNet], ip: IpAddr| nets.iter().any(|net| net.contains(&ip));
     let all = inspect::neighbours(&machine.node)?;
     let learned = all.iter().filter(|n| !n.state.iter().any(|state| state == "PERMANENT"));
-    let strange: Vec<IpAddr> = learned
+    let unexpected: Vec<IpAddr> = learned
         .map(|n| n.dst)
         .filter(|ip| within(&invented, *ip) || within(&ranges, *ip) && !soak.ledger.was_given(*ip))
         .collect();
-    if strange.len() > FEW {
-        let some: Vec<String> = strange.iter().take(3).map(ToString::to_string).collect();
+    if unexpected.len() > FEW {
+        let some: Vec<String> = unexpected.iter().take(3).map(ToString::to_string).collect();
         soak.ledger.find(
             "neighbour entries of invented addresses",
-            format!("{}: {} such as {}", machine.name, strange.len(), some.join(", ")),
+            format!("{}: {} such as {}", machine.name, unexpected.len(), some.join(", ")),
         );
     }
     Ok(())
@@ -165,7 +165,7 @@ pub(crate) fn plugins() -> usize {
         .count()
 }
 
-/// Every process that is no zombie, with its name.
+/// All processes except zombies, with their names.
 pub(crate) fn processes() -> Vec<(u32, String)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

@@ -2,20 +2,20 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
-/// Load, faults and attacks at the same time, and an audit at the end
+/// Run load, faults and attacks at the same time, then audit for leftovers
 #[derive(Debug, Parser)]
 #[command(name = "podwire-soak", version)]
 pub(crate) struct SoakOptions {
-    /// How long the load lasts [default: PODWIRE_SOAK_MINUTES, or 10]
+    /// Duration of the load in minutes [default: PODWIRE_SOAK_MINUTES, or 10]
     #[arg(long, value_name = "N")]
     minutes: Option<u64>,
-    /// The same in seconds
+    /// Duration of the load in seconds
     #[arg(long, value_name = "N", conflicts_with = "minutes")]
     seconds: Option<u64>,
-    /// Workers that add and delete pods
+    /// Number of workers that add and delete pods
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub(crate) workers: u8,
-    /// Leave out these faults and attacks
+    /// Skip these faults and attacks
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     without: Vec<Attack>,
     /// Only these faults and attacks
@@ -24,15 +24,15 @@ pub(crate) struct SoakOptions {
     /// Keep the lab's directory after a finding, and print where it is
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Leave something of every kind behind on purpose: the audit must find it
+    /// Plant a leftover of every kind; the audit must report all of them
     #[arg(long)]
     pub(crate) plant: bool,
-    /// Set by the program itself when it has namespaces of its own
+    /// Set by the program when it runs inside its namespaces
     #[arg(long, hide = true)]
     pub(crate) inside: bool,
 }
 
-/// What can be left out.
+/// Faults and attacks that can be skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Attack {
     /// kill -9 of agents
@@ -45,9 +45,9 @@ pub(crate) enum Attack {
     Flush,
     /// Deleted links, routes, neighbours and tunnels
     Drift,
-    /// Frames with source addresses of others
+    /// Frames with source addresses of other pods
     Spoof,
-    /// Frames with source MACs of others, on a bridge
+    /// Frames with source MACs of other pods, on a bridge
     Macs,
     /// The same in mode `routed`
     RoutedMacs,
@@ -96,7 +96,7 @@ impl SoakOptions {
         let name = |attack: &Attack| attack.to_possible_value().map(|value| value.get_name().to_owned());
         let out: Vec<String> =
             Attack::value_variants().iter().filter(|attack| !self.has(**attack)).filter_map(name).collect();
-        let out = if out.is_empty() { "nothing".to_owned() } else { out.join(", ") };
-        format!("{} s, {} workers, left out: {out}", self.lasting().as_secs(), self.workers)
+        let out = if out.is_empty() { "none".to_owned() } else { out.join(", ") };
+        format!("{} s, {} workers, skipped: {out}", self.lasting().as_secs(), self.workers)
     }
 }

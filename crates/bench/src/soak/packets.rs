@@ -1,4 +1,4 @@
-//! Frames and packets, byte by byte. Pure.
+//! Construction of frames and packets. Pure.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,14 +9,14 @@ pub(crate) const VLAN: u16 = 0x8100;
 const UDP: u8 = 17;
 const ICMP: u8 = 1;
 const ICMP6: u8 = 58;
-/// Neighbour discovery is believed only from the same link.
+/// Neighbour discovery messages are accepted only with this hop limit.
 const HOPS: u8 = 255;
 
 pub(crate) fn ethernet(to: [u8; 6], from: [u8; 6], (kind, body): (u16, &[u8])) -> Vec<u8> {
     [&to[..], &from, &kind.to_be_bytes(), body].concat()
 }
 
-/// The type of the frame that carries it, and the packet. None if the families differ.
+/// The EtherType and the packet. `None` if the families differ.
 pub(crate) fn udp(
     from: IpAddr,
     to: IpAddr,
@@ -28,7 +28,7 @@ pub(crate) fn udp(
     ip(from, to, UDP, with_checksum([&head, payload].concat(), 6, (from, to, UDP)))
 }
 
-/// Of the addresses' family; `kind` and `code` first, then what follows the checksum.
+/// An ICMP message of the addresses' family: `kind`, `code`, checksum and payload.
 pub(crate) fn icmp(from: IpAddr, to: IpAddr, (kind, code): (u8, u8), body: &[u8]) -> Option<(u16, Vec<u8>)> {
     let message = [&[kind, code, 0, 0], body].concat();
     match from {
@@ -96,7 +96,7 @@ fn ip(from: IpAddr, to: IpAddr, protocol: u8, payload: Vec<u8>) -> Option<(u16, 
     }
 }
 
-/// The checksum over the message and the addresses, written at its place in the message.
+/// Writes the checksum of the message and the pseudo header into the message.
 fn with_checksum(mut message: Vec<u8>, at: usize, (from, to, protocol): (IpAddr, IpAddr, u8)) -> Vec<u8> {
     let octets = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),
@@ -108,7 +108,7 @@ fn with_checksum(mut message: Vec<u8>, at: usize, (from, to, protocol): (IpAddr,
     message
 }
 
-/// Of parts of even length but for the last.
+/// Checksum of several parts. All except the last have an even length.
 fn checksum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let sum: u32 =
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_solicitation_goes_to_the_group_of_its_target() {
+    fn a_solicitation_is_sent_to_the_group_of_its_target() {
         let target: Ipv6Addr = "fd00::12:3456".parse().unwrap();
         let (_, packet) = solicitation(([2; 6], "fd00::1".parse().unwrap()), target).unwrap();
         let group = Ipv6Addr::from(<[u8; 16]>::try_from(&packet[24..40]).unwrap());

@@ -1,4 +1,4 @@
-//! Hostile records in the store: they appear, stay for a moment and go. None may lead packets of a node elsewhere.
+//! Hostile records in the store. They are written, kept briefly and removed. None may redirect a node's packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,9 +15,9 @@ use tokio::runtime::Runtime;
 
 use crate::Soak;
 use crate::options::Attack;
-use crate::site::{STRANGER, SoakNode, SoakSite};
+use crate::site::{EXTERNAL_HOST, SoakNode, SoakSite};
 
-/// As agents have it by default.
+/// The agents' default.
 const PREFIX: &str = "/podwire";
 const DEADLINE: Duration = Duration::from_secs(2);
 const RECHECK: Duration = Duration::from_millis(300);
@@ -47,9 +47,9 @@ pub(crate) fn start<'scope>(
                 _ => unreadable(&mut random),
             };
             let names: Vec<String> = keys.iter().map(|(key, _)| key.clone()).collect();
-            // etcd is away from time to time.
+            // etcd is stopped from time to time.
             if desk.put(keys).is_err() {
-                soak.ledger.count("hostile records not written: etcd is away");
+                soak.ledger.count("hostile records not written: etcd is unreachable");
                 continue;
             }
             soak.ledger.count(&format!("hostile records: {attack:?}"));
@@ -58,7 +58,7 @@ pub(crate) fn start<'scope>(
                 match hijacked_for_long(machine, &known) {
                     Ok(found) => found.into_iter().for_each(|text| {
                         soak.ledger.find(
-                            "a record led packets elsewhere",
+                            "a record redirected packets",
                             format!("{text}; records: {}", names.join(", ")),
                         );
                     }),
@@ -72,7 +72,7 @@ pub(crate) fn start<'scope>(
     Ok(())
 }
 
-/// Removes every hostile key; the rest must be what the nodes own.
+/// Removes all hostile keys. The remaining keys must belong to the nodes.
 pub(crate) fn audit(soak: &Soak, site: &SoakSite) -> Result<()> {
     let desk = Desk::open(site)?;
     let names: BTreeSet<&str> = site.machines.iter().map(|machine| machine.name).collect();
@@ -87,7 +87,7 @@ pub(crate) fn audit(soak: &Soak, site: &SoakSite) -> Result<()> {
     let claims: Vec<String> =
         desk.keys()?.into_iter().filter(|key| key.starts_with(&layout.blocks())).collect();
     for key in claims.iter().filter(|key| !owned.contains(*key)) {
-        // Hostile ones that could not be removed while etcd was away.
+        // Hostile keys that could not be removed while etcd was unreachable.
         let claim = BlockClaim::decode(desk.value(key)?.as_bytes());
         if claim.is_ok_and(|claim| !NAMES.contains(&claim.node.as_str())) {
             soak.ledger.find("a claim without a record", key.clone());
@@ -115,7 +115,7 @@ impl Desk {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .context("cannot make a runtime")?;
+            .context("cannot create a runtime")?;
         let store = {
             let _inside = runtime.enter();
             let config = EtcdConfig { endpoints: site.endpoints.clone(), ..EtcdConfig::default() };
@@ -158,20 +158,20 @@ impl Desk {
     }
 }
 
-/// A record that takes what is another node's, with the claims that it has, if any.
+/// A record with blocks, MACs or addresses of another node, and its claims.
 fn hostile(known: &BTreeMap<String, NodeRecord>, random: &mut Random) -> Vec<(String, Vec<u8>)> {
     let layout = KeyLayout::new(PREFIX, None);
     let records: Vec<&NodeRecord> = known.values().collect();
     let other = records[random.below(records.len() as u64) as usize];
-    // One that sorts first is asked first.
+    // A name that sorts first is processed first.
     let name = if random.coin() { NAMES[0] } else { random.pick(&NAMES) };
-    // Blocks at the end of the network, which no node has.
+    // Unused blocks at the end of the network.
     let number = 200 + random.below(40);
     let free = [format!("10.42.{number}.0/24"), format!("fd42:0:0:0:{number:x}00::/72")];
     let stolen: Vec<String> = other.blocks.iter().map(ToString::to_string).collect();
     let single: Vec<String> =
         other.blocks.iter().map(|block| IpNet::from(late_host(block)).to_string()).collect();
-    let mut addresses = vec![json!(STRANGER[0]), json!(STRANGER[1])];
+    let mut addresses = vec![json!(EXTERNAL_HOST[0]), json!(EXTERNAL_HOST[1])];
     let mut mac = json!("02:ba:d0:00:00:02");
     let (mut blocks, mut is_claimed) = (json!(free), false);
     match random.below(10) {
@@ -233,7 +233,7 @@ fn unreadable(random: &mut Random) -> Vec<(String, Vec<u8>)> {
     vec![(key, value)]
 }
 
-/// An address of a block that is handed out late.
+/// An address of a block that is allocated late.
 fn late_host(block: &IpNet) -> IpAddr {
     match block {
         IpNet::V4(net) => IpAddr::V4((net.network().to_bits() | 0xc8).into()),
@@ -241,7 +241,7 @@ fn late_host(block: &IpNet) -> IpAddr {
     }
 }
 
-/// Those that are still there a moment later: routes and tunnels are deleted and repaired all the time.
+/// Wrong routes that persist. Routes and tunnels are continuously deleted and repaired.
 fn hijacked_for_long(machine: &SoakNode, known: &BTreeMap<String, NodeRecord>) -> Result<Vec<String>> {
     let first = hijacked(machine, known)?;
     if first.is_empty() {
@@ -252,7 +252,7 @@ fn hijacked_for_long(machine: &SoakNode, known: &BTreeMap<String, NodeRecord>) -
     Ok(first.into_iter().filter(|text| second.contains(text)).collect())
 }
 
-/// Routes of a node that lead to another node's pods by another machine, or to places that are no pods at all.
+/// A node's routes to another node's pods through a wrong host, or to addresses outside the pod network.
 fn hijacked(machine: &SoakNode, known: &BTreeMap<String, NodeRecord>) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let networks: Vec<IpNet> = POD_NETWORKS.iter().filter_map(|net| net.parse().ok()).collect();
@@ -274,14 +274,14 @@ fn hijacked(machine: &SoakNode, known: &BTreeMap<String, NodeRecord>) -> Result<
             if owner.addresses.contains(&gateway) {
                 continue;
             }
-            // Through the tunnel: the neighbour's MAC leads to a machine.
+            // Through the tunnel: the neighbour's MAC selects the remote host.
             let dev = route.dev.as_deref().unwrap_or_default();
             let mac =
                 neighbours.iter().find(|n| n.dst == gateway && n.dev == dev).and_then(|n| n.mac.clone());
             let remote = mac.as_ref().and_then(|mac| forwarding.get(&(dev.to_owned(), mac.clone())));
             match remote {
                 Some(remote) if owner.addresses.contains(remote) => {}
-                // It is being made or repaired.
+                // The entry is being created or repaired.
                 None if dev.starts_with("pwvx") => {}
                 _ => found.push(format!(
                     "{}: {} of {} goes to {gateway} on {dev}, {remote:?}",
@@ -293,7 +293,7 @@ fn hijacked(machine: &SoakNode, known: &BTreeMap<String, NodeRecord>) -> Result<
     Ok(found)
 }
 
-/// Where tunnel devices send frames to, by device and MAC.
+/// Remote addresses of tunnel devices by device and MAC.
 fn forwarding(node: &Ns) -> Result<BTreeMap<(String, String), IpAddr>> {
     let entries = node.json(&["bridge", "-j", "fdb", "show"])?;
     let entry = |entry: &Value| {

@@ -1,4 +1,4 @@
-//! The lab of the run: nodes, networks, and the pods that stay from the beginning to the end.
+//! The lab of the run: nodes, networks and permanent pods.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,14 +15,14 @@ use types::Mac;
 
 use crate::Soak;
 
-/// For what takes a busy machine long.
+/// Timeout for slow operations on a busy host.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-/// Of the pods' network of the cluster: one for all nodes.
+/// Scope of the cluster's pod network.
 pub(crate) const CLUSTER: &str = "cluster";
 const STANDALONE: &str = "standalone";
-/// Of the machine on the underlay that is no node.
-pub(crate) const STRANGER: [&str; 2] = ["10.199.1.200", "fd99:1::c8"];
-/// No agent is killed here, so that growth of its process would show.
+/// Addresses of the external host on the underlay.
+pub(crate) const EXTERNAL_HOST: [&str; 2] = ["10.199.1.200", "fd99:1::c8"];
+/// The agent of this node is never killed, so that growth of its memory is visible.
 pub(crate) const SPARED: &str = "n2";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(crate) enum SoakMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ServedBy {
     Agent,
-    /// The plugin alone.
+    /// The standalone plugin.
     Plugin,
 }
 
@@ -45,44 +45,44 @@ pub(crate) struct SoakNetwork {
     pub(crate) node_name: &'static str,
     pub(crate) mode: SoakMode,
     pub(crate) through: ServedBy,
-    /// Networks of one scope have addresses of one pool.
+    /// Networks of one scope share an address pool.
     pub(crate) scope: &'static str,
     pub(crate) config: Value,
     pub(crate) run_dir: PathBuf,
-    /// Containers that live or are being made. Locked during a GC, which works with this list.
+    /// Containers that exist or are being created. Locked during a GC, which uses this list.
     pub(crate) known: Mutex<BTreeSet<String>>,
 }
 
-/// What a pod that stays is for.
+/// Role of a permanent pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AnchorRole {
-    /// Sends what it may.
+    /// Sends legal datagrams.
     Honest,
     /// Listens.
     Victim,
-    /// Sends what it may not.
+    /// Sends hostile frames.
     Mallory,
 }
 
 pub(crate) struct Anchor {
     pub(crate) role: AnchorRole,
-    /// Its place in `SoakSite::networks`.
+    /// Index in `SoakSite::networks`.
     pub(crate) network: usize,
     pub(crate) pod: Pod,
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) mac: [u8; 6],
-    /// The host's end of its link, or the bridge behind it.
+    /// The host end of its link, or the bridge.
     pub(crate) gateway_mac: [u8; 6],
     pub(crate) host_link: String,
 }
 
-/// A node for hostile configs, with an agent of its own.
+/// A node with an agent for hostile configs.
 pub(crate) struct Hostile {
     pub(crate) agent: Mutex<Agent>,
     pub(crate) node: Node,
 }
 
-/// What a node is known by on the underlay.
+/// Addresses of a node on the underlay.
 pub(crate) struct SoakNode {
     pub(crate) name: &'static str,
     pub(crate) node: Node,
@@ -95,11 +95,11 @@ pub(crate) struct SoakSite {
     pub(crate) anchors: Vec<Anchor>,
     pub(crate) machines: Vec<SoakNode>,
     pub(crate) hostile: Hostile,
-    pub(crate) stranger: Node,
+    pub(crate) external_host: Node,
     pub(crate) underlay: Ns,
     pub(crate) endpoints: Vec<String>,
     pub(crate) plugin: Plugin,
-    /// Each node as it was without pods.
+    /// Snapshots of the nodes without pods.
     pub(crate) before: Vec<(Node, BTreeSet<String>)>,
     pub(crate) cluster: Mutex<Cluster>,
 }
@@ -115,9 +115,9 @@ impl SoakSite {
             each: [("n3".to_owned(), Extra { flags: words("--network-mode bridge"), env: vec![] })].into(),
             ..Plan::default()
         };
-        let cluster = Cluster::up("soak", &plan).context("the lab does not come up")?;
+        let cluster = Cluster::up("soak", &plan).context("cannot start the lab")?;
         let hostile = hostile(&cluster)?;
-        let stranger = stranger(&cluster)?;
+        let external_host = external_host(&cluster)?;
         let networks = networks(&cluster)?;
         let machines = machines(&cluster)?;
         let mut site = Self {
@@ -125,7 +125,7 @@ impl SoakSite {
             anchors: vec![],
             machines,
             hostile,
-            stranger,
+            external_host,
             underlay: (**cluster.underlay()).clone(),
             endpoints: cluster.etcd.endpoints(),
             plugin: cluster.plugin().clone(),
@@ -141,20 +141,20 @@ impl SoakSite {
         Ok(site)
     }
 
-    /// What the first pod of a network makes for good is not a leak.
+    /// Permanent objects that the first pod of a network creates are not leaks.
     fn warm_up(&self) -> Result<()> {
         for network in &self.networks {
             let pod = network.node.pod(&format!("warm-{}", network.scope))?;
             self.plugin.add(&pod, &network.config)?.ok().with_context(|| network.name)?;
             self.plugin.del(&pod, &network.config)?.ok()?;
             pod.destroy()?;
-            // As at the end, when GC removes what no pod needs.
+            // As at the end, when GC removes unused objects.
             network.collect(&self.plugin)?.ok()?;
         }
         Ok(())
     }
 
-    /// Every node knows every other one.
+    /// Waits until every node has routes to all others.
     fn wait_for_routes(&self) -> Result<()> {
         for machine in &self.machines {
             wait_until(&format!("the routes of {}", machine.name), LONG, || {
@@ -172,7 +172,7 @@ impl SoakSite {
     }
 
     fn anchor(&mut self, soak: &Soak) -> Result<()> {
-        for (place, network) in self.networks.iter().enumerate() {
+        for (index, network) in self.networks.iter().enumerate() {
             for (role, name) in [
                 (AnchorRole::Honest, "honest"),
                 (AnchorRole::Victim, "victim"),
@@ -183,7 +183,7 @@ impl SoakSite {
                 let result = self.plugin.add(&pod, &network.config)?.ok().with_context(|| network.name)?;
                 let ips = ips(&result);
                 soak.ledger.enter(network.scope, pod.id(), &ips);
-                let host_link = host_link(&result).context("a result without a host link")?;
+                let host_link = host_link(&result).context("the result has no host link")?;
                 let outside = inspect::link(&network.node, &host_link)?;
                 let gateway = match &outside.master {
                     Some(bridge) => inspect::link(&network.node, bridge)?,
@@ -191,7 +191,7 @@ impl SoakSite {
                 };
                 self.anchors.push(Anchor {
                     role,
-                    network: place,
+                    network: index,
                     mac: mac_of(&inspect::link(&pod, "eth0")?)?,
                     gateway_mac: mac_of(&gateway)?,
                     pod,
@@ -235,13 +235,17 @@ impl SoakSite {
 
     pub(crate) fn summary(&self) -> String {
         let names: Vec<&str> = self.networks.iter().map(|network| network.name).collect();
-        format!("networks: {}; {} pods stay; hostile configs on h1", names.join(", "), self.anchors.len())
+        format!(
+            "networks: {}; {} permanent pods; hostile configs on h1",
+            names.join(", "),
+            self.anchors.len()
+        )
     }
 }
 
 impl SoakNetwork {
     pub(crate) fn register(&self, container: &str) {
-        // Waits for a GC that works with the list of before.
+        // Waits for a GC that uses the previous list.
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(container.to_owned());
     }
 
@@ -249,7 +253,7 @@ impl SoakNetwork {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(container);
     }
 
-    /// A call about a container in a sandbox.
+    /// A call for a container in a sandbox.
     pub(crate) fn call(&self, verb: Verb, (pod, container): (&Pod, &str), args: &str) -> Call {
         Call {
             container: Some(container.to_owned()),
@@ -258,7 +262,7 @@ impl SoakNetwork {
         }
     }
 
-    /// GC with exactly the containers that are registered.
+    /// GC with the registered containers.
     pub(crate) fn collect(&self, plugin: &Plugin) -> Result<testkit::Outcome> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let valid: Vec<(&str, &str)> = known.iter().map(|container| (container.as_str(), "eth0")).collect();
@@ -323,20 +327,20 @@ fn hostile(cluster: &Cluster) -> Result<Hostile> {
     Ok(Hostile { agent: Mutex::new(agent), node })
 }
 
-/// A machine on the link of n1 and n3.
-fn stranger(cluster: &Cluster) -> Result<Node> {
-    let node = cluster.lab().node("stranger")?;
+/// An external host on the link of n1 and n3.
+fn external_host(cluster: &Cluster) -> Result<Node> {
+    let node = cluster.lab().node("external_host")?;
     let underlay = cluster.underlay();
     let ip = |ns: &Ns, line: &str| {
         let argv: Vec<&str> = ["ip"].into_iter().chain(line.split(' ')).collect();
         ns.sh(&argv).map(drop)
     };
-    ip(underlay, &format!("link add stranger type veth peer name eth0 netns {}", node.name()))?;
-    ip(underlay, "link set dev stranger addrgenmode none")?;
-    ip(underlay, "link set dev stranger master net1 up")?;
+    ip(underlay, &format!("link add external_host type veth peer name eth0 netns {}", node.name()))?;
+    ip(underlay, "link set dev external_host addrgenmode none")?;
+    ip(underlay, "link set dev external_host master net1 up")?;
     ip(&node, "link set dev eth0 addrgenmode none")?;
-    ip(&node, &format!("addr add {}/24 dev eth0", STRANGER[0]))?;
-    ip(&node, &format!("addr add {}/64 dev eth0 nodad", STRANGER[1]))?;
+    ip(&node, &format!("addr add {}/24 dev eth0", EXTERNAL_HOST[0]))?;
+    ip(&node, &format!("addr add {}/64 dev eth0 nodad", EXTERNAL_HOST[1]))?;
     ip(&node, "addr add fe80::c8/64 dev eth0 nodad")?;
     ip(&node, "link set dev eth0 up")?;
     ip(&node, "route add default via 10.199.1.254")?;
@@ -344,13 +348,13 @@ fn stranger(cluster: &Cluster) -> Result<Node> {
     Ok(node)
 }
 
-/// A snapshot without interface numbers: a tunnel that was deleted gets another one.
+/// A snapshot without interface indexes, because a recreated tunnel gets another one.
 pub(crate) fn picture(ns: &Ns) -> Result<BTreeSet<String>> {
     let without_number = |line: &str| match line.strip_prefix("link ").and_then(|rest| rest.split_once(' ')) {
         Some((_, rest)) => format!("link {rest}"),
         None => line.to_owned(),
     };
-    // The chain and the sets of a network that no pod uses may stay. Their elements are lines of their own.
+    // The chain and the sets of an unused network may remain. Their elements are separate lines.
     let is_idle_network =
         |line: &&str| !line.starts_with("nft element") && line.starts_with("nft") && line.contains("\"net-");
     Ok(Snapshot::of(ns)?.lines().filter(|line| !is_idle_network(line)).map(without_number).collect())

@@ -1,5 +1,5 @@
-//! Listeners in pods and nodes. A hostile datagram or message that reaches one of them is a finding; legal datagrams are
-//! counted, because a listener that receives nothing at all proves nothing.
+//! Listeners in pods and nodes. A hostile datagram or message that reaches one of them is a finding. Legal datagrams are
+//! counted to prove that the listener works.
 
 use std::net::UdpSocket;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -16,7 +16,7 @@ use crate::options::Attack;
 pub(crate) const PORT: u16 = 7777;
 pub(crate) const LEGAL: &str = "legal";
 pub(crate) const HOSTILE: &str = "hostile";
-/// In the body of hostile ICMP messages.
+/// Marker in hostile ICMP messages.
 pub(crate) const MARK: &[u8; 14] = b"podwire-soak!!";
 const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
@@ -29,7 +29,7 @@ pub(crate) struct VictimListener {
 impl VictimListener {
     pub(crate) fn open(ns: &Ns, name: &str) -> Result<Self> {
         let opened = ns.enter(|| -> std::io::Result<_> {
-            // A socket of both families.
+            // A dual-stack socket.
             let datagrams = UdpSocket::bind(("::", PORT))?;
             datagrams.set_nonblocking(true)?;
             let raw = |family, protocol| socket(family, SocketType::RAW, Some(protocol));
@@ -41,20 +41,20 @@ impl VictimListener {
         Ok(Self { name: name.to_owned(), datagrams, messages })
     }
 
-    /// Listens in a thread until the run is over.
+    /// Listens in a thread until the end of the run.
     pub(crate) fn start<'scope>(self, scope: &'scope Scope<'scope, '_>, soak: &'scope Soak) {
         scope.spawn(move || {
             while !soak.is_over() {
-                self.turn(soak);
+                self.receive(soak);
             }
-            self.turn(soak);
+            self.receive(soak);
         });
     }
 
-    fn turn(&self, soak: &Soak) {
+    fn receive(&self, soak: &Soak) {
         let mut fds = vec![PollFd::new(&self.datagrams, PollFlags::IN)];
         fds.extend(self.messages.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
-        // Interrupted or not: what is there is read below.
+        // Pending messages are read below, also after EINTR.
         let _ = poll(&mut fds, Some(&TURN));
         let mut buffer = [0; 2048];
         while let Ok((length, from)) = self.datagrams.recv_from(&mut buffer) {
@@ -84,12 +84,12 @@ impl VictimListener {
     }
 }
 
-/// The count of legal datagrams that a listener received.
+/// Name of the counter of legal datagrams of a listener.
 pub(crate) fn received(name: &str) -> String {
     format!("legal datagrams at {name}")
 }
 
-/// What a hostile datagram says.
+/// Payload of a hostile datagram.
 pub(crate) fn payload(attack: Attack, what: &str) -> Vec<u8> {
     format!("{HOSTILE} {attack:?} {what}").into_bytes()
 }

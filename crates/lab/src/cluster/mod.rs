@@ -1,5 +1,5 @@
-//! Many nodes on one machine: each a namespace with a real agent, on an underlay of one or several routed subnets, with a
-//! real etcd; pods through the real plugin; faults, and the question who reaches whom.
+//! Several nodes on one host. Each node is a namespace with a real agent, on an underlay of one or more routed subnets, with
+//! a real etcd. Pods are attached by the real plugin. The module also injects faults and probes the reachability of pods.
 //!
 //! ```text
 //!   etcd1 etcd2 etcd3      n1   n3        n2        hosts: namespaces with one link, eth0
@@ -7,55 +7,56 @@
 //!             └───────────────┴───────────┘         which routes between them
 //! ```
 //!
-//! Nodes of one subnet are on-link for each other, others are not. With `Cluster::up` all of it goes with the `Cluster`,
-//! and the processes also with a test that is killed; with `Cluster::up_kept` it stays, for `podwire lab`.
+//! Nodes of one subnet are on-link; nodes of different subnets have a router between them. `Cluster::up` removes everything
+//! when the `Cluster` is dropped, and its processes exit even if the test is killed. With `Cluster::up_kept` the cluster remains,
+//! for `podwire lab`.
 
 mod faults;
+mod paths;
 mod plan;
 mod pods;
 mod reach;
+mod recovery;
 mod removal;
 mod saved;
 mod settings;
-mod settle;
 mod underlay;
-mod ways;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, Result};
 
+pub use paths::PodPath;
 pub use plan::{Extra, Families, LabStore, Plan, Tls, TransportMode};
 pub use pods::AttachedPod;
 pub use reach::{Cell, Matrix, Reachability, Spot};
 pub use removal::{RemovedLab, clear_kept, remove_kept};
 pub use saved::{LabState, SavedLab};
-pub use ways::PodPath;
 
 use crate::service::{Leash, ProcessLifetime};
 use crate::{Agent, EtcdCluster, Lab, Node, Plugin};
 use underlay::Port;
 
-/// Told what is done next.
+/// Called with the name of each step before it starts.
 pub type ProgressFn<'a> = &'a dyn Fn(&str);
 
 #[derive(Debug)]
 pub struct Cluster {
     plan: Plan,
-    machines: Vec<ClusterNode>,
+    nodes: Vec<ClusterNode>,
     pub etcd: EtcdCluster,
     pods: Mutex<Vec<Arc<AttachedPod>>>,
-    /// Pods that are being made: what a command that is killed meanwhile leaves for the next.
-    begun: Mutex<Vec<Begun>>,
+    /// Pods that are being created. If the command is killed meanwhile, the next command removes them.
+    pending: Mutex<Vec<PendingPod>>,
     underlay: Node,
     plugin: Plugin,
-    /// The program of the agents; none: as built.
+    /// The program of the agents; `None` selects the built one.
     program: Option<PathBuf>,
     life: ProcessLifetime,
-    kept: Option<SavedLab>,
+    saved_lab: Option<SavedLab>,
     origin: ClusterOrigin,
-    /// Last: it takes the namespaces and directories of all of the above with it.
+    /// Last field, because its drop removes the namespaces and directories of all fields above.
     lab: Lab,
 }
 
@@ -67,24 +68,24 @@ struct ClusterNode {
     agent: Agent,
     power: Power,
     port: Port,
-    /// Pods that it lost when it lost power.
+    /// Names of the pods that were lost at the last power-off.
     lost: Vec<String>,
 }
 
 /// A pod that is not attached yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Begun {
+struct PendingPod {
     name: String,
     node: String,
-    /// Of its container.
+    /// The container ID.
     id: String,
 }
 
-/// Who made the cluster.
+/// Which command created the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClusterOrigin {
-    /// We do. If that is not done to the end, all of it goes.
-    Made,
+    /// This one. If the creation fails, everything is removed.
+    Created,
     /// An earlier command.
     Opened,
 }
@@ -96,34 +97,35 @@ enum Power {
 }
 
 impl Cluster {
-    /// Makes it and waits until all agents are ready.
+    /// Creates the cluster and waits until all agents are ready.
     pub fn up(label: &str, plan: &Plan) -> Result<Self> {
         plan.check()?;
         let life = ProcessLifetime::Leash(Arc::new(Leash::new()?));
         let mut cluster = Self::empty(plan, Lab::new(label)?, life)?;
-        cluster.make_hosts(&|_| ())?;
+        cluster.create_hosts(&|_| ())?;
         cluster.start(&|_| ())?;
         Ok(cluster)
     }
 
-    /// The same without any process: for tests that start things in an order of their own.
+    /// Creates the hosts without starting any process, for tests that choose the start order.
     pub fn hosts(label: &str, plan: &Plan) -> Result<Self> {
         plan.check()?;
         let life = ProcessLifetime::Leash(Arc::new(Leash::new()?));
         let mut cluster = Self::empty(plan, Lab::new(label)?, life)?;
-        cluster.make_hosts(&|_| ())?;
+        cluster.create_hosts(&|_| ())?;
         Ok(cluster)
     }
 
-    /// One that lives on; the directory is there and empty. A failure leaves what was made so far for `remove_kept`.
-    pub fn up_kept(kept: &SavedLab, plan: &Plan, progress: ProgressFn<'_>) -> Result<Self> {
+    /// Creates a cluster that outlives this process, in an existing empty directory. After a failure the caller removes the
+    /// incomplete lab with `remove_kept`.
+    pub fn up_kept(saved_lab: &SavedLab, plan: &Plan, progress: ProgressFn<'_>) -> Result<Self> {
         plan.check()?;
-        let lab = Lab::kept(&kept.prefix(), &kept.dir, 0)?;
-        let mut cluster = Self::empty(plan, lab, ProcessLifetime::Kept)?;
-        cluster.program = Some(kept.program.clone());
-        cluster.kept = Some(kept.clone());
+        let lab = Lab::saved(&saved_lab.prefix(), &saved_lab.dir, 0)?;
+        let mut cluster = Self::empty(plan, lab, ProcessLifetime::Detached)?;
+        cluster.program = Some(saved_lab.program.clone());
+        cluster.saved_lab = Some(saved_lab.clone());
         cluster.save(LabState::Unfinished)?;
-        cluster.make_hosts(progress)?;
+        cluster.create_hosts(progress)?;
         cluster.start(progress)?;
         Ok(cluster)
     }
@@ -131,76 +133,76 @@ impl Cluster {
     fn empty(plan: &Plan, lab: Lab, life: ProcessLifetime) -> Result<Self> {
         Ok(Self {
             plan: plan.clone(),
-            machines: vec![],
+            nodes: vec![],
             etcd: EtcdCluster::default(),
             pods: Mutex::new(vec![]),
-            begun: Mutex::new(vec![]),
+            pending: Mutex::new(vec![]),
             underlay: Node::known(&lab.inner, underlay::NAME),
             plugin: Plugin::podwire()?,
             program: None,
             life,
-            kept: None,
-            origin: ClusterOrigin::Made,
+            saved_lab: None,
+            origin: ClusterOrigin::Created,
             lab,
         })
     }
 
-    fn make_hosts(&mut self, progress: ProgressFn<'_>) -> Result<()> {
+    fn create_hosts(&mut self, progress: ProgressFn<'_>) -> Result<()> {
         let subnets = self.plan.subnets;
         progress(&format!("underlay: {subnets} subnet{}", if subnets == 1 { "" } else { "s and a router" }));
-        self.underlay = underlay::make(&self.lab, &self.plan)?;
+        self.underlay = underlay::create(&self.lab, &self.plan)?;
         let mut hosts = Vec::new();
-        for index in 0..self.members_planned() {
-            let (name, place) = (format!("etcd{}", index + 1), self.plan.etcd_place(index));
+        for index in 0..self.planned_members() {
+            let (name, underlay_host) = (format!("etcd{}", index + 1), self.plan.etcd_host(index));
             let node = self.lab.node(&name)?;
-            underlay::plug_in(&self.underlay, (&node, &name), &place, &self.plan)?;
-            hosts.push((node, name, place.addresses[0].addr()));
+            underlay::plug_in(&self.underlay, (&node, &name), &underlay_host, &self.plan)?;
+            hosts.push((node, name, underlay_host.addresses[0].addr()));
         }
         self.etcd = EtcdCluster::new(hosts, &self.plan, &self.life);
         let names = self.plan.node_names();
         progress(&format!("nodes: {}", range(&names)));
         for (index, name) in names.iter().enumerate() {
             let node = self.lab.node(name)?;
-            underlay::plug_in(&self.underlay, (&node, name), &self.plan.node_place(index), &self.plan)?;
-            let machine = self.machine(index, node)?;
-            self.machines.push(machine);
+            underlay::plug_in(&self.underlay, (&node, name), &self.plan.node_host(index), &self.plan)?;
+            let host = self.new_cluster_node(index, node)?;
+            self.nodes.push(host);
         }
         Ok(())
     }
 
-    fn members_planned(&self) -> usize {
+    fn planned_members(&self) -> usize {
         match self.plan.store {
             LabStore::Etcd { members } => members,
             LabStore::Embedded | LabStore::Alone => 0,
         }
     }
 
-    fn machine(&self, index: usize, node: Node) -> Result<ClusterNode> {
+    fn new_cluster_node(&self, index: usize, node: Node) -> Result<ClusterNode> {
         let name = format!("n{}", index + 1);
-        let told = settings::of_node(&self.plan, index, &self.etcd.endpoints(), self.lab.dir());
-        let mut flags = match self.kept {
-            Some(_) => self.write_config(&node, told).map(|()| vec![])?,
-            None => settings::as_flags(&told),
+        let agent_settings = settings::of_node(&self.plan, index, &self.etcd.endpoints(), self.lab.dir());
+        let mut flags = match self.saved_lab {
+            Some(_) => self.write_config(&node, agent_settings).map(|()| vec![])?,
+            None => settings::as_flags(&agent_settings),
         };
-        flags.extend(self.plan.more_flags(&name));
+        flags.extend(self.plan.extra_flags(&name));
         let mut agent = Agent::of_cluster(&node, &flags, (&self.life, self.program.as_deref()))?;
         agent.set_env(&self.plan.agent_env(&name));
-        Ok(ClusterNode { name, node, agent, power: Power::On, port: Port::Whole, lost: vec![] })
+        Ok(ClusterNode { name, node, agent, power: Power::On, port: Port::Forwarding, lost: vec![] })
     }
 
-    /// Once: what a person changed in it stays.
-    fn write_config(&self, node: &Node, mut told: Vec<settings::AgentSetting>) -> Result<()> {
+    /// An existing file is not overwritten, so that changes by the user remain.
+    fn write_config(&self, node: &Node, mut agent_settings: Vec<settings::AgentSetting>) -> Result<()> {
         let path = node.dir().join(crate::agent::CONFIG);
         if path.exists() {
             return Ok(());
         }
-        told.extend(settings::of_directories(node.dir()));
-        std::fs::write(&path, settings::as_file(&told))
+        agent_settings.extend(settings::of_directories(node.dir()));
+        std::fs::write(&path, settings::as_file(&agent_settings))
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
     fn start(&mut self, progress: ProgressFn<'_>) -> Result<()> {
-        let members = self.members_planned();
+        let members = self.planned_members();
         if members > 0 {
             progress(&format!("etcd: {members} member{}", if members == 1 { "" } else { "s" }));
             self.start_etcd()?;
@@ -209,7 +211,7 @@ impl Cluster {
         self.start_agents()
     }
 
-    /// All members that do not run, until they are healthy.
+    /// Starts all stopped members and waits until they are healthy.
     pub fn start_etcd(&mut self) -> Result<()> {
         for index in 0..self.etcd.members.len() {
             if !self.etcd.members[index].runs() {
@@ -220,22 +222,22 @@ impl Cluster {
         self.etcd.wait_healthy()
     }
 
-    /// All agents that do not run, until they are ready.
+    /// Starts all stopped agents and waits until they are ready.
     pub fn start_agents(&mut self) -> Result<()> {
-        for index in 0..self.machines.len() {
-            if self.machines[index].agent.has_ended()? {
-                self.machines[index].agent.launch()?;
+        for index in 0..self.nodes.len() {
+            if self.nodes[index].agent.has_ended()? {
+                self.nodes[index].agent.launch()?;
                 self.save(LabState::Unfinished)?;
             }
         }
         self.wait_ready()
     }
 
-    /// Waits until every agent that runs is ready.
+    /// Waits until the agents of all powered-on nodes are ready.
     pub fn wait_ready(&mut self) -> Result<()> {
-        for machine in &mut self.machines {
-            if machine.power == Power::On {
-                machine.agent.wait_ready().with_context(|| format!("node {}", machine.name))?;
+        for host in &mut self.nodes {
+            if host.power == Power::On {
+                host.agent.wait_ready().with_context(|| format!("node {}", host.name))?;
             }
         }
         Ok(())
@@ -249,7 +251,7 @@ impl Cluster {
         &self.lab
     }
 
-    /// The namespace between the nodes.
+    /// The namespace that connects the nodes.
     pub fn underlay(&self) -> &Node {
         &self.underlay
     }
@@ -258,7 +260,7 @@ impl Cluster {
         &self.plugin
     }
 
-    /// Pods that are made from now on use another plugin.
+    /// Sets the plugin for pods that are created from now on.
     pub fn set_plugin(&mut self, plugin: Plugin) {
         self.plugin = plugin;
     }
@@ -268,33 +270,33 @@ impl Cluster {
     }
 
     pub fn node(&self, name: &str) -> Result<&Node> {
-        Ok(&self.machines[self.index(name)?].node)
+        Ok(&self.nodes[self.index(name)?].node)
     }
 
     pub fn agent(&self, name: &str) -> Result<&Agent> {
-        Ok(&self.machines[self.index(name)?].agent)
+        Ok(&self.nodes[self.index(name)?].agent)
     }
 
     pub fn agent_mut(&mut self, name: &str) -> Result<&mut Agent> {
         let index = self.index(name)?;
-        Ok(&mut self.machines[index].agent)
+        Ok(&mut self.nodes[index].agent)
     }
 
-    /// The node's own addresses.
+    /// The node's underlay addresses.
     pub fn addresses(&self, name: &str) -> Result<Vec<std::net::IpAddr>> {
-        let place = self.plan.node_place(self.index(name)?);
-        Ok(place.addresses.iter().map(ipnet::IpNet::addr).collect())
+        let underlay_host = self.plan.node_host(self.index(name)?);
+        Ok(underlay_host.addresses.iter().map(ipnet::IpNet::addr).collect())
     }
 
-    /// The number of the subnet that the node is in, from 1.
+    /// The number of the node's subnet, counted from 1.
     pub fn subnet(&self, name: &str) -> Result<usize> {
-        Ok(self.plan.node_place(self.index(name)?).subnet)
+        Ok(self.plan.node_host(self.index(name)?).subnet)
     }
 
     fn index(&self, name: &str) -> Result<usize> {
-        self.machines
+        self.nodes
             .iter()
-            .position(|machine| machine.name == name)
+            .position(|host| host.name == name)
             .with_context(|| format!("there is no node {name}: this lab has {}", range(&self.node_names())))
     }
 }

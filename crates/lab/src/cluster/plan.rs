@@ -1,4 +1,4 @@
-//! What a cluster is to be, and which addresses its hosts have.
+//! The plan of a cluster, and the underlay addresses of its hosts.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,39 +8,39 @@ use anyhow::{Result, ensure};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// Hosts of one subnet have the numbers from 1 on; the router comes last.
+/// Hosts of one subnet are numbered from 1; the router has the number 254.
 pub(super) const MAX_NODES: usize = 200;
 pub(super) const MAX_SUBNETS: usize = 64;
 const ROUTER: u16 = 254;
-/// The subnet of the hosts of etcd. Nodes are in those from 1 on, so etcd is behind the router for all of them.
+/// The subnet of the etcd hosts. Nodes are in subnets from 1 on, so all nodes reach etcd through the router.
 const ETCD_SUBNET: usize = 0;
 
-/// What to make. Change what a test needs with struct update: `Plan { nodes: 5, ..Plan::default() }`.
+/// The cluster to create. Tests override single fields with struct update: `Plan { nodes: 5, ..Plan::default() }`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     pub nodes: usize,
-    /// Nodes are spread over them in turn. Those of different subnets have a router between them.
+    /// Nodes are assigned to subnets round-robin. A router connects the subnets.
     pub subnets: usize,
     pub store: LabStore,
     pub transport: TransportMode,
-    /// Of the nodes' links and everything between them.
+    /// MTU of all underlay links.
     pub mtu: u32,
-    /// Which addresses the nodes themselves have.
+    /// Address families of the underlay.
     pub underlay: Families,
-    /// The pods' network, one subnet for each family.
+    /// The pod network, one subnet per family.
     pub pods: Vec<IpNet>,
-    /// How many bits longer than the network's subnet a node's block is.
+    /// Prefix length of a node's block minus the prefix length of the network's subnet.
     pub margin: u8,
-    /// For all agents.
+    /// Extra options for all agents.
     pub all: Extra,
-    /// For the agent of the node of this name.
+    /// Extra options per agent, by node name.
     pub each: BTreeMap<String, Extra>,
     pub etcd_flags: Vec<String>,
-    /// Clients of etcd and its members show each other certificates.
+    /// Mutual TLS between etcd members and clients.
     pub etcd_tls: Option<Tls>,
 }
 
-/// PEM files: one certificate for both sides, for the addresses of `Plan::etcd_addresses`, and who signed it.
+/// PEM files. The certificate is used by members and clients and must cover `Plan::etcd_addresses`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tls {
     pub ca: PathBuf,
@@ -48,7 +48,7 @@ pub struct Tls {
     pub key: PathBuf,
 }
 
-/// More for an agent.
+/// Extra options of an agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extra {
     pub flags: Vec<String>,
@@ -61,9 +61,9 @@ pub enum LabStore {
     Etcd {
         members: usize,
     },
-    /// A directory that one agent owns: for one node.
+    /// An embedded store in a directory; for a single node.
     Embedded,
-    /// None: each agent is alone, with a block of its own.
+    /// No store: each agent works alone, with a fixed block.
     Alone,
 }
 
@@ -115,18 +115,18 @@ impl TransportMode {
     }
 }
 
-/// A host's place on the underlay.
+/// A host's subnet and addresses on the underlay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct UnderlayHost {
     pub(super) subnet: usize,
     pub(super) addresses: Vec<IpNet>,
     pub(super) link_local: IpNet,
-    /// The same after the host was made anew, as that of a real machine: its neighbours remember it.
+    /// Fixed, so that it is the same after a power cycle, as with real hardware.
     pub(super) mac: String,
 }
 
 impl Plan {
-    /// Whether it can be made; what to change if not.
+    /// Checks that this host can create the lab. The error says what to change.
     pub fn check(&self) -> Result<()> {
         self.check_shape()?;
         match self.store {
@@ -135,7 +135,7 @@ impl Plan {
         }
     }
 
-    /// Whether its numbers fit together, whatever this machine has.
+    /// Checks the plan's numbers without checking the host.
     pub fn check_shape(&self) -> Result<()> {
         ensure!(
             (1..=MAX_NODES).contains(&self.nodes),
@@ -150,13 +150,16 @@ impl Plan {
         ensure!((1..=most).contains(&self.subnets), "a lab of {nodes} has {subnets}, not {}", self.subnets);
         ensure!(
             self.store != LabStore::Embedded || self.nodes == 1,
-            "one agent owns an embedded store: a lab of {nodes} needs etcd"
+            "an embedded store supports one node: a lab of {nodes} needs etcd"
         );
         if let LabStore::Etcd { members } = self.store {
-            ensure!(matches!(members, 1 | 3), "etcd has 1 or 3 members here, not {members}");
+            ensure!(matches!(members, 1 | 3), "a lab has 1 or 3 etcd members, not {members}");
         }
         for name in self.each.keys() {
-            ensure!(self.node_names().contains(name), "there will be no node {name}");
+            ensure!(
+                self.node_names().contains(name),
+                "the plan has options for node {name}, which is not part of the lab"
+            );
         }
         Ok(())
     }
@@ -165,32 +168,32 @@ impl Plan {
         (1..=self.nodes).map(|number| format!("n{number}")).collect()
     }
 
-    /// Where the members of etcd will be.
+    /// Addresses of the etcd members.
     pub fn etcd_addresses(&self) -> Vec<IpAddr> {
         let LabStore::Etcd { members } = self.store else { return vec![] };
-        (0..members).filter_map(|index| Some(self.etcd_place(index).addresses.first()?.addr())).collect()
+        (0..members).filter_map(|index| Some(self.etcd_host(index).addresses.first()?.addr())).collect()
     }
 
-    /// All subnets of the underlay, by number.
+    /// The numbers of all underlay subnets.
     pub(super) fn underlay_subnets(&self) -> Vec<usize> {
         let etcd = matches!(self.store, LabStore::Etcd { .. }).then_some(ETCD_SUBNET);
         etcd.into_iter().chain(1..=self.subnets).collect()
     }
 
-    /// Of the node with this number, counted from 0.
-    pub(super) fn node_place(&self, index: usize) -> UnderlayHost {
-        self.place(1 + index % self.subnets, index as u16 + 1)
+    /// The underlay addresses of a node; `index` counts from 0.
+    pub(super) fn node_host(&self, index: usize) -> UnderlayHost {
+        self.underlay_host(1 + index % self.subnets, index as u16 + 1)
     }
 
-    pub(super) fn etcd_place(&self, index: usize) -> UnderlayHost {
-        self.place(ETCD_SUBNET, index as u16 + 1)
+    pub(super) fn etcd_host(&self, index: usize) -> UnderlayHost {
+        self.underlay_host(ETCD_SUBNET, index as u16 + 1)
     }
 
-    pub(super) fn router_place(&self, subnet: usize) -> UnderlayHost {
-        self.place(subnet, ROUTER)
+    pub(super) fn router_host(&self, subnet: usize) -> UnderlayHost {
+        self.underlay_host(subnet, ROUTER)
     }
 
-    fn place(&self, subnet: usize, host: u16) -> UnderlayHost {
+    fn underlay_host(&self, subnet: usize, host: u16) -> UnderlayHost {
         let v4 = Ipv4Addr::new(10, 199, subnet as u8, host as u8);
         let v6 = Ipv6Addr::new(0xfd99, subnet as u16, 0, 0, 0, 0, 0, host);
         let v4 = IpNet::new_assert(v4.into(), 24);
@@ -205,8 +208,8 @@ impl Plan {
         UnderlayHost { subnet, addresses, link_local: IpNet::new_assert(link_local.into(), 64), mac }
     }
 
-    /// What a test adds to what the agent of a node is told.
-    pub(super) fn more_flags(&self, node: &str) -> Vec<String> {
+    /// Extra flags of a node's agent.
+    pub(super) fn extra_flags(&self, node: &str) -> Vec<String> {
         let all = [Some(&self.all), self.each.get(node)].into_iter().flatten();
         all.flat_map(|extra| extra.flags.iter().cloned()).collect()
     }
@@ -216,8 +219,8 @@ impl Plan {
         all.flat_map(|extra| extra.env.iter().cloned()).collect()
     }
 
-    /// The block that a node takes without asking anybody.
-    pub(super) fn own_block(&self, index: usize) -> Vec<IpNet> {
+    /// The fixed block of a node that works without a store.
+    pub(super) fn standalone_block(&self, index: usize) -> Vec<IpNet> {
         let block = |net: &IpNet| match net.addr() {
             IpAddr::V4(base) => {
                 let base = u32::from(base) + ((index as u32) << 8);
@@ -239,18 +242,19 @@ mod tests {
     #[test]
     fn nodes_are_spread_over_the_subnets_and_etcd_is_behind_the_router() {
         let plan = Plan { nodes: 3, subnets: 2, ..Plan::default() };
-        let places: Vec<_> = (0..3).map(|index| plan.node_place(index)).collect();
-        assert_eq!(places.iter().map(|p| p.subnet).collect::<Vec<_>>(), [1, 2, 1]);
-        let texts =
-            |place: &UnderlayHost| place.addresses.iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(texts(&places[1]), ["10.199.2.2/24", "fd99:2::2/64"]);
-        assert_eq!(texts(&plan.etcd_place(0)), ["10.199.0.1/24", "fd99::1/64"]);
-        assert_eq!(texts(&plan.router_place(2)), ["10.199.2.254/24", "fd99:2::fe/64"]);
+        let hosts: Vec<_> = (0..3).map(|index| plan.node_host(index)).collect();
+        assert_eq!(hosts.iter().map(|p| p.subnet).collect::<Vec<_>>(), [1, 2, 1]);
+        let texts = |underlay_host: &UnderlayHost| {
+            underlay_host.addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(texts(&hosts[1]), ["10.199.2.2/24", "fd99:2::2/64"]);
+        assert_eq!(texts(&plan.etcd_host(0)), ["10.199.0.1/24", "fd99::1/64"]);
+        assert_eq!(texts(&plan.router_host(2)), ["10.199.2.254/24", "fd99:2::fe/64"]);
         assert_eq!(plan.underlay_subnets(), [0, 1, 2]);
     }
 
     #[test]
-    fn plans_that_cannot_be_are_refused() {
+    fn impossible_plans_are_rejected() {
         for plan in [
             Plan { nodes: 0, ..Plan::default() },
             Plan { nodes: MAX_NODES + 1, ..Plan::default() },

@@ -1,5 +1,5 @@
-//! Who reaches whom: every pod asks every other pod over UDP, in every family both have, from one thread: a socket stays
-//! in the namespace it was made in.
+//! Reachability of pods: every pod sends a UDP request to every other pod, in every family that both have. One thread serves
+//! all sockets, because a socket stays in the namespace where it was created.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -11,27 +11,27 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::AttachedPod;
-use super::ways::PodPath;
+use super::paths::PodPath;
 
-/// How often an unanswered question is asked again.
+/// Interval of retransmissions.
 const RESEND: Duration = Duration::from_millis(100);
-/// Files that are open for a moment only.
+/// Reserve for files that are open briefly.
 const SPARE: usize = 16;
 const MARK: &[u8; 4] = b"pwrc";
 const SIZE: usize = 9;
 
-/// What came of the questions of one pod to another, in one family.
+/// Result of probing one pod from another, in one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reachability {
-    /// Answered after so many microseconds.
+    /// The round-trip time in microseconds.
     Yes { micros: u64 },
-    /// It arrived, but from this address instead of the pod's own.
+    /// The request arrived with this source address instead of the pod's own.
     Rewritten { source: IpAddr },
-    /// Why, where anybody said so.
+    /// The socket error, if there was one.
     No { why: Option<String> },
 }
 
-/// From one pod to another. None: they do not both have an address of the family.
+/// Results from one pod to another. `None` if the pods do not both have an address of the family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cell {
     pub from: String,
@@ -41,16 +41,16 @@ pub struct Cell {
     pub way: PodPath,
 }
 
-/// Every pod to every other pod.
+/// Results of all pairs of pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Matrix {
     pub pods: Vec<Spot>,
-    /// Row by row.
+    /// In row order.
     pub cells: Vec<Cell>,
     pub took: Duration,
 }
 
-/// A pod, and the name of its node.
+/// A pod and the name of its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spot {
     pub name: String,
@@ -64,7 +64,7 @@ impl Reachability {
 }
 
 impl Cell {
-    /// There is a family they share, and in none of them anything is wrong.
+    /// True if the pods share a family and all shared families are reachable.
     pub fn is_ok(&self) -> bool {
         let all = [&self.v4, &self.v6];
         all.iter().any(|family| family.is_some())
@@ -73,7 +73,7 @@ impl Cell {
 }
 
 impl Matrix {
-    /// Everybody reaches everybody.
+    /// True if all pods reach each other.
     pub fn all(&self) -> bool {
         self.cells.iter().all(Cell::is_ok)
     }
@@ -82,28 +82,29 @@ impl Matrix {
         self.cells.iter().find(|cell| cell.from == from && cell.to == to)
     }
 
-    /// What is wrong, one a line; empty if nothing is.
+    /// One line per unreachable pair.
     pub fn complaints(&self) -> Vec<String> {
-        let bad = self.cells.iter().filter(|cell| !cell.is_ok());
-        bad.map(|cell| {
-            let families = [("IPv4", &cell.v4), ("IPv6", &cell.v6)];
-            let said = families.iter().filter_map(|(name, reach)| complaint(name, reach.as_ref()?));
-            format!("{} → {}: {}", cell.from, cell.to, said.collect::<Vec<_>>().join(", "))
-        })
-        .collect()
+        let failed = self.cells.iter().filter(|cell| !cell.is_ok());
+        failed
+            .map(|cell| {
+                let families = [("IPv4", &cell.v4), ("IPv6", &cell.v6)];
+                let failures = families.iter().filter_map(|(name, reach)| complaint(name, reach.as_ref()?));
+                format!("{} → {}: {}", cell.from, cell.to, failures.collect::<Vec<_>>().join(", "))
+            })
+            .collect()
     }
 }
 
 fn complaint(family: &str, reach: &Reachability) -> Option<String> {
     match reach {
         Reachability::Yes { .. } => None,
-        Reachability::Rewritten { source } => Some(format!("{family} arrives from {source}")),
+        Reachability::Rewritten { source } => Some(format!("{family} arrives with source {source}")),
         Reachability::No { why: Some(why) } => Some(format!("{family} {why}")),
-        Reachability::No { why: None } => Some(format!("{family} not answered")),
+        Reachability::No { why: None } => Some(format!("{family} timed out")),
     }
 }
 
-/// An address of a pod, and a socket on it.
+/// A pod's address and a socket that is bound to it.
 struct ProbeSocket {
     pod: usize,
     address: IpAddr,
@@ -117,156 +118,156 @@ struct PairProbe {
 }
 
 struct ProbeRound {
-    ends: Vec<ProbeSocket>,
-    /// By the numbers of two ends.
-    asked: BTreeMap<(usize, usize), PairProbe>,
+    sockets: Vec<ProbeSocket>,
+    /// By the indexes of the source and destination socket.
+    probes: BTreeMap<(usize, usize), PairProbe>,
 }
 
-/// For each pair of pods what came of it, in the two families, by their numbers.
+/// Results by the indexes of the source and destination pod: IPv4, then IPv6.
 pub(super) type PairResults = BTreeMap<(usize, usize), [Option<Reachability>; 2]>;
 
-/// Asks until everything is answered, and not longer than this.
+/// Sends requests until all pairs have a result, for at most `within`.
 pub(super) fn probe(pods: &[&AttachedPod], within: Duration) -> Result<PairResults> {
-    make_room(pods.iter().map(|wired| wired.addresses.len()).sum())?;
+    raise_open_file_limit(pods.iter().map(|attached| attached.addresses.len()).sum())?;
     let mut round = ProbeRound::new(pods)?;
     let end = Instant::now() + within;
-    while round.is_open() && Instant::now() < end {
-        for from in 0..round.ends.len() {
+    while round.is_pending() && Instant::now() < end {
+        for from in 0..round.sockets.len() {
             if Instant::now() >= end {
                 break;
             }
-            round.ask(from);
-            round.listen()?;
+            round.send_requests(from);
+            round.receive()?;
         }
-        let again = (Instant::now() + RESEND).min(end);
-        while round.is_open() && Instant::now() < again {
-            round.wait(again)?;
-            round.listen()?;
+        let resend_at = (Instant::now() + RESEND).min(end);
+        while round.is_pending() && Instant::now() < resend_at {
+            round.wait(resend_at)?;
+            round.receive()?;
         }
     }
-    Ok(round.found())
+    Ok(round.results())
 }
 
 impl ProbeRound {
     fn new(pods: &[&AttachedPod]) -> Result<Self> {
-        let mut ends = Vec::new();
-        for (number, wired) in pods.iter().enumerate() {
-            for &address in &wired.addresses {
-                let socket = match wired.pod.enter(|| open(address)) {
+        let mut sockets = Vec::new();
+        for (number, attached) in pods.iter().enumerate() {
+            for &address in &attached.addresses {
+                let socket = match attached.pod.enter(|| open(address)) {
                     Ok(opened) => opened.map_err(|e| format!("cannot use {address}: {e}")),
                     Err(e) => Err(format!("{e:#}")),
                 };
-                ends.push(ProbeSocket { pod: number, address, socket });
+                sockets.push(ProbeSocket { pod: number, address, socket });
             }
         }
-        let mut asked = BTreeMap::new();
+        let mut probes = BTreeMap::new();
         let sent = Instant::now();
-        for (i, from) in ends.iter().enumerate() {
-            for (j, to) in ends.iter().enumerate() {
+        for (i, from) in sockets.iter().enumerate() {
+            for (j, to) in sockets.iter().enumerate() {
                 if from.pod == to.pod || from.address.is_ipv4() != to.address.is_ipv4() {
                     continue;
                 }
                 let why = from.socket.as_ref().err().or(to.socket.as_ref().err()).cloned();
                 let result = why.is_some().then(|| Reachability::No { why: why.clone() });
-                asked.insert((i, j), PairProbe { result, sent, why });
+                probes.insert((i, j), PairProbe { result, sent, why });
             }
         }
-        Ok(Self { ends, asked })
+        Ok(Self { sockets, probes })
     }
 
-    fn is_open(&self) -> bool {
-        self.asked.values().any(|asked| asked.result.is_none())
+    fn is_pending(&self) -> bool {
+        self.probes.values().any(|probe| probe.result.is_none())
     }
 
-    fn ask(&mut self, from: usize) {
-        let Ok(socket) = &self.ends[from].socket else { return };
-        for (&(_, to), asked) in self.asked.range_mut((from, 0)..(from + 1, 0)) {
-            if asked.result.is_some() {
+    fn send_requests(&mut self, from: usize) {
+        let Ok(socket) = &self.sockets[from].socket else { return };
+        for (&(_, to), probe) in self.probes.range_mut((from, 0)..(from + 1, 0)) {
+            if probe.result.is_some() {
                 continue;
             }
-            let Ok(port) = port(&self.ends[to]) else { continue };
-            asked.sent = Instant::now();
-            if let Err(e) = socket.send_to(&message(b'?', (from, to)), (self.ends[to].address, port)) {
-                asked.why = Some(e.to_string());
+            let Ok(port) = port(&self.sockets[to]) else { continue };
+            probe.sent = Instant::now();
+            if let Err(e) = socket.send_to(&message(b'?', (from, to)), (self.sockets[to].address, port)) {
+                probe.why = Some(e.to_string());
             }
         }
     }
 
-    /// Takes in what is there, and answers questions.
-    fn listen(&mut self) -> Result<()> {
+    /// Reads all pending messages and replies to requests.
+    fn receive(&mut self) -> Result<()> {
         let mut buffer = [0; 64];
-        for here in 0..self.ends.len() {
-            while let Ok(socket) = &self.ends[here].socket {
+        for here in 0..self.sockets.len() {
+            while let Ok(socket) = &self.sockets[here].socket {
                 let (count, peer) = match socket.recv_from(&mut buffer) {
                     Ok(got) => got,
                     Err(e) if e.kind() == ErrorKind::Interrupted => continue,
                     Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                    Err(e) => return Err(e).context("cannot receive in a pod"),
+                    Err(e) => return Err(e).context("cannot receive in a pod's namespace"),
                 };
                 if let Some((kind, pair)) = parse(&buffer[..count]) {
-                    self.take(here, (kind, pair), peer);
+                    self.handle(here, (kind, pair), peer);
                 }
             }
         }
         Ok(())
     }
 
-    fn take(&mut self, here: usize, (kind, pair): (u8, (usize, usize)), peer: SocketAddr) {
+    fn handle(&mut self, here: usize, (kind, pair): (u8, (usize, usize)), peer: SocketAddr) {
         let (from, to) = pair;
-        let Some(asked) = self.asked.get_mut(&pair) else { return };
+        let Some(probe) = self.probes.get_mut(&pair) else { return };
         if kind == b'?' && to == here {
-            if peer.ip() != self.ends[from].address {
-                asked.result = Some(Reachability::Rewritten { source: peer.ip() });
+            if peer.ip() != self.sockets[from].address {
+                probe.result = Some(Reachability::Rewritten { source: peer.ip() });
             }
-            if let Ok(socket) = &self.ends[here].socket
+            if let Ok(socket) = &self.sockets[here].socket
                 && let Err(e) = socket.send_to(&message(b'!', pair), peer)
             {
-                asked.why = Some(format!("cannot be answered: {e}"));
+                probe.why = Some(format!("cannot send the reply: {e}"));
             }
-        } else if kind == b'!' && from == here && asked.result.is_none() {
-            let micros = u64::try_from(asked.sent.elapsed().as_micros()).unwrap_or(u64::MAX);
-            asked.result = Some(Reachability::Yes { micros });
+        } else if kind == b'!' && from == here && probe.result.is_none() {
+            let micros = u64::try_from(probe.sent.elapsed().as_micros()).unwrap_or(u64::MAX);
+            probe.result = Some(Reachability::Yes { micros });
         }
     }
 
     fn wait(&self, until: Instant) -> Result<()> {
-        let sockets = self.ends.iter().filter_map(|end| end.socket.as_ref().ok());
+        let sockets = self.sockets.iter().filter_map(|end| end.socket.as_ref().ok());
         let mut fds: Vec<PollFd<'_>> = sockets.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
         let left = until.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(left).context("the deadline is too far away")?;
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(e) => Err(e).context("cannot wait for answers"),
+            Err(e) => Err(e).context("cannot wait for replies"),
         }
     }
 
-    fn found(self) -> PairResults {
-        let mut found = PairResults::new();
-        for ((from, to), asked) in self.asked {
-            let (a, b) = (&self.ends[from], &self.ends[to]);
+    fn results(self) -> PairResults {
+        let mut results = PairResults::new();
+        for ((from, to), probe) in self.probes {
+            let (a, b) = (&self.sockets[from], &self.sockets[to]);
             let family = usize::from(a.address.is_ipv6());
-            let reach = asked.result.unwrap_or(Reachability::No { why: asked.why });
-            found.entry((a.pod, b.pod)).or_default()[family] = Some(reach);
+            let reach = probe.result.unwrap_or(Reachability::No { why: probe.why });
+            results.entry((a.pod, b.pod)).or_default()[family] = Some(reach);
         }
-        found
+        results
     }
 }
 
-/// So many sockets more than usual: as far as this process may go, which is far more than it has at first.
-fn make_room(sockets: usize) -> Result<()> {
-    let may = getrlimit(Resource::Nofile);
-    let Some(most) = may.maximum else { return raise(Rlimit { current: None, maximum: None }) };
-    let have = std::fs::read_dir("/proc/self/fd").context("cannot list /proc/self/fd")?.count();
-    let needed = (sockets + have + SPARE) as u64;
+/// Raises the soft limit of open files to the hard limit, and fails if that is not enough for this many sockets.
+fn raise_open_file_limit(sockets: usize) -> Result<()> {
+    let limits = getrlimit(Resource::Nofile);
+    let Some(maximum) = limits.maximum else { return raise(Rlimit { current: None, maximum: None }) };
+    let open_files = std::fs::read_dir("/proc/self/fd").context("cannot list /proc/self/fd")?.count();
+    let needed = (sockets + open_files + SPARE) as u64;
     ensure!(
-        needed <= most,
-        "this takes {needed} open files, and a process may have {most} here: raise that with `ulimit -n {needed}`"
+        needed <= maximum,
+        "the probe needs {needed} open files and the limit is {maximum}: raise it with `ulimit -n {needed}`"
     );
-    raise(Rlimit { current: Some(most), ..may })
+    raise(Rlimit { current: Some(maximum), ..limits })
 }
 
 fn raise(limit: Rlimit) -> Result<()> {
-    setrlimit(Resource::Nofile, limit).context("cannot raise the number of open files")
+    setrlimit(Resource::Nofile, limit).context("cannot raise the limit of open files")
 }
 
 fn open(address: IpAddr) -> std::io::Result<UdpSocket> {
@@ -305,14 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_back_as_they_were() {
+    fn messages_survive_encoding_and_parsing() {
         assert_eq!(parse(&message(b'?', (3, 700))), Some((b'?', (3, 700))));
         assert_eq!(parse(b"pwrc?"), None);
-        assert_eq!(parse(b"something else altogether"), None);
+        assert_eq!(parse(b"an unrelated datagram"), None);
     }
 
     #[test]
-    fn a_pair_is_fine_when_every_family_they_share_is() {
+    fn a_pair_is_ok_if_every_shared_family_is() {
         let yes = || Some(Reachability::Yes { micros: 1 });
         let no = || Some(Reachability::No { why: Some("no route".into()) });
         assert!(cell(yes(), yes()).is_ok() && cell(yes(), None).is_ok());

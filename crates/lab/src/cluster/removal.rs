@@ -1,5 +1,5 @@
-//! Taking a lab down that lives on: all processes in its namespaces, the namespaces, the directory. It works whatever is
-//! missing, because names tell whose things are.
+//! Removal of a saved lab: all processes in its namespaces, the namespaces and the directory. Objects are found by name, so
+//! the removal also works if some of them are missing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,14 +13,14 @@ use crate::owner::start_time;
 use crate::service::{ended, kill};
 use crate::{DEADLINE, ProcessIdentity, sweep};
 
-/// Processes may start others while they are being killed; not for ever.
+/// Maximum number of passes. Processes may start new ones while they are being killed.
 const ROUNDS: usize = 50;
 
-/// What was taken away.
+/// Counts of removed objects.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RemovedLab {
     pub processes: usize,
-    /// Processes that should have run and did not: nobody killed them by a command of the lab.
+    /// Recorded processes that were not running. No lab command had stopped them.
     pub ended: usize,
     pub namespaces: usize,
 }
@@ -31,22 +31,22 @@ impl RemovedLab {
     }
 }
 
-/// Everything of this lab. What is gone already is fine.
-pub fn remove_kept(kept: &SavedLab) -> Result<RemovedLab> {
-    let removed = clear_kept(kept)?;
-    sweep::remove_directory(&kept.dir)?;
+/// Removes the lab. Missing objects are not an error.
+pub fn remove_kept(saved_lab: &SavedLab) -> Result<RemovedLab> {
+    let removed = clear_kept(saved_lab)?;
+    sweep::remove_directory(&saved_lab.dir)?;
     Ok(removed)
 }
 
-/// The same but for the directory, and so for the lock that the caller may have in it.
-pub fn clear_kept(kept: &SavedLab) -> Result<RemovedLab> {
-    let names = sweep::namespaces_of(&kept.prefix())?;
-    // A state that cannot be read tells of no processes; those in the namespaces go anyway.
-    let known = Saved::read(&kept.dir).map(|saved| saved.processes()).unwrap_or_default();
-    let ended = known.iter().filter(|identity| !identity.lives()).count();
+/// Removes the lab except for its directory, where the caller may hold a lock.
+pub fn clear_kept(saved_lab: &SavedLab) -> Result<RemovedLab> {
+    let names = sweep::namespaces_of(&saved_lab.prefix())?;
+    // If the state file is unreadable, only the processes inside the namespaces are killed.
+    let recorded = Saved::read(&saved_lab.dir).map(|saved| saved.processes()).unwrap_or_default();
+    let ended = recorded.iter().filter(|identity| !identity.lives()).count();
     let mut processes = kill_inside(&names)?;
-    for identity in known {
-        processes += usize::from(end(identity)?);
+    for identity in recorded {
+        processes += usize::from(kill_and_wait(identity)?);
     }
     for name in &names {
         sweep::remove_namespace(&sweep::namespace_path(name))?;
@@ -54,7 +54,7 @@ pub fn clear_kept(kept: &SavedLab) -> Result<RemovedLab> {
     Ok(RemovedLab { processes, ended, namespaces: names.len() })
 }
 
-/// Ends every process that is in one of these namespaces, and counts them.
+/// Kills every process in these namespaces and returns their number.
 pub(super) fn kill_inside(namespaces: &[String]) -> Result<usize> {
     let paths = namespaces.iter().map(|name| sweep::namespace_path(name));
     let inodes: BTreeSet<(u64, u64)> = paths.filter_map(|path| inode(&path)).collect();
@@ -65,20 +65,20 @@ pub(super) fn kill_inside(namespaces: &[String]) -> Result<usize> {
             return Ok(count);
         }
         for identity in inside {
-            count += usize::from(end(identity)?);
+            count += usize::from(kill_and_wait(identity)?);
         }
     }
-    anyhow::bail!("processes keep starting in the lab's namespaces; try again")
+    anyhow::bail!("new processes keep starting in the lab's namespaces; try again")
 }
 
-/// Ends the plugins in a namespace that work on this container: their caller is gone.
+/// Kills orphaned plugin processes in a namespace that work on this container.
 pub(super) fn kill_plugins(namespace: &Path, container: &str) -> Result<()> {
     let variable = format!("CNI_CONTAINERID={container}");
     for identity in processes_in(&inode(namespace).into_iter().collect())? {
-        // One that ended meanwhile has none.
+        // A process that exited meanwhile has no environment.
         let environment = fs::read(format!("/proc/{}/environ", identity.pid)).unwrap_or_default();
-        if environment.split(|byte| *byte == 0).any(|there| there == variable.as_bytes()) {
-            end(identity)?;
+        if environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes()) {
+            kill_and_wait(identity)?;
         }
     }
     Ok(())
@@ -89,10 +89,10 @@ fn processes_in(inodes: &BTreeSet<(u64, u64)>) -> Result<Vec<ProcessIdentity>> {
     let entries = fs::read_dir("/proc").context("cannot list /proc")?;
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let inside = pids.filter(|pid| *pid != own).filter_map(|pid| {
-        // The start time first: if the pid is reused in between, the pair fits nobody.
+        // Read the start time first: if the pid is reused in between, the pair matches no process.
         let start = start_time(pid)?;
-        let at = inode(Path::new(&format!("/proc/{pid}/ns/net")))?;
-        inodes.contains(&at).then_some(ProcessIdentity { pid, start })
+        let net_namespace = inode(Path::new(&format!("/proc/{pid}/ns/net")))?;
+        inodes.contains(&net_namespace).then_some(ProcessIdentity { pid, start })
     });
     Ok(inside.collect())
 }
@@ -101,13 +101,13 @@ fn inode(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
-/// Kills a process and waits for its end; false if it is gone already.
-fn end(identity: ProcessIdentity) -> Result<bool> {
+/// Kills a process and waits for its exit; false if it has already exited.
+fn kill_and_wait(identity: ProcessIdentity) -> Result<bool> {
     let Some(pidfd) = identity.open()? else { return Ok(false) };
     if ended(&pidfd, std::time::Duration::ZERO)? {
         return Ok(false);
     }
     kill(&pidfd).with_context(|| format!("cannot kill process {}", identity.pid))?;
-    ensure!(ended(&pidfd, DEADLINE)?, "process {} was killed and does not end", identity.pid);
+    ensure!(ended(&pidfd, DEADLINE)?, "process {} did not exit after SIGKILL", identity.pid);
     Ok(true)
 }

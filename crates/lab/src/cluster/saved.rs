@@ -1,4 +1,4 @@
-//! What one command of `podwire lab` leaves for the next: a file in the lab's directory.
+//! The state file of a lab. It carries the lab's state from one `podwire lab` command to the next.
 
 use std::fs;
 use std::net::IpAddr;
@@ -10,18 +10,18 @@ use files::Replacement;
 use serde::{Deserialize, Serialize};
 
 use super::underlay::Port;
-use super::{AttachedPod, Begun, Cluster, ClusterOrigin, Plan, Power};
+use super::{AttachedPod, Cluster, ClusterOrigin, PendingPod, Plan, Power};
 use crate::service::ProcessLifetime;
 use crate::{EtcdCluster, Lab, Node, ProcessIdentity};
 
 const FILE: &str = "lab.json";
 const VERSION: u32 = 1;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// What the names of all namespaces of such labs begin with.
+/// Prefix of the namespace names of saved labs.
 const MARK: &str = "pwlab-";
-const LONGEST_NAME: usize = 24;
+const MAX_NAME_LENGTH: usize = 24;
 
-/// Where a lab that lives on has its things.
+/// The name, directory and program of a lab that outlives the command that created it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SavedLab {
     name: String,
@@ -29,14 +29,14 @@ pub struct SavedLab {
     pub(super) program: PathBuf,
 }
 
-/// What the file says of a lab.
+/// State of a lab according to its state file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LabState {
     Up,
-    /// Whoever made it has not come to the end.
+    /// The command that created it did not complete.
     Unfinished,
-    /// The machine was started since: nothing of it runs.
+    /// The host was rebooted since: nothing of the lab is running.
     Stale,
 }
 
@@ -59,8 +59,8 @@ struct SavedNode {
     pods: Vec<SavedPod>,
     lost: Vec<String>,
     /// Pods that are not attached yet; they have no addresses.
-    #[serde(default)]
-    begun: Vec<SavedPod>,
+    #[serde(default, rename = "begun")]
+    pending: Vec<SavedPod>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -71,13 +71,13 @@ struct SavedPod {
 }
 
 impl SavedLab {
-    /// `dir` is the lab's own directory, `program` what is started as the agent.
+    /// `dir` is the lab's directory, `program` the program of its agents.
     pub fn new(name: &str, dir: &Path, program: &Path) -> Result<Self> {
-        // Without '-', so that no name is the beginning of another lab's namespaces.
-        let is_tame = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
+        // '-' is not allowed, so that no lab name is a prefix of another lab's namespaces.
+        let is_allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
         ensure!(
-            (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(is_tame),
-            "{name:?} is no name for a lab: use up to {LONGEST_NAME} of a-z, 0-9 and '_'"
+            (1..=MAX_NAME_LENGTH).contains(&name.len()) && name.bytes().all(is_allowed),
+            "{name:?} is not a valid lab name: use up to {MAX_NAME_LENGTH} of a-z, 0-9 and '_'"
         );
         Ok(Self { name: name.to_owned(), dir: dir.to_owned(), program: program.to_owned() })
     }
@@ -94,7 +94,7 @@ impl SavedLab {
         format!("{MARK}{}", self.name)
     }
 
-    /// Names of labs of which namespaces exist.
+    /// Names of labs with existing namespaces.
     pub fn names_in_kernel() -> Result<Vec<String>> {
         let all = crate::sweep::namespaces_of(MARK.trim_end_matches('-'))?;
         let names = all.iter().filter_map(|name| name.strip_prefix(MARK)?.split('-').next());
@@ -104,7 +104,7 @@ impl SavedLab {
         Ok(names)
     }
 
-    /// What its file says; an error if there is none that can be read.
+    /// Reads the state from the state file; an error if the file is missing or unreadable.
     pub fn condition(&self) -> Result<LabState> {
         let saved = Saved::read(&self.dir)?;
         Ok(if saved.boot == boot_id()? { saved.condition } else { LabState::Stale })
@@ -121,13 +121,13 @@ impl Saved {
         let path = dir.join(FILE);
         let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let saved: Self = serde_json::from_slice(&text)
-            .with_context(|| format!("{} is damaged, or of another version", path.display()))?;
-        ensure!(saved.version == VERSION, "{} is of version {}", path.display(), saved.version);
+            .with_context(|| format!("{} is corrupt or was written by another version", path.display()))?;
+        ensure!(saved.version == VERSION, "{} has the unsupported version {}", path.display(), saved.version);
         Ok(saved)
     }
 
     pub(super) fn processes(&self) -> Vec<ProcessIdentity> {
-        // Start times count from the boot: those of an earlier one mean nothing.
+        // Start times are relative to the boot, so those of an earlier boot identify no process.
         if boot_id().is_ok_and(|boot| boot != self.boot) {
             return vec![];
         }
@@ -136,65 +136,65 @@ impl Saved {
 }
 
 impl Cluster {
-    /// What an earlier command made; what one that was killed left undone is done now. The caller sees to it that nobody
-    /// else works on the lab.
-    pub fn open(kept: &SavedLab) -> Result<Self> {
-        let saved = Saved::read(&kept.dir)?;
-        match kept.condition()? {
+    /// Opens the cluster of an earlier command and completes the work of a command that was killed. The caller holds the
+    /// lab's lock.
+    pub fn open(saved_lab: &SavedLab) -> Result<Self> {
+        let saved = Saved::read(&saved_lab.dir)?;
+        match saved_lab.condition()? {
             LabState::Up => {}
-            LabState::Unfinished => bail!("lab {} was not made to the end: take it down", kept.name),
-            LabState::Stale => bail!("lab {} is from before the last boot: take it down", kept.name),
+            LabState::Unfinished => bail!("lab {} is incomplete: take it down", saved_lab.name),
+            LabState::Stale => bail!("lab {} is from before the last boot: take it down", saved_lab.name),
         }
-        let lab = Lab::kept(&kept.prefix(), &kept.dir, saved.serial)?;
-        let mut cluster = Self::empty(&saved.plan, lab, ProcessLifetime::Kept)?;
-        cluster.program = Some(kept.program.clone());
-        cluster.kept = Some(kept.clone());
+        let lab = Lab::saved(&saved_lab.prefix(), &saved_lab.dir, saved.serial)?;
+        let mut cluster = Self::empty(&saved.plan, lab, ProcessLifetime::Detached)?;
+        cluster.program = Some(saved_lab.program.clone());
+        cluster.saved_lab = Some(saved_lab.clone());
         let hosts = (0..saved.etcd.len()).map(|index| {
-            let (name, place) = (format!("etcd{}", index + 1), saved.plan.etcd_place(index));
-            (Node::known(&cluster.lab.inner, &name), name, place.addresses[0].addr())
+            let (name, underlay_host) = (format!("etcd{}", index + 1), saved.plan.etcd_host(index));
+            (Node::known(&cluster.lab.inner, &name), name, underlay_host.addresses[0].addr())
         });
-        cluster.etcd = EtcdCluster::new(hosts.collect(), &saved.plan, &ProcessLifetime::Kept);
+        cluster.etcd = EtcdCluster::new(hosts.collect(), &saved.plan, &ProcessLifetime::Detached);
         for (member, identity) in cluster.etcd.members.iter_mut().zip(&saved.etcd) {
             identity.map(|identity| member.adopt(identity)).transpose()?;
         }
         for (index, node) in saved.nodes.into_iter().enumerate() {
-            cluster.know_node(index, node)?;
+            cluster.restore_node(index, node)?;
         }
         cluster.origin = ClusterOrigin::Opened;
-        cluster.settle()?;
+        cluster.complete_interrupted_steps()?;
         Ok(cluster)
     }
 
-    fn know_node(&mut self, index: usize, saved: SavedNode) -> Result<()> {
+    fn restore_node(&mut self, index: usize, saved: SavedNode) -> Result<()> {
         let node = Node::known(&self.lab.inner, &format!("n{}", index + 1));
-        let mut machine = self.machine(index, node)?;
-        saved.agent.map(|identity| machine.agent.adopt(identity)).transpose()?;
-        machine.power = if saved.has_power { Power::On } else { Power::Off };
-        machine.port = if saved.is_cut { Port::Cut } else { Port::Whole };
-        machine.lost = saved.lost;
+        let mut host = self.new_cluster_node(index, node)?;
+        saved.agent.map(|identity| host.agent.adopt(identity)).transpose()?;
+        host.power = if saved.has_power { Power::On } else { Power::Off };
+        host.port = if saved.is_cut { Port::Cut } else { Port::Forwarding };
+        host.lost = saved.lost;
         for SavedPod { name, id, addresses } in saved.pods {
-            let pod = machine.node.known_pod(&name, &id);
-            self.list().push(Arc::new(AttachedPod { name, node: machine.name.clone(), pod, addresses }));
+            let pod = host.node.known_pod(&name, &id);
+            self.list().push(Arc::new(AttachedPod { name, node: host.name.clone(), pod, addresses }));
         }
-        for SavedPod { name, id, .. } in saved.begun {
-            self.begun().push(Begun { name, node: machine.name.clone(), id });
+        for SavedPod { name, id, .. } in saved.pending {
+            self.pending().push(PendingPod { name, node: host.name.clone(), id });
         }
-        self.machines.push(machine);
+        self.nodes.push(host);
         Ok(())
     }
 
-    /// What is about to be done, for whoever comes after us if we are killed meanwhile. A lab that is being made is not
-    /// mended but replaced.
+    /// Saves the next step before it starts. If this process is killed, the next command completes the step. A lab that is
+    /// still being created is not repaired but replaced.
     pub(super) fn remember(&self) -> Result<()> {
         match self.origin {
-            ClusterOrigin::Made => Ok(()),
+            ClusterOrigin::Created => Ok(()),
             ClusterOrigin::Opened => self.save(LabState::Up),
         }
     }
 
-    /// For the next command. It does nothing for a cluster that goes with this process.
+    /// Writes the state file for the next command. Does nothing for a cluster that is removed with this process.
     pub fn save(&self, condition: LabState) -> Result<()> {
-        let Some(kept) = &self.kept else { return Ok(()) };
+        let Some(saved_lab) = &self.saved_lab else { return Ok(()) };
         let saved = Saved {
             version: VERSION,
             boot: boot_id()?,
@@ -202,34 +202,39 @@ impl Cluster {
             plan: self.plan.clone(),
             serial: self.lab.inner.serial(),
             etcd: self.etcd.members.iter().map(crate::EtcdMember::identity).collect(),
-            nodes: self.machines.iter().map(|machine| self.saved_node(machine)).collect(),
+            nodes: self.nodes.iter().map(|host| self.saved_node(host)).collect(),
         };
-        write(&kept.dir, &serde_json::to_vec_pretty(&saved)?)
+        write(&saved_lab.dir, &serde_json::to_vec_pretty(&saved)?)
     }
 
-    fn saved_node(&self, machine: &super::ClusterNode) -> SavedNode {
-        let pods = self.pods().into_iter().filter(|wired| wired.node == machine.name);
-        let pod = |wired: Arc<AttachedPod>| SavedPod {
-            name: wired.name.clone(),
-            id: wired.pod.id().to_owned(),
-            addresses: wired.addresses.clone(),
+    fn saved_node(&self, host: &super::ClusterNode) -> SavedNode {
+        let pods = self.pods().into_iter().filter(|attached| attached.node == host.name);
+        let pod = |attached: Arc<AttachedPod>| SavedPod {
+            name: attached.name.clone(),
+            id: attached.pod.id().to_owned(),
+            addresses: attached.addresses.clone(),
         };
         SavedNode {
-            agent: machine.agent.identity(),
-            has_power: machine.power == Power::On,
-            is_cut: machine.port == Port::Cut,
+            agent: host.agent.identity(),
+            has_power: host.power == Power::On,
+            is_cut: host.port == Port::Cut,
             pods: pods.map(pod).collect(),
-            lost: machine.lost.clone(),
-            begun: self.begun().iter().filter(|begun| begun.node == machine.name).map(unattached).collect(),
+            lost: host.lost.clone(),
+            pending: self
+                .pending()
+                .iter()
+                .filter(|pending| pending.node == host.name)
+                .map(unattached)
+                .collect(),
         }
     }
 }
 
-fn unattached(begun: &Begun) -> SavedPod {
-    SavedPod { name: begun.name.clone(), id: begun.id.clone(), addresses: vec![] }
+fn unattached(pending: &PendingPod) -> SavedPod {
+    SavedPod { name: pending.name.clone(), id: pending.id.clone(), addresses: vec![] }
 }
 
-/// Whole or not at all: a command may be killed at any time. One command at a time works on a lab.
+/// Replaces the file atomically, because a command may be killed at any time. The lab's lock excludes other writers.
 fn write(dir: &Path, bytes: &[u8]) -> Result<()> {
     let path = dir.join(FILE);
     files::replace(&path, bytes, Replacement::STATE)
@@ -245,27 +250,27 @@ fn boot_id() -> Result<String> {
 mod tests {
     use super::*;
 
-    /// A command follows no symlink that another user put into the lab's directory.
+    /// No command follows a symlink that another user created in the lab's directory.
     #[test]
-    fn the_file_of_a_lab_is_replaced_whole_and_nothing_else_is_written() {
+    fn the_state_file_is_replaced_and_symlinks_are_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let other = dir.path().join("other");
-        fs::write(&other, "kept").unwrap();
+        fs::write(&other, "unchanged").unwrap();
         std::os::unix::fs::symlink(&other, dir.path().join("lab.json.new")).unwrap();
         std::os::unix::fs::symlink(&other, dir.path().join(FILE)).unwrap();
         for text in ["first", "second"] {
             write(dir.path(), text.as_bytes()).unwrap();
             assert_eq!(fs::read_to_string(dir.path().join(FILE)).unwrap(), text);
         }
-        assert_eq!(fs::read_to_string(&other).unwrap(), "kept");
+        assert_eq!(fs::read_to_string(&other).unwrap(), "unchanged");
     }
 
     #[test]
-    fn names_of_labs_do_not_run_into_each_other() {
-        let kept = |name| SavedLab::new(name, Path::new("/x"), Path::new("/y"));
-        assert_eq!(kept("a_1").unwrap().prefix(), "pwlab-a_1");
+    fn lab_names_with_ambiguous_prefixes_are_rejected() {
+        let saved_lab = |name| SavedLab::new(name, Path::new("/x"), Path::new("/y"));
+        assert_eq!(saved_lab("a_1").unwrap().prefix(), "pwlab-a_1");
         for bad in ["", "a-b", "A", "a b", "..", "a/b", "abcdefghijklmnopqrstuvwxy"] {
-            assert!(kept(bad).is_err(), "{bad:?}");
+            assert!(saved_lab(bad).is_err(), "{bad:?}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What the agent of a node is told, besides what a test adds: as flags, or as a config file. A lab that lives on has a
-//! file, so that whatever a person runs on a node finds the node's own settings and never the machine's.
+//! The settings of a node's agent, as flags or as a config file. A saved lab uses a file, so that commands that the user runs
+//! on a node read the node's settings and not those of the host.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::plan::{LabStore, Plan, Tls};
 
 /// One key of the agent's configuration.
 pub(super) struct AgentSetting {
-    /// As in the file; what stands before the dot is its table.
+    /// As in the config file; the part before the dot is the TOML table.
     key: &'static str,
     flag: &'static str,
     value: SettingValue,
@@ -40,7 +40,7 @@ impl AgentSetting {
     }
 }
 
-/// For the node with this number, counted from 0.
+/// The settings of a node; `index` counts from 0.
 pub(super) fn of_node(plan: &Plan, index: usize, endpoints: &[String], lab: &Path) -> Vec<AgentSetting> {
     let mut all = vec![
         AgentSetting { key: "install.enabled", flag: "--no-install", value: SettingValue::No },
@@ -49,7 +49,7 @@ pub(super) fn of_node(plan: &Plan, index: usize, endpoints: &[String], lab: &Pat
     let subnets = |nets: &[IpNet]| AgentSetting::list("network.subnets", "--network-subnet", nets);
     match plan.store {
         LabStore::Alone => {
-            all.push(subnets(&plan.own_block(index)));
+            all.push(subnets(&plan.standalone_block(index)));
             return all;
         }
         LabStore::Etcd { .. } => {
@@ -76,7 +76,7 @@ pub(super) fn of_node(plan: &Plan, index: usize, endpoints: &[String], lab: &Pat
     all
 }
 
-/// The directories of a node: its agent's, and those where a container runtime on it would look.
+/// The directories of a node's agent, and the CNI directories of a container runtime on the node.
 pub(super) fn of_directories(node: &Path) -> Vec<AgentSetting> {
     vec![
         AgentSetting::path("run_dir", "--run-dir", &node.join("state")),
@@ -100,12 +100,12 @@ pub(super) fn as_flags(settings: &[AgentSetting]) -> Vec<String> {
 }
 
 pub(super) fn as_file(settings: &[AgentSetting]) -> String {
-    let mut text = "# This node's agent; read when it starts.\n".to_owned();
+    let mut text = "# Config of this node's agent; read at start.\n".to_owned();
     for table in ["", "etcd", "network", "install"] {
         let split = |key: &'static str| key.split_once('.').unwrap_or(("", key));
         let lines = settings.iter().filter_map(|AgentSetting { key, value, .. }| {
-            let (own, name) = split(key);
-            (own == table).then(|| format!("{name} = {}\n", in_toml(value)))
+            let (key_table, name) = split(key);
+            (key_table == table).then(|| format!("{name} = {}\n", in_toml(value)))
         });
         let lines: String = lines.collect();
         if !table.is_empty() && !lines.is_empty() {
@@ -117,7 +117,7 @@ pub(super) fn as_file(settings: &[AgentSetting]) -> String {
 }
 
 fn in_toml(value: &SettingValue) -> String {
-    // Names, addresses and paths of a lab: of what TOML escapes, a path may have these two.
+    // The values are names, addresses and paths. Of the characters that TOML escapes, a path may contain these two.
     let quoted = |text: &String| format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""));
     match value {
         SettingValue::Text(text) => quoted(text),
@@ -132,14 +132,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_of_agents_that_are_alone_differ() {
+    fn standalone_agents_have_different_blocks() {
         let plan = Plan { store: LabStore::Alone, ..Plan::default() };
         let flags = as_flags(&of_node(&plan, 2, &[], Path::new("/x")));
         assert!(flags.contains(&"10.42.2.0/24,fd42::2:0:0:0/80".to_owned()), "{flags:?}");
     }
 
     #[test]
-    fn file_and_flags_say_the_same() {
+    fn file_and_flags_hold_the_same_settings() {
         let endpoints = ["http://10.199.0.1:2379".to_owned()];
         let settings = of_node(&Plan::default(), 0, &endpoints, Path::new("/x"));
         let flags = as_flags(&settings).join(" ");
@@ -149,7 +149,7 @@ mod tests {
              --network-subnet 10.42.0.0/16,fd42::/64 --network-margin 8 --network-transport auto"
         );
         let all: Vec<AgentSetting> = settings.into_iter().chain(of_directories(Path::new("/x/n1"))).collect();
-        let file = r#"# This node's agent; read when it starts.
+        let file = r#"# Config of this node's agent; read at start.
 node = "n1"
 store = "etcd"
 run_dir = "/x/n1/state"

@@ -1,5 +1,5 @@
-//! The network between the nodes: one namespace with a bridge for each subnet, which is also the router between them.
-//! Every link has both ends inside namespaces of the lab; nothing touches the machine's own network.
+//! The network between the nodes: one namespace with a bridge per subnet, which also routes between the subnets.
+//! Both ends of every link are inside the lab's namespaces; the host's own network is not changed.
 
 use std::fs;
 use std::net::IpAddr;
@@ -11,39 +11,44 @@ use crate::lab::{ip, ip_batch};
 use crate::{DEADLINE, Lab, Node, Ns, inspect, wait_until};
 
 pub(super) const NAME: &str = "underlay";
-/// A host's one link.
+/// The only link of a host.
 pub(super) const UPLINK: &str = "eth0";
 const FORWARDING: [&str; 2] = ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"];
 
-/// A host's link, as it is on the router's side.
+/// State of a host's bridge port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Port {
-    /// Frames are dropped both ways; the host's link is up as before, as when a switch in between dies.
+    /// Frames are dropped in both directions and the host's link stays up, as when a switch between the hosts fails.
     Cut,
-    Whole,
+    Forwarding,
 }
 
-pub(super) fn make(lab: &Lab, plan: &Plan) -> Result<Node> {
+pub(super) fn create(lab: &Lab, plan: &Plan) -> Result<Node> {
     let underlay = lab.node(NAME)?;
-    let switched = underlay.enter(|| FORWARDING.iter().try_for_each(|path| fs::write(path, "1")))?;
-    switched.with_context(|| format!("cannot turn on forwarding in {}", underlay.name()))?;
+    let written = underlay.enter(|| FORWARDING.iter().try_for_each(|path| fs::write(path, "1")))?;
+    written.with_context(|| format!("cannot turn on forwarding in {}", underlay.name()))?;
     let mut lines = Vec::new();
     for subnet in plan.underlay_subnets() {
-        let (dev, place) = (bridge(subnet), plan.router_place(subnet));
-        // Snooping needs somebody who asks for members of groups, and there is nobody. Without a MAC of its own a bridge takes
-        // that of a port, and another one when that port goes: hosts would know the router by the wrong one.
-        let (mtu, mac) = (plan.mtu, &place.mac);
+        let (dev, underlay_host) = (bridge(subnet), plan.router_host(subnet));
+        // Multicast snooping needs a querier, and the lab has none. A bridge without a fixed MAC uses that of a port and changes
+        // it when the port is removed; the hosts' neighbour entries for the router would then be stale.
+        let (mtu, mac) = (plan.mtu, &underlay_host.mac);
         lines.push(format!("link add {dev} mtu {mtu} address {mac} type bridge mcast_snooping 0"));
-        lines.extend(configured(&dev, &place));
+        lines.extend(address_commands(&dev, &underlay_host));
     }
     ip_batch(&underlay, &lines)?;
     Ok(underlay)
 }
 
-/// Gives a host its link, addresses and default routes; when this returns the link carries.
-pub(super) fn plug_in(underlay: &Ns, host: (&Node, &str), place: &UnderlayHost, plan: &Plan) -> Result<()> {
+/// Creates a host's link, addresses and default routes, and waits until the link is operational.
+pub(super) fn plug_in(
+    underlay: &Ns,
+    host: (&Node, &str),
+    underlay_host: &UnderlayHost,
+    plan: &Plan,
+) -> Result<()> {
     let (node, name) = host;
-    let (peer, mtu, mac, dev) = (node.name(), plan.mtu, &place.mac, bridge(place.subnet));
+    let (peer, mtu, mac, dev) = (node.name(), plan.mtu, &underlay_host.mac, bridge(underlay_host.subnet));
     ip_batch(
         underlay,
         &[
@@ -54,39 +59,40 @@ pub(super) fn plug_in(underlay: &Ns, host: (&Node, &str), place: &UnderlayHost, 
             format!("link set dev {name} master {dev} up"),
         ],
     )?;
-    let mut lines = configured(UPLINK, place);
-    let router = plan.router_place(place.subnet);
+    let mut lines = address_commands(UPLINK, underlay_host);
+    let router = plan.router_host(underlay_host.subnet);
     lines.extend(
-        router.addresses.iter().map(|at| format!("route add default via {} dev {UPLINK}", at.addr())),
+        router.addresses.iter().map(|net| format!("route add default via {} dev {UPLINK}", net.addr())),
     );
     ip_batch(node, &lines)?;
-    let what = format!("link {UPLINK} in {} to carry", node.name());
+    let what = format!("link {UPLINK} in {} to be up", node.name());
     wait_until(&what, DEADLINE, || Ok(inspect::link(node, UPLINK)?.operstate == "UP"))
 }
 
-/// Takes a host's link away at once; the kernel would do it some time after its namespace. One that is gone is fine.
-pub(super) fn pull_out(underlay: &Ns, name: &str) -> Result<()> {
+/// Removes a host's link immediately. The kernel would remove it some time after the namespace. A missing link is not an
+/// error.
+pub(super) fn unplug(underlay: &Ns, name: &str) -> Result<()> {
     let removed = ip(&["-n", underlay.name(), "link", "del", "dev", name]).map(drop);
     removed.or_else(|error| {
-        let is_there = inspect::links(underlay)?.iter().any(|link| link.name == name);
-        if is_there { Err(error) } else { Ok(()) }
+        let exists = inspect::links(underlay)?.iter().any(|link| link.name == name);
+        if exists { Err(error) } else { Ok(()) }
     })
 }
 
 pub(super) fn set_port(underlay: &Ns, name: &str, port: Port) -> Result<()> {
     let state = match port {
         Port::Cut => "disabled",
-        Port::Whole => "forwarding",
+        Port::Forwarding => "forwarding",
     };
-    // `ip link set … type bridge_slave state` is taken and does nothing.
+    // `ip link set … type bridge_slave state` succeeds but has no effect.
     underlay.sh(&["bridge", "link", "set", "dev", name, "state", state]).map(drop)
 }
 
-/// A host that forwards asks for neighbours from its link-local address, so there is one at once, and none that the
-/// kernel makes at a time of its own choosing.
-fn configured(dev: &str, place: &UnderlayHost) -> Vec<String> {
+/// A forwarding host sends neighbour solicitations from its link-local address. The lab sets a fixed one, because the kernel
+/// would generate it later.
+fn address_commands(dev: &str, underlay_host: &UnderlayHost) -> Vec<String> {
     let mut lines = vec![format!("link set dev {dev} addrgenmode none")];
-    for net in place.addresses.iter().chain([&place.link_local]) {
+    for net in underlay_host.addresses.iter().chain([&underlay_host.link_local]) {
         let nodad = if matches!(net.addr(), IpAddr::V6(_)) { " nodad" } else { "" };
         lines.push(format!("addr add {net} dev {dev}{nodad}"));
     }

@@ -40,7 +40,7 @@ fn a_failed_up_removes_everything() {
     let output = lab.command(&["up", "--nodes", "2"]).env("PODWIRE_CNI", "/bin/false").output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
-    has(&stderr, &["cannot create lab", "everything was removed", "gets no network"]);
+    has(&stderr, &["cannot create lab", "everything was removed", "cannot attach pod"]);
     assert_eq!(lab.traces(), [] as [String; 0]);
 }
 
@@ -51,7 +51,7 @@ fn the_next_up_replaces_a_killed_one() {
     wait_until("the first nodes", DEADLINE, || Ok(lab.namespaces().count() > 4)).unwrap();
     up.kill().unwrap();
     up.wait().unwrap();
-    has(&lab.fails(&["status"]), &["was not made to the end", &lab.hint("down")]);
+    has(&lab.fails(&["status"]), &["is incomplete", &lab.hint("down")]);
     assert_eq!(lab.listed(), (json!(20), json!("unfinished")));
     let output = lab.ok(&["up", "--nodes", "1"]);
     has(&output, &["removing an incomplete lab first", "Up in"]);

@@ -66,7 +66,7 @@ fn faults_are_shown_and_can_be_undone() {
 
     lab.ok(&["kill", "agent", "n1"]);
     assert!(all_reachable(&lab), "pods need no agent");
-    has(&lab.fails(&["kill", "agent", "n1"]), &["does not run"]);
+    has(&lab.fails(&["kill", "agent", "n1"]), &["is not running"]);
     let status = lab.json(&["status"]);
     assert_eq!(status["nodes"][0]["agent"], "notRunning");
     assert_eq!(lab.run(&["status"]).status.code(), Some(1));

@@ -5,8 +5,8 @@ use crate::common::Traces;
 use crate::site::{SOON, Site};
 
 #[test]
-fn without_an_agent_pods_can_go_and_cannot_come_and_nothing_stays() {
-    let mut site = Site::new("agent-away");
+fn without_an_agent_del_succeeds_and_add_fails_cleanly() {
+    let mut site = Site::new("agent-stopped");
     let before = Traces::before_pods(&site.world);
     let pod = site.world.run("a");
     let addresses: Vec<String> = site.world.addresses(&pod).iter().map(ToString::to_string).collect();
@@ -15,10 +15,10 @@ fn without_an_agent_pods_can_go_and_cannot_come_and_nothing_stays() {
     let cri = site.world.cri().clone();
     let refused = std::thread::spawn(move || cri.run_sandbox(&PodSpec::named("never")).unwrap_err());
     site.world.remove(&pod);
-    // Stopping a pod needs no agent, and does not wait for one: it is over before the ADD gives up.
+    // Stopping a pod does not wait for the agent, so it returns before the ADD times out.
     assert!(!refused.is_finished());
     assert_eq!(site.tombstones().len(), 1);
-    assert_eq!(site.claims(), addresses, "only the agent gives addresses back");
+    assert_eq!(site.claims(), addresses, "only the agent releases addresses");
     let error = format!("{:#}", refused.join().unwrap());
     for words in ["podwire-cni", "agent", "/run/podwire/agent.sock", "tried", "times in 10 s"] {
         assert!(error.contains(words), "{words:?} is not in {error}");
@@ -26,7 +26,7 @@ fn without_an_agent_pods_can_go_and_cannot_come_and_nothing_stays() {
 
     site.agent.launch().unwrap();
     site.wait_until_ready();
-    wait_until("the addresses to be free again", SOON, || Ok(site.claims().is_empty())).unwrap();
+    wait_until("release of the addresses", SOON, || Ok(site.claims().is_empty())).unwrap();
     site.expect_nothing_left(&before);
     let next = site.world.run("next");
     site.world.remove(&next);

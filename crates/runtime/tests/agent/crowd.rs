@@ -10,34 +10,34 @@ use crate::site::{CONFIG, LOOPBACK, PLUGIN, Programs, SOON, Site, names};
 const PODS: usize = 20;
 
 #[test]
-fn twenty_pods_at_once_come_and_go_and_cleanup_leaves_nothing() {
+fn twenty_parallel_pods_are_removed_and_cleanup_removes_the_rest() {
     let world = World::without_network("agent-crowd");
     let untouched = Snapshot::of(&world.node).unwrap();
     let programs = Programs::built(&world.lab);
     let mut site = Site::in_world(world, programs);
     let before = Traces::before_pods(&site.world);
-    come_and_go(&site);
+    add_and_remove_pods(&site);
     site.expect_nothing_left(&before);
 
-    // One pod lives on: what it has of ours goes, too.
+    // Cleanup also removes the objects of a running pod.
     site.world.run("last");
     site.agent.stop(Stop::Politely).unwrap();
-    let said = site.podwire(&["cleanup"]);
-    assert!(said.contains("removed"), "{said}");
+    let output = site.podwire(&["cleanup"]);
+    assert!(output.contains("removed"), "{output}");
     untouched.expect_same(&site.world.node).unwrap();
     let machine = &site.world.machine;
     for path in [CONFIG, PLUGIN, LOOPBACK, "/run/podwire", "/var/lib/podwire"] {
-        assert!(!machine.path(path).exists(), "{path} is left ({:?}): {said}", names(machine, path));
+        assert!(!machine.path(path).exists(), "{path} still exists ({:?}): {output}", names(machine, path));
     }
-    wait_until("the runtime to miss its network", SOON, || {
-        let error = site.world.cri().ready().err().context("it still has one")?;
-        Ok(format!("{error:#}").contains("NetworkReady does not hold"))
+    wait_until("the runtime to report a missing network", SOON, || {
+        let error = site.world.cri().ready().err().context("the network is still ready")?;
+        Ok(format!("{error:#}").contains("NetworkReady is false"))
     })
     .unwrap();
     assert!(site.podwire(&["cleanup"]).contains("nothing to remove"));
 }
 
-fn come_and_go(site: &Site) {
+fn add_and_remove_pods(site: &Site) {
     let cri = site.world.cri();
     let sandboxes: Vec<String> = std::thread::scope(|scope| {
         let runs: Vec<_> = (0..PODS)

@@ -1,4 +1,4 @@
-//! A containerd whose directories are not the usual ones, as Debian's, which looks for plugins in /usr/lib/cni.
+//! A containerd with other CNI directories than the default, as in Debian, which uses /usr/lib/cni for plugins.
 
 use std::fs;
 
@@ -12,21 +12,21 @@ const DIRECTORIES: &str = r#"[plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "/opt/distribution/cni"
 conf_dir = "/etc/distribution/net.d"
 "#;
-const PLACED: [&str; 2] =
+const INSTALLED: [&str; 2] =
     ["/opt/distribution/cni/podwire-cni", "/etc/distribution/net.d/10-podwire.conflist"];
 
-fn expect_placed(world: &World) {
-    for (path, is_there) in [(PLACED[0], true), (PLACED[1], true), (PLUGIN, false), (CONFIG, false)] {
-        assert_eq!(world.machine.path(path).exists(), is_there, "{path}");
+fn expect_installed(world: &World) {
+    for (path, exists) in [(INSTALLED[0], true), (INSTALLED[1], true), (PLUGIN, false), (CONFIG, false)] {
+        assert_eq!(world.machine.path(path).exists(), exists, "{path}");
     }
 }
 
 #[test]
-fn b17_the_agent_installs_where_containerd_is_configured_to_look() {
+fn b17_the_agent_installs_into_containerds_configured_directories() {
     let world = World::configured("dirs-agent", DIRECTORIES, |_| Ok(()));
     let programs = Programs::built(&world.lab);
     let site = Site::in_world(world, programs);
-    expect_placed(&site.world);
+    expect_installed(&site.world);
     let before = Traces::before_pods(&site.world);
     let (a, b) = (site.world.run("a"), site.world.run("b"));
     site.world.expect_pings([&a, &b]);
@@ -37,29 +37,29 @@ fn b17_the_agent_installs_where_containerd_is_configured_to_look() {
 
 /// The message and the fix of a condition that `podwire doctor` reports.
 fn reported(world: &World, podwire: &str, code: &str) -> Option<[String; 2]> {
-    found(world, &[podwire, "doctor"], "checks", code)
+    condition(world, &[podwire, "doctor"], "checks", code)
 }
 
-fn found(world: &World, command: &[&str], list: &str, code: &str) -> Option<[String; 2]> {
+fn condition(world: &World, command: &[&str], list: &str, code: &str) -> Option<[String; 2]> {
     let outcome = world.machine.run(&[command, &["-o", "json"]].concat()).unwrap();
     let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
-    let found = report[list].as_array().unwrap().iter().find(|one| one["code"] == code)?;
-    Some(["message", "fix"].map(|key| found[key].as_str().unwrap_or_default().to_owned()))
+    let entry = report[list].as_array().unwrap().iter().find(|entry| entry["code"] == code)?;
+    Some(["message", "fix"].map(|key| entry[key].as_str().unwrap_or_default().to_owned()))
 }
 
-/// A plugin without `loopback` beside it is not enough for containerd before 2.0.
+/// containerd before 2.0 also needs the `loopback` plugin.
 #[test]
-fn b17_a_runtime_that_lacks_plugins_starts_pods_after_the_fix_of_doctor_and_status() {
+fn b17_the_reported_fix_for_missing_plugins_works() {
     const CODE: &str = "InstallIncomplete";
     let world = World::configured("dirs-other", DIRECTORIES, |_| Ok(()));
     let programs = Programs::built(&world.lab);
     let podwire = programs.podwire.to_str().unwrap();
     let _agent =
         start_agent_with(&world.machine, &programs, &["--install-plugin-dir", "/opt/other/cni"]).unwrap();
-    let status = || found(&world, &[podwire, "status"], "conditions", CODE);
+    let status = || condition(&world, &[podwire, "status"], "conditions", CODE);
     wait_until("the condition", DEADLINE, || {
-        let is_there = world.machine.path("/run/podwire/agent.sock").exists();
-        Ok(is_there && status().is_some())
+        let exists = world.machine.path("/run/podwire/agent.sock").exists();
+        Ok(exists && status().is_some())
     })
     .unwrap();
     let [message, fix] = status().unwrap();
@@ -69,11 +69,11 @@ fn b17_a_runtime_that_lacks_plugins_starts_pods_after_the_fix_of_doctor_and_stat
     {
         assert!(message.contains(words), "{words}: {message}");
     }
-    let copy = format!("install -D /opt/other/cni/podwire-cni {}", PLACED[0]);
+    let copy = format!("install -D /opt/other/cni/podwire-cni {}", INSTALLED[0]);
     world.machine.sh(&["sh", "-c", &copy]).unwrap();
     let [message, fix] = reported(&world, podwire, CODE).unwrap();
     assert!(message.contains("does not find loopback in /opt/distribution/cni"), "{message}");
-    fs::remove_file(world.machine.path(PLACED[0])).unwrap();
+    fs::remove_file(world.machine.path(INSTALLED[0])).unwrap();
     let [_, both] = reported(&world, podwire, CODE).unwrap();
     assert!(both.ends_with(&fix), "{both} {fix}");
     world.machine.sh(&["sh", "-c", &both]).unwrap();
@@ -86,61 +86,61 @@ fn b17_a_runtime_that_lacks_plugins_starts_pods_after_the_fix_of_doctor_and_stat
     world.remove(&b);
 }
 
-/// The runtime reports a ready network then, and every pod fails.
-fn doctor_finds_a_plugin_that_is_missing(world: &World, podwire: &str) {
-    let plugin = world.machine.path(PLACED[0]);
-    let (found, moved) = (|| reported(world, podwire, "InstallIncomplete"), plugin.with_extension("moved"));
-    assert_eq!(found(), None);
+/// With a missing plugin the runtime still reports a ready network, but every pod fails.
+fn doctor_reports_a_missing_plugin(world: &World, podwire: &str) {
+    let plugin = world.machine.path(INSTALLED[0]);
+    let (problem, moved) = (|| reported(world, podwire, "InstallIncomplete"), plugin.with_extension("moved"));
+    assert_eq!(problem(), None);
     fs::rename(&plugin, &moved).unwrap();
-    let [message, fix] = found().unwrap();
+    let [message, fix] = problem().unwrap();
     let missing = "containerd uses the configs in /etc/distribution/net.d and does not find podwire-cni in /opt/distribution/cni";
     assert!(message.starts_with(missing), "{message}");
-    assert!(fix.starts_with("install ") && fix.ends_with(PLACED[0]), "{fix}");
+    assert!(fix.starts_with("install ") && fix.ends_with(INSTALLED[0]), "{fix}");
     fs::rename(&moved, &plugin).unwrap();
-    assert_eq!(found(), None);
+    assert_eq!(problem(), None);
 }
 
-/// No pod runs: the subnets are known from the config alone.
+/// Without pods, the subnets are known only from the config.
 #[test]
-fn b10_doctor_finds_an_overlap_of_a_standalone_network_without_pods() {
+fn b10_doctor_reports_an_overlap_of_a_standalone_network_without_pods() {
     let world = World::configured("dirs-overlap", DIRECTORIES, |_| Ok(()));
     let programs = Programs::built(&world.lab);
     let [podwire, plugin] = [&programs.podwire, &programs.plugin].map(|path| path.to_str().unwrap());
     world.machine.sh(&[podwire, "install", "--standalone", "--plugin", plugin]).unwrap();
-    let found = || reported(&world, podwire, "SubnetOverlap");
-    assert_eq!(found(), None);
+    let problem = || reported(&world, podwire, "SubnetOverlap");
+    assert_eq!(problem(), None);
     let commands =
         ["ip link add other type bridge", "ip link set other up", "ip address add 10.83.4.1/24 dev other"];
     for command in commands {
         world.machine.sh(&command.split(' ').collect::<Vec<_>>()).unwrap();
     }
-    let [message, _] = found().unwrap();
+    let [message, _] = problem().unwrap();
     for words in ["10.83.4.1/24", "network podwire", r#"set "subnet": "10.84.0.0/16,fd00:88::/64""#] {
         assert!(message.contains(words), "{words}: {message}");
     }
     world.machine.sh(&["ip", "link", "del", "other"]).unwrap();
-    assert_eq!(found(), None);
+    assert_eq!(problem(), None);
 }
 
 #[test]
-fn b17_install_standalone_finds_containerds_directories_and_says_what_others_need() {
+fn b17_install_standalone_uses_containerds_directories_or_warns() {
     let world = World::configured("dirs-alone", DIRECTORIES, |_| Ok(()));
     let programs = Programs::built(&world.lab);
     let [podwire, plugin] = [&programs.podwire, &programs.plugin].map(|path| path.to_str().unwrap());
-    let install = |more: &[&str]| {
+    let install = |extra: &[&str]| {
         let argv = [podwire, "install", "--standalone", "--plugin", plugin];
-        let outcome = world.machine.run(&[argv.as_slice(), more].concat()).unwrap();
+        let outcome = world.machine.run(&[argv.as_slice(), extra].concat()).unwrap();
         assert!(outcome.success(), "{}", outcome.stderr);
         outcome.stderr
     };
     assert_eq!(install(&[]), "");
-    expect_placed(&world);
+    expect_installed(&world);
     world.wait_until_ready();
     let (a, b) = (world.run("a"), world.run("b"));
     world.expect_pings([&a, &b]);
     world.remove(&a);
     world.remove(&b);
-    doctor_finds_a_plugin_that_is_missing(&world, podwire);
+    doctor_reports_a_missing_plugin(&world, podwire);
 
     let warning = install(&["--plugin-dir", "/opt/other"]);
     for words in ["containerd uses /opt/distribution/cni", "set bin_dir = \"/opt/other\"", "config.toml"] {

@@ -1,7 +1,7 @@
-//! The agent and a real containerd on one machine, with every path at its default: the agent installs itself, pods come
-//! and go through the CRI, and each of the two is ended in every way while the other one and the pods live. Needs root.
+//! The agent and a real containerd on one machine with default paths. The agent installs the plugin, the CRI adds and removes
+//! pods, and the agent and containerd are stopped and killed while pods are running. Needs root.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first error, also in helper functions")]
 
 mod absence;
 #[path = "../common/mod.rs"]

@@ -7,42 +7,42 @@ use testkit::{CableEnd, DEADLINE, wait_until};
 use crate::common::{Traces, World, get};
 use crate::site::{CONFIG, LOOPBACK, PLUGIN, Programs, Site, start_agent, wait_for_agent};
 
-/// The addresses of the node in the default network.
+/// The node's addresses in the default network.
 const GATEWAYS: [&str; 2] = ["10.83.0.1", "fd00:88::1"];
 
 #[test]
-fn a_runtime_is_ready_once_the_agent_is_and_the_config_comes_last() {
+fn the_config_is_installed_last_and_makes_the_runtime_ready() {
     let world = World::without_network("agent-ready");
     let error = format!("{:#}", world.cri().ready().unwrap_err());
-    assert!(error.contains("NetworkReady does not hold"), "{error}");
+    assert!(error.contains("NetworkReady is false"), "{error}");
     let programs = Programs::built(&world.lab);
     let agent = start_agent(&world.machine, &programs).unwrap();
 
-    let at = |path: &str| world.machine.path(path);
-    wait_until("the config", DEADLINE, || Ok(at(CONFIG).exists())).unwrap();
+    let host_path = |path: &str| world.machine.path(path);
+    wait_until("the config", DEADLINE, || Ok(host_path(CONFIG).exists())).unwrap();
     for (path, mode) in [(PLUGIN, 0o700), (LOOPBACK, 0o700), (CONFIG, 0o600)] {
-        let meta = fs::metadata(at(path)).unwrap();
+        let meta = fs::metadata(host_path(path)).unwrap();
         assert_eq!(meta.permissions().mode() & 0o7777, mode, "{path}");
     }
-    let installed = fs::read(at(PLUGIN)).unwrap();
+    let installed = fs::read(host_path(PLUGIN)).unwrap();
     assert!(installed == fs::read(&programs.plugin).unwrap(), "another plugin is installed");
     wait_for_agent(&world.machine).unwrap();
     world.wait_until_ready();
 
     let site = Site { agent, programs, world };
     let log = site.log();
-    let place = |words: &str| log.find(words).unwrap_or_else(|| panic!("{words:?} is not in {log}"));
-    let told = [
+    let position = |words: &str| log.find(words).unwrap_or_else(|| panic!("{words:?} is not in {log}"));
+    let messages = [
         "plugin /opt/cni/bin/podwire-cni written",
         "loopback plugin /opt/cni/bin/loopback written",
         "config /etc/cni/net.d/10-podwire.conflist written",
         "ready after",
     ];
-    assert!(told.map(place).is_sorted(), "{log}");
+    assert!(messages.map(position).is_sorted(), "{log}");
 }
 
 #[test]
-fn pods_reach_each_other_and_the_node_are_listed_and_leave_nothing() {
+fn pods_are_reachable_and_listed_and_leave_no_objects() {
     let site = Site::new("agent-pods");
     let world = &site.world;
     let before = Traces::before_pods(world);
@@ -61,8 +61,9 @@ fn pods_reach_each_other_and_the_node_are_listed_and_leave_nothing() {
         })
         .collect();
     listed.sort();
-    let wanted = [("a", &a), ("b", &b)].map(|(name, pod)| ["default", name, &pod.sandbox].map(str::to_owned));
-    assert_eq!(listed, wanted);
+    let expected =
+        [("a", &a), ("b", &b)].map(|(name, pod)| ["default", name, &pod.sandbox].map(str::to_owned));
+    assert_eq!(listed, expected);
     let table = site.podwire(&["pods", "-o", "wide"]);
     for pod in [&a, &b] {
         let id = &pod.sandbox[..12];
@@ -83,7 +84,7 @@ fn pods_reach_each_other_and_the_node_are_listed_and_leave_nothing() {
 }
 
 #[test]
-fn a_host_port_leads_to_the_pod_until_it_goes() {
+fn a_host_port_is_forwarded_until_the_pod_is_removed() {
     let site = Site::new("agent-hostport");
     let world = &site.world;
     let outside = world.lab.node("outside").unwrap();

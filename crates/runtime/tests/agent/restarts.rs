@@ -4,7 +4,7 @@ use crate::common::Traces;
 use crate::site::Site;
 use crate::stream::Stream;
 
-/// Pods on a machine where something is restarted, and pings between them that never end.
+/// Pods on a machine where services are restarted, with continuous pings between them.
 struct Scene {
     site: Site,
     before: Traces,
@@ -22,8 +22,8 @@ impl Scene {
         Self { site, before, pods, streams }
     }
 
-    /// The pods are as they were, and new ones can be made.
-    fn expect_as_before(&self, name: &str, addresses: &[Vec<std::net::IpAddr>; 2]) {
+    /// The pods are unchanged and new pods can be created.
+    fn expect_unchanged(&self, name: &str, addresses: &[Vec<std::net::IpAddr>; 2]) {
         self.site.wait_until_ready();
         let world = &self.site.world;
         assert_eq!(self.pods.each_ref().map(|pod| world.addresses(pod)), *addresses, "{name}");
@@ -45,13 +45,13 @@ impl Scene {
 }
 
 #[test]
-fn pods_outlive_restarts_of_the_agent_and_lose_no_packet() {
+fn agent_restarts_lose_no_packets_of_pods() {
     let mut scene = Scene::new("agent-restart");
     let addresses = scene.pods.each_ref().map(|pod| scene.site.world.addresses(pod));
     for (name, how) in [("after-term", Stop::Politely), ("after-kill", Stop::Killed)] {
         let status = scene.site.agent.stop(how).unwrap();
         assert_eq!(status.success(), how == Stop::Politely, "{how:?}: {status}");
-        // The plugin waits for an agent that comes back.
+        // The plugin waits for the agent to start.
         let cri = scene.site.world.cri().clone();
         let meanwhile = std::thread::spawn(move || cri.run_pod(&PodSpec::named(&format!("{name}-early"))));
         scene.streams.iter().for_each(Stream::wait_for_more);
@@ -59,27 +59,27 @@ fn pods_outlive_restarts_of_the_agent_and_lose_no_packet() {
         let early = meanwhile.join().unwrap().unwrap();
         scene.site.world.expect_pings([&scene.pods[1], &early]);
         scene.site.world.remove(&early);
-        scene.expect_as_before(name, &addresses);
+        scene.expect_unchanged(name, &addresses);
     }
     scene.end();
 }
 
 #[test]
-fn pods_outlive_restarts_of_containerd_and_of_both_and_lose_no_packet() {
+fn restarts_of_containerd_and_agent_lose_no_packets_of_pods() {
     let mut scene = Scene::new("agent-containerd");
     let addresses = scene.pods.each_ref().map(|pod| scene.site.world.addresses(pod));
     for (name, how) in [("after-term", Stop::Politely), ("after-kill", Stop::Killed)] {
         scene.site.world.containerd.restart(how).unwrap();
-        scene.expect_as_before(name, &addresses);
+        scene.expect_unchanged(name, &addresses);
     }
     for (name, how) in [("both-term", Stop::Politely), ("both-kill", Stop::Killed)] {
         scene.site.world.containerd.stop(how).unwrap();
         scene.site.agent.stop(how).unwrap();
         scene.streams.iter().for_each(Stream::wait_for_more);
-        // The runtime is back before its network is, as after a boot.
+        // The runtime starts before the agent, as after a boot.
         scene.site.world.containerd.launch().unwrap();
         scene.site.agent.launch().unwrap();
-        scene.expect_as_before(name, &addresses);
+        scene.expect_unchanged(name, &addresses);
     }
     scene.end();
 }

@@ -1,4 +1,4 @@
-//! A machine with containerd and an agent that installed itself.
+//! A machine with containerd and an agent that installed the plugin.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,12 +15,12 @@ pub(crate) const CONFIG: &str = "/etc/cni/net.d/10-podwire.conflist";
 pub(crate) const PLUGIN: &str = "/opt/cni/bin/podwire-cni";
 pub(crate) const LOOPBACK: &str = "/opt/cni/bin/loopback";
 const NETWORK: &str = "/run/podwire/networks/podwire";
-/// For every wait of these tests.
+/// Timeout of all waits in these tests.
 pub(crate) const SOON: Duration = DEADLINE;
-/// How long one question may take.
-const QUESTION: Duration = DEADLINE;
+/// Timeout of one API request.
+const REQUEST_TIMEOUT: Duration = DEADLINE;
 
-/// Where the agent and the plugin that it installs lie, as seen on the machine.
+/// Paths of the agent and the plugin on the machine.
 #[derive(Debug, Clone)]
 pub(crate) struct Programs {
     pub(crate) podwire: PathBuf,
@@ -29,13 +29,13 @@ pub(crate) struct Programs {
 
 impl Programs {
     pub(crate) fn built(lab: &Lab) -> Self {
-        // The lab's own agent is never started; it knows where the program is.
+        // This agent is never started; it only provides the path of the program.
         let podwire = testkit::Agent::new(&lab.node("programs").unwrap(), &[]).unwrap().program().to_owned();
         Self { podwire, plugin: Plugin::podwire().unwrap().path }
     }
 }
 
-/// Dropped from top to bottom.
+/// Fields are dropped from top to bottom.
 pub(crate) struct Site {
     pub(crate) agent: Service,
     pub(crate) programs: Programs,
@@ -56,7 +56,7 @@ impl Site {
         site
     }
 
-    /// The agent serves pods, and the runtime knows.
+    /// Waits until the agent and the runtime are ready.
     pub(crate) fn wait_until_ready(&self) {
         wait_for_agent(&self.world.machine).unwrap();
         self.world.wait_until_ready();
@@ -68,34 +68,34 @@ impl Site {
         wait_for_agent(&self.world.machine).unwrap();
     }
 
-    /// What `podwire` on the machine prints to this command line, which must succeed.
+    /// Runs a `podwire` command on the machine, which must succeed, and returns stdout.
     pub(crate) fn podwire(&self, args: &[&str]) -> String {
         let program = self.programs.podwire.to_str().unwrap();
         self.world.machine.sh(&[&[program], args].concat()).unwrap()
     }
 
-    /// The records as `podwire pods` tells them.
+    /// The attachment records according to `podwire pods`.
     pub(crate) fn pods(&self) -> Vec<Value> {
         let pods: Value = serde_json::from_str(&self.podwire(&["pods", "-o", "json"])).unwrap();
         pods["attachments"].as_array().unwrap().iter().map(|pod| pod["record"].clone()).collect()
     }
 
-    /// Where the runtime keeps the pod's network namespace.
+    /// Path of the pod's network namespace.
     pub(crate) fn netns(&self, pod: &RunningPod) -> String {
         let pods = self.pods();
-        let ours = pods.iter().find(|attachment| attachment["containerId"] == pod.sandbox.as_str());
-        ours.and_then(|attachment| attachment["netns"].as_str()).unwrap().to_owned()
+        let attachment = pods.iter().find(|attachment| attachment["containerId"] == pod.sandbox.as_str());
+        attachment.and_then(|attachment| attachment["netns"].as_str()).unwrap().to_owned()
     }
 
     pub(crate) fn status(&self) -> Value {
-        ask(&self.world.machine, api::STATUS).unwrap()
+        get_json(&self.world.machine, api::STATUS).unwrap()
     }
 
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.agent.log_file()).unwrap()
     }
 
-    /// The addresses that are claimed, as the files of our state are named.
+    /// Claimed addresses, from the file names in Podwire's state directory.
     pub(crate) fn claims(&self) -> Vec<String> {
         names(&self.world.machine, &format!("{NETWORK}/addresses"))
     }
@@ -104,9 +104,9 @@ impl Site {
         names(&self.world.machine, "/run/podwire/tombstones")
     }
 
-    /// As before the pods, in the kernel, on the machine and in our state; and the agent has nothing left to do.
+    /// Compares kernel, machine and Podwire's state with `before`, and checks that the agent has no pending work.
     pub(crate) fn expect_nothing_left(&self, before: &Traces) {
-        wait_until("the tombstones to be served", SOON, || Ok(self.tombstones().is_empty())).unwrap();
+        wait_until("processing of the tombstones", SOON, || Ok(self.tombstones().is_empty())).unwrap();
         before.expect_same(&self.world);
         assert_eq!(self.claims(), Vec::<String>::new());
         let status = self.status();
@@ -117,13 +117,13 @@ impl Site {
     }
 }
 
-/// As systemd would: nothing of the test's own in the environment, and every path at its default.
+/// Starts the agent as systemd does: with a clean environment and default paths.
 pub(crate) fn start_agent(machine: &Machine, programs: &Programs) -> Result<Service> {
     start_agent_with(machine, programs, &[])
 }
 
 pub(crate) fn start_agent_with(machine: &Machine, programs: &Programs, flags: &[&str]) -> Result<Service> {
-    let text = |path: &PathBuf| path.to_str().map(str::to_owned).context("a strange path");
+    let text = |path: &PathBuf| path.to_str().map(str::to_owned).context("the path is not UTF-8");
     let (podwire, plugin) = (text(&programs.podwire)?, text(&programs.plugin)?);
     let path = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
     let argv = ["env", "-i", path, &podwire, "agent", "--install", "--install-plugin", &plugin];
@@ -131,18 +131,18 @@ pub(crate) fn start_agent_with(machine: &Machine, programs: &Programs, flags: &[
 }
 
 pub(crate) fn wait_for_agent(machine: &Machine) -> Result<()> {
-    wait_until("the agent to be ready", DEADLINE, || ask(machine, api::READY).map(|_| true))
+    wait_until("the agent to be ready", DEADLINE, || get_json(machine, api::READY).map(|_| true))
 }
 
-fn ask(machine: &Machine, what: &str) -> Result<Value> {
+fn get_json(machine: &Machine, what: &str) -> Result<Value> {
     let client = api::Client::new(&machine.path("/run/podwire/agent.sock"));
-    let answer = client.get(what, QUESTION)?;
+    let answer = client.get(what, REQUEST_TIMEOUT)?;
     let text = String::from_utf8_lossy(&answer.body);
     ensure!(answer.status == 200, "{what}: {} {text}", answer.status);
-    serde_json::from_str(&text).with_context(|| format!("{what} did not answer JSON: {text:?}"))
+    serde_json::from_str(&text).with_context(|| format!("{what} did not return JSON: {text:?}"))
 }
 
-/// The names in a directory of the machine, sorted; none where it is missing.
+/// Sorted names in a directory of the machine; empty if it is missing.
 pub(crate) fn names(machine: &Machine, directory: &str) -> Vec<String> {
     let Ok(entries) = fs::read_dir(machine.path(directory)) else { return vec![] };
     let mut names: Vec<String> =

@@ -1,4 +1,4 @@
-//! A ping that goes on while things are restarted around it.
+//! A continuous ping during restarts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use testkit::{DEADLINE, wait_until};
 
 use crate::site::Site;
 
-/// Fifty requests a second out of a pod's namespace; every one must be answered.
+/// 50 requests per second from a pod's namespace. Each must get a reply.
 pub(crate) struct Stream {
     ping: Service,
     to: IpAddr,
@@ -26,25 +26,25 @@ impl Stream {
         stream
     }
 
-    /// Waits until it was answered some times more: what was restarted is up again, or what is down stays so.
+    /// Waits for five more replies.
     pub(crate) fn wait_for_more(&self) {
-        let wanted = self.answered().len() + 5;
-        let what = format!("pings to {} to be answered", self.to);
-        wait_until(&what, DEADLINE, || Ok(self.answered().len() >= wanted)).unwrap();
+        let expected = self.replied().len() + 5;
+        let what = format!("replies to pings of {}", self.to);
+        wait_until(&what, DEADLINE, || Ok(self.replied().len() >= expected)).unwrap();
     }
 
-    /// Only those that were still under way at the end may be without an answer.
+    /// Checks that only requests in flight at the end have no reply.
     pub(crate) fn expect_unbroken(mut self) {
         self.wait_for_more();
         self.ping.expect_running().unwrap();
         self.ping.stop(Stop::Killed).unwrap();
-        let answered = self.answered();
-        let last = answered.last().copied().unwrap();
-        let lost: Vec<u32> = (1..=last).filter(|number| !answered.contains(number)).collect();
-        assert!(lost.is_empty(), "of {last} pings to {} these got no answer: {lost:?}", self.to);
+        let replied = self.replied();
+        let last = replied.last().copied().unwrap();
+        let lost: Vec<u32> = (1..=last).filter(|number| !replied.contains(number)).collect();
+        assert!(lost.is_empty(), "of {last} pings to {} these got no reply: {lost:?}", self.to);
     }
 
-    fn answered(&self) -> BTreeSet<u32> {
+    fn replied(&self) -> BTreeSet<u32> {
         let log = fs::read_to_string(self.ping.log_file()).unwrap();
         let number = |line: &str| line.split_once("icmp_seq=")?.1.split_once(" ttl=")?.0.parse().ok();
         log.lines().filter_map(number).collect()

@@ -10,36 +10,36 @@ use crate::common::{Traces, World};
 use crate::site::{PLUGIN, Programs, Site};
 
 const UPGRADES: u8 = 3;
-/// No lane makes more pods than this.
-const MOST: usize = 500;
+/// Maximum number of pods per worker.
+const MAX_PODS: usize = 500;
 
-/// Dropped, also by a failing test, it ends the making of pods.
-struct End<'a>(&'a AtomicBool);
+/// Stops the workers on drop, also if the test fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for End<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
 #[test]
-fn the_plugin_is_replaced_while_pods_are_made_and_no_pod_notices() {
+fn pods_are_created_without_errors_during_plugin_upgrades() {
     let world = World::without_network("agent-upgrade");
     let built = Programs::built(&world.lab);
     let packaged = world.machine.path("/opt/podwire/podwire-cni");
     fs::create_dir_all(packaged.parent().unwrap()).unwrap();
-    place(&packaged, &built.plugin, 0);
+    install_version(&packaged, &built.plugin, 0);
     let programs = Programs { plugin: "/opt/podwire/podwire-cni".into(), ..built.clone() };
     let mut site = Site::in_world(world, programs);
     let before = Traces::before_pods(&site.world);
 
-    let (cri, over) = (site.world.cri().clone(), AtomicBool::new(false));
-    let made = std::thread::scope(|scope| {
-        let (cri, over) = (&cri, &over);
-        let end = End(over);
-        let lanes = ["x", "y"].map(|lane| scope.spawn(move || make_pods(cri, lane, over)));
+    let (cri, stop) = (site.world.cri().clone(), AtomicBool::new(false));
+    let counts = std::thread::scope(|scope| {
+        let (cri, stop) = (&cri, &stop);
+        let guard = StopOnDrop(stop);
+        let workers = ["x", "y"].map(|worker| scope.spawn(move || create_pods(cri, worker, stop)));
         for version in 1..=UPGRADES {
-            place(&packaged, &built.plugin, version);
+            install_version(&packaged, &built.plugin, version);
             site.restart_agent(Stop::Politely);
             let installed = site.world.machine.path(PLUGIN);
             wait_until("the new plugin to be installed", DEADLINE, || {
@@ -47,31 +47,31 @@ fn the_plugin_is_replaced_while_pods_are_made_and_no_pod_notices() {
             })
             .unwrap();
         }
-        drop(end);
-        lanes.map(|lane| lane.join().unwrap().unwrap())
+        drop(guard);
+        workers.map(|worker| worker.join().unwrap().unwrap())
     });
-    assert!(made.iter().all(|&pods| pods > 0), "{made:?} pods were made meanwhile");
+    assert!(counts.iter().all(|&pods| pods > 0), "{counts:?} pods were created meanwhile");
     site.expect_nothing_left(&before);
 }
 
-/// Another version of the plugin: a byte after its end changes nothing for the kernel. Renamed into place, as a package
-/// manager does it.
-fn place(at: &Path, plugin: &Path, version: u8) {
+/// Installs another version of the plugin with a rename, as a package manager does. An extra byte at the end does not affect
+/// execution.
+fn install_version(target: &Path, plugin: &Path, version: u8) {
     let mut program = fs::read(plugin).unwrap();
     program.push(version);
-    let new = at.with_extension("new");
+    let new = target.with_extension("new");
     fs::write(&new, program).unwrap();
-    fs::rename(new, at).unwrap();
+    fs::rename(new, target).unwrap();
 }
 
-/// Pods come and go until it is over; how many.
-fn make_pods(cri: &Cri, lane: &str, over: &AtomicBool) -> Result<usize> {
-    let mut made = 0;
-    while made < MOST && !over.load(Ordering::Acquire) {
-        let sandbox = cri.run_sandbox(&PodSpec::named(&format!("{lane}{made}")))?;
+/// Creates and removes pods until `stop` is set, and returns their number.
+fn create_pods(cri: &Cri, worker: &str, stop: &AtomicBool) -> Result<usize> {
+    let mut created = 0;
+    while created < MAX_PODS && !stop.load(Ordering::Acquire) {
+        let sandbox = cri.run_sandbox(&PodSpec::named(&format!("{worker}{created}")))?;
         cri.stop_pod(&sandbox)?;
         cri.remove_pod(&sandbox)?;
-        made += 1;
+        created += 1;
     }
-    Ok(made)
+    Ok(created)
 }

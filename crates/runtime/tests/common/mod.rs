@@ -1,6 +1,6 @@
-//! What the tests with a real runtime share: a machine with containerd and a network on it, and what pods may leave behind.
+//! Shared code of the tests with a real runtime: a machine with containerd and a network, and a check for leftovers of pods.
 
-#![allow(dead_code, reason = "every test binary uses only a part of what they share")]
+#![allow(dead_code, reason = "every test binary uses only a part of this module")]
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 use testkit::{DEADLINE, Lab, Node, Plugin, Snapshot, copy_program, wait_until};
 
 const TIMEOUT: Duration = DEADLINE;
-/// What the kernel and a shim finish by themselves after they have answered.
+/// Timeout for asynchronous work of the kernel and the shims.
 const SOON: Duration = DEADLINE;
 
-/// Dropped from top to bottom: what runs on the machine, the machine, the lab.
+/// Fields are dropped from top to bottom: the services, the machine, the lab.
 pub(crate) struct World {
     pub(crate) containerd: Containerd,
     pub(crate) machine: Machine,
@@ -25,14 +25,14 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `network` puts plugins into /opt/cni/bin and a conflist into /etc/cni/net.d.
+    /// `network` installs plugins into /opt/cni/bin and a conflist into /etc/cni/net.d.
     pub(crate) fn new(label: &str, network: impl FnOnce(&Machine) -> Result<()>) -> Self {
         let world = Self::with(label, network);
         world.wait_until_ready();
         world
     }
 
-    /// containerd answers, and says that it has no network.
+    /// containerd runs without a network.
     pub(crate) fn without_network(label: &str) -> Self {
         Self::with(label, |_| Ok(()))
     }
@@ -41,7 +41,7 @@ impl World {
         Self::configured(label, "", network)
     }
 
-    /// containerd's configuration has `more`, and exists when `network` is called.
+    /// `more` is appended to containerd's configuration, which exists when `network` is called.
     pub(crate) fn configured(label: &str, more: &str, network: impl FnOnce(&Machine) -> Result<()>) -> Self {
         let lab = Lab::new(label).unwrap();
         let node = lab.node("n1").unwrap();
@@ -52,7 +52,7 @@ impl World {
         Self { containerd, machine, node, lab }
     }
 
-    /// RuntimeReady and NetworkReady, as a kubelet waits for them.
+    /// Waits for RuntimeReady and NetworkReady, as a kubelet does.
     pub(crate) fn wait_until_ready(&self) {
         wait_until("the network to be ready", DEADLINE, || self.cri().ready().map(|()| true)).unwrap();
     }
@@ -81,7 +81,7 @@ impl World {
         outcome.stdout
     }
 
-    /// Each reaches itself, has an address of both families, and all of them answer the other pod.
+    /// Each pod has an address of both families, reaches itself and reaches all addresses of the other pod.
     pub(crate) fn expect_pings(&self, pods: [&RunningPod; 2]) {
         for pod in pods {
             self.exec(pod, &["ping", "-c", "1", "-W", "2", "127.0.0.1"]);
@@ -105,30 +105,30 @@ impl World {
 
 /// podwire-cni without an agent.
 pub(crate) fn standalone(machine: &Machine) -> Result<()> {
-    place_plugins(machine)?;
+    install_plugins(machine)?;
     let network = json!({
         "type": "podwire-cni", "bridge": "pw0", "subnet": "10.83.0.0/24,fd00:88::/64",
         "capabilities": { "portMappings": true },
     });
-    place_conflist(machine, &network)
+    install_conflist(machine, &network)
 }
 
-pub(crate) fn place_plugins(machine: &Machine) -> Result<()> {
+pub(crate) fn install_plugins(machine: &Machine) -> Result<()> {
     let bin = machine.path("/opt/cni/bin");
     fs::create_dir_all(&bin)?;
     let plugin = Plugin::podwire()?.path;
-    // Runtimes before containerd 2.0 have every pod's loopback set up by a plugin of that name: ours, too.
+    // containerd before 2.0 needs a plugin named `loopback`; Podwire's plugin also implements it.
     for name in ["podwire-cni", "loopback"] {
         copy_program(&plugin, &bin.join(name))?;
     }
     Ok(())
 }
 
-pub(crate) fn place_conflist(machine: &Machine, network: &Value) -> Result<()> {
-    place_conflist_named(machine, "podwire", network)
+pub(crate) fn install_conflist(machine: &Machine, network: &Value) -> Result<()> {
+    install_conflist_named(machine, "podwire", network)
 }
 
-pub(crate) fn place_conflist_named(machine: &Machine, name: &str, network: &Value) -> Result<()> {
+pub(crate) fn install_conflist_named(machine: &Machine, name: &str, network: &Value) -> Result<()> {
     let directory = machine.path("/etc/cni/net.d");
     fs::create_dir_all(&directory)?;
     let conflist = json!({ "cniVersion": "1.0.0", "name": name, "plugins": [network] });
@@ -136,22 +136,22 @@ pub(crate) fn place_conflist_named(machine: &Machine, name: &str, network: &Valu
         .context("cannot write the conflist")
 }
 
-/// All that pods can leave behind: in the node's network, on the machine, in our state.
+/// The state that pods can change: the node's network, the machine and Podwire's state.
 pub(crate) struct Traces {
     node: Snapshot,
     machine: Vec<String>,
 }
 
 impl Traces {
-    /// One pod comes and goes first: it makes what is the node's and stays, such as the bridge and our tables.
+    /// First adds and removes one pod, which creates the node's permanent objects such as the bridge and the nft tables.
     pub(crate) fn before_pods(world: &World) -> Self {
         world.remove(&world.run("first"));
         Self::after_first(&world.node, &world.machine)
     }
 
-    /// The first pod is gone; its shim may still be ending.
+    /// Waits for the exit of the first pod's shim.
     pub(crate) fn after_first(node: &Node, machine: &Machine) -> Self {
-        wait_until("the first pod's shim to end", SOON, || {
+        wait_until("the exit of the first pod's shim", SOON, || {
             Ok(!machine.remains()?.iter().any(|line| line.starts_with("process")))
         })
         .unwrap();
@@ -165,27 +165,27 @@ impl Traces {
 
     pub(crate) fn expect_same_on(&self, node: &Node, machine: &Machine) {
         self.node.wait_for_same(node, SOON).unwrap();
-        wait_until("the machine to be as it was", SOON, || {
+        wait_until("the machine to match the earlier state", SOON, || {
             let now = machine.remains()?;
             ensure!(now == self.machine, "before: {:#?}\nnow: {now:#?}", self.machine);
             Ok(true)
         })
         .unwrap();
         let attachments = machine.path("/run/podwire/networks/podwire/attachments");
-        let left: Vec<_> = fs::read_dir(attachments).unwrap().map(|e| e.unwrap().file_name()).collect();
-        assert!(left.is_empty(), "attachments are left: {left:?}");
+        let remaining: Vec<_> = fs::read_dir(attachments).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert!(remaining.is_empty(), "attachments were not removed: {remaining:?}");
     }
 }
 
-/// What a web server answers to a client in that namespace.
+/// The response of a web server to a client in this namespace.
 pub(crate) fn get(from: &Node, server: SocketAddr) -> std::io::Result<String> {
     from.enter(|| {
         let mut stream = TcpStream::connect_timeout(&server, TIMEOUT)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.write_all(b"GET /index.html HTTP/1.0\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
+        let mut response = String::new();
+        stream.read_to_string(&mut response)?;
+        Ok(response)
     })
     .unwrap()
 }

@@ -38,7 +38,7 @@ impl HeldThread {
     fn wait(&self) -> Result<()> {
         match sys::wait_for_any().context("cannot wait for the held thread")? {
             Some(WaitStatus::Syscall { .. } | WaitStatus::Event { .. } | WaitStatus::Signal { .. }) => Ok(()),
-            Some(WaitStatus::Gone { tid, status }) => bail!("held thread {tid} ended: {status}"),
+            Some(WaitStatus::Exited { tid, status }) => bail!("held thread {tid} exited: {status}"),
             None => bail!("thread {} is not traced", self.tid),
         }
     }

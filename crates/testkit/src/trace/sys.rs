@@ -1,4 +1,4 @@
-//! The few ptrace requests, each in a safe coat. Nothing here decides anything.
+//! Safe wrappers of the ptrace requests that `trace` uses.
 
 #![expect(unsafe_code, reason = "ptrace and waitpid with thread options exist only as raw calls")]
 
@@ -10,9 +10,9 @@ use std::process::{Command, ExitStatus};
 
 use anyhow::Context as _;
 
-/// What waitpid tells of one thread.
+/// The waitpid status of one thread.
 pub(super) enum WaitStatus {
-    Gone { tid: i32, status: ExitStatus },
+    Exited { tid: i32, status: ExitStatus },
     Syscall { tid: i32 },
     Event { tid: i32 },
     Signal { tid: i32, signal: i32 },
@@ -23,22 +23,22 @@ pub(super) fn trace_me_before_exec(command: &mut Command) {
     // SAFETY: between fork and exec only this one system call is made: no allocation, no lock.
     unsafe {
         command.pre_exec(|| {
-            let nothing = std::ptr::null_mut::<c_void>();
-            check(libc::ptrace(libc::PTRACE_TRACEME, 0, nothing, nothing))
+            let null = std::ptr::null_mut::<c_void>();
+            check(libc::ptrace(libc::PTRACE_TRACEME, 0, null, null))
         });
     }
 }
 
-/// System-call stops are told from signals, new threads are followed, a further exec is an event (by default the program
-/// gets a SIGTRAP, which would end it), and nobody outlives the tracer.
+/// Marks system-call stops, follows new threads, and kills the tracee with the tracer. A further exec becomes an event; by
+/// default the program would get a fatal SIGTRAP.
 pub(super) fn set_options(tid: i32) -> anyhow::Result<()> {
     let options = libc::PTRACE_O_TRACESYSGOOD
         | libc::PTRACE_O_TRACECLONE
         | libc::PTRACE_O_TRACEEXEC
         | libc::PTRACE_O_EXITKILL;
     // SAFETY: this request takes both numbers by value.
-    let answer = unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, tid, 0usize, options as usize) };
-    check(answer).with_context(|| format!("cannot set trace options of thread {tid}"))
+    let result = unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, tid, 0usize, options as usize) };
+    check(result).with_context(|| format!("cannot set trace options of thread {tid}"))
 }
 
 /// Traces a running thread, and stops it.
@@ -63,15 +63,15 @@ pub(super) fn detach(tid: i32) {
 /// Lets a stopped thread run to its next stop, with a signal to deliver or 0.
 pub(super) fn resume(tid: i32, signal: i32) -> anyhow::Result<()> {
     // SAFETY: this request takes both numbers by value.
-    let answer = unsafe { libc::ptrace(libc::PTRACE_SYSCALL, tid, 0usize, signal as usize) };
-    match check(answer) {
-        // Another thread ended the process in between; waitpid tells.
+    let result = unsafe { libc::ptrace(libc::PTRACE_SYSCALL, tid, 0usize, signal as usize) };
+    match check(result) {
+        // Another thread ended the process; waitpid reports it.
         Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(()),
-        other => other.with_context(|| format!("cannot resume traced thread {tid}")),
+        result => result.with_context(|| format!("cannot resume traced thread {tid}")),
     }
 }
 
-/// The number of the system call a thread stopped at the entry of; none at an exit.
+/// The number of the system call if the thread stopped at an entry; `None` at an exit.
 pub(super) fn entered_syscall(tid: i32) -> Option<u64> {
     let mut info = MaybeUninit::<libc::ptrace_syscall_info>::zeroed();
     let size = size_of::<libc::ptrace_syscall_info>();
@@ -87,11 +87,11 @@ pub(super) fn entered_syscall(tid: i32) -> Option<u64> {
     Some(unsafe { info.u.entry.nr })
 }
 
-/// Waits for any thread that this very thread traces; none when there is none left.
+/// Waits for any thread traced by the calling thread; `None` if there is none left.
 pub(super) fn wait_for_any() -> Result<Option<WaitStatus>> {
     loop {
         let mut status = 0;
-        // Without __WNOTHREAD this would take away children that other threads of this process wait for.
+        // Without __WNOTHREAD this would also reap children of other threads of this process.
         // SAFETY: `status` outlives the call.
         let tid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };
         if tid > 0 {
@@ -108,7 +108,7 @@ pub(super) fn wait_for_any() -> Result<Option<WaitStatus>> {
 
 fn classify(tid: i32, status: i32) -> WaitStatus {
     if !libc::WIFSTOPPED(status) {
-        return WaitStatus::Gone { tid, status: ExitStatus::from_raw(status) };
+        return WaitStatus::Exited { tid, status: ExitStatus::from_raw(status) };
     }
     match (status >> 16, libc::WSTOPSIG(status)) {
         (0, signal) if signal == libc::SIGTRAP | 0x80 => WaitStatus::Syscall { tid },
@@ -117,6 +117,6 @@ fn classify(tid: i32, status: i32) -> WaitStatus {
     }
 }
 
-fn check(answer: libc::c_long) -> Result<()> {
-    if answer == -1 { Err(Error::last_os_error()) } else { Ok(()) }
+fn check(result: libc::c_long) -> Result<()> {
+    if result == -1 { Err(Error::last_os_error()) } else { Ok(()) }
 }

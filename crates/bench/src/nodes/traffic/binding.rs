@@ -1,4 +1,4 @@
-//! What the firewall's table of peers costs: round trips with it and without it, in turn, through the tunnel and beside it.
+//! Cost of the firewall's table of peers: round trips with and without it, alternating, through the tunnel and direct.
 
 use anyhow::Result;
 use testkit::{Cluster, TransportMode};
@@ -7,13 +7,13 @@ use super::{FAMILIES, NamespacePair, pods, probe, real};
 use crate::options::NodesScale;
 
 const TABLE: &str = "podwire-peers-podwire";
-/// Nodes of transport `auto` on one link have a tunnel, and send to each other without it.
+/// With transport `auto`, nodes on one link have a tunnel but send directly.
 const TRANSPORTS: [(&str, TransportMode); 2] =
     [("VXLAN", TransportMode::Vxlan), ("direct", TransportMode::Auto)];
-/// The difference is small: so many times more turns than of other figures.
-const TURNS: usize = 4;
+/// Factor for the number of rounds, because the difference is small.
+const ROUND_FACTOR: usize = 4;
 
-/// One way in one family; medians of turns, in microseconds.
+/// One transport in one family; medians of rounds in microseconds.
 pub(crate) struct Binding {
     pub(crate) name: String,
     pub(crate) bound: Vec<f64>,
@@ -29,17 +29,17 @@ pub(super) fn run(scale: &NodesScale) -> Result<Vec<Binding>> {
             cluster.kill_agent(&node)?;
         }
         let tables = NodeTables::read(&cluster)?;
-        let mut lanes: Vec<(NamespacePair, Binding)> = Vec::new();
+        let mut contenders: Vec<(NamespacePair, Binding)> = Vec::new();
         for (family, v4) in FAMILIES {
             let (name, bound, open) = (format!("{name}, {family}"), Vec::new(), Vec::new());
-            lanes.push((pods(&cluster, v4)?, Binding { name, bound, open }));
+            contenders.push((pods(&cluster, v4)?, Binding { name, bound, open }));
         }
-        for turn in 0..scale.traffic_rounds * TURNS {
-            for is_bound in [turn % 2 == 0, turn % 2 != 0] {
+        for round in 0..scale.traffic_rounds * ROUND_FACTOR {
+            for is_bound in [round % 2 == 0, round % 2 != 0] {
                 if !is_bound {
                     tables.delete()?;
                 }
-                for (pair, binding) in &mut lanes {
+                for (pair, binding) in &mut contenders {
                     let trips = probe::trips_on_one_core(pair, scale.trips)?;
                     if is_bound { binding.bound.push(trips) } else { binding.open.push(trips) }
                 }
@@ -48,12 +48,12 @@ pub(super) fn run(scale: &NodesScale) -> Result<Vec<Binding>> {
                 }
             }
         }
-        bindings.extend(lanes.into_iter().map(|(_, binding)| binding));
+        bindings.extend(contenders.into_iter().map(|(_, binding)| binding));
     }
     Ok(bindings)
 }
 
-/// The table of each node, as nft lists it.
+/// The table of each node according to nft.
 struct NodeTables<'a> {
     cluster: &'a Cluster,
     texts: Vec<(String, String)>,

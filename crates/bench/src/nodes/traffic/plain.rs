@@ -1,4 +1,4 @@
-//! The same by `ip` alone: two hosts on the same underlay, a veth to a pod on each, plain routes, and maybe a tunnel.
+//! The same topology created by `ip`: two hosts on the same underlay, a veth to a pod on each, routes, and optionally a tunnel.
 
 use std::fs;
 use std::net::IpAddr;
@@ -9,12 +9,12 @@ use testkit::{Cluster, LabStore, Ns, Plan, Pod, TransportMode, ping};
 use super::NamespacePair;
 
 const FORWARDING: [&str; 2] = ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"];
-/// What a packet of 1500 bytes leaves for what is inside the tunnel, over IPv4.
+/// MTU inside the tunnel for an underlay MTU of 1500 over IPv4.
 const INSIDE: u32 = 1450;
-/// By their numbers.
+/// Numbers of the hosts.
 const HOSTS: [usize; 2] = [1, 2];
 
-/// Whether the hosts follow connections: the kernel does as soon as one rule asks for their state.
+/// Whether the hosts track connections. The kernel does so if a rule matches on the connection state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tracking {
     On,
@@ -52,7 +52,7 @@ impl Plain {
         let plain = Self { pods, _hosts: hosts };
         for v4 in [true, false] {
             let pair = plain.pair(v4)?;
-            // The first packet waits for neighbours.
+            // The first packet waits for neighbour resolution.
             ping(&pair.from, pair.address, 2)?;
         }
         Ok(plain)
@@ -88,22 +88,22 @@ fn route(node: &Ns, there: usize) -> Result<()> {
     ip(node, &format!("route add fd42:0:0:{there}::/64 via fd99:1::{there}"))
 }
 
-/// Without learning: where the other is, is written down.
+/// Without learning; the forwarding entries are static.
 fn tunnel(node: &Ns, here: usize, there: usize) -> Result<()> {
     let mac = |host: usize| format!("02:00:00:00:42:{host:02x}");
-    let (ours, theirs) = (mac(here), mac(there));
+    let (local_mac, remote_mac) = (mac(here), mac(there));
     ip(
         node,
         &format!(
-            "link add vx0 address {ours} mtu {INSIDE} type vxlan id 42 local 10.199.1.{here} dstport 4789 nolearning"
+            "link add vx0 address {local_mac} mtu {INSIDE} type vxlan id 42 local 10.199.1.{here} dstport 4789 nolearning"
         ),
     )?;
     ip(node, &format!("addr add fe80::{here}/64 dev vx0 nodad"))?;
     ip(node, "link set vx0 up")?;
     let remote = format!("10.199.1.{there}");
-    node.sh(&["bridge", "fdb", "add", &theirs, "dev", "vx0", "dst", &remote])?;
-    ip(node, &format!("neigh add 10.42.{there}.0 lladdr {theirs} dev vx0 nud permanent"))?;
+    node.sh(&["bridge", "fdb", "add", &remote_mac, "dev", "vx0", "dst", &remote])?;
+    ip(node, &format!("neigh add 10.42.{there}.0 lladdr {remote_mac} dev vx0 nud permanent"))?;
     ip(node, &format!("route add 10.42.{there}.0/24 via 10.42.{there}.0 dev vx0 onlink"))?;
-    ip(node, &format!("neigh add fe80::{there} lladdr {theirs} dev vx0 nud permanent"))?;
+    ip(node, &format!("neigh add fe80::{there} lladdr {remote_mac} dev vx0 nud permanent"))?;
     ip(node, &format!("route add fd42:0:0:{there}::/64 via fe80::{there} dev vx0"))
 }

@@ -1,4 +1,4 @@
-//! Streams as fast as they go, and one byte there and back: TCP between two namespaces, both ends in this process.
+//! TCP throughput and round-trip time of one byte between two namespaces. Both ends are in this process.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,15 +11,15 @@ use testkit::uninterrupted;
 use super::NamespacePair;
 use crate::stats::median;
 
-/// Something that takes longer is broken.
+/// Socket timeout.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const CHUNK: usize = 128 * 1024;
 
-/// With one stream alone the receiver sleeps between packets, and what is measured is how long it takes to wake it, which
-/// changes by half from one run to the next. Several keep it busy.
+/// With one stream the receiver sleeps between packets, and its wake-up time dominates and varies by 50 % between runs.
+/// Several streams keep it busy.
 const STREAMS: usize = 4;
 
-/// What arrives in so much time through several connections at once, in Gbit/s, as the receivers count it.
+/// Throughput of several parallel connections in Gbit/s, as counted by the receivers.
 pub(crate) fn streams(pair: &NamespacePair, lasting: Duration) -> Result<f64> {
     std::thread::scope(|scope| {
         let all: Vec<_> = (0..STREAMS).map(|_| scope.spawn(|| stream(pair, lasting))).collect();
@@ -41,14 +41,14 @@ fn stream(pair: &NamespacePair, lasting: Duration) -> Result<f64> {
     Ok(count.bytes as f64 * 8.0 / count.took.as_secs_f64() / 1e9)
 }
 
-/// How long a byte needs there and back: the median, in microseconds. Each end has a core of its own, as on two machines: on
-/// one core nobody has to be woken, and now and then a trip would take a third of the time.
+/// Median round-trip time of one byte in microseconds. Each end has its own core, as on two hosts. On one core no wake-up is
+/// needed, and some round trips would take a third of the time.
 pub(crate) fn trips(pair: &NamespacePair, lasting: Duration) -> Result<f64> {
     let cores = cores()?;
     trips_on(pair, lasting, (cores.first().copied(), cores.last().copied()))
 }
 
-/// The same with both ends on one core: what packets cost, without the time to wake another core.
+/// The same with both ends on one core, without the wake-up time of another core.
 pub(super) fn trips_on_one_core(pair: &NamespacePair, lasting: Duration) -> Result<f64> {
     let last = cores()?.last().copied();
     trips_on(pair, lasting, (last, last))
@@ -70,15 +70,15 @@ fn trips_on(
         while start.elapsed() < lasting {
             let one = Instant::now();
             write(stream, &[1])?;
-            ensure!(read(stream, &mut [0])? == 1, "the other end is gone");
+            ensure!(read(stream, &mut [0])? == 1, "the peer closed the connection");
             times.push(one.elapsed().as_secs_f64() * 1e6);
         }
         Ok(times)
     })?;
-    median(&trips).context("no byte came back")
+    median(&trips).context("no reply was received")
 }
 
-/// One connection: what the one who listens says at its end, and what the other says.
+/// Runs both ends of one connection and returns the results of the listener and the client.
 fn talk<L: Send, C: Send>(
     pair: &NamespacePair,
     listening: impl FnOnce(TcpStream) -> Result<L> + Send,
@@ -89,34 +89,34 @@ fn talk<L: Send, C: Send>(
     let at = listener.local_addr()?;
     let caller = pair.from.enter(|| TcpStream::connect_timeout(&at, TIMEOUT))?;
     let mut caller = ready(caller.with_context(|| format!("cannot connect to {at}"))?)?;
-    // The connection stands: nobody waits here.
+    // The connection is established, so accept does not block.
     let (listener, _) = uninterrupted(|| listener.accept())?;
     let listener = ready(listener)?;
     std::thread::scope(|scope| {
         let listening = scope.spawn(move || listening(listener));
         let calling = scope.spawn(move || {
-            let said = calling(&mut caller);
+            let result = calling(&mut caller);
             caller.shutdown(Shutdown::Write)?;
-            said
+            result
         });
-        let said = calling.join().map_err(|_| anyhow!("the thread that calls panicked"))?;
-        let observed = listening.join().map_err(|_| anyhow!("the thread that listens panicked"))?;
-        let said = said?;
-        Ok((observed?, said))
+        let sent = calling.join().map_err(|_| anyhow!("the client thread panicked"))?;
+        let observed = listening.join().map_err(|_| anyhow!("the listener thread panicked"))?;
+        let sent = sent?;
+        Ok((observed?, sent))
     })
 }
 
-/// Those that this thread may use.
+/// The cores that this thread may use.
 fn cores() -> Result<Vec<usize>> {
-    let allowed = sched_getaffinity(None).context("cannot tell which cores there are")?;
+    let allowed = sched_getaffinity(None).context("cannot list the available cores")?;
     Ok((0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
 }
 
-/// The calling thread stays on this core from now on.
+/// Pins the calling thread to this core.
 fn settle(core: Option<usize>) -> Result<()> {
     let mut one = CpuSet::new();
-    one.set(core.context("there is no core")?);
-    sched_setaffinity(None, &one).context("cannot stay on one core")
+    one.set(core.context("no core is available")?);
+    sched_setaffinity(None, &one).context("cannot pin the thread to a core")
 }
 
 fn ready(stream: TcpStream) -> Result<TcpStream> {
@@ -128,7 +128,7 @@ fn ready(stream: TcpStream) -> Result<TcpStream> {
 
 struct Count {
     bytes: u64,
-    /// From the first byte to the last.
+    /// Time from the first to the last byte.
     took: Duration,
 }
 
@@ -153,10 +153,10 @@ fn echo(mut stream: TcpStream) -> Result<()> {
 }
 
 fn read(stream: &mut TcpStream, into: &mut [u8]) -> Result<usize> {
-    uninterrupted(|| stream.read(into)).context("cannot read from the other end")
+    uninterrupted(|| stream.read(into)).context("cannot read from the peer")
 }
 
-/// A write that a signal interrupts is taken up again by `write_all`.
+/// `write_all` resumes an interrupted write.
 fn write(stream: &mut TcpStream, bytes: &[u8]) -> Result<()> {
-    stream.write_all(bytes).context("cannot write to the other end")
+    stream.write_all(bytes).context("cannot write to the peer")
 }

@@ -242,7 +242,7 @@ mod tests {
   4 IPv4 only                    1
 
 1 of 2 pod-to-pod paths reachable over IPv4 and IPv6 (7 ms)
-  p2 → p1: IPv6 not answered";
+  p2 → p1: IPv6 timed out";
         assert_eq!(draw(&matrix), expected);
     }
 
