@@ -43,6 +43,7 @@ lint:
 	$(CARGO) fmt --all --check
 	@tools/timed "clippy" $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	@tools/arrows
+	@tools/words
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check licenses bans sources; else echo "cargo-deny is not installed: licences not checked"; fi
 
 words: ## find words that docs/reference/glossary.md replaces, in code and documents

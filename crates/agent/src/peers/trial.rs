@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_where_nobody_listens_answers_and_what_cannot_be_sent_tells_nothing() {
+    fn a_closed_port_answers_and_a_send_failure_is_no_result() {
         let in_a_namespace = || {
             let sh = |line: &str| {
                 let mut words = line.split(' ');

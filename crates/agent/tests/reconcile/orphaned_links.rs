@@ -40,7 +40,7 @@ fn an_orphaned_link_with_a_used_address_is_removed() {
         assert!(has_link(&host, name), "{name}");
     }
     let message = "removed link pwstray of podwire/ghost@eth0, which has no record";
-    wait_until("the stray to be told", SOON, || Ok(host.agent.log()?.contains(message))).unwrap();
+    wait_until("the orphaned link to be reported", SOON, || Ok(host.agent.log()?.contains(message))).unwrap();
 }
 
 /// Without its records, the agent does not know the owner of a link.

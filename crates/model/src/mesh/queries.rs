@@ -1,4 +1,4 @@
-//! Queries of the desired state, which tell whether a kernel event matters.
+//! Queries of the desired state, which decide whether a kernel event matters.
 
 use std::net::IpAddr;
 

@@ -45,7 +45,7 @@ fn firewalld() -> String {
 }
 
 #[test]
-fn pain15_chains_that_drop_are_told_from_those_that_do_not() {
+fn pain15_only_chains_that_drop_are_reported() {
     let chain = |rest: &str| format!("table inet t {{ chain c {{ {FORWARD}; {rest} }}; }}");
     let policy = "inet t c: its policy is drop";
     for (text, want) in [

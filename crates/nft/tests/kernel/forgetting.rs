@@ -90,7 +90,7 @@ fn f3_just_the_connections_of_an_address_are_forgotten() {
 }
 
 #[test]
-fn pain16_datagrams_to_a_host_port_are_looked_up_anew() {
+fn pain16_conntrack_entries_of_udp_host_ports_are_removed() {
     with_flows(|| {
         let port = |protocol, host_ip: Option<&str>, pod: &str| HostPort {
             host_ip: host_ip.map(ip),

@@ -230,8 +230,8 @@ fn f5_a_repair_gives_ports_back_and_removes_no_other_pod() {
             let [first, second] = samples(mode);
             first.add_pod();
             second.add_pod();
-            let stranger = Sample::new(mode, 9).publish(Protocol::Udp, 99, 99);
-            stranger.add_pod();
+            let unrelated = Sample::new(mode, 9).publish(Protocol::Udp, 99, 99);
+            unrelated.add_pod();
             let want = all_elements();
             // A port that should be the first pod's.
             nft("delete element inet podwire hostport4_any { tcp . 8080 }");
@@ -265,8 +265,8 @@ fn a_repair_in_place_fails_rather_than_remove_other_pods() {
     for mode in BOTH {
         in_netns(|| {
             let own = [Sample::new(mode, 2)];
-            let stranger = Sample::new(mode, 9).publish(Protocol::Udp, 99, 99);
-            own.iter().chain([&stranger]).for_each(Sample::add_pod);
+            let unrelated = Sample::new(mode, 9).publish(Protocol::Udp, 99, 99);
+            own.iter().chain([&unrelated]).for_each(Sample::add_pod);
             nft("flush chain inet podwire guard");
             open().repair_in_place(&Structure::of(&pods(&own)), &pods(&own)).unwrap();
             assert_eq!(drift(&pods(&own)), [""; 0]);
@@ -522,8 +522,8 @@ fn two_pods_at_once_over_tables_of_another_version_are_both_added() {
 fn a_repair_against_another_version_removes_no_other_pod() {
     in_netns(|| {
         let own = [Sample::new(AttachMode::Routed, 2)];
-        let stranger = Sample::new(AttachMode::Routed, 9).publish(Protocol::Udp, 99, 99);
-        own.iter().chain([&stranger]).for_each(Sample::add_pod);
+        let unrelated = Sample::new(AttachMode::Routed, 9).publish(Protocol::Udp, 99, 99);
+        own.iter().chain([&unrelated]).for_each(Sample::add_pod);
         let (here, over) = (netlink::NetNs::current().unwrap(), AtomicBool::new(false));
         let other_version = || {
             while !over.load(Ordering::Relaxed) {
@@ -542,7 +542,7 @@ fn a_repair_against_another_version_removes_no_other_pod() {
             let met = met.expect("no repair met a change of the other version").to_string();
             assert!(met.contains("another version of Podwire"), "{met}");
         });
-        assert_eq!(open().missing_of(&[stranger.pod()]).unwrap(), [0; 0]);
+        assert_eq!(open().missing_of(&[unrelated.pod()]).unwrap(), [0; 0]);
         repair(&pods(&own));
         assert_eq!(drift(&pods(&own)), [""; 0]);
     });

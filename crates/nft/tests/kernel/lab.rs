@@ -180,7 +180,7 @@ impl Lab {
         Sender(self.inside(at, || when_there(|| UdpSocket::bind(source))))
     }
 
-    /// Asks `target` from `from`; the server is asked at the same time, and says whom it saw. The answer counts only
+    /// Connects to `target` from `from`. The server reports the source address that it observed. The answer counts only
     /// when it comes from where the question went.
     pub(crate) fn ask(&self, from: At, target: &str, server: &Server) -> std::io::Result<IpAddr> {
         let target: SocketAddr = target.parse().unwrap();
@@ -223,7 +223,7 @@ pub(crate) enum Server {
 }
 
 impl Server {
-    /// Tells one client what address it came from.
+    /// Sends one client the source address of its connection.
     fn answer_one(&self) {
         match self {
             Self::Tcp(listener) => {

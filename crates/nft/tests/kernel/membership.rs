@@ -60,7 +60,7 @@ fn a_table_of_the_version_before_is_renewed_by_the_next_pod() {
 }
 
 #[test]
-fn a_pod_is_in_force_after_admit_and_gone_after_expel() {
+fn add_pod_and_remove_pod_change_all_elements() {
     for mode in BOTH {
         in_netns(|| {
             let other = Sample::new(mode, 9).publish(Protocol::Sctp, 9, 9);
@@ -148,7 +148,7 @@ fn c6_missing_names_what_was_taken_away() {
 }
 
 #[test]
-fn pain15_after_somebody_flushed_the_ruleset_admit_builds_all_again() {
+fn pain15_add_pod_restores_a_flushed_ruleset() {
     for mode in BOTH {
         in_netns(|| {
             let pod = Sample::new(mode, 2);
@@ -243,7 +243,7 @@ fn one_port_for_two_purposes_in_one_pod_is_refused() {
 }
 
 #[test]
-fn expel_takes_the_rest_when_half_is_gone_or_all() {
+fn remove_pod_removes_the_remaining_elements() {
     for mode in BOTH {
         in_netns(|| {
             let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
@@ -285,7 +285,7 @@ fn a_pod_that_comes_back_at_once_stays() {
     for mode in BOTH {
         in_netns(|| {
             let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
-            // Sooner than what was expelled can expire: the new pod must not expire with it.
+            // Faster than removed elements can expire: the new pod must not expire with them.
             for _ in 0..50 {
                 pod.add_pod();
                 open().remove_pod(&pod.pod()).unwrap();
