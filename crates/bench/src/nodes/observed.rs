@@ -157,7 +157,7 @@ fn keep(mut monitor: PeerMonitor, over: &AtomicBool) -> Result<Vec<(RouteTransit
             match events {
                 PeerEvent::RouteSet(route) => transitions.push((RouteTransition::Added(route.dst), now)),
                 PeerEvent::RouteRemoved(route) => {
-                    transitions.push((RouteTransition::Removed(route.dst), now))
+                    transitions.push((RouteTransition::Removed(route.dst), now));
                 }
                 PeerEvent::Lost => bail!("netlink events were lost (ENOBUFS): times are unknown"),
                 _ => {}

@@ -65,7 +65,7 @@ fn collect(soak: &Soak, site: &SoakSite, network: &SoakNetwork, mut random: Rand
             Ok(outcome) if outcome.success() => soak.ledger.count("GC"),
             Ok(outcome) => judge(soak, "GC", &outcome),
             Err(error) => {
-                soak.ledger.find("GC cannot be started or hangs", format!("{}: {error:#}", network.name))
+                soak.ledger.find("GC cannot be started or hangs", format!("{}: {error:#}", network.name));
             }
         }
     }
@@ -207,7 +207,7 @@ impl Worker<'_> {
                     std::thread::sleep(Duration::from_millis(500));
                 }
                 Err(error) => {
-                    soak.ledger.find("DEL cannot be started or hangs", format!("{}: {error:#}", network.name))
+                    soak.ledger.find("DEL cannot be started or hangs", format!("{}: {error:#}", network.name));
                 }
             }
         }
