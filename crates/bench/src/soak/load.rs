@@ -207,7 +207,8 @@ impl Worker<'_> {
                     std::thread::sleep(Duration::from_millis(500));
                 }
                 Err(error) => {
-                    soak.ledger.find("DEL cannot be started or hangs", format!("{}: {error:#}", network.name));
+                    soak.ledger
+                        .find("DEL cannot be started or hangs", format!("{}: {error:#}", network.name));
                 }
             }
         }
