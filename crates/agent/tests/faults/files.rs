@@ -132,7 +132,7 @@ struct Pair {
 impl Pair {
     fn new(label: &str, mode: &str) -> Self {
         let host = Host::with_flags(label, &["--network-mode", mode]);
-        let first_pod = host.attached("first_pod");
+        let first_pod = host.attached("first");
         let flags = [
             "--no-install",
             "--network-mode",
@@ -147,7 +147,7 @@ impl Pair {
             "fd00:99::/64",
         ];
         let other = Agent::in_dir(&host.node, &host.node.dir().join("other"), &flags).unwrap();
-        let mut pair = Self { second_pod: (host.pod("second_pod"), Value::Null), host, other, first_pod };
+        let mut pair = Self { second_pod: (host.pod("second"), Value::Null), host, other, first_pod };
         pair.other.launch().unwrap();
         pair.other.wait_ready().unwrap();
         let config = pair.config();

@@ -106,7 +106,7 @@ fn a_repair_is_counted_shown_and_logged_once() {
         page.lines().find_map(|l| l.strip_prefix(&line)?.parse::<u64>().ok()).unwrap_or(0)
     };
     let v4 = crate::common::v4(&scene.a.1);
-    let what = format!("the host route to {v4} was gone");
+    let what = format!("the host route to {v4} was missing");
     for number in 1..=2 {
         let before = counted("route");
         scene.repairs_after("a route", || scene.run(&format!("ip route del {v4} dev {end}")));

@@ -244,7 +244,7 @@ fn api_status() -> &'static str {
 fn namespaces(soak: &Soak, site: &SoakSite) -> Result<()> {
     let cluster = site.cluster();
     let prefix = cluster.lab().prefix().to_owned();
-    let expected: BTreeSet<String> = ["n1", "n2", "n3", "h1", "external_host", "underlay", "etcd1"]
+    let expected: BTreeSet<String> = ["n1", "n2", "n3", "h1", "external", "underlay", "etcd1"]
         .map(|name| format!("{prefix}-{name}"))
         .into();
     let found = fs::read_dir("/run/netns").context("cannot list /run/netns")?.flatten();

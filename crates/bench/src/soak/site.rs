@@ -329,15 +329,15 @@ fn hostile(cluster: &Cluster) -> Result<Hostile> {
 
 /// An external host on the link of n1 and n3.
 fn external_host(cluster: &Cluster) -> Result<Node> {
-    let node = cluster.lab().node("external_host")?;
+    let node = cluster.lab().node("external")?;
     let underlay = cluster.underlay();
     let ip = |ns: &Ns, line: &str| {
         let argv: Vec<&str> = ["ip"].into_iter().chain(line.split(' ')).collect();
         ns.sh(&argv).map(drop)
     };
-    ip(underlay, &format!("link add external_host type veth peer name eth0 netns {}", node.name()))?;
-    ip(underlay, "link set dev external_host addrgenmode none")?;
-    ip(underlay, "link set dev external_host master net1 up")?;
+    ip(underlay, &format!("link add external type veth peer name eth0 netns {}", node.name()))?;
+    ip(underlay, "link set dev external addrgenmode none")?;
+    ip(underlay, "link set dev external master net1 up")?;
     ip(&node, "link set dev eth0 addrgenmode none")?;
     ip(&node, &format!("addr add {}/24 dev eth0", EXTERNAL_HOST[0]))?;
     ip(&node, &format!("addr add {}/64 dev eth0 nodad", EXTERNAL_HOST[1]))?;

@@ -66,7 +66,11 @@ fn b4_b5_unsuccessful_answers_become_errors() {
         (Reply::Status(200, "{".into()), 6, &["cannot be read"]),
         (Reply::json(200, &json!({})), 6, &["no result"]),
         (Reply::json(200, &json!({"result": {"ips": 7}})), 6, &["ips"]),
-        (Reply::Raw("220 smtp ready\r\n\r\n"), 6, &["agent.sock", "is it the agent"]),
+        (
+            Reply::Raw("220 smtp ready\r\n\r\n"),
+            6,
+            &["agent.sock", "check that the agent listens on this socket"],
+        ),
         (Reply::Raw("HTTP/1.1 200 OK\r\nContent-Length: 5000000\r\n\r\n"), 6, &["larger than"]),
     ];
     let host = Host::new("b4");
@@ -149,7 +153,15 @@ fn e17_status_fails_with_50_or_51_and_the_reason() {
         (Reply::Status(503, "busy".into()), 50, &["busy"]),
         (Reply::error(500, 50, "no address left"), 50, &["no address left"]),
         (Reply::error(500, 51, "no masquerade"), 51, &["no masquerade"]),
-        (Reply::Raw(""), 50, &["does not answer", "broke off", "systemctl start podwire"]),
+        (
+            Reply::Raw(""),
+            50,
+            &[
+                "does not answer",
+                "closed the connection before the answer was complete",
+                "systemctl start podwire",
+            ],
+        ),
         (Reply::Status(404, String::new()), 50, &["page not found"]),
         (
             Reply::Status(200, "?".into()),

@@ -55,7 +55,7 @@ fn an_interrupted_kill_of_a_node_can_be_repeated() {
         if is_up() {
             lab.ok(&["kill", "node", "n2"]);
         }
-        has(&lab.fails(&["kill", "node", "n2"]), &["is killed already"]);
+        has(&lab.fails(&["kill", "node", "n2"]), &["is already powered off"]);
         assert!(!lab.namespaces().any(|name| name.contains("-n2")), "round {round}");
         has(&lab.ok(&["pod", "add", "n1"]), &[&format!("pod p{} on n1", round + 3)]);
         lab.ok(&["start", "node", "n2"]);

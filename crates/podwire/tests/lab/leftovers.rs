@@ -18,7 +18,7 @@ fn names_are_unique_and_invalid_arguments_create_nothing() {
     for (args, word) in [
         (&["up", "--nodes", "0"][..], "1 to 200 nodes"),
         (&["up", "--nodes", "2", "--subnets", "3"], "1 to 2 subnets, not 3"),
-        (&["up", "--etcd-members", "2"], "1 or 3 members"),
+        (&["up", "--etcd-members", "2"], "1 or 3 etcd members"),
         (&["up", "--pods", "5000"], "up to 1000 pods"),
     ] {
         has(&other.misused(args), &[word]);
@@ -91,7 +91,7 @@ fn down_removes_incomplete_labs() {
     let file = lab.dir().join("lab.json");
     let complete = fs::read(&file).unwrap();
     fs::write(&file, &complete[..complete.len() / 2]).unwrap();
-    has(&lab.fails(&["status"]), &["is damaged", &lab.hint("down")]);
+    has(&lab.fails(&["status"]), &["is corrupt", &lab.hint("down")]);
     assert_eq!(lab.listed(), (json!(null), json!("unreadable")));
     // Only the state file has the agent of the missing namespace.
     fs::write(&file, complete).unwrap();

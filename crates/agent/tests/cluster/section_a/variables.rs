@@ -83,7 +83,7 @@ fn a1_an_invalid_value_prevents_the_start_with_a_clear_error() {
         agent.set_env(&env);
         agent.launch().unwrap();
         let error = agent.wait_ready().unwrap_err().to_string();
-        for part in ["the agent ended with exit status: ", name, &format!("{invalid:?}"), allowed] {
+        for part in ["the agent exited with exit status: ", name, &format!("{invalid:?}"), allowed] {
             assert!(error.contains(part), "{name}={invalid}: {error:?} lacks {part:?}");
         }
         assert!(!dir.join("blue-cni").exists() && !dir.join("lib").exists(), "{name}: files were created");

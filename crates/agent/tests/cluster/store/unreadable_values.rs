@@ -31,7 +31,7 @@ fn unreadable_values_are_reported_and_never_overwritten() {
         for word in ["nodes/n3", "nodes/newer", "nodes/garbage", "nodes/liar"] {
             await_problem(agent, &[word, "not used"]);
         }
-        await_problem(agent, &["nodes/newer", "schema version 7 is newer", "update podwire"]);
+        await_problem(agent, &["nodes/newer", "schema version 7 of a node is newer", "update podwire"]);
     }
     // `podwire nodes` shows these nodes and their problems, too.
     let n1 = cluster.agent("n1").unwrap();
