@@ -74,7 +74,7 @@ pub(crate) fn changed(table: &Table, observed: &ObservedTable) -> Vec<String> {
 pub(crate) fn unrecorded(table: &Table, observed: &ObservedTable) -> Option<String> {
     let mut all = objects(table, observed);
     let is_unrecorded = all.any(|(object, _)| !observed.applied.contains_key(&object.key()));
-    is_unrecorded.then(|| format!("table {} has no digest of what was applied", table.id()))
+    is_unrecorded.then(|| format!("table {} has chains or sets without a stored digest", table.id()))
 }
 
 /// Whether another version applied the table and no process changed it since: every object has its stored digest.
@@ -101,9 +101,9 @@ pub(crate) fn objects<'a>(
 
 fn wrong_chain(want: &Chain, have: &ObservedChain) -> Option<String> {
     let wrong_hook = match (&want.base, &have.listed.hook) {
-        (Some(want), Some(have)) if !have.is(want) => Some("sits at another hook or priority"),
+        (Some(want), Some(have)) if !have.is(want) => Some("has another hook or priority"),
         (Some(_), Some(_)) if !have.listed.accepts_by_default() => Some("has another policy"),
-        (Some(_), None) => Some("has lost its hook"),
+        (Some(_), None) => Some("has no hook"),
         (None, Some(_)) => Some("should have no hook"),
         (Some(_), Some(_)) | (None, None) => None,
     };

@@ -1,8 +1,8 @@
 //! Chains of other programs at the forward hook that drop traffic of pods. Podwire cannot overrule them: a packet that one chain
-//! drops is lost, whatever other chains decide. So they are reported with the command that helps. If the operator configures it,
+//! drops is lost, regardless of other chains. So they are reported with a command as the fix. If the operator configures it,
 //! rules that accept pods are kept in them.
 //!
-//! Lists all tables of the IP layer: not for the path of a pod. Rules of `iptables-legacy` are not in nftables; [`legacy_tables`]
+//! All tables of the IP layer are listed, which is too slow for every ADD and DEL. Rules of `iptables-legacy` are not in nftables; [`legacy_tables`]
 //! reports only that there are some.
 
 mod accept;
@@ -75,7 +75,7 @@ pub struct UnmanagedDrop {
     pub chain: String,
     /// The reason, in words.
     pub why: String,
-    /// The command that helps, for a shell.
+    /// The shell command that makes the chain accept pods.
     pub command: Fix,
     pub certainty: Certainty,
 }
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_with_a_meaning_for_a_shell_are_in_no_command() {
+    fn names_with_shell_characters_are_not_used_in_commands() {
         let bridge = IfName::try_from("br0").unwrap();
         let address = ChainAddress { family: ChainFamily::Ip, table: "filter", chain: "FORWARD" };
         let command = address.insertion(&[&bridge]);

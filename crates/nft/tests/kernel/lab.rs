@@ -199,9 +199,9 @@ impl Lab {
 fn ask_tcp(target: SocketAddr) -> std::io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&target, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
-    let mut seen = String::new();
-    stream.read_to_string(&mut seen)?;
-    Ok(seen)
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
 }
 
 fn ask_udp(target: SocketAddr) -> std::io::Result<String> {
@@ -211,9 +211,9 @@ fn ask_udp(target: SocketAddr) -> std::io::Result<String> {
     // A connected socket receives nothing from other addresses.
     socket.connect(target)?;
     socket.send(b"request")?;
-    let mut seen = [0; 100];
-    let length = uninterrupted(|| socket.recv(&mut seen))?;
-    Ok(String::from_utf8_lossy(&seen[..length]).into_owned())
+    let mut answer = [0; 100];
+    let length = uninterrupted(|| socket.recv(&mut answer))?;
+    Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
 }
 
 /// A socket in a namespace. Threads of other namespaces can use it.

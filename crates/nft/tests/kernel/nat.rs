@@ -38,13 +38,13 @@ fn c8_only_traffic_that_leaves_the_network_is_masqueraded() {
             lab.ip(At::Host, &format!("route add {address} via {via}"));
         }
         for protocol in PROTOCOLS {
-            for (target, seen) in [("192.0.2.2:80", "192.0.2.1"), ("[2001:db8::2]:80", "2001:db8::1")] {
+            for (target, source) in [("192.0.2.2:80", "192.0.2.1"), ("[2001:db8::2]:80", "2001:db8::1")] {
                 let server = lab.serve(At::Outside, protocol, target);
-                assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(seen));
+                assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(source));
             }
-            for (target, seen) in [("10.77.9.9:80", "10.77.0.2"), ("[fd77:0:0:9::9]:80", "fd77::2")] {
+            for (target, source) in [("10.77.9.9:80", "10.77.0.2"), ("[fd77:0:0:9::9]:80", "fd77::2")] {
                 let server = lab.serve(At::Outside, protocol, target);
-                assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(seen));
+                assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(source));
             }
             for (target, pod, host) in
                 [("10.77.0.3:80", "10.77.0.2", "10.77.0.1"), ("[fd77::3]:80", "fd77::2", "fd77::1")]
@@ -53,9 +53,9 @@ fn c8_only_traffic_that_leaves_the_network_is_masqueraded() {
                 assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(pod));
                 assert_eq!(lab.ask(At::Host, target, &server).unwrap(), ip(host));
             }
-            for (target, seen) in [("10.77.0.1:80", "10.77.0.2"), ("[fd77::1]:80", "fd77::2")] {
+            for (target, source) in [("10.77.0.1:80", "10.77.0.2"), ("[fd77::1]:80", "fd77::2")] {
                 let server = lab.serve(At::Host, protocol, target);
-                assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(seen));
+                assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(source));
             }
         }
     }
@@ -76,9 +76,9 @@ fn a_pod_reaches_itself_through_an_unmanaged_service() {
                 ("[fd96::1]:81", "[fd77::2]:81", "fd77::3", "fd77::1"),
             ] {
                 let server = lab.serve(At::Pod(2), protocol, at);
-                let seen = lab.ask(At::Pod(2), target, &server).unwrap();
+                let source = lab.ask(At::Pod(2), target, &server).unwrap();
                 if mode == AttachMode::Bridge {
-                    assert_eq!(seen, ip(host));
+                    assert_eq!(source, ip(host));
                 }
                 // Its neighbour keeps its own address.
                 assert_eq!(lab.ask(At::Pod(3), target, &server).unwrap(), ip(neighbour));

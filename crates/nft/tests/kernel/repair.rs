@@ -97,11 +97,11 @@ fn changes_by_other_process(network: &str) -> Vec<(String, &'static str)> {
         ),
         (
             "flush chain inet podwire nat-output; delete chain inet podwire nat-output; add chain inet podwire nat-output; add rule inet podwire nat-output jump hostports",
-            "chain inet podwire nat-output has lost its hook",
+            "chain inet podwire nat-output has no hook",
         ),
         (
             "flush chain inet podwire guard; delete chain inet podwire guard; add chain inet podwire guard { type filter hook prerouting priority 0; }",
-            "chain inet podwire guard sits at another hook or priority",
+            "chain inet podwire guard has another hook or priority",
         ),
         ("add chain inet podwire guard { policy drop; }", "chain inet podwire guard has another policy"),
         (
@@ -255,7 +255,7 @@ fn structure_without_digests_is_applied_again() {
         let before = structure_and_elements();
         nft("flush map inet podwire applied");
         assert_eq!(open().missing(&samples[0].pod()).unwrap(), [""; 0], "no element is missing");
-        assert_eq!(drift(&pods(&samples)), ["table inet podwire has no digest of what was applied"]);
+        assert_eq!(drift(&pods(&samples)), ["table inet podwire has chains or sets without a stored digest"]);
         repair(&pods(&samples));
         assert_eq!(drift(&pods(&samples)), [""; 0]);
         assert_eq!(structure_and_elements(), before);
@@ -316,10 +316,10 @@ fn c6_missing_of_returns_the_pods_with_missing_elements() {
                     })
                 });
                 let structure = Structure::of(&all_pods);
-                let seen: Vec<_> =
+                let listings: Vec<_> =
                     (0..30).map(|_| (open().missing_of(&all_pods), open().drift(&structure))).collect();
                 over.store(true, Ordering::Relaxed);
-                for (missing, drift) in seen {
+                for (missing, drift) in listings {
                     assert_eq!((missing.unwrap(), drift.unwrap()), (Vec::new(), Vec::new()));
                 }
             });
@@ -350,10 +350,11 @@ fn f5_a_repair_does_not_interrupt_traffic() {
         std::thread::scope(|scope| {
             let traffic = scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    let seen = lab.ask(At::Outside, "192.0.2.1:8080", &published).expect("to the host port");
-                    assert_eq!(seen.to_string(), "192.0.2.2");
-                    let seen = lab.ask(At::Pod(2), "[2001:db8::2]:80", &outside).expect("to the outside");
-                    assert_eq!(seen.to_string(), "2001:db8::1", "masqueraded");
+                    let source =
+                        lab.ask(At::Outside, "192.0.2.1:8080", &published).expect("to the host port");
+                    assert_eq!(source.to_string(), "192.0.2.2");
+                    let source = lab.ask(At::Pod(2), "[2001:db8::2]:80", &outside).expect("to the outside");
+                    assert_eq!(source.to_string(), "2001:db8::1", "masqueraded");
                     for (sender, target) in spoofed.iter().zip(targets) {
                         sender.send("spoofed", target);
                     }

@@ -51,13 +51,13 @@ fn spoofed_source_addresses_are_dropped() {
             let (own, spoofed) = (lab.sender(At::Pod(2), own), lab.sender(At::Pod(2), spoofed));
             // The first one also resolves the neighbour, so that the next ones are sent at once and in order.
             own.send("hello", target);
-            let mut seen = vec![server.receive()];
+            let mut arrived = vec![server.receive()];
             spoofed.send("spoofed", target);
             own.send("true", target);
-            while seen.last().is_some_and(|last| last != "true") {
-                seen.push(server.receive());
+            while arrived.last().is_some_and(|last| last != "true") {
+                arrived.push(server.receive());
             }
-            assert_eq!(seen, expected(guard));
+            assert_eq!(arrived, expected(guard));
         }
     }
 }
@@ -71,7 +71,7 @@ fn a_spoofed_source_mac_is_dropped_on_a_bridge() {
             let server = lab.serve(At::Pod(3), Protocol::Udp, target);
             let sender = lab.sender(At::Pod(2), source);
             sender.send("hello", target);
-            let mut seen = vec![server.receive()];
+            let mut arrived = vec![server.receive()];
             // With a permanent neighbour only the MAC of the sender can cause a drop.
             let (address, receiver) = (
                 target.rsplit_once(':').unwrap().0.trim_matches(['[', ']']),
@@ -83,12 +83,12 @@ fn a_spoofed_source_mac_is_dropped_on_a_bridge() {
             lab.ip(At::Pod(2), &format!("link set eth0 address {own}"));
             lab.ip(At::Pod(2), &format!("neigh replace {address} lladdr {receiver} nud permanent dev eth0"));
             sender.send("true", target);
-            while seen.last().is_some_and(|last| last != "true") {
-                seen.push(server.receive());
+            while arrived.last().is_some_and(|last| last != "true") {
+                arrived.push(server.receive());
             }
             // Guard::Mac drops these, too.
             let guard = if guard == Guard::Mac { Guard::On } else { guard };
-            assert_eq!(seen, expected(guard));
+            assert_eq!(arrived, expected(guard));
         }
     }
 }
@@ -156,15 +156,15 @@ fn b11_only_the_dhcp_and_mac_guards_accept_dhcp_requests() {
         lab.ip(At::Pod(2), "addr add 10.77.0.2/24 dev eth0");
         lab.sender(At::Pod(2), "10.77.0.2:0").send("true", "10.77.0.3:69");
         lab.sender(At::Pod(2), "10.77.0.2:0").send("true", "10.77.0.3:67");
-        let mut seen = Vec::new();
+        let mut arrived = Vec::new();
         for listener in [other, server] {
-            while seen.last().is_none_or(|last| last != "true") {
-                seen.push(listener.receive());
+            while arrived.last().is_none_or(|last| last != "true") {
+                arrived.push(listener.receive());
             }
-            seen.pop();
+            arrived.pop();
         }
-        seen.push("true".to_owned());
-        assert_eq!(seen, expected, "{guard:?}");
+        arrived.push("true".to_owned());
+        assert_eq!(arrived, expected, "{guard:?}");
         let released = lab.inside(At::Pod(3), || run("nft", &["list", "ruleset"])).contains("packets 1 ");
         assert_eq!(released, guard != Guard::On, "{guard:?}");
     }
@@ -267,16 +267,16 @@ fn host_loopback_is_unreachable_from_pods_despite_route_localnet() {
         let sender = lab.sender(At::Pod(2), "10.77.0.2:0");
         let attempt = || {
             sender.send("hello", "10.77.0.1:9");
-            let mut seen = vec![server.receive()];
+            let mut arrived = vec![server.receive()];
             sender.send("spoofed", "127.0.0.1:9");
             sender.send("true", "10.77.0.1:9");
-            while seen.last().is_some_and(|last| last != "true") {
-                seen.push(server.receive());
+            while arrived.last().is_some_and(|last| last != "true") {
+                arrived.push(server.receive());
             }
-            seen
+            arrived
         };
         assert_eq!(attempt(), ["hello", "true"]);
-        // The operator may have enabled route_localnet on all links, whatever their names are.
+        // The operator may have enabled route_localnet on all links, with any names.
         lab.sysctl(At::Host, "ipv4/conf/all/route_localnet", "1");
         let mut link = match mode {
             AttachMode::Bridge => "br0".to_owned(),

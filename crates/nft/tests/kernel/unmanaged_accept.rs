@@ -1,4 +1,4 @@
-//! The accept rules that Podwire adds to unmanaged chains if that is configured. Packets of accept_blue pass, no other rule is changed,
+//! The accept rules that Podwire adds to unmanaged chains if that is configured. Packets of pods pass, no other rule is changed,
 //! and the rules can be withdrawn.
 
 use std::net::{SocketAddr, TcpStream};
