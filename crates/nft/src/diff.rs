@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::desired::{APPLIED, AppliedObject, Chain, Table};
 use crate::element::{Element, StoredKey};
 use crate::observe::{ListedChain, ObservedChain, ObservedTable};
-use crate::unmanaged::is_harmless;
+use crate::unmanaged::is_plain_name;
 
 /// Wanted objects that are missing, and differences of hooks, sizes and numbers of rules. They need no digests.
 pub(crate) fn shape(table: &Table, observed: &ObservedTable) -> Vec<String> {
@@ -145,9 +145,9 @@ pub(crate) fn clearance(table: &Table, observed: &ObservedTable) -> String {
     };
     let displaced = observed.chains.iter().map(|chain| &chain.listed).filter(is_displaced);
     // A table with names that nft cannot parse can only be replaced as a whole.
-    let surplus = surplus_chains(table, observed).filter(|chain| is_harmless(&chain.name));
+    let surplus = surplus_chains(table, observed).filter(|chain| is_plain_name(&chain.name));
     let wrong: Vec<&ListedChain> = displaced.chain(surplus).collect();
-    let sets: Vec<&str> = surplus_sets(table, observed).filter(|set| is_harmless(set)).collect();
+    let sets: Vec<&str> = surplus_sets(table, observed).filter(|set| is_plain_name(set)).collect();
     let (mut text, id) = (String::new(), table.id());
     // Removed here: this process may be killed before it stores new digests.
     if observed.revision != Some(table.revision()) && observed.sets.iter().any(|set| set.name == APPLIED) {
