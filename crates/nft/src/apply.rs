@@ -192,7 +192,7 @@ impl Firewall {
         Ok(stored)
     }
 
-    /// Returns the changes in words. Surplus intervals may overlap wanted ones, so they are removed in front of these. All other
+    /// Returns the changes in words. Surplus intervals may overlap wanted ones, so they are removed before these are added. All other
     /// surplus elements are removed last.
     fn change_elements(
         &mut self,
@@ -220,13 +220,13 @@ impl Firewall {
         self.transact_steps(id, steps)?;
         self.delete_all(plain.iter().map(|(set, key)| request::delete_stored(id, set, key)).collect())?;
         let removed = unwanted.iter().filter(|(_, key)| !key.is_interval_end).count();
-        let sentence = |number: usize, what: &str| {
+        let describe = |number: usize, what: &str| {
             (number > 0).then(|| format!("{} {what}", count(number as u64, "element")))
         };
         Ok([
-            sentence(missing.len(), "added"),
-            sentence(changed.len(), "changed"),
-            sentence(removed.max(usize::from(!unwanted.is_empty())), "removed"),
+            describe(missing.len(), "added"),
+            describe(changed.len(), "changed"),
+            describe(removed.max(usize::from(!unwanted.is_empty())), "removed"),
         ]
         .into_iter()
         .flatten()

@@ -114,7 +114,7 @@ fn remove_in_kernel(socket: &mut NftSocket, selectors: &[Selector]) -> Result<Ve
         match answer {
             Ok(_) => {}
             Err(Refusal { errno: Errno::OPNOTSUPP | Errno::INVAL, .. }) => remaining.push(*selector),
-            Err(refusal) => return Err(Error::refused(FLUSH, selector.words(), refusal)),
+            Err(refusal) => return Err(Error::refused(FLUSH, selector.description(), refusal)),
         }
     }
     Ok(remaining)
@@ -200,7 +200,7 @@ impl Side {
 }
 
 impl Selector {
-    fn words(&self) -> String {
+    fn description(&self) -> String {
         match self.selected {
             Selected::Source(ip) => format!("of {ip}"),
             Selected::Destination(_, protocol, port) => format!("to host port {port}/{protocol}"),

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::desired::{APPLIED, AppliedObject, Chain, Table};
 use crate::element::{Element, StoredKey};
 use crate::observe::{ListedChain, ObservedChain, ObservedTable};
-use crate::unmanaged::is_harmless;
+use crate::unmanaged::is_plain_name;
 
 /// Wanted objects that are missing, and differences of hooks, sizes and numbers of rules. They need no digests.
 pub(crate) fn shape(table: &Table, observed: &ObservedTable) -> Vec<String> {
@@ -74,7 +74,7 @@ pub(crate) fn changed(table: &Table, observed: &ObservedTable) -> Vec<String> {
 pub(crate) fn unrecorded(table: &Table, observed: &ObservedTable) -> Option<String> {
     let mut all = objects(table, observed);
     let is_unrecorded = all.any(|(object, _)| !observed.applied.contains_key(&object.key()));
-    is_unrecorded.then(|| format!("table {} has no digest of what was applied", table.id()))
+    is_unrecorded.then(|| format!("table {} has chains or sets without a stored digest", table.id()))
 }
 
 /// Whether another version applied the table and no process changed it since: every object has its stored digest.
@@ -101,9 +101,9 @@ pub(crate) fn objects<'a>(
 
 fn wrong_chain(want: &Chain, have: &ObservedChain) -> Option<String> {
     let wrong_hook = match (&want.base, &have.listed.hook) {
-        (Some(want), Some(have)) if !have.is(want) => Some("sits at another hook or priority"),
+        (Some(want), Some(have)) if !have.is(want) => Some("has another hook or priority"),
         (Some(_), Some(_)) if !have.listed.accepts_by_default() => Some("has another policy"),
-        (Some(_), None) => Some("has lost its hook"),
+        (Some(_), None) => Some("has no hook"),
         (None, Some(_)) => Some("should have no hook"),
         (Some(_), Some(_)) | (None, None) => None,
     };
@@ -145,9 +145,9 @@ pub(crate) fn clearance(table: &Table, observed: &ObservedTable) -> String {
     };
     let displaced = observed.chains.iter().map(|chain| &chain.listed).filter(is_displaced);
     // A table with names that nft cannot parse can only be replaced as a whole.
-    let surplus = surplus_chains(table, observed).filter(|chain| is_harmless(&chain.name));
+    let surplus = surplus_chains(table, observed).filter(|chain| is_plain_name(&chain.name));
     let wrong: Vec<&ListedChain> = displaced.chain(surplus).collect();
-    let sets: Vec<&str> = surplus_sets(table, observed).filter(|set| is_harmless(set)).collect();
+    let sets: Vec<&str> = surplus_sets(table, observed).filter(|set| is_plain_name(set)).collect();
     let (mut text, id) = (String::new(), table.id());
     // Removed here: this process may be killed before it stores new digests.
     if observed.revision != Some(table.revision()) && observed.sets.iter().any(|set| set.name == APPLIED) {

@@ -316,7 +316,7 @@ pub(crate) fn families(pod: &FirewallPod<'_>) -> &'static [TableFamily] {
     pods::families(pod.mode, pod.guard)
 }
 
-/// The elements that say which version the pod's tables have; they stay when pods leave.
+/// The elements with the revision of the pod's tables. They stay when pods are removed.
 pub(crate) fn revisions<'a>(pod: &FirewallPod<'_>) -> Vec<Element<'a>> {
     let revision = |family: &TableFamily| Element {
         table: TableId::of_pods(*family),
@@ -328,7 +328,7 @@ pub(crate) fn revisions<'a>(pod: &FirewallPod<'_>) -> Vec<Element<'a>> {
     families(pod).iter().map(revision).collect()
 }
 
-/// All that is this pod's own.
+/// All elements of this pod.
 pub(crate) fn of<'a>(pod: &FirewallPod<'a>) -> Result<Vec<Element<'a>>, Error> {
     let mut out = Vec::with_capacity(16);
     for &ip in pod.addresses {
@@ -340,7 +340,8 @@ pub(crate) fn of<'a>(pod: &FirewallPod<'a>) -> Result<Vec<Element<'a>>, Error> {
             out.push(member(TableFamily::Inet, set, vec![Field::Ip(ip)]));
         }
     }
-    // What lets packets in comes before what drops the others: a large repair takes several transactions.
+    // Elements that accept packets are added before elements that cause drops: a large repair takes several transactions, and packets
+    // must not be dropped between them.
     match (pod.mode, pod.guard) {
         (AttachMode::Bridge, Guard::On | Guard::Dhcp | Guard::Mac) => guarded_port(pod, &mut out),
         (AttachMode::Routed, Guard::On | Guard::Dhcp | Guard::Mac) => guarded_link(pod, &mut out),
@@ -357,7 +358,7 @@ fn member<'a>(family: TableFamily, set: &'a str, key: Vec<Field<'a>>) -> Element
     Element::member(TableId::of_pods(family), set, key)
 }
 
-/// Through which link the host may receive the pod's addresses. The guard of a routed pod knows its link.
+/// Binds the pod's addresses to the link on which the host may receive them. The guard of a routed pod already checks the link.
 fn bound<'a>(pod: &FirewallPod<'a>, out: &mut Vec<Element<'a>>) {
     let via = match (pod.mode, pod.guard, pod.bridge) {
         (AttachMode::Bridge, _, None) => return,
@@ -400,14 +401,14 @@ fn guarded_port<'a>(pod: &FirewallPod<'a>, out: &mut Vec<Element<'a>>) {
     out.push(member(TableFamily::Inet, PORTS, vec![link]));
 }
 
-/// What a guarded pod may send from.
+/// The source addresses that the guard accepts.
 fn own_addresses(pod: &FirewallPod<'_>) -> impl Iterator<Item = IpAddr> {
     let has_v6 = pod.addresses.iter().any(IpAddr::is_ipv6);
     let link_local = has_v6.then(|| IpAddr::V6(link_local(pod.mac)));
     pod.addresses.iter().copied().chain(link_local)
 }
 
-/// The address the kernel gives a link by itself (RFC 4291, appendix A).
+/// The link-local address that the kernel derives from the MAC (RFC 4291, appendix A).
 fn link_local(mac: Mac) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac.octets();
     Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
@@ -439,7 +440,7 @@ fn published<'a>(mode: AttachMode, port: &'a HostPort, out: &mut Vec<Element<'a>
     Ok(())
 }
 
-/// The one address of the host that a port is published on, or none for all of them.
+/// The address of the host on which a port is published. None for all addresses.
 fn host_address(port: &HostPort) -> Result<Option<IpAddr>, Error> {
     let Some(ip) = port.host_ip else { return Ok(None) };
     let refuse = |reason| Error::HostAddress { host_ip: ip, port: port.host_port, reason };
@@ -447,7 +448,7 @@ fn host_address(port: &HostPort) -> Result<Option<IpAddr>, Error> {
         return Err(refuse("the pod's address is of the other family; use a hostIP of the same family"));
     }
     if ip == IpAddr::V6(Ipv6Addr::LOCALHOST) {
-        return Err(refuse("linux cannot forward from ::1; use 127.0.0.1 or an address of a link"));
+        return Err(refuse("Linux cannot forward from ::1; use 127.0.0.1 or an address of a link"));
     }
     let any = ip == IpAddr::V4(Ipv4Addr::UNSPECIFIED) || ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
     Ok(if any { None } else { Some(ip) })
@@ -514,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bridged_pod_is_guarded_at_its_port_and_its_hostports_are_masqueraded_for_neighbours() {
+    fn a_bridged_pod_has_elements_for_its_port_and_hairpin() {
         let got = words(AttachMode::Bridge, Guard::On, &[port(Some("::"), "fd00::2")]);
         assert_eq!(got[..6], NAT);
         let guard = [
@@ -537,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn e18_a_hostport_has_the_family_of_its_pod_and_is_not_on_the_v6_loopback() {
+    fn e18_host_ips_of_the_other_family_and_ipv6_loopback_are_refused() {
         let ports = [port(Some("192.0.2.1"), "10.0.0.2"), port(None, "10.0.0.2")];
         let got = words(AttachMode::Routed, Guard::Off, &ports);
         let want = [
@@ -556,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_a_concatenation_are_padded_and_single_keys_are_not() {
+    fn fields_of_a_concatenation_are_padded_and_single_fields_are_not() {
         let link = IfName::try_from("eth0").unwrap();
         let mac = Field::Mac("02:00:00:00:00:07".parse().unwrap());
         assert_eq!(bytes(&[mac]).len(), 6);
@@ -587,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_of_maps_are_written_as_nft_writes_them() {
+    fn map_elements_have_the_syntax_of_nft() {
         let table = TableId { family: TableFamily::Inet, name: "podwire-policy" };
         let element = |key, data| Element::new(table, "m", key, data).content();
         let key = vec![Field::LinkGroup(7), Field::Class(0xffff_0001), Field::Ports(80, 90)];

@@ -12,9 +12,9 @@ use crate::program::INSTALL;
 /// Errors of the firewall. `source` has the errno of the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the nft program is not installed, and the firewall's tables cannot be made without it")]
+    #[error("the nft program is not installed, and the firewall's tables cannot be created without it")]
     NftMissing,
-    #[error("{} is not executable, and the firewall's tables cannot be made without it", path.display())]
+    #[error("{} is not executable, and the firewall's tables cannot be created without it", path.display())]
     NftNotExecutable { path: PathBuf },
     #[error("the kernel lacks {what}: build or load it with {option}")]
     Unsupported { what: String, option: &'static str },

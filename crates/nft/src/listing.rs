@@ -1,5 +1,5 @@
-//! The elements of many pods. Each set is listed as a whole, which is much faster than a request for each element. Not for the
-//! path of a pod.
+//! The elements of many pods. Each set is listed as a whole, which is much faster than a request for each element. Too slow
+//! for every ADD and DEL.
 
 use std::collections::HashMap;
 

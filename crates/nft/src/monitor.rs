@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_of_a_message_is_known_by_family_and_table() {
+    fn family_and_table_decide_whether_a_change_is_managed() {
         let (inet, bridge, ip) = (libc::NFPROTO_INET, libc::NFPROTO_BRIDGE, libc::NFPROTO_IPV4);
         let none = RulesetChange::default();
         let managed = |managed| RulesetChange { managed, ..none };

@@ -1,4 +1,4 @@
-//! A table as the kernel lists it: chains and sets with a digest of each. Not for the path of a pod.
+//! A table as the kernel lists it: chains and sets with a digest of each. Too slow for every ADD and DEL.
 //!
 //! The digest of a chain covers every expression of its rules and the contents of their anonymous sets. It leaves out handles,
 //! counters and the numbers in the names of anonymous sets, because they change without a change of the rule.

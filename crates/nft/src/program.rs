@@ -15,7 +15,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const RUN: &str = "run the nft program";
 /// Runtimes often start plugins with a PATH that has no sbin in it.
 const PLACES: [&str; 4] = ["nft", "/usr/sbin/nft", "/sbin/nft", "/usr/local/sbin/nft"];
-/// The message about one error fits; nft repeats itself after it.
+/// Enough for the message about one error. Further messages of nft repeat it.
 const LONGEST_MESSAGE: usize = 4096;
 
 /// Applies a text in one transaction, in the network namespace of the calling thread.
@@ -24,7 +24,7 @@ pub(crate) fn apply(text: &str) -> Result<(), Error> {
     let Some(stderr) = child.stderr.take() else { return Err(Error::Structure { message: String::new() }) };
     let message = read_until(stderr, Instant::now() + TIMEOUT);
     if message.is_err() {
-        // It may have exited meanwhile. It is waited for below in both cases.
+        // It may have exited. The code below waits for it in both cases.
         let _ = child.kill();
     }
     let status = child.wait().map_err(|e| Error::io(RUN, e))?;
@@ -92,7 +92,7 @@ fn read_until(mut stderr: ChildStderr, deadline: Instant) -> Result<String, Erro
     let (mut message, mut chunk) = (Vec::new(), [0; 4096]);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        // poll(2) reports a child that writes without a pause as ready, whatever the timeout.
+        // poll(2) reports a child that writes without a pause as ready, regardless of the timeout.
         if left.is_zero() {
             return Err(Error::Timeout { operation: "the nft program" });
         }
@@ -125,7 +125,7 @@ fn result(status: ExitStatus, stderr: &str) -> Result<(), Error> {
     let lacking = what.contains("not supported") || what.contains("No such file or directory");
     if what.contains("Could not process rule") && lacking {
         let option = option_for(line);
-        return Err(Error::Unsupported { what: format!("what the rule '{line}' needs"), option });
+        return Err(Error::Unsupported { what: format!("support for the rule '{line}'"), option });
     }
     let message = if stderr.is_empty() { status.to_string() } else { format!("{what}: {line}") };
     Err(Error::Structure { message })

@@ -20,7 +20,7 @@ const LISTINGS: usize = 100;
 /// `struct nfgenmsg`: family, version, resource id (big endian).
 const GENERAL: usize = 4;
 
-const TALK: &str = "exchange messages with netfilter";
+const EXCHANGE: &str = "exchange messages with netfilter";
 const LIST: &str = "list the firewall";
 
 /// Attempts and pause while the kernel enlarges a set.
@@ -257,9 +257,9 @@ fn attributes(message: &[u8]) -> &[u8] {
 }
 
 fn talk(error: netlink::Error) -> Error {
-    Error::netlink(TALK, error)
+    Error::netlink(EXCHANGE, error)
 }
 
 fn too_long(error: Oversize) -> Error {
-    Error::io(TALK, std::io::Error::other(error))
+    Error::io(EXCHANGE, std::io::Error::other(error))
 }

@@ -1,6 +1,6 @@
 //! Finds and removes surplus elements of pods. Each element belongs to a link or an address. It is surplus if the link does not
 //! exist or no pod has the address ([`LiveOwners::lacks`]), or if the pod that has them should not have this element
-//! ([`LiveOwners::disowns`]). Needs a listing of all sets: not for the path of a pod.
+//! ([`LiveOwners::disowns`]). It lists all sets, which is too slow for every ADD and DEL.
 //!
 //! Surplus elements are removed only if no table changed since they were listed. That is not enough for a concurrent ADD of a pod
 //! with the same addresses: if all its elements exist already, its transaction changes nothing, and the generation stays. An ADD

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Crates and programs of others whose paths documents may name.
+/// Crates and programs of other projects whose paths documents may name.
 const EXTERNAL: [&str; 4] = ["std", "tokio", "hyper", "clap"];
 const DEFINES: [&str; 9] = ["fn", "struct", "enum", "trait", "mod", "const", "static", "type", "union"];
 

@@ -24,7 +24,7 @@ pub struct PodAddress {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Addressing {
-    /// Podwire assigns them to the interface, and the pod uses no others.
+    /// Podwire assigns them to the interface, and the pod uses no other addresses.
     #[default]
     Assigned,
     /// Like `Assigned`, but from a DHCP server. The pod sends DHCP requests through the interface while it runs.

@@ -17,7 +17,7 @@ use super::network::{ListedRecord, NetworkState, RecordPhase, SEARCH_ORDER, UNFI
 use super::record::{Attachment, RecordContent};
 
 /// Name prefix of a recovered record while it is written. If that is not finished, its claims stay, because the pod is alive.
-const UNADOPTED: &str = ".lost-";
+const RECOVERING: &str = ".lost-";
 
 /// Callbacks for freeing claims without a record.
 pub struct OrphanCheck<'a> {
@@ -94,7 +94,7 @@ impl NetworkState {
     /// They stay as long as the pod's link has the addresses. A record without claims could lose its addresses to other pods.
     pub(super) fn write_recovered(&self, recovered_link: &RecoveredLink) -> Result<(), StateError> {
         let (temp, path) =
-            (self.temp_path(UNADOPTED), self.record_path(&recovered_link.stem, RecordPhase::Ready));
+            (self.temp_path(RECOVERING), self.record_path(&recovered_link.stem, RecordPhase::Ready));
         let text =
             serde_json::to_vec(&recovered_link.attachment).map_err(|e| io("encode", &path)(e.into()))?;
         files::write_new(&temp, &text).map_err(io("write the record", &temp))?;
@@ -199,7 +199,7 @@ impl NetworkState {
                     }
                 }
             }
-            if has(UNFINISHED) || has(UNADOPTED) {
+            if has(UNFINISHED) || has(RECOVERING) {
                 file::remove_any(&path)?;
             }
         }

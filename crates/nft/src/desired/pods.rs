@@ -146,7 +146,7 @@ fn inet_sets() -> Vec<Set> {
         sets.extend([
             // Every pod of this node.
             Set::expiring(names.pods, &[ip]),
-            // Twice the same pod: it reaches itself.
+            // The same address as source and destination, for a pod that reaches itself through DNAT.
             Set::expiring(names.own, &[ip, ip]),
             // [Host address,] protocol and host port map to pod and port.
             Set::expiring(names.hostport, &[ip, Protocol, Port]).to(&[ip, Port]),

@@ -12,7 +12,7 @@ use types::{AttachmentKey, NetworkName};
 
 use super::tables::UnmanagedTables;
 use super::verdict::ChainVerdict;
-use super::{ChainFamily, MARK, is_harmless};
+use super::{ChainFamily, MARK, is_plain_name};
 use crate::error::Error;
 use crate::observe::ListedChain;
 use crate::program;
@@ -121,12 +121,12 @@ fn in_every_chain(plan: &dyn Fn(&UnmanagedTables, &ListedChain) -> AcceptPlan) -
         for family in ChainFamily::ALL {
             let tables = UnmanagedTables::read(&mut socket, family)?;
             let can_change = |c: &&ListedChain| {
-                !tables.is_owned(&c.table) && [&c.table, &c.name].into_iter().all(|name| is_harmless(name))
+                !tables.is_owned(&c.table) && [&c.table, &c.name].into_iter().all(|name| is_plain_name(name))
             };
             for chain in tables.chains.iter().filter(can_change) {
                 let address = format!("{family} {} {}", chain.table, chain.name);
                 match apply(&plan(&tables, chain), &address) {
-                    Ok(sentence) => done.extend(sentence),
+                    Ok(change) => done.extend(change),
                     Err(error) => failed = Some(error),
                 }
             }

@@ -37,7 +37,7 @@ pub fn forwarding_chains() -> Result<Vec<ForwardingChain>, Error> {
             let translates = is_nat(chain);
             let needs = |rule: &KernelRule| if translates { rule.translates } else { accepts(rule) };
             // Rules that were not read may need it.
-            if tables.is_cut || tables.reaches(&chain.table, &chain.name, needs) {
+            if tables.is_truncated || tables.reaches(&chain.table, &chain.name, needs) {
                 let (table, chain) = (chain.table.clone(), chain.name.clone());
                 found.push(ForwardingChain { family, table, chain, translates });
             }

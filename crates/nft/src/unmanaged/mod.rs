@@ -1,9 +1,9 @@
 //! Chains of other programs at the forward hook that drop traffic of pods. Podwire cannot overrule them: a packet that one chain
-//! drops is lost, whatever other chains decide. So they are reported with the command that helps. If the operator configures it,
+//! drops is lost, regardless of other chains. So they are reported with a command as the fix. If the operator configures it,
 //! rules that accept pods are kept in them.
 //!
-//! Lists all tables of the IP layer: not for the path of a pod. Rules of `iptables-legacy` are not in nftables; [`legacy_tables`]
-//! reports only that there are some.
+//! All tables of the IP layer are listed, which is too slow for every ADD and DEL. Rules of `iptables-legacy` are not in nftables.
+//! [`legacy_tables`] reports only that there are some.
 
 mod accept;
 
@@ -75,7 +75,7 @@ pub struct UnmanagedDrop {
     pub chain: String,
     /// The reason, in words.
     pub why: String,
-    /// The command that helps, for a shell.
+    /// The shell command that makes the chain accept pods.
     pub command: Fix,
     pub certainty: Certainty,
 }
@@ -133,7 +133,7 @@ fn uplinks() -> Vec<String> {
 
 impl UnmanagedTables {
     fn drop_of(&self, chain: &ListedChain, bridges: &[&IfName], links: &Links<'_>) -> Option<UnmanagedDrop> {
-        if self.is_dormant(&chain.table) || self.is_prepared(&chain.table, &chain.name) {
+        if self.is_dormant(&chain.table) || self.has_rule_for_pods(&chain.table, &chain.name) {
             return None;
         }
         let ChainVerdict::Drops { mut why, .. } = self.outcome(chain) else { return None };
@@ -150,7 +150,7 @@ impl UnmanagedTables {
     }
 
     /// Whether the chain, or one that it jumps to, has a rule for pods.
-    fn is_prepared(&self, table: &str, chain: &str) -> bool {
+    fn has_rule_for_pods(&self, table: &str, chain: &str) -> bool {
         self.reaches(table, chain, is_for_pods)
     }
 
@@ -199,11 +199,11 @@ impl ChainAddress<'_> {
     /// new connections are accepted, because connections to host ports and from pods of other nodes come from outside.
     fn insertion(&self, bridges: &[&IfName]) -> Fix {
         // Names of unmanaged objects are used in a text for nft.
-        if ![self.table, self.chain].into_iter().all(is_harmless) {
+        if ![self.table, self.chain].into_iter().all(is_plain_name) {
             return "nft -a list ruleset".into();
         }
         let Self { family, table, chain } = self;
-        let links = [PODS].into_iter().chain(bridges.iter().map(|b| b.as_str()).filter(|b| is_harmless(b)));
+        let links = [PODS].into_iter().chain(bridges.iter().map(|b| b.as_str()).filter(|b| is_plain_name(b)));
         let insert = |link: &str| {
             ["iifname", "oifname"].map(|side| {
                 format!(
@@ -219,7 +219,8 @@ impl ChainAddress<'_> {
         if self.table != "firewalld" {
             return "nft -a list ruleset".into();
         }
-        let links = ["pw+"].into_iter().chain(bridges.iter().map(|b| b.as_str()).filter(|b| is_harmless(b)));
+        let links =
+            ["pw+"].into_iter().chain(bridges.iter().map(|b| b.as_str()).filter(|b| is_plain_name(b)));
         let trust = ["firewall-cmd", "--permanent", "--zone=trusted"].map(str::to_owned);
         let zone = links.map(|link| format!("--add-interface={link}"));
         Fix::words(trust.into_iter().chain(zone)).and("firewall-cmd --reload")
@@ -227,7 +228,7 @@ impl ChainAddress<'_> {
 }
 
 /// Whether the name has no special meaning for a shell or for nft.
-pub(crate) fn is_harmless(name: &str) -> bool {
+pub(crate) fn is_plain_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
     name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.chars().all(is_plain)
 }
@@ -237,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_with_a_meaning_for_a_shell_are_in_no_command() {
+    fn names_with_shell_characters_are_not_used_in_commands() {
         let bridge = IfName::try_from("br0").unwrap();
         let address = ChainAddress { family: ChainFamily::Ip, table: "filter", chain: "FORWARD" };
         let command = address.insertion(&[&bridge]);

@@ -29,7 +29,7 @@ pub(super) struct UnmanagedTables {
     /// By table and chain, in order.
     rules: BTreeMap<(String, String), Vec<KernelRule>>,
     /// Not all rules were read.
-    pub(super) is_cut: bool,
+    pub(super) is_truncated: bool,
 }
 
 impl UnmanagedTables {
@@ -48,7 +48,7 @@ impl UnmanagedTables {
         let is_own = |c: &ListedChain| family == ChainFamily::Inet && is_managed_table(&c.table);
         chains.retain(|c: &ListedChain| is_wanted(c) && !is_own(c));
         let mut tables =
-            Self { family, flags: BTreeMap::new(), chains, rules: BTreeMap::new(), is_cut: false };
+            Self { family, flags: BTreeMap::new(), chains, rules: BTreeMap::new(), is_truncated: false };
         // Most hosts have no such chain, and others have many rules.
         if !tables.chains.is_empty() {
             tables.flags.extend(list(socket, (family, number::GETTABLE), (|_| {}, table))?);
@@ -66,7 +66,7 @@ impl UnmanagedTables {
                 continue;
             }
             if count > MOST {
-                self.is_cut = true;
+                self.is_truncated = true;
                 return Ok(());
             }
             let (table, chain) = &place;

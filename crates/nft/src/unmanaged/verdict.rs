@@ -6,7 +6,7 @@ use crate::observe::ListedChain;
 use crate::rule::{KernelRule, RuleCondition, RuleVerdict};
 
 /// The kernel's limit of nested jumps.
-const DEEPEST: usize = 16;
+const MAX_JUMP_DEPTH: usize = 16;
 /// `NF_DROP`
 const DROP: u32 = 0;
 /// `IPPROTO_TCP`
@@ -46,7 +46,7 @@ enum CertainVerdict {
 
 impl UnmanagedTables {
     pub(super) fn outcome(&self, chain: &ListedChain) -> ChainVerdict {
-        match (self.walk(&chain.table, &chain.name, DEEPEST), chain.policy) {
+        match (self.walk(&chain.table, &chain.name, MAX_JUMP_DEPTH), chain.policy) {
             (ChainVerdict::Continues, Some(DROP)) => {
                 ChainVerdict::Drops { why: "its policy is drop".to_owned(), rule: None }
             }
@@ -88,8 +88,8 @@ impl UnmanagedTables {
 
     /// Whether the packet is certainly dropped. It is not if one rule may accept it.
     pub(super) fn is_certain(&self, chain: &ListedChain, links: &Links<'_>) -> bool {
-        let verdict = self.certain_verdict((&chain.table, &chain.name), links, DEEPEST);
-        !self.is_cut
+        let verdict = self.certain_verdict((&chain.table, &chain.name), links, MAX_JUMP_DEPTH);
+        !self.is_truncated
             && match verdict {
                 CertainVerdict::Drops => true,
                 CertainVerdict::Continues => chain.policy == Some(DROP),

@@ -8,12 +8,12 @@ use netlink::NetNs;
 use nft::{AttachMode, Firewall, FirewallPod, Guard, HostPort, NetworkChain, Protocol, Structure};
 use types::{IfName, Mac};
 
-/// Runs in a network namespace that ends with the function.
+/// Runs `body` in a temporary network namespace.
 pub(crate) fn in_netns<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     NetNs::create().expect("tests of the firewall need root").run(body).expect("a new namespace")
 }
 
-/// A program's output; it must succeed.
+/// The output of a program, which must succeed.
 pub(crate) fn run(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).stdin(Stdio::null()).output().expect(program);
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -25,7 +25,7 @@ pub(crate) fn nft(args: &str) -> String {
     run("nft", &args.split(' ').collect::<Vec<_>>())
 }
 
-/// The elements of a set as nft shows them, or nothing.
+/// The elements of a set as nft lists them. Empty without elements.
 pub(crate) fn elements(table: &str, set: &str) -> String {
     let kind = if set.starts_with("hostport") { "map" } else { "set" };
     let listed = run("nft", &["list", kind, table, "podwire", set]);
@@ -40,7 +40,7 @@ pub(crate) fn structure() -> String {
     run("nft", &["-t", "list", "ruleset"])
 }
 
-/// How the tables of pods differ from what these pods need.
+/// The drift of the pod tables, for these pods.
 pub(crate) fn drift(pods: &[FirewallPod<'_>]) -> Vec<String> {
     Firewall::open().expect("open").drift(&Structure::of(pods)).expect("drift")
 }
@@ -79,7 +79,7 @@ fn listed_elements() -> String {
     lines.join("\n")
 }
 
-/// A pod that owns what `FirewallPod` borrows.
+/// The owned data of a `FirewallPod`.
 pub(crate) struct Sample {
     pub(crate) link: IfName,
     pub(crate) mac: Mac,
@@ -96,7 +96,7 @@ impl Sample {
     pub(crate) fn new(mode: AttachMode, n: u16) -> Self {
         let [hi, lo] = n.to_be_bytes();
         Self {
-            // Every second name begins like that of a tunnel, and must not be taken for one.
+            // Every second name begins like that of a tunnel device. It must not match rules for tunnels.
             link: IfName::try_from(if n.is_multiple_of(2) {
                 format!("pwvx4pod{n}")
             } else {

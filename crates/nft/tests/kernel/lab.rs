@@ -19,7 +19,7 @@ use testkit::uninterrupted;
 
 use crate::common::{Sample, all_elements, run};
 
-/// Long enough for a loaded machine; only failing tests wait for it.
+/// Long enough for a loaded machine. Only failing tests wait so long.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) struct Lab {
@@ -54,7 +54,7 @@ impl Lab {
             // Duplicate address detection would make every test wait for seconds.
             lab.sysctl(at, "ipv6/conf/all/accept_dad", "0");
             lab.sysctl(at, "ipv6/conf/default/accept_dad", "0");
-            // What is refused here must be refused by the firewall.
+            // The tests need packets to be dropped by the firewall, not by reverse path filtering.
             lab.sysctl(at, "ipv4/conf/all/rp_filter", "0");
             lab.sysctl(at, "ipv4/conf/default/rp_filter", "0");
             lab.ip(at, "link set lo up");
@@ -96,7 +96,7 @@ impl Lab {
             self.ip(at, &format!("addr add 2001:db8::{n}/64 dev {link} nodad"));
             self.ip(at, &format!("link set {link} up"));
         }
-        // As in the attach modes: the bridge has the gateway's address, with ports or without.
+        // In both modes the bridge has the gateway address. In routed mode it has no ports.
         self.ip(host, "link add br0 type bridge mcast_snooping 0");
         let (v4, v6) = match self.mode {
             AttachMode::Bridge => ("24", "64"),
@@ -154,7 +154,7 @@ impl Lab {
     pub(crate) fn remove_pod(&self, sample: &Sample) {
         self.inside(At::Host, || {
             Firewall::open().unwrap().remove_pod(&sample.pod()).unwrap();
-            // Elements expire at the next tick of the kernel's clock; this waits for it.
+            // Waits until the elements expired, at the next tick of the kernel.
             all_elements();
         });
     }
@@ -163,25 +163,25 @@ impl Lab {
         let address: SocketAddr = address.parse().unwrap();
         self.inside(at, move || match protocol {
             Protocol::Tcp => {
-                let listener = when_there(|| TcpListener::bind(address));
+                let listener = bind_when_available(|| TcpListener::bind(address));
                 sockopt::set_socket_timeout(&listener, sockopt::Timeout::Recv, Some(TIMEOUT)).unwrap();
                 Server::Tcp(listener)
             }
             Protocol::Udp => {
-                let socket = when_there(|| UdpSocket::bind(address));
+                let socket = bind_when_available(|| UdpSocket::bind(address));
                 socket.set_read_timeout(Some(TIMEOUT)).unwrap();
                 Server::Udp(socket)
             }
-            Protocol::Sctp => unreachable!("this kernel has no sctp sockets"),
+            Protocol::Sctp => unreachable!("no test opens SCTP sockets"),
         })
     }
 
     pub(crate) fn sender(&self, at: At, source: &str) -> Sender {
-        Sender(self.inside(at, || when_there(|| UdpSocket::bind(source))))
+        Sender(self.inside(at, || bind_when_available(|| UdpSocket::bind(source))))
     }
 
-    /// Connects to `target` from `from`. The server reports the source address that it observed. The answer counts only
-    /// when it comes from where the question went.
+    /// Connects to `target` from `from`. Returns the source address that the server observed. Answers from an address other than
+    /// `target` are ignored.
     pub(crate) fn ask(&self, from: At, target: &str, server: &Server) -> std::io::Result<IpAddr> {
         let target: SocketAddr = target.parse().unwrap();
         std::thread::scope(|scope| {
@@ -199,24 +199,24 @@ impl Lab {
 fn ask_tcp(target: SocketAddr) -> std::io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&target, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
-    let mut seen = String::new();
-    stream.read_to_string(&mut seen)?;
-    Ok(seen)
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
 }
 
 fn ask_udp(target: SocketAddr) -> std::io::Result<String> {
     let any: SocketAddr = if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
     let socket = UdpSocket::bind(any)?;
     socket.set_read_timeout(Some(TIMEOUT))?;
-    // Connected: an answer from another address is not seen.
+    // A connected socket receives nothing from other addresses.
     socket.connect(target)?;
-    socket.send(b"who am I?")?;
-    let mut seen = [0; 100];
-    let length = uninterrupted(|| socket.recv(&mut seen))?;
-    Ok(String::from_utf8_lossy(&seen[..length]).into_owned())
+    socket.send(b"request")?;
+    let mut answer = [0; 100];
+    let length = uninterrupted(|| socket.recv(&mut answer))?;
+    Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
 }
 
-/// A socket inside a namespace; it stays there whichever thread uses it.
+/// A socket in a namespace. Threads of other namespaces can use it.
 pub(crate) enum Server {
     Tcp(TcpListener),
     Udp(UdpSocket),
@@ -241,7 +241,7 @@ impl Server {
 
     /// The next datagram, as text.
     pub(crate) fn receive(&self) -> String {
-        let Self::Udp(socket) = self else { unreachable!("datagrams come to udp servers") };
+        let Self::Udp(socket) = self else { unreachable!("only UDP servers receive datagrams") };
         let mut datagram = [0; 100];
         let length = uninterrupted(|| socket.recv(&mut datagram)).unwrap();
         String::from_utf8_lossy(&datagram[..length]).into_owned()
@@ -252,10 +252,10 @@ impl Server {
 pub(crate) struct Sender(UdpSocket);
 
 impl Sender {
-    /// To every host on the link.
-    pub(crate) fn broadcast(&self, word: &str, port: u16) {
+    /// Sends to every host on the link.
+    pub(crate) fn broadcast(&self, text: &str, port: u16) {
         self.0.set_broadcast(true).unwrap();
-        self.0.send_to(word.as_bytes(), ("255.255.255.255", port)).unwrap();
+        self.0.send_to(text.as_bytes(), ("255.255.255.255", port)).unwrap();
     }
 
     pub(crate) fn send(&self, text: &str, target: &str) {
@@ -263,8 +263,8 @@ impl Sender {
     }
 }
 
-/// The kernel finishes an IPv6 address a little after it said that it was added.
-fn when_there<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
+/// Retries: an IPv6 address can be bound only some time after the kernel acknowledged it.
+fn bind_when_available<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         match bind() {

@@ -2,19 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
-mod accepting;
-mod clamping;
 mod common;
-mod dropping;
-mod forgetting;
-mod healing;
+mod connection_limit;
+mod conntrack;
 mod lab;
-mod limiting;
-mod listening;
-mod membership;
+mod monitor;
+mod mss_clamp;
 mod nat;
 mod peers;
+mod pods;
 mod policy;
-mod pruning;
+mod prune;
+mod repair;
 mod spoofing;
 mod surplus;
+mod unmanaged_accept;
+mod unmanaged_drops;

@@ -1,4 +1,4 @@
-//! Whose address the other side sees: masquerade, hostPorts, a pod that talks to itself.
+//! The source address that a server observes: masquerade, host ports, hairpin (a pod that connects to itself).
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// A lab with both pods in force, pod 2 with its port 80 published as 8080.
+/// A lab with both pods in the firewall. Port 80 of pod 2 is host port 8080.
 fn lab(mode: AttachMode) -> (Lab, Sample) {
     let lab = Lab::new(mode);
     let two = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80).publish(Protocol::Udp, 8080, 80);
@@ -25,10 +25,10 @@ fn lab(mode: AttachMode) -> (Lab, Sample) {
 }
 
 #[test]
-fn c8_what_leaves_is_masqueraded_and_what_stays_is_not() {
+fn c8_only_traffic_that_leaves_the_network_is_masqueraded() {
     for mode in BOTH {
         let (lab, _) = lab(mode);
-        // Another node of the same network, behind the outside.
+        // A pod of another node of the same network, reached through the outside host.
         for (address, pods, via, host) in [
             ("10.77.9.9", "10.77.0.0/24", "192.0.2.2", "192.0.2.1"),
             ("fd77:0:0:9::9", "fd77::/64", "2001:db8::2", "2001:db8::1"),
@@ -38,13 +38,13 @@ fn c8_what_leaves_is_masqueraded_and_what_stays_is_not() {
             lab.ip(At::Host, &format!("route add {address} via {via}"));
         }
         for protocol in PROTOCOLS {
-            for (target, seen) in [("192.0.2.2:80", "192.0.2.1"), ("[2001:db8::2]:80", "2001:db8::1")] {
+            for (target, source) in [("192.0.2.2:80", "192.0.2.1"), ("[2001:db8::2]:80", "2001:db8::1")] {
                 let server = lab.serve(At::Outside, protocol, target);
-                assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(seen));
+                assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(source));
             }
-            for (target, seen) in [("10.77.9.9:80", "10.77.0.2"), ("[fd77:0:0:9::9]:80", "fd77::2")] {
+            for (target, source) in [("10.77.9.9:80", "10.77.0.2"), ("[fd77:0:0:9::9]:80", "fd77::2")] {
                 let server = lab.serve(At::Outside, protocol, target);
-                assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(seen));
+                assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(source));
             }
             for (target, pod, host) in
                 [("10.77.0.3:80", "10.77.0.2", "10.77.0.1"), ("[fd77::3]:80", "fd77::2", "fd77::1")]
@@ -53,16 +53,16 @@ fn c8_what_leaves_is_masqueraded_and_what_stays_is_not() {
                 assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(pod));
                 assert_eq!(lab.ask(At::Host, target, &server).unwrap(), ip(host));
             }
-            for (target, seen) in [("10.77.0.1:80", "10.77.0.2"), ("[fd77::1]:80", "fd77::2")] {
+            for (target, source) in [("10.77.0.1:80", "10.77.0.2"), ("[fd77::1]:80", "fd77::2")] {
                 let server = lab.serve(At::Host, protocol, target);
-                assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(seen));
+                assert_eq!(lab.ask(At::Pod(2), target, &server).unwrap(), ip(source));
             }
         }
     }
 }
 
 #[test]
-fn a_pod_reaches_itself_through_a_service_of_others() {
+fn a_pod_reaches_itself_through_an_unmanaged_service() {
     for mode in BOTH {
         let (lab, _) = lab(mode);
         let service = "add table inet service; \
@@ -76,9 +76,9 @@ fn a_pod_reaches_itself_through_a_service_of_others() {
                 ("[fd96::1]:81", "[fd77::2]:81", "fd77::3", "fd77::1"),
             ] {
                 let server = lab.serve(At::Pod(2), protocol, at);
-                let seen = lab.ask(At::Pod(2), target, &server).unwrap();
+                let source = lab.ask(At::Pod(2), target, &server).unwrap();
                 if mode == AttachMode::Bridge {
-                    assert_eq!(seen, ip(host));
+                    assert_eq!(source, ip(host));
                 }
                 // Its neighbour keeps its own address.
                 assert_eq!(lab.ask(At::Pod(3), target, &server).unwrap(), ip(neighbour));
@@ -88,9 +88,9 @@ fn a_pod_reaches_itself_through_a_service_of_others() {
 }
 
 #[test]
-fn e18_a_hostport_is_reached_from_everywhere() {
+fn e18_a_host_port_is_reachable_from_outside_host_and_pods() {
     for mode in BOTH {
-        // 1 is the default of new namespaces, and usual on Kubernetes hosts; plain hosts have 0.
+        // 1 is the default of new namespaces and usual on Kubernetes nodes. Other hosts have 0.
         for br_netfilter in ["0", "1"] {
             let (lab, two) = lab(mode);
             for family in ["iptables", "ip6tables"] {
@@ -122,7 +122,7 @@ fn e18_a_hostport_is_reached_from_everywhere() {
 }
 
 #[test]
-fn e18_a_hostport_on_one_address_is_on_no_other() {
+fn e18_a_host_port_with_host_ip_is_only_on_that_address() {
     let lab = Lab::new(AttachMode::Routed);
     let mut pod = Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 8080, 80);
     pod.ports[0].host_ip = Some(ip("192.0.2.1"));

@@ -101,7 +101,7 @@ fn sources_are_added_and_removed_by_differences() {
         assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap(), ["1 element added"]);
         assert_eq!(listed(), five);
         nft("flush ruleset");
-        assert!(blue.add(&sources(6)).is_err(), "the caller must learn that the table is gone");
+        assert!(blue.add(&sources(6)).is_err(), "the table does not exist");
     });
 }
 
@@ -140,7 +140,7 @@ fn drift_is_found_and_repaired_with_all_elements() {
     });
 }
 
-/// Their routes stay as well.
+/// Routes of unknown peers stay in this case, too.
 #[test]
 fn replaced_tables_keep_unknown_peers_while_the_list_is_incomplete() {
     in_netns(|| {
@@ -161,7 +161,7 @@ fn replaced_tables_keep_unknown_peers_while_the_list_is_incomplete() {
         blue.keep(&moved, &sources(5), Surplus::Keep).unwrap();
         assert!(listed().contains("192.0.2.6 . 0xa2a06"), "{}", listed());
         assert_eq!(blue.keep(&moved, &sources(5), Surplus::Remove).unwrap(), ["6 elements removed"]);
-        // Blocks of another length would be other sources.
+        // With another block length, blocks of unknown peers cannot be kept.
         blue.keep(&rules(), &[sources(5), sources(6)].concat(), Surplus::Remove).unwrap();
         let longer = PeerRules { block4: Some(26), ..rules() };
         blue.keep(&longer, &sources(5), Surplus::Keep).unwrap();

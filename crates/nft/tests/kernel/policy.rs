@@ -1,5 +1,5 @@
-//! A further table is one more value. This one has the parts that network policies need: verdict maps by link group, interval
-//! sets of CIDRs with sizes, maps to classes and counters, in both families. The common code applies, compares and repairs it.
+//! The common code applies, compares and repairs any table. This one has the parts that network policies need: verdict maps by
+//! link group, interval sets of CIDRs with sizes, maps to classes, and counters, for IPv4 and IPv6.
 
 use nft::desired::{
     Chain, ChainType, Data, Element, Field, HookPoint, MapVerdict, Set, SetKeys, SetValue, Table,
@@ -132,7 +132,8 @@ fn handle_of_last_rule(chain: &str) -> String {
     rules.next_back().unwrap().rsplit(' ').next().unwrap().to_owned()
 }
 
-/// Changes by another process, in the syntax of nft, and one of the reported differences. `TABLE` is the table.
+/// Changes by another process as nft commands, and one of the differences that must be reported. `TABLE` stands for the table,
+/// `LAST` for the handle of the last rule.
 const DRIFT: [(&str, &str); 27] = [
     ("flush ruleset", "table inet podwire-policy is missing"),
     ("delete table TABLE", "table inet podwire-policy is missing"),
@@ -181,7 +182,7 @@ const DRIFT: [(&str, &str); 27] = [
         "delete element TABLE cidr4 { 10.0.0.0/8 }; add element TABLE cidr4 { 10.0.0.0/8 : 0:9 }",
         "1 element changed",
     ),
-    // Another end, and intervals that overlap the wanted one.
+    // An interval with another end, and intervals that overlap the wanted one.
     ("delete element TABLE nets4 { 10.0.0.0/8 }; add element TABLE nets4 { 10.0.0.0/9 }", "1 element added"),
     (
         "delete element TABLE cidr6 { fd00::/8 }; add element TABLE cidr6 { fd00::/16 : 0:3, fd12::/16 : 0:3, fdff::/16 : 0:1 }",

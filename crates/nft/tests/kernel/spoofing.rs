@@ -1,4 +1,4 @@
-//! A pod uses its own addresses and no other. Each test also runs without the guard, to show that it would notice.
+//! A pod can use only its own addresses. Each test also runs without the guard, to show that it detects spoofed packets.
 
 use std::net::{Ipv6Addr, SocketAddrV6};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::common::{Sample, repair, run};
 use crate::lab::{At, Lab};
 
 const BOTH: [AttachMode; 2] = [AttachMode::Bridge, AttachMode::Routed];
-/// With DHCP or without known addresses, pods are on a bridge.
+/// The guards Dhcp and Mac exist only in bridge mode.
 const ALL: [(AttachMode, Guard); 6] = [
     (AttachMode::Bridge, Guard::On),
     (AttachMode::Bridge, Guard::Dhcp),
@@ -30,7 +30,7 @@ fn lab(mode: AttachMode, guard: Guard) -> Lab {
     lab
 }
 
-/// What a receiver should see of `spoofed`.
+/// The datagrams that arrive.
 fn expected(guard: Guard) -> &'static [&'static str] {
     match guard {
         Guard::On | Guard::Dhcp => &["hello", "true"],
@@ -39,31 +39,31 @@ fn expected(guard: Guard) -> &'static [&'static str] {
 }
 
 #[test]
-fn foreign_source_addresses_are_dropped() {
+fn spoofed_source_addresses_are_dropped() {
     for (mode, guard) in ALL {
         let lab = lab(mode, guard);
         lab.ip(At::Pod(2), "addr add 10.77.0.9/32 dev lo");
         lab.ip(At::Pod(2), "addr add fd77::9/128 dev lo");
-        for (target, own, unmanaged) in
+        for (target, own, spoofed) in
             [("10.77.0.3:80", "10.77.0.2:0", "10.77.0.9:0"), ("[fd77::3]:80", "[fd77::2]:0", "[fd77::9]:0")]
         {
             let server = lab.serve(At::Pod(3), Protocol::Udp, target);
-            let (own, unmanaged) = (lab.sender(At::Pod(2), own), lab.sender(At::Pod(2), unmanaged));
-            // The first one also finds the neighbour, so that the others go at once and in order.
+            let (own, spoofed) = (lab.sender(At::Pod(2), own), lab.sender(At::Pod(2), spoofed));
+            // The first one also resolves the neighbour, so that the next ones are sent at once and in order.
             own.send("hello", target);
-            let mut seen = vec![server.receive()];
-            unmanaged.send("spoofed", target);
+            let mut arrived = vec![server.receive()];
+            spoofed.send("spoofed", target);
             own.send("true", target);
-            while seen.last().is_some_and(|last| last != "true") {
-                seen.push(server.receive());
+            while arrived.last().is_some_and(|last| last != "true") {
+                arrived.push(server.receive());
             }
-            assert_eq!(seen, expected(guard));
+            assert_eq!(arrived, expected(guard));
         }
     }
 }
 
 #[test]
-fn a_foreign_mac_is_dropped_on_a_bridge() {
+fn a_spoofed_source_mac_is_dropped_on_a_bridge() {
     for guard in [Guard::On, Guard::Dhcp, Guard::Mac, Guard::Off] {
         let lab = lab(AttachMode::Bridge, guard);
         let own = Sample::new(AttachMode::Bridge, 2).mac;
@@ -71,8 +71,8 @@ fn a_foreign_mac_is_dropped_on_a_bridge() {
             let server = lab.serve(At::Pod(3), Protocol::Udp, target);
             let sender = lab.sender(At::Pod(2), source);
             sender.send("hello", target);
-            let mut seen = vec![server.receive()];
-            // Permanent, so that only the sender's MAC can stop what follows.
+            let mut arrived = vec![server.receive()];
+            // With a permanent neighbour only the MAC of the sender can cause a drop.
             let (address, receiver) = (
                 target.rsplit_once(':').unwrap().0.trim_matches(['[', ']']),
                 Sample::new(AttachMode::Bridge, 3).mac,
@@ -83,21 +83,20 @@ fn a_foreign_mac_is_dropped_on_a_bridge() {
             lab.ip(At::Pod(2), &format!("link set eth0 address {own}"));
             lab.ip(At::Pod(2), &format!("neigh replace {address} lladdr {receiver} nud permanent dev eth0"));
             sender.send("true", target);
-            while seen.last().is_some_and(|last| last != "true") {
-                seen.push(server.receive());
+            while arrived.last().is_some_and(|last| last != "true") {
+                arrived.push(server.receive());
             }
-            // Also where only the MAC is known.
+            // Guard::Mac drops these, too.
             let guard = if guard == Guard::Mac { Guard::On } else { guard };
-            assert_eq!(seen, expected(guard));
+            assert_eq!(arrived, expected(guard));
         }
     }
 }
 
-/// Whether the host finds a neighbour at an address that pod 2 took without being given it.
-fn host_finds(lab: &Lab, address: &str) -> bool {
+/// Whether the host resolves this address of pod 2 to a MAC.
+fn host_resolves(lab: &Lab, address: &str) -> bool {
     let target = if address.contains(':') { format!("[{address}]:9") } else { format!("{address}:9") };
-    lab.sender(At::Host, if address.contains(':') { "[::]:0" } else { "0.0.0.0:0" })
-        .send("are you there?", &target);
+    lab.sender(At::Host, if address.contains(':') { "[::]:0" } else { "0.0.0.0:0" }).send("probe", &target);
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let shown = lab.ip(At::Host, &format!("neigh show to {address} dev br0"));
@@ -107,13 +106,13 @@ fn host_finds(lab: &Lab, address: &str) -> bool {
         if shown.contains("FAILED") {
             return false;
         }
-        assert!(Instant::now() < deadline, "neither found nor failed: {shown:?}");
+        assert!(Instant::now() < deadline, "neither resolved nor failed: {shown:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
-fn answers_for_a_foreign_address_are_dropped_on_a_bridge() {
+fn arp_and_nd_answers_for_other_addresses_are_dropped_on_a_bridge() {
     for guard in [Guard::On, Guard::Dhcp, Guard::Mac, Guard::Off] {
         let lab = lab(AttachMode::Bridge, guard);
         for version in ["ipv4", "ipv6"] {
@@ -122,19 +121,19 @@ fn answers_for_a_foreign_address_are_dropped_on_a_bridge() {
         lab.ip(At::Pod(2), "addr add 10.77.0.9/32 dev eth0");
         lab.ip(At::Pod(2), "addr add fd77::9/128 dev eth0");
         for own in ["10.77.0.2", "fd77::2"] {
-            assert!(host_finds(&lab, own), "{own}");
+            assert!(host_resolves(&lab, own), "{own}");
         }
-        for unmanaged in ["10.77.0.9", "fd77::9"] {
-            let is_free = matches!(guard, Guard::Mac | Guard::Off);
-            assert_eq!(host_finds(&lab, unmanaged), is_free, "{unmanaged}");
+        for spoofed in ["10.77.0.9", "fd77::9"] {
+            let is_answered = matches!(guard, Guard::Mac | Guard::Off);
+            assert_eq!(host_resolves(&lab, spoofed), is_answered, "{spoofed}");
         }
     }
 }
 
-/// A pod without an address asks from 0.0.0.0, as every DHCP client does. Newer clients also release their address from
-/// there, to the server's own address, which a server receives with a packet socket only.
+/// DHCP clients send from 0.0.0.0 while they have no address. Newer clients also send the release from 0.0.0.0, to the address of
+/// the server. Only a packet socket receives it, so nft counts it here.
 #[test]
-fn b11_only_a_pod_with_dhcp_may_ask_a_dhcp_server() {
+fn b11_only_the_dhcp_and_mac_guards_accept_dhcp_requests() {
     for (guard, expected) in [
         (Guard::On, &["true"][..]),
         (Guard::Dhcp, &["discover", "true"]),
@@ -157,21 +156,21 @@ fn b11_only_a_pod_with_dhcp_may_ask_a_dhcp_server() {
         lab.ip(At::Pod(2), "addr add 10.77.0.2/24 dev eth0");
         lab.sender(At::Pod(2), "10.77.0.2:0").send("true", "10.77.0.3:69");
         lab.sender(At::Pod(2), "10.77.0.2:0").send("true", "10.77.0.3:67");
-        let mut seen = Vec::new();
+        let mut arrived = Vec::new();
         for listener in [other, server] {
-            while seen.last().is_none_or(|last| last != "true") {
-                seen.push(listener.receive());
+            while arrived.last().is_none_or(|last| last != "true") {
+                arrived.push(listener.receive());
             }
-            seen.pop();
+            arrived.pop();
         }
-        seen.push("true".to_owned());
-        assert_eq!(seen, expected, "{guard:?}");
+        arrived.push("true".to_owned());
+        assert_eq!(arrived, expected, "{guard:?}");
         let released = lab.inside(At::Pod(3), || run("nft", &["list", "ruleset"])).contains("packets 1 ");
         assert_eq!(released, guard != Guard::On, "{guard:?}");
     }
 }
 
-/// Counts the datagrams that give an address back.
+/// Counts DHCP releases.
 const RELEASES: &str = "table inet watch { chain clients { type filter hook prerouting priority -300; \
                         ip saddr 0.0.0.0 ip daddr 10.77.0.3 udp dport 67 counter; }; }";
 
@@ -186,7 +185,7 @@ fn icmp6(lab: &Lab, at: At) -> OwnedFd {
     socket
 }
 
-/// A neighbour advertisement that says "I am at `target`", or a router advertisement.
+/// Sends a neighbour advertisement for `target`, or a router advertisement.
 fn advertise(lab: &Lab, kind: u8, target: Ipv6Addr) {
     let socket = icmp6(lab, At::Pod(2));
     let mut message = vec![kind, 0, 0, 0, 0x20, 0, 0, 0];
@@ -201,7 +200,7 @@ fn received(socket: &OwnedFd, last: Ipv6Addr) -> Vec<(u8, Ipv6Addr)> {
     while advertisements.last() != Some(&(ADVERT, last)) {
         let mut message = [0; 1500];
         uninterrupted(|| Ok(recv(socket, &mut message, RecvFlags::empty())?))
-            .expect("the honest advertisement comes last");
+            .expect("the advertisement for the own address comes last");
         let (kind, target) = (message[0], *message[8..].first_chunk::<16>().unwrap());
         if matches!(kind, ADVERT | ROUTER_ADVERT) {
             advertisements.push((kind, Ipv6Addr::from(target)));
@@ -211,24 +210,24 @@ fn received(socket: &OwnedFd, last: Ipv6Addr) -> Vec<(u8, Ipv6Addr)> {
 }
 
 #[test]
-fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
-    let (own, unmanaged): (Ipv6Addr, Ipv6Addr) = ("fd77::2".parse().unwrap(), "fd77::9".parse().unwrap());
+fn router_advertisements_and_those_for_other_addresses_are_dropped() {
+    let (own, spoofed): (Ipv6Addr, Ipv6Addr) = ("fd77::2".parse().unwrap(), "fd77::9".parse().unwrap());
     for (mode, guard) in ALL {
         let lab = lab(mode, guard);
-        // In routed mode the link ends at the host, whose neighbours are permanent: no discovery is let in at all.
+        // In routed mode the host has permanent neighbours, and the guard drops all neighbour discovery.
         let listener = match mode {
             AttachMode::Bridge => icmp6(&lab, At::Pod(3)),
             AttachMode::Routed => icmp6(&lab, At::Host),
         };
-        advertise(&lab, ROUTER_ADVERT, unmanaged);
+        advertise(&lab, ROUTER_ADVERT, spoofed);
         if mode == AttachMode::Bridge {
-            advertise(&lab, ADVERT, unmanaged);
+            advertise(&lab, ADVERT, spoofed);
         }
         advertise(&lab, ADVERT, own);
         if (mode, guard) == (AttachMode::Routed, Guard::On) {
             let server = lab.serve(At::Host, Protocol::Udp, "[fd77::1]:9");
             lab.sender(At::Pod(2), "[fd77::2]:0").send("true", "[fd77::1]:9");
-            assert_eq!(server.receive(), "true", "what was sent before it has been handled");
+            assert_eq!(server.receive(), "true", "all earlier packets have been processed");
             let flags = RecvFlags::DONTWAIT;
             assert_eq!(recv(&listener, &mut [0; 1500], flags).unwrap_err(), rustix::io::Errno::AGAIN);
             continue;
@@ -237,17 +236,17 @@ fn advertisements_of_routers_and_for_foreign_addresses_are_dropped() {
         match (mode, guard) {
             (_, Guard::On | Guard::Dhcp) => assert_eq!(received, [(ADVERT, own)]),
             (AttachMode::Bridge, Guard::Mac | Guard::Off) => {
-                assert_eq!(received, [(ROUTER_ADVERT, unmanaged), (ADVERT, unmanaged), (ADVERT, own)]);
+                assert_eq!(received, [(ROUTER_ADVERT, spoofed), (ADVERT, spoofed), (ADVERT, own)]);
             }
             (AttachMode::Routed, Guard::Mac | Guard::Off) => {
-                assert_eq!(received, [(ROUTER_ADVERT, unmanaged), (ADVERT, own)]);
+                assert_eq!(received, [(ROUTER_ADVERT, spoofed), (ADVERT, own)]);
             }
         }
     }
 }
 
-/// An unguarded pod whose packets reach the host through the link of this name.
-fn behind(mode: AttachMode, n: u16, link: &str) -> Sample {
+/// A pod without a guard, connected through the bridge or link of this name.
+fn connected_through(mode: AttachMode, n: u16, link: &str) -> Sample {
     let (link, sample) = (link.try_into().unwrap(), Sample { guard: Guard::Off, ..Sample::new(mode, n) });
     match mode {
         AttachMode::Bridge => Sample { bridge: Some(link), ..sample },
@@ -256,10 +255,10 @@ fn behind(mode: AttachMode, n: u16, link: &str) -> Sample {
 }
 
 #[test]
-fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
+fn host_loopback_is_unreachable_from_pods_despite_route_localnet() {
     for mode in BOTH {
         let lab = lab(mode, Guard::Off);
-        // A pod with privileges can send to 127.0.0.1 on the wire.
+        // A privileged pod can send packets to 127.0.0.1 through its link.
         lab.sysctl(At::Pod(2), "ipv4/conf/eth0/route_localnet", "1");
         lab.ip(At::Pod(2), "route del local 127.0.0.1 dev lo table local");
         lab.ip(At::Pod(2), "route del local 127.0.0.0/8 dev lo table local");
@@ -268,16 +267,16 @@ fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
         let sender = lab.sender(At::Pod(2), "10.77.0.2:0");
         let attempt = || {
             sender.send("hello", "10.77.0.1:9");
-            let mut seen = vec![server.receive()];
+            let mut arrived = vec![server.receive()];
             sender.send("spoofed", "127.0.0.1:9");
             sender.send("true", "10.77.0.1:9");
-            while seen.last().is_some_and(|last| last != "true") {
-                seen.push(server.receive());
+            while arrived.last().is_some_and(|last| last != "true") {
+                arrived.push(server.receive());
             }
-            seen
+            arrived
         };
         assert_eq!(attempt(), ["hello", "true"]);
-        // The operator may have enabled route_localnet on all links, whatever their names are.
+        // The operator may have enabled route_localnet on all links, with any names.
         lab.sysctl(At::Host, "ipv4/conf/all/route_localnet", "1");
         let mut link = match mode {
             AttachMode::Bridge => "br0".to_owned(),
@@ -286,20 +285,24 @@ fn the_hosts_loopback_stays_closed_although_hostports_need_route_localnet() {
         for name in ["eth7", "pwvx4"] {
             lab.ip(At::Host, &format!("link set {link} name {name}"));
             name.clone_into(&mut link);
-            lab.add_pod(&behind(mode, 2, name));
+            lab.add_pod(&connected_through(mode, 2, name));
             assert_eq!(attempt(), ["hello", "true"], "{name}");
         }
         // Packets without conntrack pass no NAT chain.
         lab.inside(At::Host, || {
-            run("nft", &["table inet theirs { chain c { type filter hook prerouting priority -300; udp dport 9 notrack; }; }"])
+            run("nft", &["table inet unmanaged { chain c { type filter hook prerouting priority -300; udp dport 9 notrack; }; }"])
         });
         assert_eq!(attempt(), ["hello", "true"], "untracked");
-        lab.inside(At::Host, || run("nft", &["delete table inet theirs"]));
-        let open = "flush chain inet podwire nat-prerouting; flush chain inet podwire to-host";
-        lab.inside(At::Host, || run("nft", &[open]));
-        assert_eq!(attempt(), ["hello", "spoofed", "true"], "the test notices when it is open");
-        let samples = [2, 3].map(|n| behind(mode, n, "pwvx4"));
+        lab.inside(At::Host, || run("nft", &["delete table inet unmanaged"]));
+        let without_rules = "flush chain inet podwire nat-prerouting; flush chain inet podwire to-host";
+        lab.inside(At::Host, || run("nft", &[without_rules]));
+        assert_eq!(attempt(), ["hello", "spoofed", "true"], "without the rules the packet arrives");
+        let samples = [2, 3].map(|n| connected_through(mode, n, "pwvx4"));
         lab.inside(At::Host, || repair(&samples.each_ref().map(Sample::pod)));
-        assert_eq!(attempt(), ["hello", "true"], "what got in before is cut off");
+        assert_eq!(
+            attempt(),
+            ["hello", "true"],
+            "dropped again after the repair, although a conntrack entry exists"
+        );
     }
 }

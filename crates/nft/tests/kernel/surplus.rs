@@ -9,7 +9,7 @@ use nft::{AttachMode, Firewall, KnownPods, LiveOwners, Protocol};
 
 use crate::common::{Sample, in_netns, nft};
 
-/// What an ADD writes before its elements: its claim and its record. By link.
+/// The records that ADDs write before they add elements, by link.
 #[derive(Default)]
 struct Records(HashMap<String, Sample>);
 
@@ -43,7 +43,7 @@ fn known<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> KnownPods {
 struct Swept {
     found: usize,
     removed: usize,
-    /// Those of removed that a living pod should not have.
+    /// The removed elements that belong to a running pod which should not have them.
     disowned: usize,
 }
 
@@ -61,8 +61,8 @@ fn sweep(records: &Mutex<Records>, pause: impl Fn()) -> Swept {
     Swept { found, removed: removed.len(), disowned }
 }
 
-/// In both tables and families, by link and by address.
-const FOREIGN: [&str; 12] = [
+/// Elements that refer to a known pod but are not in its record, in both tables and address families.
+const UNWANTED: [&str; 12] = [
     "inet podwire source4 { pwpod3 . 10.77.0.99 . 02:00:00:00:00:99 }",
     "inet podwire source6 { pwpod3 . fd77::99 . 02:00:00:00:00:99 }",
     "inet podwire source4 { pwpod3 . 10.77.0.1 . 02:00:00:00:00:99 }",
@@ -77,8 +77,8 @@ const FOREIGN: [&str; 12] = [
     "inet podwire hairpin4 { 10.77.0.1 . tcp . 80 . 9999 }",
 ];
 
-/// Of a pod that is not known, and of no pod.
-const LEFT_ALONE: [&str; 6] = [
+/// Elements of a pod without a known record, and of no pod.
+const UNCHANGED: [&str; 6] = [
     "inet podwire source4 { pwpod5 . 10.77.0.99 . 02:00:00:00:00:99 }",
     "inet podwire source4 { pwpod5 . 10.77.0.3 . 02:00:00:00:00:99 }",
     "bridge podwire addr6 { pwpod5 . fd77::99 }",
@@ -88,7 +88,7 @@ const LEFT_ALONE: [&str; 6] = [
 ];
 
 #[test]
-fn elements_that_a_living_pod_should_not_have_are_surplus() {
+fn elements_that_a_running_pod_should_not_have_are_surplus() {
     in_netns(|| {
         let own = [
             Sample::new(AttachMode::Bridge, 1).publish(Protocol::Tcp, 8080, 80),
@@ -98,7 +98,7 @@ fn elements_that_a_living_pod_should_not_have_are_surplus() {
         own.iter().chain([&other]).for_each(Sample::add_pod);
         let mut firewall = Firewall::open().unwrap();
         assert_eq!(firewall.list_elements().unwrap().surplus_of(&known(&own)).elements, []);
-        for element in FOREIGN.iter().chain(&LEFT_ALONE) {
+        for element in UNWANTED.iter().chain(&UNCHANGED) {
             nft(&format!("add element {element}"));
         }
         let alive = || LiveOwners {
@@ -115,21 +115,21 @@ fn elements_that_a_living_pod_should_not_have_are_surplus() {
             names.sort();
             names
         };
-        let mut wanted = FOREIGN.map(short);
+        let mut wanted = UNWANTED.map(short);
         wanted.sort();
         assert_eq!(names(&surplus), wanted);
-        // An address that a pod of another run directory has, too.
+        // A pod of another run directory has the same addresses.
         let mut shared = alive();
         shared.known.leave("pwpod3", own[0].addresses.iter().copied());
         let rest = surplus.elements.iter().filter(|element| shared.disowns(element));
         assert!(rest.map(|e| &e.element).all(|e| e.contains("pwpod1 ")), "{surplus:?}");
         let removed = firewall.remove_surplus(surplus, || Ok::<_, nft::Error>(alive())).unwrap();
-        assert_eq!(removed.len(), FOREIGN.len());
+        assert_eq!(removed.len(), UNWANTED.len());
         let left = firewall.pod_elements().unwrap();
         assert!(left.elements.iter().all(|element| !alive().disowns(element)), "{left:?}");
         let left = names(&left);
-        assert!(FOREIGN.iter().all(|gone| !left.contains(&short(gone))), "{left:?}");
-        assert!(LEFT_ALONE.iter().all(|there| left.contains(&short(there))), "{left:?}");
+        assert!(UNWANTED.iter().all(|gone| !left.contains(&short(gone))), "{left:?}");
+        assert!(UNCHANGED.iter().all(|there| left.contains(&short(there))), "{left:?}");
         let all = [own[0].pod(), own[1].pod(), other.pod()];
         assert_eq!(firewall.missing_of(&all).unwrap(), [0; 0]);
     });
@@ -142,7 +142,7 @@ const ADDS: u16 = 80;
 const PODS: u16 = 3;
 
 #[test]
-fn surplus_elements_are_removed_and_no_concurrent_add_is_hit() {
+fn removing_surplus_elements_spares_concurrent_adds() {
     in_netns(|| {
         let here = NetNs::current().unwrap();
         let records = Mutex::new(Records::default());
@@ -150,8 +150,8 @@ fn surplus_elements_are_removed_and_no_concurrent_add_is_hit() {
             let mode = if n.is_multiple_of(2) { AttachMode::Bridge } else { AttachMode::Routed };
             Sample::new(mode, 10 + n).publish(Protocol::Tcp, 2000 + n, 80)
         };
-        // The same pod, as if its ADD had asked for less: then the rest of its elements is surplus.
-        let lesser = |n: u16| {
+        // The same pod with fewer ports and addresses. The rest of its elements is surplus.
+        let reduced = |n: u16| {
             let mut pod = sample(n);
             pod.ports.clear();
             pod.addresses.truncate(1);
@@ -160,7 +160,7 @@ fn surplus_elements_are_removed_and_no_concurrent_add_is_hit() {
         let (running, sweeps) = (AtomicU32::new(u32::from(WORKERS)), AtomicUsize::new(0));
         let swept = || sweeps.load(Ordering::SeqCst);
         let added = &AtomicUsize::new(0);
-        // Until a pod is added, if one is about to be.
+        // Until a pod is added, but not for long: perhaps no worker is about to add one.
         let pause = || {
             let before = added.load(Ordering::SeqCst);
             (0..2000)
@@ -175,32 +175,32 @@ fn surplus_elements_are_removed_and_no_concurrent_add_is_hit() {
                     let adds = || {
                         let mut firewall = Firewall::open().unwrap();
                         for n in 0..ADDS {
-                            // At any moment of a sweep.
+                            // Vary the time of the ADD relative to a sweep.
                             (0..u32::from(worker * 97 + n * 31) % 500).for_each(|_| std::thread::yield_now());
                             let number = worker * PODS + n % PODS;
                             let pod = sample(number);
                             records.lock().unwrap().add(sample(number));
                             firewall.add_pod(&pod.pod()).unwrap();
                             added.fetch_add(1, Ordering::SeqCst);
-                            // Whatever was about to be removed when the pod was added is removed now.
+                            // A sweep that was running when the pod was added has ended after two more.
                             let before = swept();
                             while swept() < before + 2 {
                                 std::thread::yield_now();
                             }
                             let missing = firewall.missing_of(&[pod.pod()]).unwrap();
                             assert_eq!(missing, [0; 0], "{}", pod.link);
-                            // As if its DEL was killed, or as a pod that should have less: elements are surplus until the pod
+                            // As after a DEL that was killed, or with a reduced record: elements are surplus until the pod
                             // is added again.
                             if n + 1 < ADDS {
                                 let mut records = records.lock().unwrap();
                                 match number.is_multiple_of(PODS) {
                                     true => records.remove(&pod),
-                                    false => records.add(lesser(number)),
+                                    false => records.add(reduced(number)),
                                 }
                             }
                         }
                     };
-                    // Also if one fails: the sweeper must end.
+                    // Count down also after a panic, so that the sweeps end.
                     let done = here.run(|| std::panic::catch_unwind(std::panic::AssertUnwindSafe(adds)));
                     running.fetch_sub(1, Ordering::SeqCst);
                     if let Err(panic) = done.unwrap() {
@@ -215,7 +215,7 @@ fn surplus_elements_are_removed_and_no_concurrent_add_is_hit() {
                 sweeps.fetch_add(1, Ordering::SeqCst);
             }
         });
-        // All that is left is removed by one more: no other process changes tables now.
+        // One more sweep removes all remaining surplus, because no ADD runs now.
         let swept = sweep(&records, || ());
         assert_eq!(swept.removed, swept.found);
         assert!(removed > disowned, "no sweep removed an element of no pod while pods were added");

@@ -109,7 +109,7 @@ fn a8_add_refuses_and_keeps_a_record_of_a_newer_version() {
     scene.expect_as_before("a newer record");
 }
 
-/// Link, elements and claims are removed in several steps, and no record has the progress.
+/// Link, elements and claims are removed in several steps, and no record stores the progress.
 #[test]
 fn a8_del_without_record_can_be_killed_at_any_system_call() {
     let stride = if soak() { 1 } else { 11 };

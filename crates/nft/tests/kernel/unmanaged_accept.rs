@@ -1,5 +1,5 @@
-//! Podwire's rules in unmanaged chains, if they are configured: pods pass, no other rule is changed, and all of
-//! it goes again.
+//! The accept rules that Podwire adds to unmanaged chains if that is configured. Packets of pods pass, no other rule is changed,
+//! and the rules can be withdrawn.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -12,8 +12,9 @@ use crate::common::{Sample, in_netns, run};
 use crate::lab::{At, Lab, Server};
 
 const FORWARD: &str = "type filter hook forward priority filter + 10";
-const BRIEFLY: Duration = Duration::from_millis(150);
-const PATIENTLY: Duration = Duration::from_secs(10);
+/// A connection that takes longer counts as dropped.
+const UNREACHABLE_AFTER: Duration = Duration::from_millis(150);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn sh(command: &str) -> String {
     run("sh", &["-c", command])
@@ -24,21 +25,21 @@ fn accept(network: &str, subnets: &[&str]) -> Vec<String> {
     accept_in_unmanaged(&NetworkName::try_from(network).unwrap(), &subnets).unwrap()
 }
 
-fn pods() -> Vec<String> {
+fn accept_blue() -> Vec<String> {
     accept("blue", &["10.77.0.0/16", "fd77::/48"])
 }
 
-fn withdraw() -> Vec<String> {
+fn withdraw_blue() -> Vec<String> {
     withdraw_from_unmanaged(&|network| network == "blue").unwrap()
 }
 
-/// Without counters and handles.
+/// All tables, without counters and handles.
 fn ruleset() -> String {
     run("nft", &["-s", "list", "ruleset"])
 }
 
-/// As they are found on nodes.
-fn obstacles() -> [(&'static str, String); 4] {
+/// Name and command of firewalls that drop forwarded packets, as they are usual on nodes.
+fn dropping_firewalls() -> [(&'static str, String); 4] {
     let nft = |text: String| format!("nft '{text}'");
     [
         ("a policy", nft(format!("table inet strict {{ chain c {{ {FORWARD}; policy drop; ip ttl 1 accept; }}; }}"))),
@@ -57,51 +58,51 @@ fn obstacles() -> [(&'static str, String); 4] {
 }
 
 #[test]
-fn a9_two_rules_for_each_subnet_are_put_in_once_kept_and_withdrawn() {
-    for (name, stop) in obstacles() {
+fn a9_two_accept_rules_per_subnet_are_added_once_and_withdrawn() {
+    for (name, install) in dropping_firewalls() {
         in_netns(|| {
-            assert_eq!(pods(), [""; 0], "{name}: no chain drops");
-            sh(&stop);
+            assert_eq!(accept_blue(), [""; 0], "{name}: no chain drops");
+            sh(&install);
             let before = ruleset();
-            assert!(!pods().is_empty(), "{name}");
+            assert!(!accept_blue().is_empty(), "{name}");
             let after = ruleset();
             assert_eq!(unmanaged_drops(&[]).unwrap(), [], "{name}");
-            let own: Vec<&str> = after.lines().filter(|line| line.contains("podwire blue")).collect();
-            assert_eq!(own.len(), 4, "{name}: {after}");
+            let added: Vec<&str> = after.lines().filter(|line| line.contains("podwire blue")).collect();
+            assert_eq!(added.len(), 4, "{name}: {after}");
             let rest: Vec<&str> = after.lines().filter(|line| !line.contains("podwire blue")).collect();
-            assert_eq!(rest.join("\n") + "\n", before, "{name}: only our rules came");
+            assert_eq!(rest.join("\n") + "\n", before, "{name}: only Podwire's rules are new");
             for words in ["saddr 10.77.0.0/16", "daddr 10.77.0.0/16", "saddr fd77::/48", "daddr fd77::/48"] {
-                assert!(own.iter().any(|line| line.contains(words)), "{name}: {words} in {own:?}");
+                assert!(added.iter().any(|line| line.contains(words)), "{name}: {words} in {added:?}");
             }
-            assert_eq!(pods(), [""; 0], "{name}: nothing is done twice");
+            assert_eq!(accept_blue(), [""; 0], "{name}: the rules exist");
             assert_eq!(ruleset(), after, "{name}");
-            // The operator adds a dropping rule before Podwire's; another network is added, and a subnet is removed.
+            // Another network is added, then a subnet of the first one changes.
             assert!(!accept("red", &["10.78.0.0/24"]).is_empty(), "{name}");
-            assert_eq!(pods(), [""; 0], "{name}: one network does not disturb another");
+            assert_eq!(accept_blue(), [""; 0], "{name}: another network changes nothing");
             assert!(!accept("blue", &["10.77.0.0/17", "fd77::/48"]).is_empty(), "{name}");
             assert!(!ruleset().contains("10.77.0.0/16"), "{name}");
-            withdraw();
+            withdraw_blue();
             assert!(ruleset().contains("podwire red") && !ruleset().contains("podwire blue"), "{name}");
             withdraw_from_unmanaged(&|_| true).unwrap();
-            assert_eq!(ruleset(), before, "{name}: all is as it was");
-            assert_eq!(withdraw(), [""; 0], "{name}");
+            assert_eq!(ruleset(), before, "{name}: as before");
+            assert_eq!(withdraw_blue(), [""; 0], "{name}");
         });
     }
 }
 
 #[test]
-fn a9_a_wall_before_ours_and_one_that_is_gone_are_followed() {
+fn a9_accept_rules_follow_changes_of_a_dropping_chain() {
     in_netns(|| {
         run("nft", &[&format!("table inet strict {{ chain c {{ {FORWARD}; policy drop; }}; }}")]);
-        // A person's own rule with our mark is theirs.
+        // A rule of the operator whose comment is not one of Podwire's.
         run("nft", &["add rule inet strict c iifname eth9 accept comment \"podwire\""]);
-        assert_eq!(pods().len(), 1);
+        assert_eq!(accept_blue().len(), 1);
         run("nft", &["insert rule inet strict c drop"]);
-        assert_eq!(pods().len(), 1, "Podwire's rules precede it");
+        assert_eq!(accept_blue().len(), 1, "Podwire's rules precede it");
         let listed = ruleset();
-        let place = |words: &str| listed.lines().position(|line| line.trim().contains(words)).unwrap();
+        let line_of = |words: &str| listed.lines().position(|line| line.trim().contains(words)).unwrap();
         assert!(
-            place("podwire blue to fd77::/48") < listed.lines().position(|l| l.trim() == "drop").unwrap(),
+            line_of("podwire blue to fd77::/48") < listed.lines().position(|l| l.trim() == "drop").unwrap(),
             "{listed}"
         );
         run(
@@ -110,20 +111,20 @@ fn a9_a_wall_before_ours_and_one_that_is_gone_are_followed() {
                 "flush chain inet strict c; chain inet strict c { policy accept; }; add rule inet strict c ip saddr 10.77.0.0/16 accept comment \"podwire blue from 10.77.0.0/16\"",
             ],
         );
-        assert_eq!(pods(), ["removed Podwire's rules from chain inet strict c"]);
-        // A dormant table, and names that mean something else to nft.
+        assert_eq!(accept_blue(), ["removed Podwire's rules from chain inet strict c"]);
+        // The chains of a dormant table drop nothing.
         run(
             "nft",
             &[
                 "delete table inet strict; table ip t { flags dormant; chain c { type filter hook forward priority 0; policy drop; }; }",
             ],
         );
-        assert_eq!(pods(), [""; 0]);
+        assert_eq!(accept_blue(), [""; 0]);
     });
 }
 
 #[test]
-fn a9_iptables_still_understands_its_tables() {
+fn a9_iptables_can_list_its_tables_with_accept_rules() {
     in_netns(|| {
         sh("iptables -P FORWARD DROP; ip6tables -A FORWARD -j DROP");
         assert_eq!(accept("blue", &["10.77.0.0/16", "10.78.12.0/22", "fd77::/48", "fd78::/61"]).len(), 2);
@@ -136,7 +137,7 @@ fn a9_iptables_still_understands_its_tables() {
         ] {
             assert!(rules.contains(rule), "{rule}: {rules}");
         }
-        // The operator restores all chains, and Podwire's rules are added again.
+        // The operator replaces all chains, and Podwire's rules are added again.
         sh("iptables-restore <<-'END'
 	*filter
 	:FORWARD DROP [0:0]
@@ -149,7 +150,7 @@ fn a9_iptables_still_understands_its_tables() {
 }
 
 #[test]
-fn a9_with_our_rules_pods_pass_and_others_do_not() {
+fn a9_pods_reach_the_outside_only_with_accept_rules() {
     for mode in [AttachMode::Bridge, AttachMode::Routed] {
         let lab = Lab::new(mode);
         lab.add_pod(&Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80));
@@ -170,17 +171,17 @@ fn a9_with_our_rules_pods_pass_and_others_do_not() {
             (At::Outside, "192.0.2.1:8080"),
             (At::Outside, "[2001:db8::1]:8080"),
         ];
-        for (name, stop) in obstacles() {
-            lab.inside(At::Host, || sh(&stop));
+        for (name, install) in dropping_firewalls() {
+            lab.inside(At::Host, || sh(&install));
             for (from, target) in paths {
-                assert!(!passes(from, target, BRIEFLY), "{mode:?}, {name}: {target}");
+                assert!(!passes(from, target, UNREACHABLE_AFTER), "{mode:?}, {name}: {target}");
             }
-            lab.inside(At::Host, pods);
+            lab.inside(At::Host, accept_blue);
             for (from, target) in paths {
-                assert!(passes(from, target, PATIENTLY), "{mode:?}, {name}: {target}");
+                assert!(passes(from, target, TIMEOUT), "{mode:?}, {name}: {target}");
             }
-            lab.inside(At::Host, withdraw);
-            assert!(!passes(At::Pod(2), "192.0.2.2:80", BRIEFLY), "{mode:?}, {name}");
+            lab.inside(At::Host, withdraw_blue);
+            assert!(!passes(At::Pod(2), "192.0.2.2:80", UNREACHABLE_AFTER), "{mode:?}, {name}");
             lab.inside(At::Host, || sh("for t in 'inet strict' 'inet firewalld' 'ip filter' 'ip6 filter'; do nft delete table $t 2>/dev/null || true; done"));
         }
     }

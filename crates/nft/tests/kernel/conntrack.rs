@@ -1,4 +1,4 @@
-//! Conntrack entries of an address or a host port go, all others stay.
+//! Conntrack entries of an address or a host port are removed, all others stay.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use types::Family;
 
 use crate::common::{in_netns, run};
 
-/// An entry with its original and its reply tuple.
+/// A UDP entry with source port 999. The reply comes from `answers`, which differs from `to` after DNAT.
 struct Flow {
     from: &'static str,
     to: &'static str,
@@ -31,8 +31,8 @@ const fn flow(from: &'static str, to: &'static str, port: u16, answers: &'static
     Flow { from, to, port, answers }
 }
 
-/// The original tuples that are left.
-fn left() -> Vec<String> {
+/// The original tuples of all entries: source, destination, destination port.
+fn entries() -> Vec<String> {
     let mut lines = Vec::new();
     for family in ["ipv4", "ipv6"] {
         for line in run("conntrack", &["-L", "-f", family]).lines() {
@@ -59,7 +59,7 @@ const FLOWS: [Flow; 8] = [
 fn with_flows(body: impl FnOnce() + Send) {
     in_netns(|| {
         FLOWS.iter().for_each(Flow::insert);
-        assert_eq!(left().len(), FLOWS.len());
+        assert_eq!(entries().len(), FLOWS.len());
         body();
     });
 }
@@ -69,23 +69,23 @@ fn ip(text: &str) -> IpAddr {
 }
 
 #[test]
-fn f3_just_the_connections_of_an_address_are_forgotten() {
+fn f3_only_conntrack_entries_of_the_address_are_removed() {
     with_flows(|| {
         assert_eq!(conntrack::flush(&[ip("10.77.0.2")]).unwrap(), [""; 0].map(ip));
         let v6 = ["2001:db8::7 2001:db8::1 5353", "2001:db8::7 fd77::3 53", "fd77::2 2001:db8::7 53"];
         let rest = ["10.77.0.3 192.0.2.1 5353", v6[0], v6[1], v6[2], "fd77::3 2001:db8::1 5353"];
-        assert_eq!(left(), rest);
+        assert_eq!(entries(), rest);
         conntrack::flush(&[ip("10.77.0.9")]).unwrap();
-        assert_eq!(left(), rest);
-        // What the kernel cannot select is named, and goes with a sweep.
-        let named = conntrack::flush(&[ip("10.77.0.2"), ip("fd77::2")]).unwrap();
-        assert_eq!((named, left()), (vec![ip("fd77::2")], rest.map(str::to_owned).to_vec()));
+        assert_eq!(entries(), rest);
+        // Addresses that the kernel cannot select are returned. A sweep removes their entries.
+        let unselected = conntrack::flush(&[ip("10.77.0.2"), ip("fd77::2")]).unwrap();
+        assert_eq!((unselected, entries()), (vec![ip("fd77::2")], rest.map(str::to_owned).to_vec()));
         conntrack::sweep(Family::V6, &|address| address == ip("fd77::9")).unwrap();
-        assert_eq!(left(), rest);
+        assert_eq!(entries(), rest);
         conntrack::sweep(Family::V6, &|address| address == ip("fd77::2")).unwrap();
-        assert_eq!(left(), ["10.77.0.3 192.0.2.1 5353", v6[1], "fd77::3 2001:db8::1 5353"]);
+        assert_eq!(entries(), ["10.77.0.3 192.0.2.1 5353", v6[1], "fd77::3 2001:db8::1 5353"]);
         conntrack::sweep(Family::V4, &|_| true).unwrap();
-        assert_eq!(left(), [v6[1], "fd77::3 2001:db8::1 5353"]);
+        assert_eq!(entries(), [v6[1], "fd77::3 2001:db8::1 5353"]);
     });
 }
 
@@ -107,13 +107,13 @@ fn pain16_conntrack_entries_of_udp_host_ports_are_removed() {
         .unwrap();
         let v4 = ["10.77.0.2 192.0.2.7 53", "10.77.0.3 192.0.2.1 5353", "192.0.2.7 10.77.0.2 53"];
         let v6 = ["2001:db8::7 fd77::3 53", "fd77::2 2001:db8::7 53"];
-        assert_eq!(left(), [v4[0], v4[1], v4[2], "192.0.2.7 192.0.2.1 5353", v6[0], v6[1]]);
+        assert_eq!(entries(), [v4[0], v4[1], v4[2], "192.0.2.7 192.0.2.1 5353", v6[0], v6[1]]);
         conntrack::flush_ports(&[port(Protocol::Udp, Some("192.0.2.1"), "10.77.0.2")]).unwrap();
-        assert_eq!(left(), [v4[0], v4[2], v6[0], v6[1]]);
+        assert_eq!(entries(), [v4[0], v4[2], v6[0], v6[1]]);
     });
 }
 
 #[test]
-fn nothing_remembered_is_nothing_to_do() {
+fn flush_without_conntrack_entries_succeeds() {
     in_netns(|| conntrack::flush(&[ip("10.77.0.2"), ip("fd77::2")]).unwrap());
 }

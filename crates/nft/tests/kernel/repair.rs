@@ -1,4 +1,4 @@
-//! Every change of Podwire's tables by another process is found, and repaired without harm to running pods.
+//! Every change of Podwire's tables by another process is detected, and repaired without interrupting running pods.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -17,20 +17,21 @@ fn pods(samples: &[Sample]) -> Vec<FirewallPod<'_>> {
     samples.iter().map(Sample::pod).collect()
 }
 
-/// Two pods of two networks, one with a host port; the first of the mode asked for, the second routed.
+/// Two pods of two networks: one of the given mode with a host port, and a routed one.
 fn samples(mode: AttachMode) -> [Sample; 2] {
     let other = Sample { chain: Some(chain("red", &["10.78.0.0/16"])), ..Sample::new(AttachMode::Routed, 3) };
     [Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80), other]
 }
 
-fn everything() -> (String, String) {
+fn structure_and_elements() -> (String, String) {
     (structure(), all_elements())
 }
 
-/// Changes by another process, and one of the reported differences.
-fn mischief(network: &str) -> Vec<(String, &'static str)> {
+/// Changes by another process, each with one of the differences that must be reported. `NET` is the id of the network's chain;
+/// `FIRST`, `LAST` and others stand for handles of rules.
+fn changes_by_other_process(network: &str) -> Vec<(String, &'static str)> {
     let cases: [(&str, &'static str); 27] = [
-        // Rules of the same form.
+        // The number of rules stays the same.
         (
             "replace rule inet podwire from-pod handle SECOND iifname . ip saddr . ether saddr @source4 ip daddr != 127.0.0.0/16 accept",
             "chain inet podwire from-pod has other rules than Podwire applied",
@@ -47,7 +48,7 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
             "flush chain inet podwire dnat-return; delete set inet podwire hairpin4; add set inet podwire hairpin4 { type ipv4_addr . inet_proto . inet_service . inet_service; }",
             "set inet podwire hairpin4 is not as Podwire applied it",
         ),
-        // The kernel changes both in place. Elements of new pods would expire, and the fourth pod would be refused.
+        // The kernel changes timeout and size in place. Elements of new pods would expire, and the fourth pod would be refused.
         (
             "add set inet podwire pods4 { type ipv4_addr; flags timeout; timeout 1h; }",
             "set inet podwire pods4 is not as Podwire applied it",
@@ -96,11 +97,11 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
         ),
         (
             "flush chain inet podwire nat-output; delete chain inet podwire nat-output; add chain inet podwire nat-output; add rule inet podwire nat-output jump hostports",
-            "chain inet podwire nat-output has lost its hook",
+            "chain inet podwire nat-output has no hook",
         ),
         (
             "flush chain inet podwire guard; delete chain inet podwire guard; add chain inet podwire guard { type filter hook prerouting priority 0; }",
-            "chain inet podwire guard sits at another hook or priority",
+            "chain inet podwire guard has another hook or priority",
         ),
         ("add chain inet podwire guard { policy drop; }", "chain inet podwire guard has another policy"),
         (
@@ -109,8 +110,8 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
         ),
         ("flush map inet podwire revision", "table inet podwire is of another version or configuration"),
         (
-            "add chain inet podwire theirs { type filter hook forward priority 0; policy drop; }",
-            "chain inet podwire theirs is not Podwire's",
+            "add chain inet podwire unmanaged { type filter hook forward priority 0; policy drop; }",
+            "chain inet podwire unmanaged is not Podwire's",
         ),
         (
             "flush chain inet podwire NET; delete chain inet podwire NET; flush set inet podwire NET-4; delete set inet podwire NET-4",
@@ -120,19 +121,20 @@ fn mischief(network: &str) -> Vec<(String, &'static str)> {
     cases.into_iter().map(|(act, found)| (act.replace("NET", network), found)).collect()
 }
 
-fn handle(act: &str) -> String {
+/// The command with the handle of the rule in place of `FIRST`, `LAST` and others.
+fn with_handle(act: &str) -> String {
     let Some(chain) = act.split(' ').nth(4).filter(|_| act.contains("handle ")) else {
         return act.to_owned();
     };
     let listed = run("nft", &["-a", "list", "chain", "inet", "podwire", chain]);
-    // "table", "chain" and, of a base chain, "type" are no rules.
+    // These lines also have handles, but are not rules.
     let is_rule =
         |line: &&str| !["table", "chain", "type"].contains(&line.split_whitespace().next().unwrap_or(""));
     let handles: Vec<&str> =
         listed.lines().filter(is_rule).filter_map(|line| line.split("# handle ").nth(1)).collect();
-    let places = [("FIRST", 0), ("SECOND", 1), ("FOURTH", 3), ("SEVENTH", 6), ("LAST", handles.len() - 1)];
-    let (word, place) = places.into_iter().find(|(word, _)| act.contains(word)).expect("a place");
-    act.replace(word, handles[place])
+    let positions = [("FIRST", 0), ("SECOND", 1), ("FOURTH", 3), ("SEVENTH", 6), ("LAST", handles.len() - 1)];
+    let (word, index) = positions.into_iter().find(|(word, _)| act.contains(word)).expect("a position");
+    act.replace(word, handles[index])
 }
 
 #[test]
@@ -144,16 +146,16 @@ fn f5_every_kind_of_drift_is_found_and_repaired() {
             let network = samples[0].chain.as_ref().unwrap().id();
             samples.iter().for_each(Sample::add_pod);
             assert_eq!(drift(&pods), [""; 0]);
-            let before = everything();
-            for (act, want) in mischief(network) {
-                run("nft", &[&handle(&act)]);
+            let before = structure_and_elements();
+            for (act, want) in changes_by_other_process(network) {
+                run("nft", &[&with_handle(&act)]);
                 let found = drift(&pods);
                 let want = want.replace("NET", network);
                 assert!(found.contains(&want), "{act}: {found:?}");
                 repair(&pods);
                 assert_eq!(drift(&pods), [""; 0], "{act}");
-                let mut after = everything();
-                // The order in which chains are listed is the order of their making.
+                let mut after = structure_and_elements();
+                // The kernel lists chains in the order of their creation.
                 for (after, before) in [(&mut after.0, &before.0), (&mut after.1, &before.1)] {
                     assert_eq!(sorted(after), sorted(before), "{act}");
                 }
@@ -173,7 +175,7 @@ fn f5_drift_of_the_bridge_table_is_found_where_pods_need_it() {
     in_netns(|| {
         let samples = samples(AttachMode::Bridge);
         samples.iter().for_each(Sample::add_pod);
-        let before = everything();
+        let before = structure_and_elements();
         for act in [
             "delete table bridge podwire",
             "flush chain bridge podwire from-arp",
@@ -182,7 +184,7 @@ fn f5_drift_of_the_bridge_table_is_found_where_pods_need_it() {
             nft(act);
             assert_eq!(drift(&pods(&samples)).len(), 1, "{act}");
             repair(&pods(&samples));
-            assert_eq!(sorted(&everything().1), sorted(&before.1));
+            assert_eq!(sorted(&structure_and_elements().1), sorted(&before.1));
             assert_eq!(drift(&pods(&samples)), [""; 0]);
         }
         nft("delete table bridge podwire");
@@ -191,7 +193,7 @@ fn f5_drift_of_the_bridge_table_is_found_where_pods_need_it() {
 }
 
 #[test]
-fn f5_changes_by_podwire_are_no_drift() {
+fn f5_adding_and_removing_pods_is_no_drift() {
     in_netns(|| {
         assert_eq!(drift(&[]), [""; 0], "no tables, no pods");
         repair(&[]);
@@ -213,7 +215,7 @@ fn f5_changes_by_podwire_are_no_drift() {
         }
         let idle = all[0].chain.as_ref().unwrap().id();
         nft(&format!("flush chain inet podwire {idle}"));
-        // A network of another process may need it. Its pods find that it is different.
+        // A network of another run directory may use the chain. Drift is reported for its pods.
         assert_eq!(drift(&[]), [""; 0]);
         let want = format!("chain inet podwire {idle} has 0 rules instead of 8");
         assert_eq!(drift(&[all[0].pod()]), [want]);
@@ -224,7 +226,7 @@ fn f5_changes_by_podwire_are_no_drift() {
 }
 
 #[test]
-fn f5_a_repair_gives_ports_back_and_removes_no_other_pod() {
+fn f5_a_repair_restores_host_ports_and_removes_no_other_pod() {
     for mode in BOTH {
         in_netns(|| {
             let [first, second] = samples(mode);
@@ -233,7 +235,7 @@ fn f5_a_repair_gives_ports_back_and_removes_no_other_pod() {
             let unrelated = Sample::new(mode, 9).publish(Protocol::Udp, 99, 99);
             unrelated.add_pod();
             let want = all_elements();
-            // A port that should be the first pod's.
+            // The first pod's host port leads to another address.
             nft("delete element inet podwire hostport4_any { tcp . 8080 }");
             nft("add element inet podwire hostport4_any { tcp . 8080 : 10.77.0.77 . 80 }");
             let all = [first, second];
@@ -244,19 +246,19 @@ fn f5_a_repair_gives_ports_back_and_removes_no_other_pod() {
     }
 }
 
-/// The structure is made by one process and its digests are stored by it afterwards: it may be killed in between.
+/// A process applies the structure and then stores its digests. It may be killed in between.
 #[test]
-fn structure_without_digests_is_applied_once_more() {
+fn structure_without_digests_is_applied_again() {
     in_netns(|| {
         let samples = samples(AttachMode::Bridge);
         samples.iter().for_each(Sample::add_pod);
-        let before = everything();
+        let before = structure_and_elements();
         nft("flush map inet podwire applied");
-        assert_eq!(open().missing(&samples[0].pod()).unwrap(), [""; 0], "the pod lacks nothing");
-        assert_eq!(drift(&pods(&samples)), ["table inet podwire has no digest of what was applied"]);
+        assert_eq!(open().missing(&samples[0].pod()).unwrap(), [""; 0], "no element is missing");
+        assert_eq!(drift(&pods(&samples)), ["table inet podwire has chains or sets without a stored digest"]);
         repair(&pods(&samples));
         assert_eq!(drift(&pods(&samples)), [""; 0]);
-        assert_eq!(everything(), before);
+        assert_eq!(structure_and_elements(), before);
     });
 }
 
@@ -283,7 +285,7 @@ fn a_repair_in_place_fails_rather_than_remove_other_pods() {
 }
 
 #[test]
-fn c6_missing_of_names_the_pods_that_lack_something() {
+fn c6_missing_of_returns_the_pods_with_missing_elements() {
     for mode in BOTH {
         in_netns(|| {
             let all: Vec<Sample> =
@@ -300,24 +302,24 @@ fn c6_missing_of_names_the_pods_that_lack_something() {
             assert_eq!(open().missing_of(&all_pods).unwrap(), [5, 10, 20, 30]);
             repair(&all_pods);
             assert_eq!(open().missing_of(&all_pods).unwrap(), [0; 0]);
-            // Pods that are added and removed meanwhile interrupt listings, and no pod seems to be missing.
+            // Concurrent ADDs and DELs interrupt listings. No pod may be reported as missing because of that.
             let over = AtomicBool::new(false);
-            let restless = Sample::new(mode, 1000);
+            let concurrent = Sample::new(mode, 1000);
             let here = netlink::NetNs::current().unwrap();
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     here.run(|| {
                         while !over.load(Ordering::Relaxed) {
-                            restless.add_pod();
-                            open().remove_pod(&restless.pod()).unwrap();
+                            concurrent.add_pod();
+                            open().remove_pod(&concurrent.pod()).unwrap();
                         }
                     })
                 });
                 let structure = Structure::of(&all_pods);
-                let seen: Vec<_> =
+                let listings: Vec<_> =
                     (0..30).map(|_| (open().missing_of(&all_pods), open().drift(&structure))).collect();
                 over.store(true, Ordering::Relaxed);
-                for (missing, drift) in seen {
+                for (missing, drift) in listings {
                     assert_eq!((missing.unwrap(), drift.unwrap()), (Vec::new(), Vec::new()));
                 }
             });
@@ -328,8 +330,8 @@ fn c6_missing_of_names_the_pods_that_lack_something() {
 /// Rounds of traffic while tables are repaired continuously.
 const ROUNDS: u32 = 40;
 
-/// New flows continuously: each passes the rules, and one that was not masqueraded or did not arrive
-/// fails the test. Packets with a spoofed source never arrive meanwhile.
+/// New flows are opened during repairs. Each must arrive, with the expected source address. Packets with a spoofed source must
+/// never arrive.
 #[test]
 fn f5_a_repair_does_not_interrupt_traffic() {
     for mode in BOTH {
@@ -340,20 +342,21 @@ fn f5_a_repair_does_not_interrupt_traffic() {
             lab.ip(At::Pod(3), &format!("addr add {address}/{prefix} dev eth0"));
         }
         let spoofed = [lab.sender(At::Pod(3), "10.77.0.99:0"), lab.sender(At::Pod(3), "[fd77::99]:0")];
-        let traps = ["192.0.2.2:99", "[2001:db8::2]:99"];
-        let listeners = traps.map(|at| lab.serve(At::Outside, Protocol::Udp, at));
+        let targets = ["192.0.2.2:99", "[2001:db8::2]:99"];
+        let listeners = targets.map(|at| lab.serve(At::Outside, Protocol::Udp, at));
         let published = lab.serve(At::Pod(2), Protocol::Udp, "10.77.0.2:80");
         let outside = lab.serve(At::Outside, Protocol::Udp, "[2001:db8::2]:80");
         let (over, rounds) = (AtomicBool::new(false), AtomicU32::new(0));
         std::thread::scope(|scope| {
             let traffic = scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    let seen = lab.ask(At::Outside, "192.0.2.1:8080", &published).expect("to the host port");
-                    assert_eq!(seen.to_string(), "192.0.2.2");
-                    let seen = lab.ask(At::Pod(2), "[2001:db8::2]:80", &outside).expect("to the outside");
-                    assert_eq!(seen.to_string(), "2001:db8::1", "masqueraded");
-                    for (sender, trap) in spoofed.iter().zip(traps) {
-                        sender.send("spoofed", trap);
+                    let source =
+                        lab.ask(At::Outside, "192.0.2.1:8080", &published).expect("to the host port");
+                    assert_eq!(source.to_string(), "192.0.2.2");
+                    let source = lab.ask(At::Pod(2), "[2001:db8::2]:80", &outside).expect("to the outside");
+                    assert_eq!(source.to_string(), "2001:db8::1", "masqueraded");
+                    for (sender, target) in spoofed.iter().zip(targets) {
+                        sender.send("spoofed", target);
                     }
                     rounds.fetch_add(1, Ordering::Relaxed);
                 }
@@ -362,7 +365,7 @@ fn f5_a_repair_does_not_interrupt_traffic() {
             let rebuilt = lab.inside(At::Host, || {
                 while !traffic.is_finished() && (round < 10 || rounds.load(Ordering::Relaxed) < ROUNDS) {
                     if round % 2 == 1 {
-                        nft("add chain inet podwire theirs");
+                        nft("add chain inet podwire unmanaged");
                     }
                     open().repair(&Structure::of(&pods(&all)), &pods(&all))?;
                     round += 1;
@@ -374,21 +377,21 @@ fn f5_a_repair_does_not_interrupt_traffic() {
             rebuilt.unwrap();
         });
         for (n, (from, listener)) in ["10.77.0.3:0", "[fd77::3]:0"].iter().zip(&listeners).enumerate() {
-            lab.sender(At::Pod(3), from).send("honest", traps[n]);
-            assert_eq!(listener.receive(), "honest", "the first that came through");
+            lab.sender(At::Pod(3), from).send("honest", targets[n]);
+            assert_eq!(listener.receive(), "honest", "no spoofed packet arrived before it");
         }
     }
 }
 
 /// The rules of this version use sets that an earlier version lacks. Their elements are applied with the rules.
 #[test]
-fn a_table_of_an_earlier_version_is_renewed_with_its_pods() {
+fn a_repair_upgrades_a_table_of_an_earlier_version_with_its_pods() {
     for mode in BOTH {
         in_netns(|| {
             let samples = samples(mode);
             let pods = pods(&samples);
             samples.iter().for_each(Sample::add_pod);
-            let before = everything();
+            let before = structure_and_elements();
             nft("add set inet podwire addr4 { type ifname . ipv4_addr; flags timeout; }");
             nft("add element inet podwire addr4 { pwpod3 . 10.77.0.3 }");
             nft("add rule inet podwire from-pod iifname . ip saddr @addr4 accept");
@@ -397,12 +400,12 @@ fn a_table_of_an_earlier_version_is_renewed_with_its_pods() {
             }
             nft("flush map inet podwire revision");
             repair(&pods);
-            assert_eq!(everything(), before);
+            assert_eq!(structure_and_elements(), before);
         });
     }
 }
 
-/// The previous version named the chain `dnat-return` otherwise.
+/// The previous version had another name for the chain `dnat-return`.
 #[test]
 fn a_table_with_the_previous_name_of_a_chain_is_replaced() {
     for mode in BOTH {
@@ -412,7 +415,7 @@ fn a_table_with_the_previous_name_of_a_chain_is_replaced() {
             in_netns(|| {
                 let samples = samples(mode);
                 samples.iter().for_each(Sample::add_pod);
-                let before = everything();
+                let before = structure_and_elements();
                 let previous = nft("list ruleset").replace("dnat-return", "bent");
                 nft("flush ruleset");
                 run("nft", &[&previous]);
@@ -420,7 +423,7 @@ fn a_table_with_the_previous_name_of_a_chain_is_replaced() {
                 nft("add element inet podwire revision { 1 : 0xd207dee4 }");
                 assert!(structure().contains("chain bent"));
                 replace(&samples);
-                let (now, expected) = (everything(), before);
+                let (now, expected) = (structure_and_elements(), before);
                 let sorted = |text: &str| {
                     let mut lines: Vec<String> = text.lines().map(ToOwned::to_owned).collect();
                     lines.sort();
@@ -464,7 +467,7 @@ fn a_pod_added_over_another_version_interrupts_no_pod() {
         let [running, new] = [2, 3].map(|n| Sample::new(mode, n));
         lab.add_pod(&running);
         lab.inside(At::Host, || {
-            // An older version had other sets and rules. Its elements exist.
+            // An older version had other sets and rules.
             match mode {
                 AttachMode::Routed => {
                     ["from-pod", "from-pod6", "from-pod-icmp6"]
@@ -493,7 +496,7 @@ fn a_pod_added_over_another_version_interrupts_no_pod() {
 
 /// The first process removes conflicting objects of an older version.
 #[test]
-fn two_pods_at_once_over_tables_of_another_version_are_both_added() {
+fn concurrent_adds_over_tables_of_another_version_both_succeed() {
     in_netns(|| {
         let here = netlink::NetNs::current().unwrap();
         let pods = [2, 3].map(|n| Sample::new(AttachMode::Routed, n));
@@ -535,12 +538,12 @@ fn a_repair_against_another_version_removes_no_other_pod() {
         };
         std::thread::scope(|scope| {
             scope.spawn(|| here.run(other_version).unwrap());
-            // Until a repair meets a change of the other version.
+            // Until a repair is interrupted by a change of the other version.
             let tables = Structure::of(&pods(&own));
-            let met = (0..200).find_map(|_| open().repair(&tables, &pods(&own)).err());
+            let error = (0..200).find_map(|_| open().repair(&tables, &pods(&own)).err());
             over.store(true, Ordering::Relaxed);
-            let met = met.expect("no repair met a change of the other version").to_string();
-            assert!(met.contains("another version of Podwire"), "{met}");
+            let error = error.expect("no repair was interrupted by the other version").to_string();
+            assert!(error.contains("another version of Podwire"), "{error}");
         });
         assert_eq!(open().missing_of(&[unrelated.pod()]).unwrap(), [0; 0]);
         repair(&pods(&own));

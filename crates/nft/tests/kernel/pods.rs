@@ -1,4 +1,4 @@
-//! Pods enter and leave the real kernel's tables, each test in a network namespace of its own.
+//! Pods are added to and removed from the tables. Each test has its own network namespace.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ fn missing(sample: &Sample) -> Vec<String> {
 const BOTH: [AttachMode; 2] = [AttachMode::Bridge, AttachMode::Routed];
 
 #[test]
-fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
+fn the_structure_is_as_recorded_and_applying_it_again_changes_nothing() {
     in_netns(|| {
         open().clamp(&"blue".try_into().unwrap(), &["pwvx4".try_into().unwrap()]).unwrap();
         Sample::new(AttachMode::Bridge, 2).add_pod();
@@ -29,7 +29,7 @@ fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
             std::fs::write(golden, &listed).unwrap();
         }
         assert_eq!(listed, std::fs::read_to_string(golden).unwrap(), "record it with PODWIRE_RECORD=1");
-        // A set that is missing makes the structure be applied whole, with a pod in it.
+        // If a set is missing, adding a pod applies the whole structure.
         let pod = Sample::new(AttachMode::Bridge, 3);
         pod.add_pod();
         let before = (structure(), all_elements());
@@ -43,9 +43,9 @@ fn the_structure_is_the_golden_one_and_applying_it_again_changes_nothing() {
     });
 }
 
-/// A plugin without an agent finds this after an upgrade, and no other process repairs it: the text must apply over it.
+/// After an upgrade without an agent only ADD can replace these tables.
 #[test]
-fn a_table_of_the_version_before_is_renewed_by_the_next_pod() {
+fn add_pod_upgrades_a_table_of_an_earlier_version() {
     in_netns(|| {
         run(
             "nft",
@@ -67,13 +67,13 @@ fn add_pod_and_remove_pod_change_all_elements() {
             other.add_pod();
             let before = all_elements();
             let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80).publish(Protocol::Udp, 8080, 53);
-            assert_eq!(missing(&pod).len(), all_of(&pod));
+            assert_eq!(missing(&pod).len(), element_count(&pod));
             pod.add_pod();
             assert_eq!(missing(&pod), [""; 0]);
             let after = all_elements();
-            assert_eq!(after.lines().count(), before.lines().count() + all_of(&pod));
+            assert_eq!(after.lines().count(), before.lines().count() + element_count(&pod));
             pod.add_pod();
-            assert_eq!(all_elements(), after, "a second admit changes nothing");
+            assert_eq!(all_elements(), after, "adding it again changes nothing");
             open().remove_pod(&pod.pod()).unwrap();
             assert_eq!(all_elements(), before);
             open().remove_pod(&pod.pod()).unwrap();
@@ -83,7 +83,7 @@ fn add_pod_and_remove_pod_change_all_elements() {
 }
 
 /// How many elements a dual-stack pod has: six for NAT, and its guard and ports.
-fn all_of(pod: &Sample) -> usize {
+fn element_count(pod: &Sample) -> usize {
     match pod.mode {
         AttachMode::Bridge => 6 + 12 + 2 * pod.ports.len(),
         AttachMode::Routed => 6 + 6 + pod.ports.len(),
@@ -91,7 +91,7 @@ fn all_of(pod: &Sample) -> usize {
 }
 
 #[test]
-fn elements_read_as_meant() {
+fn elements_have_the_expected_keys_and_values() {
     in_netns(|| {
         let mut pod = Sample::new(AttachMode::Bridge, 258).publish(Protocol::Tcp, 8080, 80);
         pod.ports.push(HostPort { host_ip: Some("192.0.2.1".parse().unwrap()), ..pod.ports[0] });
@@ -116,7 +116,7 @@ fn elements_read_as_meant() {
 }
 
 #[test]
-fn c6_missing_names_what_was_taken_away() {
+fn c6_missing_returns_the_removed_objects() {
     for mode in BOTH {
         in_netns(|| {
             let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
@@ -163,7 +163,7 @@ fn pain15_add_pod_restores_a_flushed_ruleset() {
 }
 
 #[test]
-fn a_structure_of_another_version_is_renewed_and_keeps_its_elements() {
+fn add_pod_over_another_version_keeps_existing_elements() {
     in_netns(|| {
         let old = Sample::new(AttachMode::Routed, 2);
         old.add_pod();
@@ -177,7 +177,7 @@ fn a_structure_of_another_version_is_renewed_and_keeps_its_elements() {
 }
 
 #[test]
-fn e18_a_host_port_belongs_to_one_pod_and_a_refusal_changes_nothing() {
+fn e18_a_host_port_of_another_pod_is_refused_without_changes() {
     for mode in BOTH {
         in_netns(|| {
             let first = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
@@ -196,10 +196,10 @@ fn e18_a_host_port_belongs_to_one_pod_and_a_refusal_changes_nothing() {
                  choose another hostPort or remove the other pod"
             );
             assert_eq!(all_elements(), before);
-            // The one that was refused is cleaned up after: the port stays with its holder.
+            // Removing the refused pod leaves the port to the first one.
             open().remove_pod(&second.pod()).unwrap();
             assert_eq!(all_elements(), before);
-            // Another protocol, and another address of the host, are other ports.
+            // The same port number can be used with another protocol or another host address.
             let mut third = Sample::new(mode, 4).publish(Protocol::Udp, 8080, 80);
             third.ports.push(HostPort {
                 host_ip: Some("192.0.2.1".parse().unwrap()),
@@ -215,7 +215,7 @@ fn e18_a_host_port_belongs_to_one_pod_and_a_refusal_changes_nothing() {
 }
 
 #[test]
-fn leftovers_of_an_earlier_pod_with_the_same_address_give_way() {
+fn elements_of_an_earlier_pod_with_the_same_address_are_replaced() {
     in_netns(|| {
         let mut earlier = Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 8080, 80);
         earlier.chain = Some(chain("red", &["10.0.0.0/8"]));
@@ -227,7 +227,7 @@ fn leftovers_of_an_earlier_pod_with_the_same_address_give_way() {
 }
 
 #[test]
-fn one_port_for_two_purposes_in_one_pod_is_refused() {
+fn one_host_port_with_two_targets_in_one_pod_is_refused() {
     in_netns(|| {
         let pod =
             Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 80, 80).publish(Protocol::Tcp, 80, 81);
@@ -269,7 +269,7 @@ fn remove_pod_removes_the_remaining_elements() {
 }
 
 #[test]
-fn a_pod_may_publish_more_ports_than_a_socket_holds_by_default() {
+fn a_pod_can_publish_ports_beyond_the_default_socket_buffer() {
     in_netns(|| {
         let pod =
             (1..=2000).fold(Sample::new(AttachMode::Bridge, 2), |pod, n| pod.publish(Protocol::Tcp, n, n));
@@ -281,24 +281,24 @@ fn a_pod_may_publish_more_ports_than_a_socket_holds_by_default() {
 }
 
 #[test]
-fn a_pod_that_comes_back_at_once_stays() {
+fn a_pod_that_is_added_again_at_once_stays() {
     for mode in BOTH {
         in_netns(|| {
             let pod = Sample::new(mode, 2).publish(Protocol::Tcp, 8080, 80);
-            // Faster than removed elements can expire: the new pod must not expire with them.
+            // Faster than removed elements expire. The elements of the new pod must not expire with them.
             for _ in 0..50 {
                 pod.add_pod();
                 open().remove_pod(&pod.pod()).unwrap();
             }
             pod.add_pod();
-            assert_eq!(all_elements().lines().count(), all_of(&pod));
+            assert_eq!(all_elements().lines().count(), element_count(&pod));
             assert_eq!(missing(&pod), [""; 0]);
         });
     }
 }
 
 #[test]
-fn a_pod_without_guard_or_masquerade_has_neither() {
+fn a_pod_without_guard_and_masquerade_has_no_elements_for_them() {
     in_netns(|| {
         let mut pod = Sample::new(AttachMode::Bridge, 2);
         (pod.guard, pod.chain) = (Guard::Off, None);
@@ -313,7 +313,7 @@ fn a_pod_without_guard_or_masquerade_has_neither() {
 }
 
 #[test]
-fn e17_it_is_available_with_and_without_tables_and_asking_makes_none() {
+fn e17_is_available_succeeds_without_tables_and_creates_none() {
     in_netns(|| {
         open().is_available().unwrap();
         assert_eq!(run("nft", &["list", "tables"]), "");
@@ -323,7 +323,7 @@ fn e17_it_is_available_with_and_without_tables_and_asking_makes_none() {
 }
 
 #[test]
-fn cleanup_removes_our_tables_and_no_other() {
+fn cleanup_removes_only_podwires_tables() {
     in_netns(|| {
         nft("add table inet other");
         assert!(!open().cleanup().unwrap());
@@ -336,7 +336,7 @@ fn cleanup_removes_our_tables_and_no_other() {
 }
 
 #[test]
-fn many_pods_at_once_all_get_in_and_out() {
+fn concurrent_adds_and_removals_all_succeed() {
     in_netns(|| {
         std::thread::scope(|scope| {
             for worker in 0..8u16 {

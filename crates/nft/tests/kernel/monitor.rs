@@ -1,4 +1,4 @@
-//! Changes by the operator, by other programs and by Podwire, as the monitor reports them.
+//! The ruleset monitor reports changes by the operator and other programs, and ignores those by Podwire.
 
 use std::os::fd::AsFd as _;
 
@@ -13,7 +13,7 @@ fn managed(managed: ManagedChange) -> RulesetChange {
     RulesetChange { managed, ..NOTHING }
 }
 
-/// The kernel notifies before it answers the process that made the change, so there is nothing to wait for.
+/// The kernel sends the notification before it acknowledges the change, so it can be read without waiting.
 fn change_by(monitor: &mut RulesetMonitor, act: impl FnOnce()) -> RulesetChange {
     act();
     let change = monitor.read().unwrap();

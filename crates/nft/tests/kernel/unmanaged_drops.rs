@@ -1,4 +1,4 @@
-//! Chains of others that drop what pods send or receive: found, and the command that is given helps.
+//! Unmanaged chains that drop packets of pods are detected, and the suggested command fixes them.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
@@ -16,8 +16,8 @@ fn drops() -> Vec<UnmanagedDrop> {
     unmanaged_drops(&[&bridge]).unwrap()
 }
 
-/// Family, table, chain and why.
-fn words(drops: &[UnmanagedDrop]) -> Vec<String> {
+/// Family, table, chain and reason of each.
+fn described(drops: &[UnmanagedDrop]) -> Vec<String> {
     drops.iter().map(|d| format!("{} {} {}: {}", d.family, d.table, d.chain, d.why)).collect()
 }
 
@@ -27,7 +27,7 @@ fn sh(command: &str) {
 
 const FORWARD: &str = "type filter hook forward priority filter + 10";
 
-/// As firewalld makes it.
+/// The forward chain of firewalld.
 fn firewalld() -> String {
     format!(
         "table inet firewalld {{
@@ -71,7 +71,7 @@ fn pain15_only_chains_that_drop_are_reported() {
             "table ip t { chain d { ip ttl 1 drop; return; drop; }; chain c { type filter hook forward priority 0; jump d; }; }".to_owned(),
             None,
         ),
-        // A zone that has the pods' links.
+        // A firewalld zone that contains the links of pods.
         (
             firewalld()
                 .replace("iifname eth7 oifname eth8 accept", "iifname \"pw*\" jump trusted")
@@ -83,14 +83,14 @@ fn pain15_only_chains_that_drop_are_reported() {
         in_netns(|| {
             Sample::new(AttachMode::Bridge, 2).add_pod();
             run("nft", &[&text]);
-            assert_eq!(words(&drops()), want.into_iter().collect::<Vec<_>>(), "{text}");
+            assert_eq!(described(&drops()), want.into_iter().collect::<Vec<_>>(), "{text}");
         });
     }
 }
 
-/// What makes a chain drop and what not, and whether it is certain.
+/// With the expected certainty of each ruleset.
 #[test]
-fn a9_a_drop_is_certain_only_when_no_rule_may_let_pods_pass() {
+fn a9_a_drop_is_certain_only_if_no_rule_may_accept_pods() {
     let chain = |rest: &str| {
         format!(
             "nft 'table inet t {{ chain d {{ {rest} }}; chain c {{ {FORWARD}; policy drop; jump d; }}; }}'"
@@ -108,7 +108,7 @@ fn a9_a_drop_is_certain_only_when_no_rule_may_let_pods_pass() {
         iptables -A ufw-before-forward -p icmp --icmp-type echo-request -j ACCEPT
         iptables -A ufw-logging-forward -m limit --limit 3/min -j LOG --log-prefix '[UFW BLOCK] '
         iptables -A ufw-logging-forward -m conntrack --ctstate INVALID -m limit --limit 3/min -j RETURN";
-    for (stop, want) in [
+    for (install, is_certain) in [
         (chain(""), true),
         (
             chain("ip ttl 1 drop; counter log; iifname eth7 accept; ct state established,related accept;"),
@@ -134,19 +134,19 @@ fn a9_a_drop_is_certain_only_when_no_rule_may_let_pods_pass() {
             sh(
                 "ip link add eth0 type veth peer name peer0 && ip link set eth0 up && ip link set peer0 up && ip addr add 192.0.2.1/24 dev eth0 && ip route add default via 192.0.2.2",
             );
-            sh(&stop);
+            sh(&install);
             let found = drops();
-            assert_eq!(found.len(), 1, "{stop}: {found:?}");
-            assert_eq!(found[0].certainty == Certainty::Certain, want, "{stop}");
+            assert_eq!(found.len(), 1, "{install}: {found:?}");
+            assert_eq!(found[0].certainty == Certainty::Certain, is_certain, "{install}");
         });
     }
 }
 
 #[test]
-fn pain15_iptables_chains_are_read_too() {
+fn pain15_dropping_iptables_chains_are_reported() {
     in_netns(|| {
         sh("iptables -P FORWARD DROP && ip6tables -A FORWARD -j REJECT");
-        let found = words(&drops());
+        let found = described(&drops());
         assert_eq!(
             found,
             [
@@ -159,8 +159,8 @@ fn pain15_iptables_chains_are_read_too() {
         for drop in drops() {
             sh(&drop.command);
         }
-        assert_eq!(words(&drops()), [""; 0]);
-        // iptables still understands its own table.
+        assert_eq!(described(&drops()), [""; 0]);
+        // iptables can still list its table.
         let rules = run("ip6tables", &["-S", "FORWARD"]);
         for rule in ["-i pw+", "-o pw+", "-i br0", "-o br0"] {
             assert!(rules.lines().any(|l| l.contains(rule) && l.ends_with("-j ACCEPT")), "{rules}");
@@ -168,9 +168,9 @@ fn pain15_iptables_chains_are_read_too() {
     });
 }
 
-/// Only the program that created such a table can change it. Newer versions of firewalld have one.
+/// Only the program that created such a table can change it. Newer versions of firewalld create theirs with an owner.
 #[test]
-fn pain15_a_table_with_an_owner_is_for_its_owner_to_change() {
+fn pain15_the_fix_for_a_table_with_owner_uses_firewall_cmd() {
     in_netns(|| {
         let mut owner =
             Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
@@ -179,7 +179,7 @@ fn pain15_a_table_with_an_owner_is_for_its_owner_to_change() {
         );
         let mut input = owner.stdin.take().unwrap();
         input.write_all(text.as_bytes()).unwrap();
-        let deadline = Instant::now() + PATIENTLY;
+        let deadline = Instant::now() + TIMEOUT;
         let mut found = drops();
         while found.is_empty() && Instant::now() < deadline {
             std::thread::yield_now();
@@ -201,22 +201,22 @@ fn pain15_a_table_with_an_owner_is_for_its_owner_to_change() {
     });
 }
 
-/// One that is to be refused is waited for this long,
-const BRIEFLY: Duration = Duration::from_millis(150);
-/// and one that is to come about so long at most.
-const PATIENTLY: Duration = Duration::from_secs(10);
+/// A connection that takes longer counts as dropped.
+const UNREACHABLE_AFTER: Duration = Duration::from_millis(150);
+/// Only a failing test waits this long.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether a connection comes about; the server's kernel accepts it by itself.
+/// Whether a TCP connection is established. The server process need not accept it.
 fn connects(lab: &Lab, from: At, target: &str, wait: Duration) -> bool {
     let target: SocketAddr = target.parse().unwrap();
     lab.inside(from, || TcpStream::connect_timeout(&target, wait).is_ok())
 }
 
 #[test]
-fn pain15_the_command_that_is_given_lets_pods_through() {
+fn pain15_the_suggested_command_makes_pods_reachable() {
     let policy = format!("table inet strict {{ chain c {{ {FORWARD}; policy drop; }}; }}");
     let nft = |text: String| format!("nft '{text}'");
-    let stop = [
+    let firewalls = [
         nft(policy),
         nft(firewalld().replace("ct status dnat accept", "")),
         "iptables -P FORWARD DROP && ip6tables -P FORWARD DROP".to_owned(),
@@ -240,33 +240,36 @@ fn pain15_the_command_that_is_given_lets_pods_through() {
             (At::Pod(3), "10.77.0.2:80"),
             (At::Pod(3), "[fd77::2]:80"),
         ];
-        // On a bridge pods reach each other without the host's IP layer, unless br_netfilter sends them there.
+        // Packets between ports of a bridge pass the forward hook of inet tables only with br_netfilter.
         for family in ["iptables", "ip6tables"] {
             lab.sysctl(At::Host, &format!("bridge/bridge-nf-call-{family}"), "1");
         }
-        for stop in &stop {
-            lab.inside(At::Host, || sh(stop));
+        for install in &firewalls {
+            lab.inside(At::Host, || sh(install));
             for (from, target) in paths {
-                assert!(!connects(&lab, from, target, BRIEFLY), "{mode:?}: {target} in spite of {stop}");
+                assert!(
+                    !connects(&lab, from, target, UNREACHABLE_AFTER),
+                    "{mode:?}: {target} with {install}"
+                );
             }
             lab.inside(At::Host, || {
                 let found = drops();
-                assert!(!found.is_empty(), "{stop}");
+                assert!(!found.is_empty(), "{install}");
                 for drop in &found {
                     sh(&drop.command);
                 }
-                assert_eq!(words(&drops()), [""; 0]);
+                assert_eq!(described(&drops()), [""; 0]);
             });
             if mode == AttachMode::Bridge {
-                // Neighbours that were asked in vain would be asked again after a second.
+                // The kernel retries a failed neighbour resolution only after a second.
                 for n in [2, 3] {
                     lab.ip(At::Pod(n), "neigh flush dev eth0");
                 }
             }
             for (from, target) in paths {
                 assert!(
-                    connects(&lab, from, target, PATIENTLY),
-                    "{mode:?}: {target} after what helps against {stop}"
+                    connects(&lab, from, target, TIMEOUT),
+                    "{mode:?}: {target} after the fix for {install}"
                 );
             }
             lab.inside(At::Host, || sh("for t in 'inet strict' 'inet firewalld' 'ip filter' 'ip6 filter'; do nft delete table $t 2>/dev/null || true; done"));

@@ -1,4 +1,4 @@
-//! How many connections a pod may have.
+//! The limit of connections per pod.
 
 use nft::{AttachMode, ConnectionLimit, Firewall, ManagedChange, Protocol, RulesetChange, RulesetMonitor};
 use types::{IfName, NetworkName};
@@ -16,21 +16,22 @@ fn limit(lab: &Lab, per_pod: Option<u32>) -> Option<String> {
     lab.inside(At::Host, || Firewall::open().unwrap().limit_connections(&limit).unwrap())
 }
 
-/// How many of twenty new connections from this source reach the server, which counts to the last one of `other`.
+/// How many of twenty new connections from `source` reach a server on the host. The server stops at a datagram from `other`,
+/// which is sent last.
 fn arrived(lab: &Lab, (from, source): (At, &str), target: &str, other: At) -> usize {
     let server = lab.serve(At::Host, Protocol::Udp, target);
     let senders: Vec<_> = (0..20).map(|_| lab.sender(from, source)).collect();
-    // Twice: what is refused once is refused again.
+    // Each sends twice: a refused connection stays refused.
     for sender in senders.iter().chain(&senders) {
         sender.send("new", target);
     }
     let any = if target.starts_with('[') { V6 } else { V4 };
     lab.sender(other, any).send("end", target);
-    let received = std::iter::repeat_with(|| server.receive()).take_while(|word| word != "end");
+    let received = std::iter::repeat_with(|| server.receive()).take_while(|text| text != "end");
     received.count() / 2
 }
 
-/// The pod's own link-local address, with the number of its link.
+/// The pod's link-local address, with the interface index as scope.
 fn link_local(lab: &Lab, pod: At) -> String {
     let shown = lab.ip(pod, "-6 -o addr show dev eth0 scope link");
     let words: Vec<&str> = shown.split_whitespace().collect();
@@ -39,7 +40,7 @@ fn link_local(lab: &Lab, pod: At) -> String {
 }
 
 #[test]
-fn a10_connections_above_the_limit_are_refused_per_pod() {
+fn a10_connections_of_a_pod_above_the_limit_are_dropped() {
     for mode in BOTH {
         let lab = Lab::new(mode);
         [2, 3].iter().for_each(|n| lab.add_pod(&Sample::new(mode, *n)));
@@ -51,9 +52,9 @@ fn a10_connections_above_the_limit_are_refused_per_pod() {
             sources.rotate_left(first);
             for limited in [None, Some(5)] {
                 limit(&lab, limited);
-                for (place, (source, host)) in sources.iter().enumerate() {
+                for (position, (source, host)) in sources.iter().enumerate() {
                     port += 1;
-                    let expected = match (limited, place) {
+                    let expected = match (limited, position) {
                         (None, _) => 20,
                         (Some(_), 0) => 5,
                         (Some(_), _) => 0,
@@ -91,7 +92,7 @@ fn a10_connections_from_other_nodes_are_not_limited() {
 }
 
 #[test]
-fn a10_a_connection_limit_is_kept_changed_and_removed() {
+fn a10_a_connection_limit_is_applied_changed_and_removed() {
     let lab = Lab::new(AttachMode::Routed);
     lab.add_pod(&Sample::new(AttachMode::Routed, 2));
     let tables = || lab.inside(At::Host, || nft("list tables"));
@@ -100,7 +101,7 @@ fn a10_a_connection_limit_is_kept_changed_and_removed() {
     lab.sender(At::Pod(2), "10.77.0.2:0").send("counted", "10.77.0.1:9");
     assert_eq!(limit(&lab, Some(5)), None);
     let counted = lab.inside(At::Host, all_elements);
-    assert!(counted.contains("inet links"), "its counters stay: {counted}");
+    assert!(counted.contains("inet links"), "counters stay: {counted}");
     assert!(limit(&lab, Some(6)).is_some());
     lab.inside(At::Host, || nft("flush ruleset"));
     assert!(limit(&lab, Some(6)).is_some());
@@ -118,20 +119,20 @@ fn a10_a_connection_limit_is_kept_changed_and_removed() {
 
 /// The kernel stores the limit in the counter of each pod.
 #[test]
-fn a10_another_limit_applies_to_pods_that_have_connections() {
+fn a10_a_changed_limit_applies_to_pods_with_connections() {
     for mode in BOTH {
         let lab = Lab::new(mode);
         [2, 3].iter().for_each(|n| lab.add_pod(&Sample::new(mode, *n)));
-        for (port, most) in [(9, 5), (10, 8), (11, 3)] {
-            assert!(limit(&lab, Some(most)).is_some());
+        for (port, limit_per_pod) in [(9, 5), (10, 8), (11, 3)] {
+            assert!(limit(&lab, Some(limit_per_pod)).is_some());
             let count = arrived(&lab, (At::Pod(2), V4), &format!("10.77.0.1:{port}"), At::Pod(3));
-            assert_eq!(u32::try_from(count).unwrap(), most, "{mode:?}");
+            assert_eq!(u32::try_from(count).unwrap(), limit_per_pod, "{mode:?}");
         }
     }
 }
 
 #[test]
-fn a10_a_damaged_connection_limit_is_repaired() {
+fn a10_drift_of_the_connection_limit_is_repaired() {
     let lab = Lab::new(AttachMode::Routed);
     lab.add_pod(&Sample::new(AttachMode::Routed, 2));
     limit(&lab, Some(5));

@@ -1,4 +1,4 @@
-//! Chains of networks without pods go; those with pods stay, also if a pod comes at the same moment.
+//! Chains of networks without pods are removed. Chains with pods stay, also if a pod is added at the same time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,11 +8,11 @@ use nft::{AttachMode, Firewall, Idle};
 use crate::common::{Sample, chain, in_netns, nft, run};
 
 fn prune(idle: Idle<'_>) -> usize {
-    prune_but(idle, None)
+    prune_except(idle, None)
 }
 
-/// Those of all networks of these tests, but for one chain.
-fn prune_but(idle: Idle<'_>, kept: Option<&str>) -> usize {
+/// Prunes all networks of these tests, except the chain `kept`.
+fn prune_except(idle: Idle<'_>, kept: Option<&str>) -> usize {
     let numbered = (0..50).map(|n| format!("net{n}"));
     let networks: Vec<String> = numbered.chain(["blue".to_owned()]).collect();
     Firewall::open().unwrap().prune(idle, &networks, kept).unwrap()
@@ -22,32 +22,32 @@ fn remove_pod(sample: &Sample) {
     Firewall::open().unwrap().remove_pod(&sample.pod()).unwrap();
 }
 
-/// Pod `n` of a network of its own.
-fn alone(n: u16) -> Sample {
+/// Pod `n`, the only one of its network.
+fn only_pod(n: u16) -> Sample {
     Sample { chain: Some(chain(&format!("net{n}"), &["10.77.0.0/16"])), ..Sample::new(AttachMode::Routed, n) }
 }
 
-/// The chains and sets of networks.
-fn of_networks() -> usize {
+/// The number of chains and sets of networks. Each network has one chain and two sets.
+fn network_objects() -> usize {
     let is_head = |line: &&str| line.starts_with("\tchain net-") || line.starts_with("\tset net-");
     run("nft", &["list", "ruleset"]).lines().filter(is_head).count()
 }
 
 #[test]
-fn f5_the_chain_of_a_network_goes_when_no_pod_is_in_it() {
+fn f5_chains_of_networks_without_pods_are_removed() {
     in_netns(|| {
         assert_eq!(prune(Idle::RemoveAll), 0, "no table at all");
         let (first, second, other) =
-            (Sample::new(AttachMode::Bridge, 2), Sample::new(AttachMode::Bridge, 3), alone(4));
-        let v6_only = Sample { addresses: vec!["fd77::5".parse().unwrap()], ..alone(5) };
+            (Sample::new(AttachMode::Bridge, 2), Sample::new(AttachMode::Bridge, 3), only_pod(4));
+        let v6_only = Sample { addresses: vec!["fd77::5".parse().unwrap()], ..only_pod(5) };
         for pod in [&first, &second, &other, &v6_only] {
             pod.add_pod();
         }
         remove_pod(&first);
         remove_pod(&other);
-        assert_eq!(of_networks(), 3 * 3);
+        assert_eq!(network_objects(), 3 * 3);
         assert_eq!(prune(Idle::RemoveAll), 1);
-        assert_eq!(of_networks(), 2 * 3);
+        assert_eq!(network_objects(), 2 * 3);
         for pod in [&second, &v6_only] {
             assert_eq!(Firewall::open().unwrap().missing(&pod.pod()).unwrap(), [""; 0]);
         }
@@ -56,37 +56,37 @@ fn f5_the_chain_of_a_network_goes_when_no_pod_is_in_it() {
         remove_pod(&v6_only);
         nft(&format!("delete chain inet podwire {}", second.chain.as_ref().unwrap().id()));
         assert_eq!(prune(Idle::RemoveAll), 2);
-        assert_eq!(of_networks(), 0);
+        assert_eq!(network_objects(), 0);
         second.add_pod();
         assert_eq!(Firewall::open().unwrap().missing(&second.pod()).unwrap(), [""; 0]);
     });
 }
 
 #[test]
-fn b15_of_a_few_idle_chains_only_those_of_the_network_go_and_an_agents_never() {
+fn b15_remove_prunes_only_the_named_network_and_never_the_kept_chain() {
     in_netns(|| {
         for n in 1..=5 {
-            alone(n).add_pod();
-            remove_pod(&alone(n));
+            only_pod(n).add_pod();
+            remove_pod(&only_pod(n));
         }
-        let kept = alone(1).chain.unwrap();
-        assert_eq!(prune_but(Idle::KeepFew, Some(kept.id())), 0, "the kept one does not count");
-        assert_eq!(prune_but(Idle::Remove("net1"), Some(kept.id())), 0);
-        assert_eq!(prune_but(Idle::Remove("net2"), Some(kept.id())), 1);
-        assert_eq!(of_networks(), 4 * 3);
+        let kept = only_pod(1).chain.unwrap();
+        assert_eq!(prune_except(Idle::KeepFew, Some(kept.id())), 0, "the kept chain does not count");
+        assert_eq!(prune_except(Idle::Remove("net1"), Some(kept.id())), 0);
+        assert_eq!(prune_except(Idle::Remove("net2"), Some(kept.id())), 1);
+        assert_eq!(network_objects(), 4 * 3);
         // Networks of another run directory.
         let others = ["net7".to_owned()];
         assert_eq!(Firewall::open().unwrap().prune(Idle::RemoveAll, &others, None).unwrap(), 0);
-        assert_eq!(prune_but(Idle::RemoveAll, Some(kept.id())), 3);
-        // The agent's network has other subnets now: the chain of the earlier ones is removed by the network's name.
-        let changed = Sample { chain: Some(chain("net1", &["10.99.0.0/16"])), ..alone(6) };
+        assert_eq!(prune_except(Idle::RemoveAll, Some(kept.id())), 3);
+        // The subnets of the agent's network changed. The chain of the earlier subnets is found by the name of the network.
+        let changed = Sample { chain: Some(chain("net1", &["10.99.0.0/16"])), ..only_pod(6) };
         changed.add_pod();
         remove_pod(&changed);
         let kept = changed.chain.as_ref().unwrap();
-        assert_eq!(prune_but(Idle::Remove("net1"), Some(kept.id())), 1);
-        assert_eq!(of_networks(), 3);
+        assert_eq!(prune_except(Idle::Remove("net1"), Some(kept.id())), 1);
+        assert_eq!(network_objects(), 3);
         assert_eq!(prune(Idle::Remove("net1")), 1);
-        assert_eq!(of_networks(), 0);
+        assert_eq!(network_objects(), 0);
         let applied = run("nft", &["list", "map", "inet", "podwire", "applied"]);
         assert_eq!(
             applied.matches(" : ").count() - 1,
@@ -97,24 +97,24 @@ fn b15_of_a_few_idle_chains_only_those_of_the_network_go_and_an_agents_never() {
 }
 
 #[test]
-fn f5_a_few_idle_chains_may_stay_and_many_may_not() {
+fn f5_keep_few_removes_idle_chains_only_above_the_limit() {
     in_netns(|| {
         for n in 1..=4 {
-            alone(n).add_pod();
-            remove_pod(&alone(n));
+            only_pod(n).add_pod();
+            remove_pod(&only_pod(n));
             assert_eq!(prune(Idle::KeepFew), 0);
         }
-        alone(9).add_pod();
-        assert_eq!(prune(Idle::KeepFew), 0, "one that has a pod does not count");
-        alone(5).add_pod();
-        remove_pod(&alone(5));
+        only_pod(9).add_pod();
+        assert_eq!(prune(Idle::KeepFew), 0, "a chain with a pod does not count");
+        only_pod(5).add_pod();
+        remove_pod(&only_pod(5));
         assert_eq!(prune(Idle::KeepFew), 5);
-        assert_eq!(of_networks(), 3);
+        assert_eq!(network_objects(), 3);
     });
 }
 
 #[test]
-fn f5_a_pod_that_comes_while_its_chain_is_removed_is_not_harmed() {
+fn f5_a_pod_added_during_pruning_keeps_all_elements() {
     let netns = NetNs::create().unwrap();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -128,7 +128,7 @@ fn f5_a_pod_that_comes_while_its_chain_is_removed_is_not_harmed() {
         let pods = scope.spawn(|| {
             netns.run(|| {
                 for n in 1..40 {
-                    let pod = alone(n);
+                    let pod = only_pod(n);
                     let lost = Firewall::open()
                         .unwrap()
                         .add_pod(&pod.pod())
