@@ -1,7 +1,7 @@
 //! Tombstones: DEL requests that were received while no agent ran, stored in a directory for the agent.
 //!
 //! One file per attachment key, replaced atomically. Plugins write them, and only the agent removes them.
-//! Files with a leading dot are no tombstones: they are temporary or were put aside.
+//! Files with a leading dot are not tombstones: they are temporary files, or tombstones that the agent put aside.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
@@ -18,8 +18,8 @@ use types::{AttachmentKey, Digest};
 
 use crate::{CniCall, MAX_BODY};
 
-/// An older temporary file was left by a killed plugin.
-const ABANDONED: Duration = Duration::from_secs(600);
+/// Temporary files older than this were left by a killed plugin.
+const MAX_TEMPORARY_AGE: Duration = Duration::from_secs(600);
 /// The maximum size that is read: a request that the agent would accept, and the key, which repeats parts of it.
 const MAX_SIZE: usize = 2 * MAX_BODY;
 const PUT_ASIDE: &str = ".unreadable-";
@@ -97,7 +97,7 @@ impl Tombstones {
 
     /// All tombstones, including unreadable ones. Removes temporary files of killed plugins.
     pub fn list(&self) -> Result<Vec<Tombstone>, TombstoneError> {
-        files::remove_leftovers(&self.dir, None, ABANDONED)
+        files::remove_leftovers(&self.dir, None, MAX_TEMPORARY_AGE)
             .map_err(io("remove temporary files in", &self.dir))?;
         let mut all = Vec::new();
         for name in self.names()?.iter().filter(|name| is_tombstone(name)) {

@@ -121,7 +121,12 @@ fn temporary_files_of_killed_plugins_are_removed() {
     for path in [&old, &new] {
         fs::write(path, "{").unwrap();
     }
-    File::options().write(true).open(&old).unwrap().set_modified(SystemTime::now() - ABANDONED * 2).unwrap();
+    File::options()
+        .write(true)
+        .open(&old)
+        .unwrap()
+        .set_modified(SystemTime::now() - MAX_TEMPORARY_AGE * 2)
+        .unwrap();
     assert!(tombstones.is_empty().unwrap() && tombstones.list().unwrap().is_empty());
     assert!(!old.exists() && new.exists());
 }

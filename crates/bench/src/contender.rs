@@ -28,7 +28,7 @@ impl Plugins {
     /// Both programs are copies, as on a node. A file written by the linker is fragmented in the page cache, and each start takes
     /// 0.1 ms longer. The package copied the reference plugin; this function copies Podwire's plugin.
     pub(crate) fn find() -> Result<Self> {
-        // `bridge` runs it. Without it every ADD would fail quickly.
+        // The plugin `bridge` runs `host-local`. Without it every ADD would fail, and failures are fast.
         testkit::reference_plugin("host-local")?;
         let built = Plugin::podwire()?.path;
         let podwire = install(&built)?;

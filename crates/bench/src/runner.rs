@@ -22,19 +22,19 @@ pub(crate) fn run(command: &mut Command, stdin: &[u8]) -> Result<FinishedCall> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let start = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start {}", name(command)))?;
-    let served = serve(&mut child, stdin);
-    if served.is_err() {
+    let exchanged = exchange(&mut child, stdin);
+    if exchanged.is_err() {
         // The program may have exited already; it is reaped below.
         let _ = child.kill();
     }
     let status = child.wait().with_context(|| format!("cannot wait for {}", name(command)))?;
     let took = start.elapsed();
-    let stdout = served.with_context(|| format!("cannot exchange data with {}", name(command)))?;
+    let stdout = exchanged.with_context(|| format!("cannot exchange data with {}", name(command)))?;
     Ok(FinishedCall { took, status, stdout })
 }
 
 /// Writes the input, which fits into a pipe, and reads all output.
-fn serve(child: &mut Child, input: &[u8]) -> Result<Vec<u8>> {
+fn exchange(child: &mut Child, input: &[u8]) -> Result<Vec<u8>> {
     if let Some(mut stdin) = child.stdin.take() {
         match stdin.write_all(input) {
             // The program exited without reading its input.

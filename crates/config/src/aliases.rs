@@ -1,5 +1,5 @@
-//! Environment variables under legacy names, which an earlier agent of this kind used. Most are parsed like the key that
-//! they set. Three accept more forms.
+//! Legacy environment variables such as `CNI_PLUGIN_LOCATION`. Most are parsed like the key that they set. Three accept more
+//! forms.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ const CONFIG_ALLOWED: &str = "must be the absolute path of a file that ends in .
 const PLUGIN_ALLOWED: &str = "must be the absolute path of a file, or of a directory with a trailing '/'";
 
 /// Returns the parser of this variable.
-pub(super) fn reader(alias: &str, key: &Key) -> KeySetter {
+pub(super) fn parser(alias: &str, key: &Key) -> KeySetter {
     match alias {
         "ETCD_PREFIX" => prefix,
         "CNI_CONFIG_LOCATION" => config_location,
@@ -47,8 +47,8 @@ fn plugin_location(draft: &mut Draft, text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the directory, and the file name unless the whole path is a directory. Only the text decides which it is: the
-/// result of a start must not depend on the files on disk.
+/// Returns the directory, and the file name unless the whole path is a directory. Only the text decides which it is,
+/// because the configuration must not depend on the files on disk.
 fn location(text: &str) -> Option<(PathBuf, Option<&str>)> {
     let path = values::path(text).ok()?;
     // `/` and paths that end in `..` have no file name.

@@ -1,4 +1,4 @@
-//! A configuration under construction.
+//! Builds the configuration from the values of all layers and the defaults of the host.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

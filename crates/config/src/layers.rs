@@ -100,7 +100,7 @@ fn variables(
                 if own_key.is_some() {
                     own_values.push(value);
                 } else {
-                    value.set = aliases::reader(name, key);
+                    value.set = aliases::parser(name, key);
                     legacy_values.push(value);
                 }
             }

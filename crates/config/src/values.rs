@@ -19,14 +19,17 @@ pub(super) fn put<T>(slot: &mut Option<T>, value: Result<T, String>) -> Result<(
 }
 
 /// `none` unsets the value of a lower layer.
-pub(super) fn optional<T>(text: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
+pub(super) fn optional<T>(
+    text: &str,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<Option<T>, String> {
     match text {
         "none" => Ok(None),
-        text => read(text).map(Some).map_err(|allowed| format!("{allowed}, or none")),
+        text => parse(text).map(Some).map_err(|allowed| format!("{allowed}, or none")),
     }
 }
 
-/// Paths are written into the CNI config and into messages, so they must be absolute and printable.
+/// Paths are copied into the CNI config and into messages, so they must be absolute and printable.
 pub(super) fn path(text: &str) -> Result<PathBuf, String> {
     if text.starts_with('/') && !text.contains(char::is_control) {
         Ok(PathBuf::from(text))
@@ -36,7 +39,7 @@ pub(super) fn path(text: &str) -> Result<PathBuf, String> {
 }
 
 pub(super) fn paths(text: &str) -> Result<Vec<PathBuf>, String> {
-    // CNI_PATH is a colon-separated list.
+    // The directories are joined to CNI_PATH, a colon-separated list.
     let parse = |part: &str| path(part).ok().filter(|_| !part.contains(':'));
     let all: Option<Vec<_>> = text.split(',').map(|part| parse(part.trim())).collect();
     all.ok_or_else(|| "must be absolute paths without ':', separated by commas".to_owned())
@@ -150,9 +153,9 @@ const PLUGIN_NAME: &str =
     "must be a file name of 1 to 100 letters, digits, '.', '-' and '_' that starts with a letter or digit";
 
 fn is_plugin_name(text: &str) -> bool {
-    let inside = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    let first = text.starts_with(|c: char| c.is_ascii_alphanumeric());
-    first && text.chars().all(inside) && text.len() <= 100
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    let has_valid_start = text.starts_with(|c: char| c.is_ascii_alphanumeric());
+    has_valid_start && text.chars().all(is_allowed) && text.len() <= 100
 }
 
 pub(super) fn cni_version(text: &str) -> Result<cni::Version, String> {

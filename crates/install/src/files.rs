@@ -11,8 +11,8 @@ use types::Digest;
 
 use crate::InstallError;
 
-/// An older temporary file belongs to a process that was killed.
-const ABANDONED: Duration = Duration::from_secs(60);
+/// Temporary files older than this were left by a killed process.
+const MAX_TEMPORARY_AGE: Duration = Duration::from_secs(60);
 const CHUNK: usize = 64 << 10;
 
 /// The expected content of a file.
@@ -31,7 +31,7 @@ pub(super) enum FileState {
 }
 
 impl FileState {
-    /// What was wrong with the file, if anything.
+    /// The problem of the file, if there is one.
     pub(super) fn problem(self) -> Option<String> {
         match self {
             Self::Correct => None,
@@ -147,7 +147,7 @@ pub(super) fn write_atomically(path: &Path, content: &[u8], mode: u32) -> Result
     let parent = path.parent().unwrap_or(Path::new("/"));
     create_directory(parent)?;
     let fail = |source| InstallError::Write { path: path.to_owned(), source };
-    remove_leftovers(path, ABANDONED).map_err(fail)?;
+    remove_leftovers(path, MAX_TEMPORARY_AGE).map_err(fail)?;
     // Agents in containers may share the runtime's directories.
     let how = Replacement { mode, durability: Durability::Disk, writers: Writers::Many };
     ::files::replace(path, content, how).map_err(fail)

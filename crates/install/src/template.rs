@@ -60,7 +60,7 @@ fn built_in(installed_by: InstalledBy) -> String {
     )
 }
 
-/// Detects an invalid template before this node has joined.
+/// Renders with sample blocks, to detect an invalid template before this node has joined the cluster.
 pub(super) fn check_at_start(installer: &Installer) -> Result<(), InstallError> {
     render(installer, Some(&installer.sample_network)).map(|_| ())
 }
@@ -78,11 +78,9 @@ pub(super) fn render(installer: &Installer, network: Option<&Arc<Network>>) -> R
     let draft = ConfigDraft { installer, network };
     fill(&text, |name| draft.value(name))
         .and_then(|config| draft.check(&config).map(|()| config))
-        .and_then(
-            |config| {
-                if installer.install.config_name.ends_with(".conf") { single(&config) } else { Ok(config) }
-            },
-        )
+        .and_then(|config| {
+            if installer.install.config_name.ends_with(".conf") { single_plugin(&config) } else { Ok(config) }
+        })
         .map_err(|problem| InstallError::Template { template, problem })
 }
 
@@ -108,7 +106,7 @@ fn fill(template: &str, value: impl Fn(&str) -> Result<String, String>) -> Resul
     Ok(out)
 }
 
-/// Enough text to find the position.
+/// The first characters of a text, for error messages.
 fn excerpt(text: &str) -> String {
     text.chars().take(40).collect()
 }
@@ -204,7 +202,7 @@ impl ConfigDraft<'_> {
 }
 
 /// Converts a list with one plugin into a single plugin, which runtimes expect in a `.conf` file.
-fn single(text: &str) -> Result<String, String> {
+fn single_plugin(text: &str) -> Result<String, String> {
     let list: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let plugin = match list["plugins"].as_array().map(Vec::as_slice) {
         Some([one]) => one.as_object(),

@@ -24,6 +24,7 @@ pub struct Lab {
 pub(crate) struct LabInner {
     prefix: String,
     dir: PathBuf,
+    /// Number of the next pod, so that container IDs are unique.
     serial: AtomicU32,
     /// Locked for reading while an object is created and for writing by `Drop`, so that no object is created after it.
     stage: RwLock<LabStage>,

@@ -1,5 +1,5 @@
 //! The project's Markdown pages, for tests that compare them with the programs: fenced blocks, code spans, links, anchors and the
-//! `podwire` commands in them. Reads files, changes none.
+//! `podwire` commands in them. It only reads files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -195,7 +195,7 @@ impl Page {
 
 /// Lower case, hyphens for spaces, no punctuation.
 fn slug(title: &str) -> String {
-    // Of a link only its text is part of the heading.
+    // The anchor has the text of a link, not its target.
     let mut text = String::new();
     let mut rest = title;
     while let Some((before, after)) = rest.split_once("](") {
@@ -238,7 +238,7 @@ fn podwire_commands(line: &str) -> Vec<Vec<String>> {
     commands
 }
 
-/// `podwire lab exec n1` stands before.
+/// True after `podwire lab exec n1`, which may be followed by a command without `--`.
 fn is_inside_exec(before: &[String]) -> bool {
     matches!(before, [.., exec, _] if exec == "exec")
 }

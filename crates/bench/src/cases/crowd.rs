@@ -1,5 +1,5 @@
-//! Dependence of the ADD time on the number of used addresses. The addresses are real claims in Podwire's state, created by its
-//! own code, but without the links of the pods.
+//! Compares the time of an ADD with few and with many addresses in use. The addresses are real claims in Podwire's state,
+//! created by its own code, but without the links of the pods.
 
 use anyhow::{Context as _, Result, bail};
 use engine::state::{

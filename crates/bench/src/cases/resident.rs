@@ -20,8 +20,8 @@ const TIMER: Duration = Duration::from_secs(30);
 const WINDOWS: usize = 3;
 /// Longer than the agent's delay between an event and the comparison.
 const QUIET: Duration = Duration::from_millis(700);
-/// Number of checks for quiescence.
-const LOOKS: usize = 30;
+/// Number of attempts to find a quiet interval.
+const QUIET_ATTEMPTS: usize = 30;
 
 #[derive(Default)]
 pub(crate) struct AgentFootprint {
@@ -47,15 +47,15 @@ pub(crate) fn run(stage: &Stage<'_>, agent: &mut Agent, left: &mut Vec<String>) 
     all.del_all(&inputs, &mut rates)?;
     left.extend(leftovers::links(bench_node));
     left.extend(leftovers::podwire_state(bench_node, BenchNetwork::RESIDENT, Recorded::NOTHING)?);
-    let mut resident = measured?;
-    resident.failures.extend(rates.failures);
-    Ok(resident)
+    let mut footprint = measured?;
+    footprint.failures.extend(rates.failures);
+    Ok(footprint)
 }
 
 fn measure(agent: &mut Agent, stage: &Stage<'_>) -> Result<AgentFootprint> {
     let scale = stage.scale;
     wait_for_quiet(agent)?;
-    let mut resident = AgentFootprint { rss_mib: Some(rss_mib(pid(agent)?)?), ..AgentFootprint::default() };
+    let mut footprint = AgentFootprint { rss_mib: Some(rss_mib(pid(agent)?)?), ..AgentFootprint::default() };
     let idle = idle_percent(agent, Duration::from_secs(scale.idle_seconds))?;
     let mut starts = Vec::new();
     for _ in 0..scale.restarts {
@@ -63,20 +63,20 @@ fn measure(agent: &mut Agent, stage: &Stage<'_>) -> Result<AgentFootprint> {
         let start = Instant::now();
         agent.launch()?;
         agent.wait_ready()?;
-        resident.ready.note(Ok(start.elapsed()));
+        footprint.ready.note(Ok(start.elapsed()));
         starts.push(cpu_time(pid(agent)?)?.as_secs_f64());
         let (ms, attachments) = agents::logged_ready(agent)?;
-        resident.logged.push(ms);
+        footprint.logged.push(ms);
         if attachments != scale.resident {
             let wanted = scale.resident;
-            resident.failures.push(format!("ready with {attachments} attachments instead of {wanted}"));
+            footprint.failures.push(format!("ready with {attachments} attachments instead of {wanted}"));
         }
-        resident.round_ms = rounds(agent)?.1;
+        footprint.round_ms = rounds(agent)?.1;
     }
     // The first comparison after a start is a full one, like the periodic ones.
     let timer = median(&starts).map(|seconds| seconds / TIMER.as_secs_f64() * 100.0);
-    resident.idle_percent = timer.map(|timer| idle + timer);
-    Ok(resident)
+    footprint.idle_percent = timer.map(|timer| idle + timer);
+    Ok(footprint)
 }
 
 /// CPU time of the agent between two periodic comparisons. Windows with a comparison are discarded.
@@ -99,7 +99,7 @@ fn pid(agent: &Agent) -> Result<u32> {
 /// Waits until only periodic comparisons are pending.
 fn wait_for_quiet(agent: &Agent) -> Result<()> {
     let mut known = rounds(agent)?.0;
-    for _ in 0..LOOKS {
+    for _ in 0..QUIET_ATTEMPTS {
         std::thread::sleep(QUIET);
         let now = rounds(agent)?.0;
         if now == known {

@@ -33,7 +33,7 @@ pub(crate) struct ComparedBuild {
     pub(crate) agent: PathBuf,
 }
 
-/// What is compared, and how much is measured.
+/// The two builds, and the parts and size of the measurement.
 pub(crate) struct Comparison {
     old: ComparedBuild,
     new: ComparedBuild,

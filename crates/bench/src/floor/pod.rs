@@ -1,4 +1,4 @@
-//! A pod of the floor, and the netlink messages of its ADD.
+//! A pod of the floor measurement (`floor.rs`), and the netlink messages of its ADD.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -19,7 +19,7 @@ pub(crate) struct FloorPod {
     pub(crate) socket: RtSocket,
     /// Addresses with the subnet's prefix length, and their gateways.
     pub(crate) addresses: Vec<(IpNet, IpAddr)>,
-    /// The host end, while it is attached.
+    /// Index of the host end while the pod is attached.
     pub(crate) attached: Option<u32>,
 }
 
@@ -53,15 +53,15 @@ impl FloorPod {
             Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(&self.host_link)) }),
         ])?;
         let link = self.socket.link(&self.key.ifname)?.context("the new link is missing")?;
-        self.socket.run_every(&inside(&self.addresses, link.index))?;
+        self.socket.run_every(&pod_ops(&self.addresses, link.index))?;
         let took = start.elapsed();
         self.attached = link.peer;
         Ok(took)
     }
 }
 
-/// Sends addresses, link up and default routes in one message batch.
-fn inside(addresses: &[(IpNet, IpAddr)], link: u32) -> Vec<Op<'static>> {
+/// The operations in the namespace of the pod: addresses, link up, default routes.
+fn pod_ops(addresses: &[(IpNet, IpAddr)], link: u32) -> Vec<Op<'static>> {
     let address = |&(addr, _): &(IpNet, IpAddr)| {
         let broadcast = match addr {
             IpNet::V4(v4) => Some(v4.broadcast()),

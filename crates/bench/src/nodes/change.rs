@@ -64,7 +64,7 @@ impl<'a> Mover<'a> {
         let there = self.observer.wait(TIMEOUT, AwaitedRoutes::Via(block, gateway))?;
         std::thread::sleep(REST);
         change.cpu.note(Ok(fine_cpu_time(self.pid)?.saturating_sub(before)));
-        change.route.note(Ok(there.saturating_duration_since(committed.answered)));
+        change.route.note(Ok(there.saturating_duration_since(committed.end)));
         Ok(())
     }
 }

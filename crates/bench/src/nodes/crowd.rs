@@ -13,10 +13,10 @@ use types::{Mac, NodeName, NodeUid};
 
 use super::{MARGIN, subnets};
 
-/// First block of simulated nodes; real agents have the blocks before.
+/// First block of simulated nodes; real agents claim the blocks before it.
 const FIRST_BLOCK: usize = 64;
 /// Nodes per commit. Each has a record and two claims, and a commit has at most 128 changes.
-const AT_ONCE: usize = 40;
+const NODES_PER_COMMIT: usize = 40;
 /// The agents' default key prefix.
 const PREFIX: &str = "/podwire";
 /// Timeout of store requests on a slow host.
@@ -26,11 +26,11 @@ const DEADLINE: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NodeLocation {
     OnLink,
-    /// Behind the router, reachable only through a tunnel.
-    Beyond,
+    /// Reachable only through a tunnel.
+    BehindRouter,
 }
 
-/// Writes to the store from inside the underlay.
+/// Writes to the store from the underlay's namespace, which reaches etcd.
 pub(super) struct CrowdRecords<'a> {
     ns: &'a Ns,
     runtime: Runtime,
@@ -40,9 +40,9 @@ pub(super) struct CrowdRecords<'a> {
 
 /// The times before and after a commit.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Committed {
-    pub(super) asked: Instant,
-    pub(super) answered: Instant,
+pub(super) struct CommitTimes {
+    pub(super) start: Instant,
+    pub(super) end: Instant,
 }
 
 impl<'a> CrowdRecords<'a> {
@@ -54,18 +54,18 @@ impl<'a> CrowdRecords<'a> {
 
     /// Adds nodes, several per commit.
     pub(super) fn add_nodes(&self, records: &[NodeRecord]) -> Result<()> {
-        records.chunks(AT_ONCE).try_for_each(|some| self.commit(&self.puts(some)).map(drop))
+        records.chunks(NODES_PER_COMMIT).try_for_each(|chunk| self.commit(&self.puts(chunk)).map(drop))
     }
 
-    pub(super) fn go(&self, records: &[NodeRecord]) -> Result<()> {
-        records.chunks(AT_ONCE).try_for_each(|some| self.commit(&self.deletes(some)).map(drop))
+    pub(super) fn remove_nodes(&self, records: &[NodeRecord]) -> Result<()> {
+        records.chunks(NODES_PER_COMMIT).try_for_each(|chunk| self.commit(&self.deletes(chunk)).map(drop))
     }
 
-    pub(super) fn put_node(&self, record: &NodeRecord) -> Result<Committed> {
+    pub(super) fn put_node(&self, record: &NodeRecord) -> Result<CommitTimes> {
         self.commit(&self.puts(std::slice::from_ref(record)))
     }
 
-    pub(super) fn remove_node(&self, record: &NodeRecord) -> Result<Committed> {
+    pub(super) fn remove_node(&self, record: &NodeRecord) -> Result<CommitTimes> {
         self.commit(&self.deletes(std::slice::from_ref(record)))
     }
 
@@ -88,11 +88,11 @@ impl<'a> CrowdRecords<'a> {
         keys.map(Change::Delete).collect()
     }
 
-    fn commit(&self, changes: &[Change]) -> Result<Committed> {
-        let asked = Instant::now();
+    fn commit(&self, changes: &[Change]) -> Result<CommitTimes> {
+        let start = Instant::now();
         let outcome = self.ns.enter(|| self.runtime.block_on(self.store.commit(&[], changes)))??;
         ensure!(matches!(outcome, CommitOutcome::Done { .. }), "the store rejected an unconditional commit");
-        Ok(Committed { asked, answered: Instant::now() })
+        Ok(CommitTimes { start, end: Instant::now() })
     }
 }
 
@@ -143,7 +143,7 @@ pub(super) fn addresses(number: usize, location: NodeLocation) -> Result<Vec<IpA
     let [high, last] = low.to_be_bytes();
     let (second, net) = match location {
         NodeLocation::OnLink => (200, 1),
-        NodeLocation::Beyond => (201, 9),
+        NodeLocation::BehindRouter => (201, 9),
     };
     let v4 = Ipv4Addr::new(10, second, high, last);
     let v6 = Ipv6Addr::new(0xfd99, net, 0, 0, 0, 0, 1, low);

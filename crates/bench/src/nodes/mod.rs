@@ -27,11 +27,11 @@ use testkit::{Cluster, Plan};
 use crate::cases::with_progress;
 use crate::options::{BenchPart, NodesScale};
 
-/// The requested results.
+/// The results of the requested parts.
 #[derive(Default)]
 pub(crate) struct Nodes {
     pub(crate) routes: Option<routes::RouteTimes>,
-    pub(crate) scale: Option<scale::Scaled>,
+    pub(crate) scale: Option<scale::ScaleResult>,
     pub(crate) joins: Option<joins::Joins>,
     pub(crate) traffic: Option<traffic::Traffic>,
 }
@@ -58,8 +58,8 @@ pub(crate) fn run(parts: &[BenchPart], scale: &NodesScale) -> Result<Nodes> {
 
 /// Capacity for all simulated nodes: 16,384 blocks of each family.
 const MARGIN: u8 = 14;
-/// A node has a block of each.
-const FAMILIES: usize = 2;
+/// Each node has one IPv4 and one IPv6 block, and so two routes on every other node.
+const BLOCKS_PER_NODE: usize = 2;
 
 fn subnets() -> Vec<IpNet> {
     let v4 = IpAddr::V4(Ipv4Addr::new(10, 64, 0, 0));
@@ -67,7 +67,8 @@ fn subnets() -> Vec<IpNet> {
     vec![IpNet::new_assert(v4, 10), IpNet::new_assert(v6, 64)]
 }
 
-/// Creates hosts and a running etcd; no agent is started. On-link simulated nodes are on-link for every host.
+/// Creates hosts and a running etcd; no agent is started. Every host gets an
+/// address in 10.200.0.0/16, the subnet of the simulated on-link nodes.
 fn hosts(label: &str, nodes: usize, pods: &[IpNet]) -> Result<Cluster> {
     let plan = Plan { nodes, pods: pods.to_vec(), margin: MARGIN, ..Plan::default() };
     let mut cluster = Cluster::hosts(label, &plan)?;

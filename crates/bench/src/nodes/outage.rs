@@ -12,7 +12,7 @@ use super::change::Mover;
 use super::crowd::{self, CrowdRecords, NodeLocation};
 use super::observed::{AwaitedRoutes, RouteObserver};
 use super::routes::TIMEOUT;
-use super::{FAMILIES, hosts, subnets};
+use super::{BLOCKS_PER_NODE, hosts, subnets};
 use crate::firewall::{Timed, note};
 use crate::options::Scale;
 
@@ -26,7 +26,7 @@ pub(crate) fn run(scale: &Scale) -> Result<Timed> {
     let crowd = CrowdRecords::of(&cluster)?;
     let records = crowd::records(0..PEERS, NodeLocation::OnLink)?;
     crowd.add_nodes(&records)?;
-    RouteObserver::open(cluster.node("n1")?)?.wait(TIMEOUT, AwaitedRoutes::Count(PEERS * FAMILIES))?;
+    RouteObserver::open(cluster.node("n1")?)?.wait(TIMEOUT, AwaitedRoutes::Count(PEERS * BLOCKS_PER_NODE))?;
     let mut times = Timed::new();
     let change = Mover::new(&cluster, &crowd, &records)?.run(scale.faults)?;
     times.push((format!("change of one of {PEERS} peers to its route"), change.route));

@@ -58,7 +58,7 @@ pub(crate) fn run(scale: &NodesScale) -> Result<RouteTimes> {
     let crowd = CrowdRecords::of(&cluster)?;
     let mut mover = Mover::new(&cluster, &crowd, &records[..few])?;
     let among_many = mover.run(scale.changes)?;
-    crowd.go(&records[few..])?;
+    crowd.remove_nodes(&records[few..])?;
     RouteObserver::open(cluster.node("n1")?)?.wait(TIMEOUT, AwaitedRoutes::Count(few))?;
     let among_few = mover.run(scale.changes)?;
     Ok(RouteTimes { ip, library: batches, agent: starts, among_many, among_few, few })

@@ -10,10 +10,10 @@ use anyhow::{Context as _, Result, ensure};
 use model::NodeRecord;
 use testkit::{Cluster, uninterrupted, wait_until};
 
-use super::crowd::{self, Committed, CrowdRecords, NodeLocation};
+use super::crowd::{self, CommitTimes, CrowdRecords, NodeLocation};
 use super::observed::{AwaitedRoutes, Diary, RouteObserver, RouteTransition};
 use super::routes::TIMEOUT;
-use super::{FAMILIES, hosts, subnets};
+use super::{BLOCKS_PER_NODE, hosts, subnets};
 use crate::options::NodesScale;
 use crate::process::rss_mib;
 use crate::stats::Sample;
@@ -27,7 +27,7 @@ const LAST: Duration = Duration::from_secs(2);
 const METRICS: &str = "127.0.0.1:2381";
 const QUESTION: Duration = Duration::from_secs(2);
 
-pub(crate) struct Scaled {
+pub(crate) struct ScaleResult {
     /// Memory of the largest agent after all changes.
     pub(crate) rss_mib: f64,
     /// From the response of the commit to the route, for all agents.
@@ -43,7 +43,7 @@ pub(crate) struct Scaled {
     pub(crate) agents: usize,
 }
 
-pub(crate) fn run(scale: &NodesScale) -> Result<Scaled> {
+pub(crate) fn run(scale: &NodesScale) -> Result<ScaleResult> {
     let mut cluster = hosts("scale", AGENTS, &subnets())?;
     cluster.start_agents()?;
     let cluster = cluster;
@@ -64,7 +64,7 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Scaled> {
             cluster.agent(&name)?.pid().with_context(|| format!("the agent of {name} is not running"))?;
         largest = largest.max(rss_mib(pid)?);
     }
-    Ok(Scaled {
+    Ok(ScaleResult {
         rss_mib: largest,
         event: churn.event,
         with_commit: churn.with_commit,
@@ -78,8 +78,9 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Scaled> {
 
 /// Half of the nodes are on-link, the other half behind the router.
 fn mixed(numbers: std::ops::Range<usize>) -> Result<Vec<NodeRecord>> {
-    let location =
-        |number: usize| if number.is_multiple_of(2) { NodeLocation::OnLink } else { NodeLocation::Beyond };
+    let location = |number: usize| {
+        if number.is_multiple_of(2) { NodeLocation::OnLink } else { NodeLocation::BehindRouter }
+    };
     numbers.map(|number| crowd::record(number, location(number))).collect()
 }
 
@@ -88,7 +89,7 @@ fn wait_for_routes(cluster: &Cluster, crowd: usize) -> Result<()> {
     for name in cluster.node_names() {
         let mut observer = RouteObserver::open(cluster.node(&name)?)?;
         observer
-            .wait(TIMEOUT, AwaitedRoutes::Count(FAMILIES * (crowd + AGENTS - 1)))
+            .wait(TIMEOUT, AwaitedRoutes::Count(BLOCKS_PER_NODE * (crowd + AGENTS - 1)))
             .with_context(|| format!("node {name}"))?;
     }
     Ok(())
@@ -109,7 +110,7 @@ fn churn(cluster: &Cluster, crowd: &CrowdRecords<'_>, (nodes, lasting): (usize, 
     let count = (lasting.as_secs_f64() * f64::from(PER_SECOND)).round() as usize;
     let (added, removed) = (mixed(nodes..nodes + count)?, mixed(0..count)?);
     ensure!(count < nodes, "{nodes} nodes are too few to remove {count}");
-    let mut transitions: Vec<(RouteTransition, Committed)> = Vec::new();
+    let mut transitions: Vec<(RouteTransition, CommitTimes)> = Vec::new();
     let start = Instant::now();
     for (index, (new_node, old_node)) in added.iter().zip(&removed).enumerate() {
         pace(start, index);
@@ -121,8 +122,9 @@ fn churn(cluster: &Cluster, crowd: &CrowdRecords<'_>, (nodes, lasting): (usize, 
     // pair is checked.
     let last = added.last().zip(removed.last()).context("no node was added or removed")?;
     let (there, gone) = (block(last.0)?, block(last.1)?);
-    let awaited =
-        || [AwaitedRoutes::Swapped { there, gone }, AwaitedRoutes::Count(FAMILIES * (nodes + AGENTS - 1))];
+    let awaited = || {
+        [AwaitedRoutes::Swapped { there, gone }, AwaitedRoutes::Count(BLOCKS_PER_NODE * (nodes + AGENTS - 1))]
+    };
     let settled = wait_until("the last routes", LAST, || {
         Ok(awaited().into_iter().all(|routes| holds_now(cluster, routes)))
     });
@@ -157,7 +159,7 @@ impl Churn {
     /// Checks that each event is in the log of one agent.
     fn judge(
         &mut self,
-        transitions: &[(RouteTransition, Committed)],
+        transitions: &[(RouteTransition, CommitTimes)],
         events: Vec<(RouteTransition, Instant)>,
         name: &str,
     ) {
@@ -168,8 +170,8 @@ impl Churn {
         for (transition, committed) in transitions {
             match first.get(transition) {
                 Some(at) => {
-                    self.event.note(Ok(at.saturating_duration_since(committed.answered)));
-                    self.with_commit.note(Ok(at.saturating_duration_since(committed.asked)));
+                    self.event.note(Ok(at.saturating_duration_since(committed.end)));
+                    self.with_commit.note(Ok(at.saturating_duration_since(committed.start)));
                 }
                 None => self.event.note(Err(anyhow::anyhow!("{transition:?} was not observed on {name}"))),
             }
@@ -182,8 +184,8 @@ fn requests_per_minute(cluster: &Cluster, window: Duration) -> Result<f64> {
     let before = requests(cluster)?;
     let start = Instant::now();
     std::thread::sleep(window);
-    let asked = requests(cluster)? - before;
-    Ok(asked / AGENTS as f64 / start.elapsed().as_secs_f64() * 60.0)
+    let sent = requests(cluster)? - before;
+    Ok(sent / AGENTS as f64 / start.elapsed().as_secs_f64() * 60.0)
 }
 
 /// Total number of etcd requests. A message in a stream counts as a request.

@@ -7,7 +7,7 @@ use super::verdict::{RatioTarget, TargetVerdict};
 use crate::nodes::Nodes;
 use crate::nodes::joins::Joins;
 use crate::nodes::routes::RouteTimes;
-use crate::nodes::scale::Scaled;
+use crate::nodes::scale::ScaleResult;
 use crate::nodes::traffic::Traffic;
 use crate::options::NodesScale;
 use crate::stats::{Better, Sample, median};
@@ -141,7 +141,7 @@ fn route_lines(routes: &RouteTimes, scale: &NodesScale) -> Vec<NodesLine> {
     ]
 }
 
-fn scale_lines(scaled: &Scaled, scale: &NodesScale) -> Vec<NodesLine> {
+fn scale_lines(scaled: &ScaleResult, scale: &NodesScale) -> Vec<NodesLine> {
     let all = scale.crowd;
     let p = |sample: &Sample, pick: fn(&crate::stats::Percentiles) -> f64| {
         sample.percentiles().as_ref().map(pick)

@@ -18,7 +18,7 @@ pub(crate) const LEGAL: &str = "legal";
 pub(crate) const HOSTILE: &str = "hostile";
 /// Marker in hostile ICMP messages.
 pub(crate) const MARK: &[u8; 14] = b"podwire-soak!!";
-const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+const POLL_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 pub(crate) struct VictimListener {
     name: String,
@@ -55,7 +55,7 @@ impl VictimListener {
         let mut fds = vec![PollFd::new(&self.datagrams, PollFlags::IN)];
         fds.extend(self.messages.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         // Pending messages are read below, also after EINTR.
-        let _ = poll(&mut fds, Some(&TURN));
+        let _ = poll(&mut fds, Some(&POLL_TIMEOUT));
         let mut buffer = [0; 2048];
         while let Ok((length, from)) = self.datagrams.recv_from(&mut buffer) {
             let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
@@ -89,7 +89,7 @@ pub(crate) fn received(name: &str) -> String {
     format!("legal datagrams at {name}")
 }
 
-/// Payload of a hostile datagram.
-pub(crate) fn payload(attack: Attack, what: &str) -> Vec<u8> {
-    format!("{HOSTILE} {attack:?} {what}").into_bytes()
+/// Payload of a hostile datagram. The listener that receives it reports attack and details.
+pub(crate) fn payload(attack: Attack, details: &str) -> Vec<u8> {
+    format!("{HOSTILE} {attack:?} {details}").into_bytes()
 }

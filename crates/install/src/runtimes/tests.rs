@@ -70,7 +70,7 @@ fn b17_a_containerd_without_cri_is_ignored() {
 }
 
 #[test]
-fn b17_two_runtimes_get_a_common_directory_or_a_complaint() {
+fn b17_two_runtimes_get_a_common_directory_or_a_warning() {
     let both = "[crio.network]\nplugin_dirs = [\"/opt/cni/bin\", \"/usr/lib/cni/\"]\n";
     assert_eq!(chosen(&[(CONTAINERD, DEBIAN), (CRIO, both)]), ["/usr/lib/cni", CONFIG_DIR]);
 
@@ -145,8 +145,11 @@ fn b17_missing_plugins_of_a_runtime_are_a_condition_with_a_working_fix() {
     }
     // containerd can configure the loopback interface itself.
     let internal = format!("{}use_internal_loopback = true\n", config("elsewhere"));
-    let lacking_less = detect(&[(CONTAINERD, &internal)]).findings(&at("net.d"), &plugin);
-    assert!(lacking_less[0].message.contains("does not find podwire-cni, chained in "), "{lacking_less:?}");
+    let without_loopback = detect(&[(CONTAINERD, &internal)]).findings(&at("net.d"), &plugin);
+    assert!(
+        without_loopback[0].message.contains("does not find podwire-cni, chained in "),
+        "{without_loopback:?}"
+    );
     // The other runtime has all plugins.
     let crio =
         format!("[crio.network]\nplugin_dirs = [{:?}]\nnetwork_dir = {:?}\n", at("installed"), at("net.d"));

@@ -51,7 +51,7 @@ pub struct Cluster {
     pending: Mutex<Vec<PendingPod>>,
     underlay: Node,
     plugin: Plugin,
-    /// The program of the agents; `None` selects the built one.
+    /// Executable of the agents; `None` selects the one that cargo built.
     program: Option<PathBuf>,
     life: ProcessLifetime,
     saved_lab: Option<SavedLab>,
@@ -84,7 +84,7 @@ struct PendingPod {
 /// Which command created the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClusterOrigin {
-    /// This one. If the creation fails, everything is removed.
+    /// The current one. If the creation fails, everything is removed.
     Created,
     /// An earlier command.
     Opened,

@@ -1,4 +1,4 @@
-//! Deletes links: when the call returns, what is removed by then, and which errors it reports.
+//! Deletion of links: when the call returns, which objects are removed by then, and which errors it reports.
 
 use std::sync::Barrier;
 

@@ -20,7 +20,11 @@ fn ip(text: &str) -> IpAddr {
 }
 
 /// Reads until the expected event arrives.
-fn until(monitor: &mut PeerMonitor, what: &str, is_expected: impl Fn(&PeerEvent) -> bool) -> Vec<PeerEvent> {
+fn wait_for(
+    monitor: &mut PeerMonitor,
+    what: &str,
+    is_expected: impl Fn(&PeerEvent) -> bool,
+) -> Vec<PeerEvent> {
     let mut received = Vec::new();
     while !received.iter().any(&is_expected) {
         let timeout = Timespec { tv_sec: 10, tv_nsec: 0 };
@@ -66,22 +70,22 @@ fn added_changed_and_removed_peer_routes_are_reported() {
         let is_route = |reported: &Route| {
             (reported.dst, reported.gateway, reported.link) == (route.dst, route.gateway, route.link)
         };
-        until(
+        wait_for(
             &mut monitor,
             "a new route",
             |event| matches!(event, PeerEvent::RouteSet(reported) if is_route(reported)),
         );
         // The operator's route replaces the managed one, which is then restored and deleted.
         json(&w.host, &format!("ip route replace {block} via {gateway} proto static"));
-        until(&mut monitor, "a replaced route", |event| *event == PeerEvent::RouteReplaced(net(block)));
+        wait_for(&mut monitor, "a replaced route", |event| *event == PeerEvent::RouteReplaced(net(block)));
         w.h.run(&Op::AddRoute { route, mode: Mode::Replace }).unwrap();
-        until(
+        wait_for(
             &mut monitor,
             "the restored route",
             |event| matches!(event, PeerEvent::RouteSet(reported) if is_route(reported)),
         );
         json(&w.host, &format!("ip route del {block}"));
-        until(
+        wait_for(
             &mut monitor,
             "a deleted route",
             |event| matches!(event, PeerEvent::RouteRemoved(reported) if is_route(reported)),
@@ -97,18 +101,18 @@ fn addresses_and_default_routes_are_reported() {
         let mut monitor = PeerMonitor::open_in(&w.host).unwrap();
         w.h.run(&address(link, addr)).unwrap();
         let is_added = |reported: &netlink::Address| (reported.link, reported.addr) == (link, net(addr));
-        until(
+        wait_for(
             &mut monitor,
             "an address",
             |event| matches!(event, PeerEvent::AddressSet(reported) if is_added(reported)),
         );
         monitor.read().unwrap();
         json(&w.host, &format!("ip route add {all} via {gateway} metric 5"));
-        until(&mut monitor, "a default route", |event| *event == PeerEvent::DefaultRoute);
+        wait_for(&mut monitor, "a default route", |event| *event == PeerEvent::DefaultRoute);
         json(&w.host, &format!("ip route del {all} via {gateway} metric 5"));
-        until(&mut monitor, "the removed default route", |event| *event == PeerEvent::DefaultRoute);
+        wait_for(&mut monitor, "the removed default route", |event| *event == PeerEvent::DefaultRoute);
         json(&w.host, &format!("ip addr del {addr} dev eth0"));
-        until(
+        wait_for(
             &mut monitor,
             "a removed address",
             |event| matches!(event, PeerEvent::AddressRemoved(reported) if is_added(reported)),
@@ -134,7 +138,7 @@ fn changes_of_the_tunnel_and_its_entries_are_reported() {
             link: None,
         };
         let link = w.h.create_vxlan(&add, None).unwrap();
-        until(
+        wait_for(
             &mut monitor,
             "the tunnel",
             |event| matches!(event, PeerEvent::Link(reported) if reported.index == link && reported.up && reported.vxlan.is_some()),
@@ -143,33 +147,33 @@ fn changes_of_the_tunnel_and_its_entries_are_reported() {
         let neighbour = AddNeighbour { link, addr, mac: mac(30), protocol: PEER_PROTOCOL };
         w.h.run_every(&[Op::AddNeighbour(neighbour), Op::AddFdb(entry)]).unwrap();
         let set = |mac| PeerEvent::NeighbourSet { link, addr, mac: Some(mac) };
-        let reported = until(&mut monitor, "an entry", |event| *event == PeerEvent::FdbSet(entry));
+        let reported = wait_for(&mut monitor, "an entry", |event| *event == PeerEvent::FdbSet(entry));
         assert!(reported.contains(&set(mac(30))), "{reported:?}");
 
         json(&w.host, &format!("ip neigh replace {gateway} lladdr {} dev pwvx nud permanent", mac(31)));
-        until(&mut monitor, "the changed MAC", |event| *event == set(mac(31)));
+        wait_for(&mut monitor, "the changed MAC", |event| *event == set(mac(31)));
         json(&w.host, &format!("ip neigh del {gateway} dev pwvx"));
-        until(&mut monitor, "a removed neighbour", |event| {
+        wait_for(&mut monitor, "a removed neighbour", |event| {
             *event == PeerEvent::NeighbourRemoved { link, addr }
         });
         json(&w.host, &format!("bridge fdb del {} dev pwvx dst {dst} self", mac(30)));
-        until(&mut monitor, "a removed entry", |event| *event == PeerEvent::FdbRemoved(entry));
+        wait_for(&mut monitor, "a removed entry", |event| *event == PeerEvent::FdbRemoved(entry));
 
         json(&w.host, "ip link set pwvx mtu 1300");
-        until(
+        wait_for(
             &mut monitor,
             "the changed MTU",
             |event| matches!(event, PeerEvent::Link(reported) if reported.mtu == 1300),
         );
         json(&w.host, "ip link set pwvx down");
-        until(
+        wait_for(
             &mut monitor,
             "the tunnel going down",
             |event| matches!(event, PeerEvent::Link(reported) if reported.index == link && !reported.up),
         );
         w.h.run(&Op::DelLink(link)).unwrap();
         let gone = PeerEvent::LinkRemoved { index: link, name: "pwvx".to_owned() };
-        until(&mut monitor, "the removed tunnel", |event| *event == gone);
+        wait_for(&mut monitor, "the removed tunnel", |event| *event == gone);
     }
 }
 
@@ -204,13 +208,14 @@ fn changes_unrelated_to_peers_are_not_reported() {
     json(&w.pod, "ip route add 10.9.0.0/16 dev eth0 proto 113");
     // Marks the end: all earlier events were received when this one arrives.
     json(&w.host, "ip link set br0 alias end");
-    let reported = until(
+    let reported = wait_for(
         &mut monitor,
         "the end marker",
         |event| matches!(event, PeerEvent::Link(reported) if reported.index == bridge && reported.alias.as_deref() == Some("end")),
     );
     let is_link = |event: &&PeerEvent| matches!(event, PeerEvent::Link(_));
     let unexpected: Vec<_> = reported.iter().filter(|event| !is_link(event)).collect();
+    // The kernel may report IPv6 addresses of the setup after the monitor was opened.
     let is_late = |event: &&&PeerEvent| matches!(event, PeerEvent::AddressSet(reported) if reported.addr.addr().is_ipv6());
     assert_eq!(unexpected.iter().filter(|event| !is_late(event)).count(), 0, "{unexpected:?}");
 }
@@ -229,7 +234,7 @@ fn an_overrun_is_reported_once_and_monitoring_continues() {
     rustix::net::sockopt::set_socket_recv_buffer_size(&monitor, 1 << 20).unwrap();
     monitor.read().unwrap();
     json(&w.host, "ip link set pw3 mtu 1300");
-    until(
+    wait_for(
         &mut monitor,
         "a change",
         |event| matches!(event, PeerEvent::Link(reported) if reported.mtu == 1300),

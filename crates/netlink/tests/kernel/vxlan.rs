@@ -110,12 +110,15 @@ fn an_fdb_entry_replaces_the_one_of_the_same_mac() {
         let second = Fdb { mac: mac(31), ..entry };
         w.h.run(&Op::AddFdb(second)).unwrap();
         let shown = json(&w.host, "bridge -j fdb show dev pwvx4");
-        let of = |entry: &Fdb| {
+        let shown_entry = |entry: &Fdb| {
             let all = shown.as_array().unwrap();
             all.iter().find(|one| one["mac"] == entry.mac.to_string()).unwrap().clone()
         };
-        assert_eq!((&of(&entry)["dst"], &of(&entry)["state"]), (&other.into(), &"permanent".into()));
-        assert_eq!(of(&second)["dst"], other);
+        assert_eq!(
+            (&shown_entry(&entry)["dst"], &shown_entry(&entry)["state"]),
+            (&other.into(), &"permanent".into())
+        );
+        assert_eq!(shown_entry(&second)["dst"], other);
 
         // The kernel acknowledges the removal of an entry with another destination, and does nothing.
         w.h.run(&Op::DelFdb(moved)).unwrap();
@@ -228,22 +231,22 @@ fn a_route_is_replaced_between_tunnel_and_link() {
     for (dst, tunnelled, direct) in
         [("10.2.22.0/24", "10.2.22.0", OUTER[0].1), ("fd00:2:0:22::/64", "fe80::ff:fe00:16", OUTER[1].1)]
     {
-        let through = Route {
+        let tunnelled_route = Route {
             gateway: Some(ip(tunnelled)),
             link: Some(link),
             onlink: ip(tunnelled).is_ipv4(),
             protocol: PEER_PROTOCOL,
             ..Route::to(net(dst))
         };
-        let on_link = Route { gateway: Some(ip(direct)), link: Some(host), onlink: false, ..through };
-        for route in [on_link, through, on_link, through] {
+        let on_link = Route { gateway: Some(ip(direct)), link: Some(host), onlink: false, ..tunnelled_route };
+        for route in [on_link, tunnelled_route, on_link, tunnelled_route] {
             w.h.run(&Op::AddRoute { route, mode: Mode::Replace }).unwrap();
             let found: Vec<_> =
                 w.h.routes(of_peers).unwrap().into_iter().map(|r| (r.gateway, r.link)).collect();
             assert_eq!(found, [(route.gateway, route.link)]);
         }
         assert!(w.h.run(&Op::DelRoute(on_link)).unwrap_err().is_missing(), "another route is installed");
-        w.h.run(&Op::DelRoute(through)).unwrap();
+        w.h.run(&Op::DelRoute(tunnelled_route)).unwrap();
     }
 }
 

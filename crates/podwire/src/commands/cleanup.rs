@@ -46,7 +46,7 @@ pub(crate) fn run(args: &CleanupArgs) -> Result<()> {
     let kernel = if args.all {
         CleanupReport::of_everything(&directories.run_dir)
     } else {
-        let configured = configured(&directories);
+        let configured = configured_network(&directories);
         let network = configured.as_ref().map(|network| (&network.name, &network.bridge));
         engine::cleanup(&directories.run_dir, network)
     };
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &CleanupArgs) -> Result<()> {
 }
 
 /// The network of the agent that uses this run directory. `find_strict` already reported an invalid configuration.
-fn configured(directories: &AgentDirectories) -> Option<netconf::NetworkSettings> {
+fn configured_network(directories: &AgentDirectories) -> Option<netconf::NetworkSettings> {
     let config = Config::load(&Flags::default(), std::env::vars_os()).ok()?;
     (config.run_dir == directories.run_dir).then_some(config.network)
 }
@@ -119,7 +119,7 @@ fn lock_out_agent(directories: &AgentDirectories) -> Result<Option<File>> {
             let pid = files::read_text(&path).unwrap_or_default();
             bail!(
                 "{}",
-                agent_runs(&format!(
+                running_agent_error(&format!(
                     "an agent (process {}) uses {}",
                     pid.trim(),
                     directories.run_dir.display()
@@ -133,17 +133,18 @@ fn lock_out_agent(directories: &AgentDirectories) -> Result<Option<File>> {
     match Client::new(&directories.socket).get(api::HEALTH, TIMEOUT) {
         Err(ClientError::NoListener { .. }) => {}
         Ok(_) | Err(_) => {
-            bail!("{}", agent_runs(&format!("an agent listens on {}", directories.socket.display())))
+            bail!("{}", running_agent_error(&format!("an agent listens on {}", directories.socket.display())))
         }
     }
-    // An agent with another run directory. Its gateway device and tables do not name their run directory.
+    // An agent with another run directory may use this namespace. Cleanup would remove its gateway device and tables, because
+    // they do not name their run directory.
     if let Some(other) = agent::agents_here()?.first() {
-        bail!("{}", agent_runs(&format!("an agent ({other}) runs in this network namespace")));
+        bail!("{}", running_agent_error(&format!("an agent ({other}) runs in this network namespace")));
     }
     Ok(lock)
 }
 
-fn agent_runs(agent: &str) -> String {
+fn running_agent_error(agent: &str) -> String {
     format!(
         "{agent} and would restore everything; stop it with 'systemctl disable --now podwire', then run this command again"
     )

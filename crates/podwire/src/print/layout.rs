@@ -1,5 +1,5 @@
-//! Layout of tables and text in [`width`] columns. Values are wrapped and never truncated, because they are copied. Paths are
-//! not wrapped.
+//! Layout of tables and text in [`width`] columns. Values are wrapped and never truncated, because users copy them. Paths
+//! are not wrapped.
 
 use super::colour::{is_mark, printable};
 use super::terminal::width;
@@ -7,7 +7,7 @@ use super::terminal::width;
 /// [`table`] or [`wide_table`].
 pub(crate) type TableLayout = fn(&[&str], Vec<Vec<String>>) -> String;
 
-/// Length of an uncompressed IPv6 prefix. Longer words are names or IDs, which can be broken.
+/// Length of the longest IPv6 prefix in text form. Longer words are names or IDs, which can be broken.
 const LONGEST_ADDRESS: usize = 43;
 /// Spaces between two columns.
 const GAP: usize = 2;
@@ -73,29 +73,32 @@ fn widths(header: &[String], rows: &[Vec<String>], width: usize) -> Vec<usize> {
     };
     let columns = 0..header.len();
     let natural: Vec<usize> = columns.clone().map(|column| longest(column, &length)).collect();
-    let whole: Vec<usize> = columns.map(|column| longest(column, &longest_part)).collect();
-    let least: Vec<usize> = header.iter().map(|title| length(title).max(1)).collect();
-    for least in [&whole, &least] {
-        for most in (1..=width).rev() {
-            let widths: Vec<usize> =
-                natural.iter().zip(least).map(|(natural, least)| *natural.min(&most).max(least)).collect();
+    let unbroken: Vec<usize> = columns.map(|column| longest(column, &longest_part)).collect();
+    let titles: Vec<usize> = header.iter().map(|title| length(title).max(1)).collect();
+    for minimum in [&unbroken, &titles] {
+        for limit in (1..=width).rev() {
+            let widths: Vec<usize> = natural
+                .iter()
+                .zip(minimum)
+                .map(|(natural, minimum)| *natural.min(&limit).max(minimum))
+                .collect();
             if widths.iter().sum::<usize>() <= available {
                 return widths;
             }
         }
     }
-    least
+    titles
 }
 
-/// Wraps the lines of a cell that are too long. Continuation lines are indented by `more` spaces.
-fn fit(cell: &str, width: usize, more: usize) -> String {
+/// Wraps the lines of a cell that are too long. Continuation lines are indented by `extra_indent` spaces.
+fn fit(cell: &str, width: usize, extra_indent: usize) -> String {
     let line = |line: &str| {
         if length(line) <= width {
             return line.to_owned();
         }
         let indent = line.len() - line.trim_start().len();
-        let wrapped = wrap(line, width.saturating_sub(indent + more));
-        format!("{}{}", " ".repeat(indent), hanging(&wrapped, indent + more))
+        let wrapped = wrap(line, width.saturating_sub(indent + extra_indent));
+        format!("{}{}", " ".repeat(indent), hanging(&wrapped, indent + extra_indent))
     };
     printable(cell).lines().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -104,7 +107,7 @@ fn fit(cell: &str, width: usize, more: usize) -> String {
 pub(crate) fn wrap(text: &str, width: usize) -> String {
     wrap_with(text, width, |word| match is_path(word) {
         true => vec![word.to_owned()],
-        false => broken(word, width.max(1)),
+        false => break_word(word, width.max(1)),
     })
 }
 
@@ -124,7 +127,7 @@ pub(crate) fn message(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn wrap_with(text: &str, width: usize, broken: impl Fn(&str) -> Vec<String>) -> String {
+fn wrap_with(text: &str, width: usize, break_word: impl Fn(&str) -> Vec<String>) -> String {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match lines.last_mut() {
@@ -132,7 +135,7 @@ fn wrap_with(text: &str, width: usize, broken: impl Fn(&str) -> Vec<String>) -> 
                 line.push(' ');
                 line.push_str(word);
             }
-            _ => lines.extend(broken(word)),
+            _ => lines.extend(break_word(word)),
         }
     }
     lines.join("\n")
@@ -158,8 +161,8 @@ fn length(text: &str) -> usize {
 /// The parts of a word that are not broken. Addresses and prefixes are one part.
 fn parts(word: &str) -> Vec<&str> {
     let (mut parts, mut start) = (Vec::new(), 0);
-    for (at, sign) in word.char_indices().filter(|(_, sign)| ['-', '/', '.', ',', '_'].contains(sign)) {
-        let end = at + sign.len_utf8();
+    for (at, c) in word.char_indices().filter(|(_, c)| ['-', '/', '.', ',', '_'].contains(c)) {
+        let end = at + c.len_utf8();
         if word[end..].starts_with(char::is_alphabetic) {
             parts.push(&word[start..end]);
             start = end;
@@ -175,8 +178,8 @@ fn longest_part(line: &str) -> usize {
     lengths.filter(|length| *length <= LONGEST_ADDRESS).max().unwrap_or(0)
 }
 
-/// Breaks a word into lines.
-fn broken(word: &str, width: usize) -> Vec<String> {
+/// Breaks a word into lines, between its parts if possible.
+fn break_word(word: &str, width: usize) -> Vec<String> {
     if length(word) <= width {
         return vec![word.to_owned()];
     }
@@ -185,11 +188,11 @@ fn broken(word: &str, width: usize) -> Vec<String> {
         if !line.is_empty() && length(&line) + length(part) > width {
             lines.push(std::mem::take(&mut line));
         }
-        for sign in part.chars() {
+        for c in part.chars() {
             if length(&line) == width {
                 lines.push(std::mem::take(&mut line));
             }
-            line.push(sign);
+            line.push(c);
         }
     }
     lines.push(line);

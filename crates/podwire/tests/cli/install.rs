@@ -85,15 +85,15 @@ fn a7_a_template_uses_the_network_of_the_running_agent() {
         "--network-mtu",
         "1400",
     ]);
-    let more = ["--template", template.to_str().unwrap(), "--config-name", "05-blue.conflist"];
-    let outcome = host.install(&more);
+    let args = ["--template", template.to_str().unwrap(), "--config-name", "05-blue.conflist"];
+    let outcome = host.install(&args);
     assert!(outcome.success(), "{}", outcome.stderr);
     // The network of the running agent, not of the configuration of this command.
     let list = runtime.config("05-blue.conflist");
     assert_eq!((&list["name"], &list["plugins"][0]["subnet"]), (&json!("blue"), &json!("10.9.0.0/24")));
     assert_eq!((&list["plugins"][0]["mtu"], &list["plugins"][1]["type"]), (&json!(1400), &json!("tuning")));
     fs::write(&template, r#"{"name": "{{ UNKNOWN }}"}"#).unwrap();
-    let outcome = host.install(&more);
+    let outcome = host.install(&args);
     assert!(!outcome.success());
     has(&outcome.stderr, &["UNKNOWN", template.to_str().unwrap()]);
 }

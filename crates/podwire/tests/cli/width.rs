@@ -5,8 +5,8 @@ use testkit::{Call, DEADLINE, Pod, Verb, wait_until};
 
 use crate::common::{Host, has};
 
-/// The longest names that Kubernetes allows.
-fn long(label: &str) -> String {
+/// A name of 63 characters, the maximum length of a DNS label.
+fn long_name(label: &str) -> String {
     format!("{label}-{}", "x".repeat(62 - label.len()))
 }
 
@@ -19,7 +19,11 @@ fn add(host: &Host, config: &Value, label: &str) -> Pod {
         let mut config = config.clone();
         config["runtimeConfig"] =
             json!({ "portMappings": [map("198.51.100.7"), map("2001:db8:1234:5678:9abc:def0:1234:5678")] });
-        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={}", long("ns"), long("pod"));
+        let args = format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={}",
+            long_name("ns"),
+            long_name("pod")
+        );
         let call = Call {
             container: Some(id(label)),
             ifname: Some(ifname.to_owned()),
@@ -55,7 +59,7 @@ fn every_command_fits_80_columns_on_a_standalone_node() {
     let host = Host::new("narrow-alone");
     let mut config = host.standalone();
     config["subnet"] = json!("10.50.0.0/24,fd00:1234:5678:9abc:def0:1234:5678:0/112");
-    config["name"] = json!(long("network"));
+    config["name"] = json!(long_name("network"));
     let (a, _b) = (add(&host, &config, "a"), host.node.pod("b").unwrap());
     let table = host.ask(&["pods"]).stdout;
     has(&table, &["fd00:1234:5678:9abc:def0:1234:5678:2", "IF"]);
@@ -78,7 +82,7 @@ fn every_command_fits_80_columns_with_an_agent() {
     let runtime = host.runtime();
     let flags = [
         "--node",
-        &long("node"),
+        &long_name("node"),
         "--network-subnet",
         "10.50.0.0/24,fd00:1234:5678:9abc:def0:1234:5678:0/112",
     ];

@@ -23,11 +23,11 @@ const SHIM: (&str, Exists) = ("its shim", |machine| {
     Ok(machine.remains()?.iter().any(|line| line.starts_with("process containerd-shim")))
 });
 
-/// State of the pod's namespace after containerd was killed.
+/// What the test does with the pod's namespace after it has killed containerd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum NamespaceState {
-    Kept,
-    Removed,
+enum NamespaceAction {
+    Keep,
+    Remove,
 }
 
 #[test]
@@ -43,12 +43,12 @@ fn containerd_killed_during_pod_creation_leaves_no_managed_objects() {
     let before = Snapshot::of(&site.world.node).unwrap();
     let layers = names(&site.world.machine, SNAPSHOTS);
     let rounds = [
-        (NAMESPACE, NamespaceState::Kept),
-        (RECORD, NamespaceState::Kept),
-        (ATTACHMENT, NamespaceState::Kept),
-        (SHIM, NamespaceState::Kept),
-        (RECORD, NamespaceState::Removed),
-        (ATTACHMENT, NamespaceState::Removed),
+        (NAMESPACE, NamespaceAction::Keep),
+        (RECORD, NamespaceAction::Keep),
+        (ATTACHMENT, NamespaceAction::Keep),
+        (SHIM, NamespaceAction::Keep),
+        (RECORD, NamespaceAction::Remove),
+        (ATTACHMENT, NamespaceAction::Remove),
     ];
     for (number, ((object, exists), namespace)) in rounds.into_iter().enumerate() {
         let cri = site.world.cri().clone();
@@ -60,7 +60,7 @@ fn containerd_killed_during_pod_creation_leaves_no_managed_objects() {
         let outcome = run.join().unwrap();
         let outcome = outcome.map_err(|error| format!("{error:#}"));
         assert!(outcome.is_ok() || !was_finished, "{outcome:?}");
-        if namespace == NamespaceState::Removed {
+        if namespace == NamespaceAction::Remove {
             remove_namespaces(&site.world.machine);
             wait_for_removal(&site, object);
         }
@@ -76,10 +76,12 @@ fn containerd_killed_during_pod_creation_leaves_no_managed_objects() {
     before.wait_for_same(&site.world.node, SOON).unwrap();
 }
 
-fn wait_for_removal(site: &Site, moment: &str) {
-    wait_until(&format!("removal of a pod after containerd was killed at {moment}"), SOON, || {
-        Ok(names(&site.world.machine, ATTACHMENTS).is_empty() && site.claims().is_empty())
-    })
+fn wait_for_removal(site: &Site, object: &str) {
+    wait_until(
+        &format!("removal of a pod after containerd was killed after the creation of {object}"),
+        SOON,
+        || Ok(names(&site.world.machine, ATTACHMENTS).is_empty() && site.claims().is_empty()),
+    )
     .unwrap();
 }
 

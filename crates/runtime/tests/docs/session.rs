@@ -21,7 +21,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Commands that only show the state. Their output follows events, so it is awaited.
 const OBSERVING: [&str; 8] =
     ["status", "pods", "nodes", "routes", "blocks", "doctor", "lab test", "lab status"];
-/// Does for the agent's unit what the pages ask of systemd.
+/// A replacement of `systemctl` with the commands that the pages use. It starts and stops the agent without systemd.
 const SYSTEMCTL: &str = r#"#!/bin/sh
 set -eu
 case "$*" in

@@ -1,4 +1,4 @@
-//! Stops one thread of a running program, so that a test can show what does not depend on it.
+//! Stops one thread of a running program, so that a test can prove that the other threads do not depend on it.
 
 use std::fs;
 
@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, bail};
 
 use super::sys::{self, WaitStatus};
 
-/// A stopped thread. All other threads of its program run. It runs again when this is dropped. To be used by the thread that
-/// created it.
+/// A stopped thread. The other threads of its program keep running. Dropping the value resumes it. Only the thread that created
+/// the value can use it.
 #[derive(Debug)]
 pub struct HeldThread {
     tid: i32,

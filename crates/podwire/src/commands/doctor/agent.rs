@@ -16,7 +16,7 @@ pub(super) fn answers(node: &CheckedNode) -> Vec<Check> {
         NodeServer::Agent(status) if status.ready => {
             Check::ok(CHECK, format!("process {} is ready", status.pid))
         }
-        // The conditions below have the reasons.
+        // The check `conditions` reports the reasons.
         NodeServer::Agent(status) => {
             Check::ok(CHECK, format!("process {} answers and is not ready", status.pid))
         }

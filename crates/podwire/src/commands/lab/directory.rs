@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::hint;
 use crate::exit::Usage;
 
-/// Not in /run, because that is memory, and an etcd member needs more than 100 MB.
+/// Not in /run, which is a tmpfs: an etcd member needs more than 100 MB.
 const BASE: &str = "/var/lib/podwire-lab";
 const LOCK: &str = "lock";
 /// Longer than any command holds the lock.

@@ -202,7 +202,7 @@ fn tables(status: &LabStatus) -> [String; 3] {
     ]
 }
 
-/// With subnets, processes and namespaces.
+/// Like [`tables`], with subnets, process IDs and namespaces.
 fn wide_tables(status: &LabStatus) -> [String; 3] {
     let pid_text = |pid: Option<u32>| pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
     let node = |node: &LabNode| {
