@@ -244,7 +244,8 @@ impl Routes {
             Read::Events(events) => self.observed(&events),
             // Events were lost.
             Read::Reopened => self.soon(PAUSE),
-            Read::Failed => {}
+            // Without events, drift is found by comparing.
+            Read::Failed => self.soon(RETRY),
         }
         match self.nft.read(now, RulesetMonitor::read) {
             Read::Events(change) if !change.peers => {}

@@ -39,7 +39,8 @@ pub(crate) struct Inspector {
 impl Inspector {
     pub(crate) fn run(self, stop: &StopFlag) {
         lower_priority();
-        let mut due: Option<Instant> = None;
+        // The first inspection does not wait for an event: pods may have changed while no agent was running.
+        let mut due = Some(Instant::now());
         let mut found = Vec::new();
         loop {
             let is_woken = self.wait(due).unwrap_or_else(|errno| {
@@ -74,10 +75,11 @@ impl Inspector {
         }
     }
 
-    /// Returns whether pods could be inspected. `found` are the findings of the last inspection, which last if this one fails.
+    /// Returns whether all pods could be inspected. `found` are the findings of the last inspection, which last if this one fails.
     fn inspect(&self, found: &mut Vec<Finding>) -> bool {
         let config = &self.config;
         let network = self.allocations.default_network().ok();
+        let mut has_locked_records = false;
         let outcome = reconcile::inspect_pods(ReconcileRequest {
             run_dir: &config.run_dir,
             network: network.as_ref().map(|network| (&config.network.name, network.conf())),
@@ -88,6 +90,7 @@ impl Inspector {
             warn: log::engine_warning,
         });
         let inspected = outcome.map(|outcome| {
+            has_locked_records = outcome.has_locked_records;
             let repairs: Vec<String> = outcome.repairs.iter().map(|repair| repair.message.clone()).collect();
             for repair in &outcome.repairs {
                 info!(kind = repair.kind.as_str(), "repaired: {}", repair.message);
@@ -97,7 +100,7 @@ impl Inspector {
             *found = outcome.findings;
         });
         let failed = inspected.err().map(|error| reconcile::failure(error, &config.run_dir).degraded());
-        let is_inspected = failed.is_none();
+        let is_inspected = failed.is_none() && !has_locked_records;
         let findings = found.iter().cloned().chain(failed).chain(self.report_orphans());
         self.agent_status.set(Source::Pods, findings.collect());
         is_inspected

@@ -107,6 +107,13 @@ impl Reconciler {
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         self.parts.agent_status.reconciled(took_ms, &repairs);
         debug!("reconciled {} attachments in {took_ms} ms", outcome.attachments.len());
+        if outcome.has_locked_records {
+            self.retry();
+        }
+        if outcome.repairs.iter().any(|repair| repair.kind == RepairKind::Link) {
+            // A link that was changed on the host may have lost objects inside its pod.
+            self.parts.inspector.wake();
+        }
         self.memory = outcome.attachments;
         let inactive = outcome.inactive_ports.iter().map(inactive_port).collect();
         self.parts.agent_status.set_inactive_ports(inactive);

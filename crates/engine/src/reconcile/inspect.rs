@@ -8,27 +8,31 @@ use crate::state::{Attachment, NetworkState};
 use crate::{Error, shaping};
 
 impl ReconcileRound<'_> {
-    /// `links` are those of the host.
-    pub(super) fn inspect(&mut self, network: &NetworkState, attachment: &Attachment, links: &[Link]) {
-        let object = format!("attachment {}", attachment.key);
-        if let Err(error) = self.repair_inside(network, attachment, links) {
-            return self.report_failure(&object, error);
+    /// The links of the host are listed for each pod, because inspecting all pods may take long. A link may be created again
+    /// meanwhile, with another index.
+    pub(super) fn inspect(&mut self, network: &NetworkState, attachment: &Attachment) {
+        if let Err(error) = self.inspect_pod(network, attachment) {
+            self.report_failure(format_args!("attachment {}", attachment.key), error);
         }
-        match pod_finding(attachment, links, Restore::ByAgent) {
-            Ok(found) => self.outcome.findings.extend(found),
-            Err(error) => self.report_failure(&object, error),
-        }
+    }
+
+    fn inspect_pod(&mut self, network: &NetworkState, attachment: &Attachment) -> Result<(), Error> {
+        // A round of the node creates a removed link again.
+        let Some(link) = self.host.link(&attachment.host_link)? else { return Ok(()) };
+        self.repair_inside(network, attachment, &link)?;
+        let found = pod_finding(attachment, &self.host.links()?, Restore::ByAgent)?;
+        // The link may have been removed after it was listed. Then the interface in the pod was not moved, but removed.
+        let is_same = self.host.link(&attachment.host_link)?.is_some_and(|now| now.index == link.index);
+        self.outcome.findings.extend(found.filter(|_| is_same));
+        Ok(())
     }
 
     fn repair_inside(
         &mut self,
         network: &NetworkState,
         attachment: &Attachment,
-        links: &[Link],
+        link: &Link,
     ) -> Result<(), Error> {
-        let is_host_end = |link: &&Link| link.name == attachment.host_link.as_str();
-        // A link that was removed is created again by a round of the node.
-        let Some(link) = links.iter().find(is_host_end) else { return Ok(()) };
         // A check that fails does not prevent the other one.
         let mut errors = Vec::new();
         let faults = pod_drift::faults(attachment).unwrap_or_else(|error| {
@@ -45,17 +49,22 @@ impl ReconcileRound<'_> {
         if faults.is_empty() && limits.is_empty() {
             return Error::collect(errors);
         }
-        // Another process may be removing the attachment.
-        let Some(_held) = lock_record(network, attachment)? else { return Ok(()) };
-        if !faults.is_empty() {
-            match pod_drift::repair(attachment) {
+        // The namespace is entered before the record is locked, because it may block, and a round does not repair locked records.
+        let pod = if faults.is_empty() { None } else { pod_drift::open(attachment)? };
+        let Some(_held) = lock_record(network, attachment)? else {
+            self.outcome.has_locked_records = true;
+            return Error::collect(errors);
+        };
+        if let Some(mut pod) = pod {
+            match pod_drift::repair(attachment, &mut pod) {
                 Ok(()) => faults.iter().for_each(|fault| {
                     self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key));
                 }),
                 Err(error) => errors.push(error),
             }
         }
-        if !limits.is_empty() {
+        let link = self.host.link(&attachment.host_link)?;
+        if let Some(link) = link.filter(|_| !limits.is_empty()) {
             match shaping::renew(&mut self.host, attachment, link.index) {
                 Ok(()) => {
                     let message = format_args!("{}: {}", attachment.key, limits.join(", "));

@@ -130,6 +130,8 @@ pub struct ReconcileOutcome {
     pub repairs: Vec<DoneRepair>,
     /// Drift that could not be repaired.
     pub findings: Vec<Finding>,
+    /// Drift was found of an attachment whose record another thread or process had locked or changed. A retry is needed.
+    pub has_locked_records: bool,
     /// The records of all attachments that are ready now.
     pub attachments: Vec<Attachment>,
     /// Host ports on addresses that the node does not have.
@@ -178,11 +180,10 @@ pub fn reconcile(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Erro
 /// are recovered by [`reconcile`].
 pub fn inspect_pods(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Error> {
     let mut round = ReconcileRound::new(request, NodeState::open(request.run_dir)?)?;
-    let links = round.host.links()?;
     for (network, listed) in &round.records()? {
         let ready = listed.iter().filter(|record| record.phase == RecordPhase::Ready);
         for attachment in ready.filter_map(|record| record.attachment.as_ref()) {
-            round.inspect(network, attachment, &links);
+            round.inspect(network, attachment);
         }
     }
     if let Err(error) = round.remove_orphaned_bindings() {

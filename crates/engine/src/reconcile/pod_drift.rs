@@ -116,14 +116,13 @@ pub(crate) fn repair_routes(attachment: &Attachment, removed: &Attachment) -> Re
     )
 }
 
-/// Adds all objects of the pod end again. Existing objects are not changed.
-pub(super) fn repair(attachment: &Attachment) -> Result<(), Error> {
-    let Some(mut pod) = open(attachment)? else { return Ok(()) };
+/// Adds all objects of the pod end again. Existing objects are not changed. `pod` is a socket in the pod's namespace.
+pub(super) fn repair(attachment: &Attachment, pod: &mut RtSocket) -> Result<(), Error> {
     let Some(link) = pod.link(&attachment.key.ifname)? else { return Ok(()) };
     if is_expired(attachment, &link) {
         return Ok(());
     }
-    add_missing(&mut pod, &veth::pod_end_ops(attachment, link.index))
+    add_missing(pod, &veth::pod_end_ops(attachment, link.index))
 }
 
 fn add_missing(pod: &mut RtSocket, ops: &[Op<'static>]) -> Result<(), Error> {

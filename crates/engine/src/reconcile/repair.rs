@@ -29,7 +29,10 @@ impl ReconcileRound<'_> {
             return Ok(AttachmentVerdict::Present);
         }
         // The host was observed without a lock. Another process may have removed the attachment, or be doing so.
-        let Some(held) = lock_record(network, attachment)? else { return Ok(AttachmentVerdict::Gone) };
+        let Some(held) = lock_record(network, attachment)? else {
+            self.outcome.has_locked_records = true;
+            return Ok(AttachmentVerdict::Gone);
+        };
         if faults.contains(&HostDrift::LinkMissing) {
             return self.recreate_link(held, attachment);
         }
