@@ -63,7 +63,7 @@ impl Inspector {
         }
     }
 
-    /// Whether the thread was woken.
+    /// Waits until the thread is woken or an inspection is due. Returns whether it was woken.
     fn wait(&self, due: Option<Instant>) -> Result<bool, Errno> {
         let pause = due.map(|due| due.saturating_duration_since(Instant::now()));
         let timeout = pause.map(Timespec::try_from).transpose().map_err(|_| Errno::INVAL)?;
@@ -74,7 +74,7 @@ impl Inspector {
         }
     }
 
-    /// Returns whether pods could be inspected. `found` are the findings of the last inspection, which last if this one fails.
+    /// Returns whether pods could be inspected. `found` are the findings of the last inspection, which stay if this one fails.
     fn inspect(&self, found: &mut Vec<Finding>) -> bool {
         let config = &self.config;
         let network = self.allocations.default_network().ok();
