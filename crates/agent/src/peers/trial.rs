@@ -28,8 +28,8 @@ use crate::waker::Waker;
 /// The discard service. A process that listens there does not reply, and then the result is unclear.
 const PORT: u16 = 9;
 const PAYLOAD: &[u8] = b"podwire";
-/// The ICMP rate limit of a peer's kernel permits six replies in a row, then one per second. With half of all packets lost, a sound interface seems broken
-/// once in 250 tests.
+/// The ICMP rate limit of a peer's kernel permits six replies in a row, then one per second. With half of all packets lost, a sound
+/// interface seems broken once in 250 tests.
 const PAIRS: usize = 4;
 /// Longer than any round trip.
 const TIMEOUT: Duration = Duration::from_millis(400);

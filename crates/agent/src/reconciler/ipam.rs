@@ -1,5 +1,5 @@
-//! Checks the IPAM plugins of networks that use this agent. Their configs are in the runtime's directory and in requests. The plugins are not run
-//! here, because one that hangs would delay rounds. CNI STATUS runs them.
+//! Checks the IPAM plugins of networks that use this agent, according to the configs in the runtime's directory. The plugins are
+//! not run here, because one that hangs would delay rounds. CNI STATUS runs them.
 
 use cni::NetworkConfig;
 use install::cni_configs::CniConfig;

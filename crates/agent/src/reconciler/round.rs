@@ -194,8 +194,8 @@ impl Reconciler {
         self.due.get_or_insert(retry);
     }
 
-    /// Notifies the service manager, which waits for `READY=1`. It is sent after the first round even if there is no block yet: units that wait for the
-    /// agent start, and a node that boots without its store is not restarted again and again.
+    /// Notifies the service manager, which waits for `READY=1`. It is sent after the first round even if there is no block yet.
+    /// So units that wait for the agent start, and a node that boots without its store is not restarted again and again.
     fn notify_status(&mut self) {
         let readiness = self.parts.agent_status.readiness();
         let status = match readiness.conditions.first() {
@@ -208,7 +208,8 @@ impl Reconciler {
         }
     }
 
-    /// Clamps the MSS of connections through tunnels that have a smaller MTU than the pods' links. Repeated in each round, because the table may have been flushed.
+    /// Clamps the MSS of connections through tunnels that have a smaller MTU than the pods' links. Repeated in each round, because
+    /// another process may have flushed the table.
     fn clamp_tunnels(&mut self, network: &Network) {
         let tunnels = self.parts.tunnels.get();
         if tunnels.is_empty() && self.clamped.as_ref().is_some_and(Vec::is_empty) {
