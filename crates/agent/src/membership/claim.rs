@@ -10,10 +10,10 @@ use tracing::info;
 use super::join::{Candidate, JoinError, Joined, MAX_BLOCKS, Registry, TRIES, block_layouts};
 
 /// How many claims are tried before the list of free blocks is read again.
-const CLAIMS: usize = 32;
+const CLAIMS_PER_LISTING: usize = 32;
 
 /// Parameters of a search for a free block.
-struct Search<'a> {
+struct BlockSearch<'a> {
     block_layout: &'a BlockLayout,
     /// The first candidate.
     start: u64,
@@ -22,7 +22,7 @@ struct Search<'a> {
 }
 
 impl Registry {
-    /// Registers the node, and claims a block of each subnet in which it has none.
+    /// Registers the node, and claims a block of each subnet in which it has none. `known` are the blocks of known nodes.
     pub(crate) async fn join(&self, candidate: &Candidate, known: &[IpNet]) -> Result<Joined, JoinError> {
         let (joined, _) = self.enter(candidate).await?;
         self.complete(joined, candidate, known).await
@@ -47,7 +47,7 @@ impl Registry {
         // One PUT for all families, so that the blocks of a node have the same number if possible.
         let start = self.store.put_counter(self.layout.counter()).await?;
         for block_layout in missing {
-            joined = self.claim(joined, &Search { block_layout, start, known }).await?;
+            joined = self.claim(joined, &BlockSearch { block_layout, start, known }).await?;
         }
         Ok(joined)
     }
@@ -63,11 +63,11 @@ impl Registry {
             return Err(JoinError::TooMany);
         }
         let start = self.store.put_counter(self.layout.counter()).await?;
-        self.claim(joined, &Search { block_layout, start, known }).await
+        self.claim(joined, &BlockSearch { block_layout, start, known }).await
     }
 
     /// Claims a block. The counter is only a hint. The transaction on the block's key decides.
-    async fn claim(&self, joined: Joined, search: &Search<'_>) -> Result<Joined, JoinError> {
+    async fn claim(&self, joined: Joined, search: &BlockSearch<'_>) -> Result<Joined, JoinError> {
         let block_layout = search.block_layout;
         for _ in 0..TRIES {
             let keys = self.store.keys(&self.layout.blocks()).await?;
@@ -110,14 +110,15 @@ impl Registry {
     }
 }
 
-impl Search<'_> {
+impl BlockSearch<'_> {
     /// Blocks that may be claimed, at least one.
     fn free(&self, taken: &BTreeSet<IpNet>) -> Result<Vec<IpNet>, JoinError> {
         // Only claims of the right size count. Peers do not route other ones, and a claim for all addresses would leave no
         // block free.
         let known: BTreeSet<&IpNet> = self.known.iter().collect();
         let is_taken = |block: &IpNet| taken.contains(block) || known.contains(block);
-        let offered: Vec<IpNet> = self.block_layout.offer(self.start, is_taken).take(CLAIMS).collect();
+        let offered: Vec<IpNet> =
+            self.block_layout.offer(self.start, is_taken).take(CLAIMS_PER_LISTING).collect();
         if !offered.is_empty() {
             return Ok(offered);
         }

@@ -46,10 +46,10 @@ pub(crate) fn addresses(config: &Config) -> Result<Vec<Finding>, netlink::Error>
     if is_alone(config) && !is_configured {
         return Ok(Vec::new());
     }
-    let surroundings = PeerKernel::open()?.surroundings(config.node_interface.as_ref())?;
+    let candidates = PeerKernel::open()?.underlay_candidates(config.node_interface.as_ref())?;
     let (bridge, tunnel) = (config.network.bridge.as_str(), config.cluster.tunnel.as_str());
     let is_managed = |link: &netlink::Link| link.name == bridge || link.name.starts_with(tunnel);
-    Ok(underlay::find(config, &surroundings, is_managed, &[]).problems)
+    Ok(underlay::find(config, &candidates, is_managed, &[]).problems)
 }
 
 impl Registry {

@@ -253,7 +253,7 @@ mod position {
     use netlink::{Address, Link, Route};
 
     use super::*;
-    use crate::peers::underlay::{Position, Surroundings, find};
+    use crate::peers::underlay::{Position, UnderlayCandidates, find};
     use config::{Config, Flags};
 
     fn config(interface: Option<&str>, addresses: &[&str]) -> Config {
@@ -301,8 +301,8 @@ mod position {
     }
 
     /// Two links with both families. The default routes use the second one.
-    fn surroundings() -> Surroundings {
-        Surroundings {
+    fn candidates() -> UnderlayCandidates {
+        UnderlayCandidates {
             links: vec![link(1, "lo", 65536), link(2, "eth0", 1500), link(3, "eth1", 1400)],
             addresses: vec![
                 address(1, "127.0.0.1/8"),
@@ -316,8 +316,8 @@ mod position {
         }
     }
 
-    fn chosen(config: &Config, around: &Surroundings) -> Position {
-        find(config, around, |_| false, &[])
+    fn chosen(config: &Config, candidates: &UnderlayCandidates) -> Position {
+        find(config, candidates, |_| false, &[])
     }
 
     fn addresses(position: &Position) -> Vec<String> {
@@ -326,7 +326,7 @@ mod position {
 
     #[test]
     fn pain18_the_default_route_selects_the_addresses() {
-        let position = chosen(&config(None, &[]), &surroundings());
+        let position = chosen(&config(None, &[]), &candidates());
         assert_eq!(addresses(&position), ["192.0.2.5", "2001:db8::5"]);
         assert_eq!((position.mtu, position.problems.len()), (Some(1400), 0));
         assert_eq!(position.underlays[0].on_link, nets(&["192.0.2.0/24"]));
@@ -334,12 +334,12 @@ mod position {
 
     #[test]
     fn pain18_the_config_has_priority_over_the_default_route() {
-        let position = chosen(&config(Some("eth0"), &[]), &surroundings());
+        let position = chosen(&config(Some("eth0"), &[]), &candidates());
         assert_eq!((addresses(&position), position.mtu), (vec!["10.0.0.5".to_owned()], Some(1500)));
-        let position = chosen(&config(None, &["10.0.0.5"]), &surroundings());
+        let position = chosen(&config(None, &["10.0.0.5"]), &candidates());
         assert_eq!(position.underlays[0].link, 2);
         assert_eq!(addresses(&position), ["10.0.0.5", "2001:db8::5"]);
-        let position = chosen(&config(Some("eth7"), &[]), &surroundings());
+        let position = chosen(&config(Some("eth7"), &[]), &candidates());
         assert!(position.underlays.is_empty());
         assert!(
             position.problems.iter().any(|finding| finding.message.contains("eth7")),
@@ -350,26 +350,26 @@ mod position {
 
     #[test]
     fn pain18_an_ambiguous_choice_of_addresses_is_reported() {
-        let mut around = surroundings();
-        around.defaults[1].link = None;
-        let position = chosen(&config(None, &[]), &around);
+        let mut candidates = candidates();
+        candidates.defaults[1].link = None;
+        let position = chosen(&config(None, &[]), &candidates);
         assert_eq!(addresses(&position), ["192.0.2.5", "2001:db8::5"], "only one link has an IPv6 address");
         assert!(
             position.problems[0].message.contains("IPv6")
                 && position.problems[0].message.contains("node_interface")
         );
-        around.defaults.clear();
-        let position = chosen(&config(None, &[]), &around);
+        candidates.defaults.clear();
+        let position = chosen(&config(None, &[]), &candidates);
         assert_eq!(addresses(&position), ["2001:db8::5"], "two links have an IPv4 address");
         assert!(position.problems[0].message.contains("several links have addresses (eth0, eth1)"));
-        around.addresses.clear();
-        assert!(chosen(&config(None, &[]), &around).problems[0].message.contains("no address"));
+        candidates.addresses.clear();
+        assert!(chosen(&config(None, &[]), &candidates).problems[0].message.contains("no address"));
     }
 
     #[test]
     fn pain18_a_configured_address_without_link_is_reported() {
         for interface in [None, Some("eth0")] {
-            let position = chosen(&config(interface, &["10.0.0.77", "2001:db8::5"]), &surroundings());
+            let position = chosen(&config(interface, &["10.0.0.77", "2001:db8::5"]), &candidates());
             assert!(addresses(&position).contains(&"10.0.0.77".to_owned()), "NAT may translate the address");
             let [finding] = &position.problems[..] else { panic!("{:?}", position.problems) };
             assert!(finding.message.contains("node_addresses says 10.0.0.77, but no link"), "{finding:?}");
@@ -379,25 +379,25 @@ mod position {
     #[test]
     fn pain17_the_published_address_is_kept_while_it_exists() {
         let before: Vec<IpAddr> = vec!["192.0.2.6".parse().unwrap()];
-        let position = find(&config(None, &[]), &surroundings(), |_| false, &before);
+        let position = find(&config(None, &[]), &candidates(), |_| false, &before);
         assert_eq!(addresses(&position)[0], "192.0.2.6");
-        let mut around = surroundings();
-        around.addresses.retain(|address| address.addr.addr() != before[0]);
-        let position = find(&config(None, &[]), &around, |_| false, &before);
+        let mut candidates = candidates();
+        candidates.addresses.retain(|address| address.addr.addr() != before[0]);
+        let position = find(&config(None, &[]), &candidates, |_| false, &before);
         assert_eq!(addresses(&position)[0], "192.0.2.5");
     }
 
     #[test]
     fn a_removed_address_is_reported_until_its_family_has_one() {
-        let (config, whole) = (config(None, &[]), surroundings());
-        let find = |around: &Surroundings, before: &Position| {
-            find(&config, around, |_| false, &before.known_addresses())
+        let (config, whole) = (config(None, &[]), candidates());
+        let find = |candidates: &UnderlayCandidates, before: &Position| {
+            find(&config, candidates, |_| false, &before.known_addresses())
         };
-        let mut around = surroundings();
-        around.addresses.retain(|address| address.addr.addr().is_ipv6());
-        around.defaults.remove(0);
-        let first = find(&around, &chosen(&config, &whole));
-        for position in [&first, &find(&around, &first)] {
+        let mut candidates = candidates();
+        candidates.addresses.retain(|address| address.addr.addr().is_ipv6());
+        candidates.defaults.remove(0);
+        let first = find(&candidates, &chosen(&config, &whole));
+        for position in [&first, &find(&candidates, &first)] {
             assert_eq!(addresses(position), ["2001:db8::5"]);
             let [finding] = &position.problems[..] else { panic!("{:?}", position.problems) };
             assert_eq!(
@@ -407,24 +407,24 @@ mod position {
         }
         let restored = find(&whole, &first);
         assert_eq!((restored.problems.len(), restored.lost.len()), (0, 0));
-        around.addresses.clear();
-        let none = find(&around, &first);
+        candidates.addresses.clear();
+        let none = find(&candidates, &first);
         let objects: Vec<&str> = none.problems.iter().map(|finding| finding.object.as_str()).collect();
         assert_eq!(objects, ["address 192.0.2.5", "address 2001:db8::5"]);
     }
 
     #[test]
     fn a_tentative_address_is_not_published() {
-        let mut around = surroundings();
-        around.addresses[5].tentative = true;
-        assert_eq!(addresses(&chosen(&config(None, &[]), &around)), ["192.0.2.5"]);
+        let mut candidates = candidates();
+        candidates.addresses[5].tentative = true;
+        assert_eq!(addresses(&chosen(&config(None, &[]), &candidates)), ["192.0.2.5"]);
     }
 
     #[test]
     fn managed_links_are_never_chosen() {
-        let mut around = surroundings();
-        around.defaults.clear();
-        let position = find(&config(None, &[]), &around, |link| link.name == "eth0", &[]);
+        let mut candidates = candidates();
+        candidates.defaults.clear();
+        let position = find(&config(None, &[]), &candidates, |link| link.name == "eth0", &[]);
         assert_eq!(addresses(&position), ["192.0.2.5", "2001:db8::5"]);
     }
 }

@@ -21,7 +21,7 @@ use types::NodeName;
 use crate::membership::AskError;
 use crate::waker::Waker;
 
-/// Questions that may wait.
+/// Capacity of the queue. Further questions are refused.
 const QUESTIONS: usize = 256;
 
 /// A change of the store's contents that concerns peers.
@@ -40,21 +40,21 @@ pub(crate) struct ClaimedBlock {
     pub(crate) owner: Option<NodeName>,
 }
 
-/// All nodes that the store knows.
+/// All nodes and claims in the store.
 #[derive(Debug)]
 pub(crate) struct StoreListing {
     pub(crate) nodes: Vec<StoredNode>,
     pub(crate) claims: Vec<ClaimedBlock>,
     /// Nodes with a record that cannot be read.
     pub(crate) unread: BTreeSet<NodeName>,
-    /// The store lost its data: nodes will register again.
+    /// The store lost its data. Nodes that are missing from it will register again.
     pub(crate) was_wiped: bool,
 }
 
 /// Updates that the peers thread has not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct RecordUpdates {
-    /// Older than the changes below.
+    /// It is applied before the changes below, which are newer.
     pub(super) store_listing: Option<StoreListing>,
     /// None: the node was removed.
     pub(super) nodes: BTreeMap<NodeName, Option<StoredNode>>,
@@ -88,7 +88,7 @@ impl RecordUpdates {
     }
 }
 
-/// Queries that need no store.
+/// A question of an API client that is answered without the store.
 #[derive(Debug)]
 pub(crate) enum Question {
     /// The routes of the kernel.
@@ -133,8 +133,8 @@ pub(crate) struct PeerQueue {
 /// `waker` wakes the peers thread.
 pub(crate) fn inputs(waker: Waker) -> (PeerInputs, PeerQueue) {
     let slot = Arc::<Mutex<RecordUpdates>>::default();
-    let (questions, asked) = mpsc::sync_channel(QUESTIONS);
-    let queue = PeerQueue { slot: Arc::clone(&slot), questions: asked, waker: waker.clone() };
+    let (questions, receiver) = mpsc::sync_channel(QUESTIONS);
+    let queue = PeerQueue { slot: Arc::clone(&slot), questions: receiver, waker: waker.clone() };
     (PeerInputs { slot, questions, waker }, queue)
 }
 
@@ -144,7 +144,7 @@ impl PeerInputs {
         self.waker.wake();
     }
 
-    /// A full queue is busy. A closed queue means that the thread ended.
+    /// Does not wait: fails with `Busy` if the queue is full, and with `Stopped` if the thread has ended.
     pub(crate) fn ask(&self, question: Question) -> Result<(), AskError> {
         self.questions.try_send(question).map_err(|error| match error {
             TrySendError::Full(_) => AskError::Busy,
@@ -162,7 +162,7 @@ impl PeerQueue {
         std::mem::take(&mut *lock(&self.slot))
     }
 
-    /// The next query. The thread is woken again for the following one and takes updates in between, so that clients that send queries
+    /// The next question. The thread is woken again for the following one and takes updates in between, so that clients that ask
     /// without a pause delay no route.
     pub(super) fn question(&self) -> Option<Question> {
         let question = self.questions.try_iter().find(|question| !question.is_over())?;
@@ -188,7 +188,7 @@ pub(crate) struct NodePosition {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PeerRecords {
     pub(crate) records: Arc<Vec<NodeRecord>>,
-    /// Peers that a store which lost its data does not know.
+    /// Peers that have not registered again since the store lost its data.
     pub(crate) awaited: Vec<NodeName>,
 }
 
@@ -250,8 +250,8 @@ mod tests {
             inputs.update(RecordUpdate::Node(node("n3", created)));
             inputs.update(RecordUpdate::Gone("n3".try_into().unwrap()));
         }
-        let RecordUpdates { store_listing: none, nodes, claims } = queue.take();
-        assert!(none.is_none() && claims.len() == 1, "{none:?} {claims:?}");
+        let RecordUpdates { store_listing, nodes, claims } = queue.take();
+        assert!(store_listing.is_none() && claims.len() == 1, "{store_listing:?} {claims:?}");
         let created: Vec<Option<u64>> =
             nodes.values().map(|node| node.as_ref().map(|it| it.created)).collect();
         assert_eq!(created, [Some(9_999), None]);
@@ -259,19 +259,19 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_replaces_earlier_updates_and_a_wiped_store_stays_known() {
+    fn a_listing_replaces_earlier_updates_but_not_the_wiped_flag() {
         let (inputs, queue) = inputs(Waker::new().unwrap());
         inputs.update(store_listing(true));
         inputs.update(RecordUpdate::Node(node("n2", 1)));
         inputs.update(store_listing(false));
         inputs.update(RecordUpdate::Gone("n3".try_into().unwrap()));
         let updates = queue.take();
-        assert!(updates.store_listing.unwrap().was_wiped, "peers that it does not know are kept");
+        assert!(updates.store_listing.unwrap().was_wiped, "the flag of the earlier listing is lost");
         assert_eq!(updates.nodes.len(), 1);
     }
 
     #[test]
-    fn updates_are_taken_between_queries_of_clients() {
+    fn updates_are_taken_between_questions_of_clients() {
         let (inputs, queue) = inputs(Waker::new().unwrap());
         let ask = || {
             let (answer, waits) = oneshot::channel();
@@ -280,15 +280,15 @@ mod tests {
         };
         let (_first, second, _third) = (ask(), ask(), ask());
         drop(second);
-        for is_asked in [true, true, false] {
+        for has_question in [true, true, false] {
             inputs.update(store_listing(false));
             assert!(!queue.take().is_empty());
-            assert_eq!((queue.question().is_some(), queue.waker.is_awake()), (is_asked, is_asked));
+            assert_eq!((queue.question().is_some(), queue.waker.is_awake()), (has_question, has_question));
         }
     }
 
     #[test]
-    fn a_query_to_a_blocked_or_ended_thread_is_refused() {
+    fn a_question_to_a_blocked_or_ended_thread_is_refused() {
         let (inputs, queue) = inputs(Waker::new().unwrap());
         let ask = || inputs.ask(Question::Contents(oneshot::channel().0));
         for _ in 0..QUESTIONS {

@@ -9,7 +9,7 @@ use model::{ObservedPeers, PeerChanges, PeerFdb, PeerNeighbour, PeerRoute};
 use netlink::{AddNeighbour, Family, Fdb, Mode, Op, Route, RouteFilter, RtSocket};
 use types::{PEER_PROTOCOL, TABLE_MAIN};
 
-use super::underlay::Surroundings;
+use super::underlay::UnderlayCandidates;
 
 /// The first metric of managed routes. Another program's route to the same destination has another metric and is never replaced.
 const METRIC: u32 = 113_000;
@@ -22,7 +22,7 @@ const METRICS: u32 = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct RefusedChanges {
     pub(crate) changes: PeerChanges,
-    /// By object.
+    /// The kernel's error per object.
     pub(crate) reasons: BTreeMap<String, String>,
 }
 
@@ -37,10 +37,10 @@ impl PeerKernel {
 
     /// The node's links and addresses. Links are requested one by one: those of pods have no addresses, and a listing of thousands of
     /// them takes long while pods are added and removed.
-    pub(crate) fn surroundings(
+    pub(crate) fn underlay_candidates(
         &mut self,
         interface: Option<&types::IfName>,
-    ) -> Result<Surroundings, netlink::Error> {
+    ) -> Result<UnderlayCandidates, netlink::Error> {
         let addresses = self.socket.addresses(None)?;
         let mut defaults = Vec::new();
         for family in [Family::V4, Family::V6] {
@@ -57,7 +57,7 @@ impl PeerKernel {
         for index in indexes {
             links.extend(self.socket.link_at(index)?);
         }
-        Ok(Surroundings { links, addresses, defaults })
+        Ok(UnderlayCandidates { links, addresses, defaults })
     }
 
     /// The managed objects, and routes with unexpected attributes. Routes to other networks belong to another agent.
@@ -70,7 +70,7 @@ impl PeerKernel {
         let is_expected = |route: &Route| route.priority == Some(metric(&route.dst));
         let mut found = self.socket.routes(filter)?;
         found.retain(|route| is_of(subnets, &route.dst));
-        let (managed, odd): (Vec<Route>, Vec<Route>) = found.into_iter().partition(is_expected);
+        let (managed, unexpected): (Vec<Route>, Vec<Route>) = found.into_iter().partition(is_expected);
         let routes = managed.iter().map(read).collect();
         let (mut neighbours, mut fdb) = (Vec::new(), Vec::new());
         for &link in tunnels {
@@ -82,16 +82,16 @@ impl PeerKernel {
             let entries = self.socket.fdb(link)?;
             fdb.extend(entries.into_iter().map(|Fdb { link, mac, dst }| PeerFdb { link, mac, dst }));
         }
-        Ok((ObservedPeers { routes, neighbours, fdb }, odd))
+        Ok((ObservedPeers { routes, neighbours, fdb }, unexpected))
     }
 
     /// Removes listed routes. They may have been removed already.
     pub(crate) fn remove(&mut self, routes: &[Route]) -> Result<(), netlink::Error> {
         let ops: Vec<Op<'_>> = routes.iter().map(|route| Op::DelRoute(*route)).collect();
-        let gone = |result: Result<(), netlink::Error>| {
+        let removed = |result: Result<(), netlink::Error>| {
             result.or_else(|e| if e.is_missing() { Ok(()) } else { Err(e) })
         };
-        self.socket.run_all(&ops)?.into_iter().try_for_each(gone)
+        self.socket.run_all(&ops)?.into_iter().try_for_each(removed)
     }
 
     /// Applies all changes. Returns those that the kernel refused.
@@ -108,12 +108,13 @@ impl PeerKernel {
     }
 }
 
-/// Is it a part of this network, of whichever size?
+/// Whether the destination is inside one of the subnets.
 pub(crate) fn is_of(subnets: &[IpNet], dst: &IpNet) -> bool {
     subnets.iter().any(|subnet| subnet.contains(dst))
 }
 
-/// In the order of the fields of [`PeerChanges`]: no route leads into a tunnel that does not know where to send yet.
+/// In the order of the fields of [`PeerChanges`]: the entries of a tunnel are added before the routes that use them, and removed after
+/// them.
 fn ops(changes: &PeerChanges) -> Vec<Op<'static>> {
     let mut ops = Vec::new();
     ops.extend(changes.set_neighbours.iter().map(|n| {
@@ -164,18 +165,18 @@ fn metric(dst: &IpNet) -> u32 {
         IpAddr::V4(ip) => u128::from(u32::from(ip)) << 96,
         IpAddr::V6(ip) => u128::from(ip),
     };
-    // The network's bits as a number, its lower half mixed with the upper.
+    // A hash of the network bits. The upper half of an IPv6 prefix is mixed into the lower one.
     let number = bits.checked_shr(128 - u32::from(dst.prefix_len())).unwrap_or(0);
     let mixed = (number ^ (number >> 64)) as u64;
     METRIC + (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as u32 % METRICS
 }
 
-/// One with several next hops reads as one that leads nowhere, and is replaced or removed as such.
+/// A route with several next hops gets the unspecified gateway and link 0. No desired route has these, so it is replaced or removed.
 pub(crate) fn read(route: &Route) -> PeerRoute {
-    let nowhere: IpAddr = if route.dst.addr().is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let unspecified: IpAddr = if route.dst.addr().is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     PeerRoute {
         dst: route.dst,
-        gateway: route.gateway.unwrap_or(nowhere),
+        gateway: route.gateway.unwrap_or(unspecified),
         link: route.link.unwrap_or(0),
         onlink: route.onlink,
         src: route.src,
@@ -187,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_route_comes_after_what_it_leads_to_and_goes_before() {
+    fn a_route_is_added_after_its_tunnel_entries_and_removed_before_them() {
         let (mac, addr, link) = (types::Mac::local([1; 5]), IpAddr::from([10, 2, 0, 0]), 7);
         let (neighbour, fdb) = (PeerNeighbour { link, addr, mac }, PeerFdb { link, mac, dst: addr });
         let dst = "10.2.0.0/24".parse().unwrap();
@@ -230,7 +231,7 @@ mod tests {
             assert!(lists.values().max() < Some(&12), "{lists:?}");
         }
         assert_eq!(metric(&"10.2.3.0/24".parse().unwrap()), metric(&"10.2.3.7/24".parse().unwrap()));
-        // The default route has a metric, too.
+        // A prefix length of 0 must not overflow the shift.
         metric(&"0.0.0.0/0".parse().unwrap());
     }
 }

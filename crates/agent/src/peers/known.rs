@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use types::{Finding, NodeName};
 
 use super::inputs::{ClaimedBlock, StoreListing};
-use super::routes::{PeerReportState, Peers, Trials};
+use super::routes::{PeerReportState, PeerTableState, Trials};
 use super::tunnel::Tunnel;
 use super::underlay::Position;
 
@@ -19,7 +19,7 @@ const AWAITED: Duration = Duration::from_secs(3600);
 
 /// A new node claims its blocks one by one. After this time, it has joined with the blocks that it has.
 const JOINING: Duration = Duration::from_secs(10);
-/// Changes of a listing that are logged one by one.
+/// The most changes of one listing that are logged one by one.
 const LOGGED: usize = 20;
 
 /// The peers, and the position of this node.
@@ -29,9 +29,9 @@ pub(crate) struct KnownPeers {
     pub(crate) tunnels: Tunnels,
     /// Whether the store has listed all nodes. Only then objects of other nodes are removed.
     pub(crate) is_complete: bool,
-    /// Entries of an earlier agent were removed. Entries that are removed from now on were added by another process.
+    /// Whether leftovers of an earlier agent were removed. Objects that are removed later were added by another process: drift.
     pub(crate) was_swept: bool,
-    /// When everything is compared next.
+    /// When all objects are compared with the kernel next.
     pub(crate) compare_at: Instant,
     /// When the peers are reported to membership, which writes them to disk.
     pub(crate) save_at: Option<Instant>,
@@ -42,20 +42,20 @@ pub(crate) struct KnownPeers {
     /// The desired tunnel devices of the last comparison, IPv6 and IPv4.
     pub(crate) kept_tunnels: [Option<Tunnel>; 2],
     /// Failures of tunnel devices.
-    pub(crate) tunnel_troubles: Vec<Finding>,
+    pub(crate) tunnel_findings: Vec<Finding>,
     /// Unmanaged links with the name of a tunnel.
     pub(crate) conflicting_links: Vec<u32>,
     /// Peers that were logged as joined.
     announced: BTreeSet<NodeName>,
-    /// Peers with blocks of some subnets only, and since when.
+    /// Peers that have blocks of some subnets only, and when this was observed first.
     joining: BTreeMap<NodeName, Instant>,
-    pub(crate) peers: Peers,
+    pub(crate) peer_table: PeerTableState,
     pub(crate) report_state: PeerReportState,
     pub(crate) trials: Trials,
 }
 
 impl KnownPeers {
-    /// With the peers that were saved to disk.
+    /// `remembered` are the peers that were saved to disk.
     pub(crate) fn new(local_node: LocalNode, remembered: Vec<NodeRecord>) -> Self {
         let mut mesh = Mesh::new(local_node);
         // They were admitted when they were saved, in the order in which the store created their records.
@@ -78,11 +78,11 @@ impl KnownPeers {
             awaited: BTreeMap::new(),
             missing_since: None,
             kept_tunnels: [None, None],
-            tunnel_troubles: Vec::new(),
+            tunnel_findings: Vec::new(),
             conflicting_links: Vec::new(),
             announced,
             joining: BTreeMap::new(),
-            peers: Peers::default(),
+            peer_table: PeerTableState::default(),
             report_state: PeerReportState::default(),
             trials: Trials::default(),
         }
@@ -100,7 +100,7 @@ impl KnownPeers {
         self.drop_superseded();
     }
 
-    /// The changes for the log. Records on disk have admitted parts only, so these are compared.
+    /// Returns the changes for the log. Only the admitted parts of records are compared, because the disk has no others.
     pub(crate) fn replace_all(&mut self, store_listing: StoreListing) -> Vec<PeerChange> {
         let before: BTreeMap<NodeName, NodeRecord> =
             self.mesh.admitted().into_iter().map(|record| (record.name.clone(), record)).collect();
@@ -129,15 +129,15 @@ impl KnownPeers {
         changes
     }
 
-    /// Owners of blocks as the claims say. Nodes that are awaited have lost theirs with the store's data, and a claim that
-    /// cannot be read is no reason to forget what it said.
+    /// The owners of blocks according to the claims, with two exceptions. Awaited nodes keep their blocks, because the store lost their
+    /// claims. An unreadable claim does not change the known owner.
     fn owners(&self, kept: &[StoredNode], claims: Vec<ClaimedBlock>) -> BTreeMap<IpNet, NodeName> {
         let mut owners = BTreeMap::new();
         for record in
             kept.iter().map(|node| &node.record).filter(|record| self.awaited.contains_key(&record.name))
         {
-            let is_its = |block: &&IpNet| self.mesh.owner(block) == Some(&record.name);
-            owners.extend(record.blocks.iter().filter(is_its).map(|block| (*block, record.name.clone())));
+            let is_owned = |block: &&IpNet| self.mesh.owner(block) == Some(&record.name);
+            owners.extend(record.blocks.iter().filter(is_owned).map(|block| (*block, record.name.clone())));
         }
         for ClaimedBlock { block, owner } in claims {
             if let Some(owner) = owner.or_else(|| self.mesh.owner(&block).cloned()) {
@@ -147,13 +147,13 @@ impl KnownPeers {
         owners
     }
 
-    /// It has a block of each subnet.
+    /// Whether the node has a block of each subnet.
     fn is_member(&self, record: &NodeRecord) -> bool {
         let has_block = |subnet: &IpNet| record.blocks.iter().any(|block| subnet.contains(block));
         self.mesh.local_node().subnets.iter().all(has_block)
     }
 
-    /// What is to be logged of a record that takes the place of another one.
+    /// The change to log if `after` replaces `before`.
     fn change(&mut self, before: Option<&NodeRecord>, after: &NodeRecord) -> Option<PeerChange> {
         let name = &after.name;
         if self.announced.contains(name) {
@@ -174,7 +174,7 @@ impl KnownPeers {
         PeerChange::Joined(record)
     }
 
-    /// Peers that stay without a block of some subnet.
+    /// Reports peers as joined that still lack a block of some subnet after [`JOINING`].
     pub(crate) fn incomplete(&mut self, now: Instant) -> Vec<PeerChange> {
         let is_late = |since: &Instant| now.saturating_duration_since(*since) >= JOINING;
         let late = self.joining.iter().filter(|(_, since)| is_late(since));
@@ -189,14 +189,12 @@ impl KnownPeers {
         }
         if !self.awaited.is_empty() {
             let count = self.awaited.len();
-            warn!(
-                "this node's record was gone from the store, and {count} nodes that are known here are not in it: they are kept for an hour"
-            );
+            warn!(count, "the store lost its data; nodes that are missing from it are kept for an hour");
             self.compare_at = self.compare_at.min(until);
         }
     }
 
-    /// A node that the store knows.
+    /// Adds or replaces a node.
     pub(crate) fn set_peer(&mut self, node: StoredNode) {
         self.awaited.remove(&node.record.name);
         if node.record.name != self.mesh.local_node().name {
@@ -206,7 +204,7 @@ impl KnownPeers {
         self.mesh.set_peer(node);
     }
 
-    /// A node that is gone for good.
+    /// Removes a node and logs that it left.
     pub(crate) fn remove_peer(&mut self, name: &NodeName) {
         self.joining.remove(name);
         if self.announced.remove(name) {
@@ -215,18 +213,18 @@ impl KnownPeers {
         self.mesh.remove_peer(name);
     }
 
-    /// The store says who owns a block.
+    /// Sets the owner of a block. None: the block is free.
     pub(crate) fn set_claim(&mut self, block: IpNet, owner: Option<NodeName>) {
         self.mesh.set_claim(block, owner);
         self.drop_superseded();
     }
 
-    /// Nodes that are awaited and have lost a block to another one are not waited for any longer.
+    /// Removes awaited nodes that lost a block to another node.
     fn drop_superseded(&mut self) {
         if self.awaited.is_empty() {
             return;
         }
-        let is_lost = |record: &NodeRecord| {
+        let has_lost_block = |record: &NodeRecord| {
             record
                 .blocks
                 .iter()
@@ -234,20 +232,20 @@ impl KnownPeers {
         };
         let awaited = self.mesh.peers().filter(|record| self.awaited.contains_key(&record.name));
         let lost: Vec<NodeName> =
-            awaited.filter(|record| is_lost(record)).map(|record| record.name.clone()).collect();
+            awaited.filter(|record| has_lost_block(record)).map(|record| record.name.clone()).collect();
         for name in lost {
             self.awaited.remove(&name);
             self.remove_peer(&name);
         }
     }
 
-    /// Who did not come back in time is gone. Called in each reconcile round.
+    /// Removes awaited nodes that did not register again in time. Called in each comparison.
     pub(crate) fn give_up(&mut self) {
         let now = Instant::now();
         self.incomplete(now).iter().for_each(PeerChange::log);
-        let late: Vec<NodeName> =
+        let expired: Vec<NodeName> =
             self.awaited.iter().filter(|(_, until)| **until <= now).map(|(name, _)| name.clone()).collect();
-        for name in late {
+        for name in expired {
             self.save_at.get_or_insert(now);
             self.awaited.remove(&name);
             self.remove_peer(&name);

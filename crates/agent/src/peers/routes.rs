@@ -6,8 +6,8 @@
 //! timer ────────────────────┘                └──► compared with the kernel: after lost events, and on the timer
 //! ```
 //!
-//! `peers`: the firewall's table of peers. `publish`: this node's position. `tunnels`: its devices. `trials`: tests of their
-//! checksums. `report_state`: conditions, metrics and records for the disk.
+//! `peers`: the firewall's table of peers. `publish`: this node's position. `tunnels`: its devices. `trials`: tests of checksum
+//! offload. `report_state`: conditions, metrics and records for the disk.
 //!
 //! Objects stay until the store has listed all nodes: an agent that starts while the store is unreachable removes nothing.
 
@@ -41,12 +41,12 @@ use crate::monitor::{MonitorSlot, Read};
 use crate::thread::{AgentThread, StopFlag};
 use crate::waker::Slot;
 use config::Config;
-pub(crate) use peers::Peers;
+pub(crate) use peers::PeerTableState;
 use report_state::AppliedPart;
 pub(crate) use report_state::PeerReportState;
 pub(crate) use trials::Trials;
 
-/// Everything is compared this long after an event, so that related events are handled together.
+/// All objects are compared this long after an event, so that related events are handled together.
 const PAUSE: Duration = Duration::from_millis(20);
 /// No events are read for this time after some were read. Every ADD and DEL causes a dozen, and a wake-up for each costs more than
 /// reading them.
@@ -55,9 +55,9 @@ const DEBOUNCE: Duration = Duration::from_millis(20);
 const RETRY: Duration = Duration::from_secs(1);
 /// The shortest time between two writes of the peers to disk.
 const SAVE: Duration = Duration::from_millis(500);
-/// The same per peer: the records of thousands are many megabytes.
+/// The same per peer, because the records of thousands of peers are many megabytes.
 const SAVE_EACH: Duration = Duration::from_millis(2);
-/// A change or a comparison takes milliseconds; with thousands of peers up to a second.
+/// After this time the thread counts as stuck. A change or comparison takes milliseconds, and up to a second with thousands of peers.
 pub(crate) const LONGEST_CHANGE: Duration = Duration::from_secs(5);
 
 /// The inputs and outputs of the peers thread.
@@ -75,7 +75,7 @@ pub(crate) struct PeerRoutesParts {
     pub(crate) reports: PeerReports,
     /// The part of this node's record that never changes.
     pub(crate) record: NodeRecord,
-    /// With the peers that were written to disk.
+    /// Initially the peers that were written to disk.
     pub(crate) known: KnownPeers,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Routes {
     known: KnownPeers,
     netlink: MonitorSlot<PeerMonitor, netlink::Error>,
     nft: MonitorSlot<RulesetMonitor, nft::Error>,
-    /// No events are read before.
+    /// No events are read before this time.
     quiet_until: Instant,
 }
 
@@ -173,7 +173,7 @@ impl Routes {
         }
     }
 
-    /// Input of other threads.
+    /// Handles the input of other threads.
     fn take_input(&mut self, updates: RecordUpdates) {
         let version = self.allocations.version();
         if version != self.allocation_version {
@@ -182,13 +182,13 @@ impl Routes {
             self.soon(PAUSE);
         }
         if !updates.is_empty() {
-            self.updated(updates);
+            self.apply_updates(updates);
         }
         if let Some(question) = self.queue.question() {
             self.answer(question);
         }
         if let Some(verdict) = self.known.trials.verdict() {
-            self.tried(verdict);
+            self.finish_trial(verdict);
         }
     }
 
@@ -241,7 +241,7 @@ impl Routes {
         }
         let before: Vec<Finding> = self.monitor_findings().collect();
         match self.netlink.read(now, PeerMonitor::read) {
-            Read::Events(events) => self.observed(&events),
+            Read::Events(events) => self.handle_events(&events),
             // Events were lost.
             Read::Reopened => self.soon(PAUSE),
             // Without events, drift is found by comparing.
@@ -262,7 +262,7 @@ impl Routes {
     }
 
     /// Takes all updates of the store and applies the difference to the kernel.
-    fn updated(&mut self, updates: RecordUpdates) {
+    fn apply_updates(&mut self, updates: RecordUpdates) {
         let RecordUpdates { store_listing, nodes, claims } = updates;
         let is_list = store_listing.is_some();
         if let Some(store_listing) = store_listing {
@@ -281,13 +281,13 @@ impl Routes {
             self.known.set_claim(block, owner);
         }
         self.known.save_at.get_or_insert_with(|| {
-            // Soon, because of power failures. The more there is to write, the less often.
+            // Soon, so that a power failure loses little. The interval grows with the number of peers.
             let count = u32::try_from(self.known.mesh.peers().count()).unwrap_or(u32::MAX);
             Instant::now() + SAVE.max(SAVE_EACH.saturating_mul(count))
         });
         if is_list {
-            // Objects of missed changes may exist.
-            self.known.peers.make_due();
+            // Changes may have been missed before the listing, so their objects are not known.
+            self.known.peer_table.make_due();
             self.compare();
         } else {
             self.change();
@@ -305,7 +305,7 @@ impl Routes {
         let sources = self.known.mesh.take_source_changes();
         self.add_peers(&sources.add);
         let refused = self.apply(&changes);
-        self.known.report_state.owed.extend(&refused.changes);
+        self.known.report_state.outstanding.extend(&refused.changes);
         self.refused(refused.reasons, AppliedPart::Changes);
         self.remove_peers(&sources.remove);
         self.try_tunnels();
@@ -345,23 +345,23 @@ impl Routes {
         }
         self.keep_tunnels();
         let (mesh, tunnels) = (&mut self.known.mesh, &self.known.tunnels);
-        let (observed, odd) = self.kernel.observed(&indexes(tunnels), &mesh.local_node().subnets)?;
+        let (observed, unexpected) = self.kernel.observed(&indexes(tunnels), &mesh.local_node().subnets)?;
         let mut due = mesh.take_changes();
-        due.extend(&self.known.report_state.owed);
+        due.extend(&self.known.report_state.outstanding);
         let mut changes = mesh.compare(&observed);
         if !self.known.is_complete {
-            // It may belong to a node that the store has not listed yet.
+            // The objects may belong to nodes that the store has not listed yet.
             changes.clear_removals();
         }
         if !changes.is_empty() {
             debug!("{changes}");
         }
-        self.remove_odd(&odd);
+        self.remove_unexpected(&unexpected);
         let refused = self.apply(&changes);
         // Changes that follow from the records are no repairs, even if they were refused before.
         let drift = changes.beyond(&due);
         let mut repairs = drift.beyond(&refused.changes);
-        self.known.report_state.owed = refused.changes.beyond(&drift);
+        self.known.report_state.outstanding = refused.changes.beyond(&drift);
         self.refused(refused.reasons, AppliedPart::All);
         self.try_tunnels();
         if !self.known.was_swept {
@@ -371,39 +371,39 @@ impl Routes {
             self.repaired(kind, count, &sentences);
         }
         self.known.was_swept |= self.known.is_complete;
-        if !self.has_refusals() && self.known.tunnel_troubles.is_empty() {
-            self.is_well();
+        if !self.has_refusals() && self.known.tunnel_findings.is_empty() {
+            self.reset_retry_pause();
         }
         Ok(())
     }
 
     /// Removes routes with unexpected attributes, once the store has listed all nodes. A failure delays no other repair.
-    fn remove_odd(&mut self, odd: &[Route]) {
-        if !self.known.is_complete || odd.is_empty() {
+    fn remove_unexpected(&mut self, routes: &[Route]) {
+        if !self.known.is_complete || routes.is_empty() {
             return;
         }
-        if let Err(error) = self.kernel.remove(odd) {
+        if let Err(error) = self.kernel.remove(routes) {
             return self.failed(format!("a route with unexpected attributes cannot be removed: {error}"));
         }
-        let what = match odd.len() {
+        let what = match routes.len() {
             1 => "1 route with unexpected attributes removed".to_owned(),
             count => format!("{count} routes with unexpected attributes removed"),
         };
         match self.known.was_swept {
-            true => self.repaired("peer_route", odd.len(), &[what]),
+            true => self.repaired("peer_route", routes.len(), &[what]),
             false => info!("{what}"),
         }
     }
 
-    /// Events that may mean drift are a reason to compare everything.
-    fn observed(&mut self, events: &[PeerEvent]) {
-        if let Some(event) = events.iter().find(|event| self.matters(event)) {
-            debug!("observed {event:?}");
+    /// Schedules a comparison if one of the events may be drift.
+    fn handle_events(&mut self, events: &[PeerEvent]) {
+        if let Some(event) = events.iter().find(|event| self.may_be_drift(event)) {
+            debug!(?event, "comparing all objects after an event");
             self.soon(PAUSE);
         }
     }
 
-    fn matters(&self, event: &PeerEvent) -> bool {
+    fn may_be_drift(&self, event: &PeerEvent) -> bool {
         let mesh = &self.known.mesh;
         match event {
             PeerEvent::RouteSet(route) => {
@@ -416,17 +416,17 @@ impl Routes {
             PeerEvent::NeighbourSet { .. } | PeerEvent::FdbSet(_) => false,
             PeerEvent::FdbRemoved(fdb) => mesh.wants_fdb(fdb.link, fdb.mac),
             PeerEvent::DefaultRoute | PeerEvent::Lost => true,
-            PeerEvent::Link(link) => self.concerns_link(link.index) || self.is_configured_name(&link.name),
+            PeerEvent::Link(link) => self.is_relevant_link(link.index) || self.is_configured_name(&link.name),
             PeerEvent::LinkRemoved { index, name } => {
-                self.concerns_link(*index) || self.is_configured_name(name)
+                self.is_relevant_link(*index) || self.is_configured_name(name)
             }
             // Addresses of pods are in their namespaces, so these are addresses of the node.
             PeerEvent::AddressSet(_) | PeerEvent::AddressRemoved(_) => true,
         }
     }
 
-    /// Including an unmanaged link with the name of a tunnel: it may be removed or renamed.
-    fn concerns_link(&self, index: u32) -> bool {
+    /// Whether the link is an underlay, a tunnel, or an unmanaged link with the name of a tunnel, which may be removed or renamed.
+    fn is_relevant_link(&self, index: u32) -> bool {
         let underlays = self.known.position.underlays.iter().map(|underlay| underlay.link);
         let conflicting = self.known.conflicting_links.iter().copied();
         underlays.chain(indexes(&self.known.tunnels)).chain(conflicting).any(|link| link == index)
@@ -442,18 +442,18 @@ impl Routes {
         self.known.compare_at = self.known.compare_at.min(Instant::now() + pause);
     }
 
-    /// The client may have given up.
+    /// A client that does not wait any more is ignored.
     fn answer(&mut self, question: Question) {
         match question {
             Question::Routes(done) => {
-                drop(done.send(self.shown().map_err(|e| AskError::Failed(e.to_string()))));
+                drop(done.send(self.route_views().map_err(|e| AskError::Failed(e.to_string()))));
             }
             Question::Contents(done) => drop(done.send(self.contents())),
         }
     }
 
     /// The desired and the observed routes, with their differences.
-    fn shown(&mut self) -> Result<Vec<api::RouteView>, netlink::Error> {
+    fn route_views(&mut self) -> Result<Vec<api::RouteView>, netlink::Error> {
         let subnets = &self.known.mesh.local_node().subnets;
         let (observed, _) = self.kernel.observed(&indexes(&self.known.tunnels), subnets)?;
         Ok(crate::membership::view::routes(&self.known.mesh, &observed, &mut self.kernel.socket))

@@ -4,9 +4,9 @@
 //!
 //! ```text
 //! pairs of datagrams at the same moment, one with a checksum by the interface, one with a checksum by the kernel:
-//!   the interface's is answered once ──────► Sound
-//!   only the kernel's are, time after time ► Broken
-//!   else ──────────────────────────────────► Unclear: the peer is unreachable, packets are lost, a firewall drops them
+//!   the interface's datagram is answered once ──► Sound
+//!   in each pair only the kernel's is answered ─► Broken
+//!   otherwise ──────────────────────────────────► Unclear: the peer is unreachable, packets are lost, a firewall drops them
 //! ```
 //!
 //! The test changes no setting: the kernel computes the checksum of a datagram that is sent in two parts. A firewall that refuses such
@@ -27,15 +27,15 @@ use crate::waker::Waker;
 
 /// The discard service. A process that listens there does not reply, and then the result is unclear.
 const PORT: u16 = 9;
-const WORDS: &[u8] = b"podwire";
-/// The kernel of a peer replies to six in a row, then to one per second. With half of all packets lost, a sound interface seems broken
-/// once in 250 tests.
+const PAYLOAD: &[u8] = b"podwire";
+/// The ICMP rate limit of a peer's kernel permits six replies in a row, then one per second. With half of all packets lost, a sound
+/// interface seems broken once in 250 tests.
 const PAIRS: usize = 4;
 /// Longer than any round trip.
 const TIMEOUT: Duration = Duration::from_millis(400);
 
-/// After this time, a peer's kernel replies to several again.
-pub(crate) const REST: Duration = Duration::from_secs(3);
+/// After this time, the ICMP rate limit of a peer's kernel permits several replies again.
+pub(crate) const RATE_LIMIT_PAUSE: Duration = Duration::from_secs(3);
 
 const STACK: usize = 256 << 10;
 
@@ -61,7 +61,7 @@ struct Answers {
     kernel: bool,
 }
 
-/// What follows so far; nothing, until there is enough.
+/// The result after these pairs. None: more pairs are needed.
 fn judge(pairs: &[Answers]) -> Option<TrialVerdict> {
     match pairs.last() {
         Some(last) if last.interface => Some(TrialVerdict::Sound),
@@ -71,25 +71,25 @@ fn judge(pairs: &[Answers]) -> Option<TrialVerdict> {
     }
 }
 
-/// Through this tunnel, with addresses of one node behind it, one of each family.
+/// Tests a tunnel with one address per family of a node behind it.
 async fn run(tunnel: IfName, addresses: Vec<IpAddr>) -> TrialVerdict {
     let mut worst = TrialVerdict::Sound;
     for to in addresses {
         match try_one(&tunnel, to).await {
             Ok(TrialVerdict::Sound) => {}
             Ok(TrialVerdict::Broken) => return TrialVerdict::Broken,
-            // What cannot even be sent says nothing of the card.
+            // A datagram that could not be sent says nothing about the interface.
             Ok(TrialVerdict::Unclear) | Err(_) => worst = TrialVerdict::Unclear,
         }
     }
     worst
 }
 
-/// Runs a trial after `rest`, on a thread of its own, and wakes the caller when it has ended.
+/// Runs a test after `delay` on a new thread, and wakes the caller when it has ended.
 pub(crate) fn start(
     tunnel: IfName,
     addresses: Vec<IpAddr>,
-    rest: Duration,
+    delay: Duration,
     waker: Waker,
 ) -> io::Result<Receiver<TrialVerdict>> {
     let (sender, verdict) = sync_channel(1);
@@ -98,7 +98,7 @@ pub(crate) fn start(
         let _woken = WakeAtEnd(waker);
         let sender = sender;
         let found = in_runtime(async {
-            sleep(rest).await;
+            sleep(delay).await;
             run(tunnel, addresses).await
         });
         // The caller may be gone.
@@ -126,33 +126,33 @@ async fn try_one(tunnel: &IfName, to: IpAddr) -> io::Result<TrialVerdict> {
             return Ok(verdict);
         }
         let (interface, kernel) = (socket(tunnel, to).await?, socket(tunnel, to).await?);
-        // In turn, so that none is always the one that gets through.
+        // The order alternates, so that a path that drops the second of two datagrams favours none.
         let order = [(&interface, By::Interface), (&kernel, By::Kernel)];
         let [first, second] = if pairs.len() % 2 == 0 { order } else { [order[1], order[0]] };
-        say(first).await?;
-        say(second).await?;
+        send_datagram(first).await?;
+        send_datagram(second).await?;
         let end = Instant::now() + TIMEOUT;
         let (interface, kernel) = tokio::join!(is_answered(&interface, end), is_answered(&kernel, end));
         pairs.push(Answers { interface: interface?, kernel: kernel? });
     }
 }
 
-/// One for each question: an answer that comes late must not count for the next.
+/// Each datagram has its own socket, so that a late reply is not attributed to the next datagram.
 async fn socket(tunnel: &IfName, to: IpAddr) -> io::Result<UdpSocket> {
     let any =
         if to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let socket = UdpSocket::bind((any, 0)).await?;
-    // Also where the route has just gone: by another way it would be another card.
+    // If the route was just removed, the datagram must not leave through another interface.
     socket.bind_device(Some(tunnel.as_str().as_bytes()))?;
     socket.connect((to, PORT)).await?;
     Ok(socket)
 }
 
-async fn say((socket, by): (&UdpSocket, By)) -> io::Result<()> {
+async fn send_datagram((socket, by): (&UdpSocket, By)) -> io::Result<()> {
     match by {
-        By::Interface => socket.send(WORDS).await?,
+        By::Interface => socket.send(PAYLOAD).await?,
         By::Kernel => {
-            let (first, rest) = WORDS.split_at(WORDS.len() / 2);
+            let (first, rest) = PAYLOAD.split_at(PAYLOAD.len() / 2);
             send(socket, first, SendFlags::MORE)?;
             send(socket, rest, SendFlags::empty())?
         }
@@ -176,12 +176,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pain9_only_silence_that_the_kernels_own_checksum_breaks_each_time_counts() {
+    fn pain9_offload_is_broken_only_if_each_pair_is_answered_without_offload_only() {
         let answers = |text: &str| -> Vec<Answers> {
             let pairs = text.split_whitespace();
             pairs.map(|pair| Answers { interface: pair.contains('i'), kernel: pair.contains('k') }).collect()
         };
-        for (said, verdict) in [
+        for (replies, verdict) in [
             ("", None),
             ("i", Some(TrialVerdict::Sound)),
             ("-", Some(TrialVerdict::Unclear)),
@@ -192,7 +192,7 @@ mod tests {
             ("k k k -", Some(TrialVerdict::Unclear)),
             ("k k k ik", Some(TrialVerdict::Sound)),
         ] {
-            assert_eq!(judge(&answers(said)), verdict, "{said}");
+            assert_eq!(judge(&answers(replies)), verdict, "{replies}");
         }
     }
 
@@ -212,7 +212,7 @@ mod tests {
             };
             assert_eq!(ask(&["127.0.0.1", "::1"]), TrialVerdict::Sound);
             assert_eq!(ask(&["127.0.0.1", "2001:db8::1"]), TrialVerdict::Unclear);
-            // Our own firewall: the datagram never left, and the second one would be "refused".
+            // The node's own firewall rejects the datagrams. They never leave the node, so this is no reply of a peer.
             assert!(sh(
                 "nft table inet t { chain o { type filter hook output priority 0; udp dport 9 reject; }; }"
             ));

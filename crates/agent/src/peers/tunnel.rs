@@ -12,7 +12,7 @@ use types::{IfName, Mac, NetworkName};
 pub(crate) const OVERHEAD_V4: u32 = 50;
 pub(crate) const OVERHEAD_V6: u32 = 70;
 /// A link with a smaller MTU has no IPv6, and the kernel refuses IPv6 settings of it.
-const IPV6_LEAST: u32 = 1280;
+const IPV6_MIN_MTU: u32 = 1280;
 
 /// The desired device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,8 +54,8 @@ impl Tunnel {
         engine::alias::of_tunnel(&self.network)
     }
 
-    /// Creates or repairs the device. `done` gets the changes in words. Without `may_create`, an existing device is changed only as far as
-    /// that needs no new device, and a missing one is not created: None.
+    /// Creates or repairs the device and returns its index. `done` gets a sentence per change. Without `may_create`, no device is created:
+    /// settings that need a new device stay as they are, and None is returned if there is no device.
     pub(crate) fn keep(
         &self,
         socket: &mut RtSocket,
@@ -76,7 +76,7 @@ impl Tunnel {
                 socket.run(&Op::DelLink(link.index))?;
                 self.remove_conflicting(socket, done)?;
                 let index = self.make(socket)?;
-                done.push(format!("tunnel {} had other settings: created again", self.name));
+                done.push(format!("tunnel {} created again (settings differed)", self.name));
                 index
             }
             None => {
@@ -94,18 +94,18 @@ impl Tunnel {
     /// numbers they would stay forever.
     fn remove_conflicting(&self, socket: &mut RtSocket, done: &mut Vec<String>) -> Result<(), TunnelError> {
         let is_former = |link: &&Link| {
-            let is_alike = |local: IpAddr| local.is_ipv4() == self.local.is_ipv4();
-            let leads_there = link.vxlan.and_then(|vxlan| vxlan.local).is_some_and(is_alike);
-            leads_there && link.name != self.name.as_str() && self.is_managed(link)
+            let has_same_family = |local: IpAddr| local.is_ipv4() == self.local.is_ipv4();
+            let is_same_family = link.vxlan.and_then(|vxlan| vxlan.local).is_some_and(has_same_family);
+            is_same_family && link.name != self.name.as_str() && self.is_managed(link)
         };
         for link in socket.links()?.iter().filter(is_former) {
             socket.run(&Op::DelLink(link.index))?;
-            done.push(format!("tunnel {} removed: its name is {} now", link.name, self.name));
+            done.push(format!("tunnel {} removed (replaced by {})", link.name, self.name));
         }
         Ok(())
     }
 
-    /// It has the alias, or no alias and the node's MAC: the MAC is derived from the node's uid and unique.
+    /// Whether the link has the alias, or no alias and the node's MAC. The MAC is unique, because it is derived from the node's uid.
     fn is_managed(&self, link: &Link) -> bool {
         let has_own_mac = || {
             let numbers = link.vxlan.map(|vxlan| (vxlan.vni, vxlan.port));
@@ -150,7 +150,7 @@ impl Tunnel {
     /// These settings of a device cannot be changed. A device that was too small for IPv6 would get IPv6 with an unwanted link-local
     /// address.
     fn has_settings(&self, link: &Link) -> bool {
-        let was_too_small = link.mtu < IPV6_LEAST && self.mtu >= IPV6_LEAST;
+        let was_too_small = link.mtu < IPV6_MIN_MTU && self.mtu >= IPV6_MIN_MTU;
         link.vxlan.is_some_and(|vxlan| {
             let settings = (vxlan.vni, vxlan.port, vxlan.local, vxlan.learning, vxlan.group);
             settings == (self.vni, self.port, Some(self.local), false, None) && !was_too_small
@@ -159,8 +159,8 @@ impl Tunnel {
 
     fn make(&self, socket: &mut RtSocket) -> Result<u32, TunnelError> {
         let Self { name, mac, mtu, vni, port, local, .. } = self;
-        // Without a lower link: the device survives the loss of the link, and follows the routes.
-        let first_mtu = (*mtu).max(IPV6_LEAST);
+        // Without a lower link: the device survives the loss of the link, and outer packets follow the routes.
+        let first_mtu = (*mtu).max(IPV6_MIN_MTU);
         let add =
             AddVxlan { name, mac: *mac, mtu: first_mtu, vni: *vni, port: *port, local: *local, link: None };
         let index = socket.create_vxlan(&add, Some(&self.alias()))?;
@@ -195,10 +195,11 @@ impl Tunnel {
         if !link.up {
             done.push(format!("tunnel {}: up again", self.name));
             set.up = Some(true);
-            if link.mtu >= IPV6_LEAST {
-                // A device that was never up may lack the setting.
-                let still = SetLink { no_link_local: true, ..SetLink::of(LinkRef::Index(link.index)) };
-                socket.run(&Op::SetLink(still))?;
+            if link.mtu >= IPV6_MIN_MTU {
+                // A device that was never up may lack this setting, which must be set before it is up.
+                let without_link_local =
+                    SetLink { no_link_local: true, ..SetLink::of(LinkRef::Index(link.index)) };
+                socket.run(&Op::SetLink(without_link_local))?;
             }
         }
         if set.mtu.is_some() || set.mac.is_some() || set.up.is_some() || set.alias.is_some() {
@@ -218,7 +219,7 @@ impl Tunnel {
         });
         if let Err(error) = set {
             let what = if wanted { "on" } else { "off" };
-            warn!("tunnel {}: checksum offload cannot be switched {what}: {error}", self.name);
+            warn!("tunnel {}: cannot switch checksum offload {what}: {error}", self.name);
         }
     }
 }

@@ -13,7 +13,7 @@ use config::Config;
 
 /// The links, addresses and default routes to choose from.
 #[derive(Debug, Default)]
-pub(crate) struct Surroundings {
+pub(crate) struct UnderlayCandidates {
     pub(crate) links: Vec<Link>,
     pub(crate) addresses: Vec<Address>,
     /// The default route of each family.
@@ -45,17 +45,17 @@ impl Position {
 /// `is_managed`: whether Podwire created a link. `before` are the addresses that were chosen last; they stay while they exist.
 pub(crate) fn find(
     config: &Config,
-    around: &Surroundings,
+    candidates: &UnderlayCandidates,
     is_managed: impl Fn(&Link) -> bool,
     before: &[IpAddr],
 ) -> Position {
     let mut position = Position::default();
     for v4 in [true, false] {
-        let family = UnderlayFamily { v4, around, before };
+        let family = UnderlayFamily { v4, candidates, before };
         let fixed = config.node_addresses.iter().copied().find(|address| address.is_ipv4() == v4);
         let link = match (&config.node_interface, fixed) {
             (Some(name), _) => {
-                around.links.iter().find(|link| link.name == name.as_str()).map(|link| link.index)
+                candidates.links.iter().find(|link| link.name == name.as_str()).map(|link| link.index)
             }
             (None, Some(address)) => {
                 family.link_with(address).or_else(|| family.by_route(&mut position.problems))
@@ -66,7 +66,7 @@ pub(crate) fn find(
         };
         if let Some(address) = fixed.filter(|address| family.link_with(*address).is_none()) {
             let message = format!(
-                "node_addresses says {address}, but no link of this node has that address: packets of other nodes to \
+                "node_addresses says {address}, but no link of this node has that address; packets of other nodes to \
                  its pods are lost"
             );
             let found = Finding::new(Code::NodeAddressMissing, format_args!("address {address}"), message);
@@ -85,23 +85,23 @@ pub(crate) fn find(
         }
     }
     if let Some(name) = &config.node_interface
-        && !around.links.iter().any(|link| link.name == name.as_str())
+        && !candidates.links.iter().any(|link| link.name == name.as_str())
     {
         let message = format!("node_interface is {name}, but there is no such link");
         let found = Finding::new(Code::NodeAddressMissing, format_args!("interface {name}"), message);
         position.problems.push(found);
     }
     if position.underlays.is_empty() && position.lost.is_empty() {
-        position.problems.push(unclear("this node has no address at which other nodes could reach it"));
+        position.problems.push(node_finding("this node has no address at which other nodes could reach it"));
     }
     let links =
-        position.underlays.iter().filter_map(|u| around.links.iter().find(|link| link.index == u.link));
+        position.underlays.iter().filter_map(|u| candidates.links.iter().find(|link| link.index == u.link));
     position.mtu = links.map(|link| link.mtu).min();
     position.problems.dedup();
     position
 }
 
-fn unclear(message: impl Display) -> Finding {
+fn node_finding(message: impl Display) -> Finding {
     Finding::new(Code::NodeAddressMissing, "node", message)
 }
 
@@ -116,13 +116,13 @@ fn lost_address(address: IpAddr) -> Finding {
 
 struct UnderlayFamily<'a> {
     v4: bool,
-    around: &'a Surroundings,
+    candidates: &'a UnderlayCandidates,
     before: &'a [IpAddr],
 }
 
 impl UnderlayFamily<'_> {
     fn global(&self) -> impl Iterator<Item = &Address> {
-        self.around.addresses.iter().filter(|address| {
+        self.candidates.addresses.iter().filter(|address| {
             let ip = address.addr.addr();
             ip.is_ipv4() == self.v4 && is_global(ip) && !address.tentative && !address.duplicate
         })
@@ -134,21 +134,21 @@ impl UnderlayFamily<'_> {
 
     /// The link of the default route that the kernel takes.
     fn by_route(&self, problems: &mut Vec<Finding>) -> Option<u32> {
-        let mut routes = self.around.defaults.iter();
+        let mut routes = self.candidates.defaults.iter();
         let route = routes.find(|route| route.dst.addr().is_ipv4() == self.v4)?;
         if route.link.is_none() {
             let family = if self.v4 { "IPv4" } else { "IPv6" };
-            problems.push(unclear(format_args!(
-                "the {family} default route leads over several links at once: set node_interface to choose one"
+            problems.push(node_finding(format_args!(
+                "the {family} default route uses several links; set node_interface to choose one"
             )));
         }
         route.link
     }
 
-    /// Without a default route: the one link that has an address at all.
+    /// Without a default route: the only link that has a global address.
     fn only_one(&self, is_managed: impl Fn(&Link) -> bool, problems: &mut Vec<Finding>) -> Option<u32> {
         let is_candidate = |index: u32| {
-            self.around.links.iter().any(|link| link.index == index && link.up && !is_managed(link))
+            self.candidates.links.iter().any(|link| link.index == index && link.up && !is_managed(link))
         };
         let mut links: Vec<u32> = self.global().map(|a| a.link).filter(|link| is_candidate(*link)).collect();
         links.sort_unstable();
@@ -158,8 +158,8 @@ impl UnderlayFamily<'_> {
             [] => None,
             _ => {
                 let names: Vec<String> = links.iter().map(|link| self.name(*link)).collect();
-                problems.push(unclear(format_args!(
-                    "there is no default route, and several links have addresses ({}): set node_interface to choose",
+                problems.push(node_finding(format_args!(
+                    "there is no default route, and several links have addresses ({}); set node_interface to choose",
                     names.join(", ")
                 )));
                 None
@@ -167,7 +167,7 @@ impl UnderlayFamily<'_> {
         }
     }
 
-    /// The one that was chosen before, else the first: the kernel lists the primary one first.
+    /// The address that was chosen before, else the first: the kernel lists the primary address first.
     fn address_on(&self, link: u32) -> Option<IpAddr> {
         let on_link = || self.global().filter(|a| a.link == link).map(|a| a.addr.addr());
         on_link().find(|ip| self.before.contains(ip)).or_else(|| on_link().next())
@@ -181,7 +181,7 @@ impl UnderlayFamily<'_> {
     }
 
     fn name(&self, index: u32) -> String {
-        let link = self.around.links.iter().find(|link| link.index == index);
+        let link = self.candidates.links.iter().find(|link| link.index == index);
         link.map_or_else(|| format!("link {index}"), |link| link.name.clone())
     }
 }

@@ -1,4 +1,4 @@
-//! The checks that netlink events ask for. Pure. An event is a reason for a check and never a finding, because the agent's own
+//! The checks that netlink events cause. Pure. An event is a reason for a check and never a finding, because the agent's own
 //! work causes the same events.
 
 use std::collections::HashSet;

@@ -64,7 +64,7 @@ impl Inspector {
         }
     }
 
-    /// Whether the thread was woken.
+    /// Waits until the thread is woken or an inspection is due. Returns whether it was woken.
     fn wait(&self, due: Option<Instant>) -> Result<bool, Errno> {
         let pause = due.map(|due| due.saturating_duration_since(Instant::now()));
         let timeout = pause.map(Timespec::try_from).transpose().map_err(|_| Errno::INVAL)?;

@@ -1,5 +1,5 @@
-//! IPAM plugins of networks of this agent. Their configs are in the runtime's directory and in requests. The plugins are not run
-//! here, because one that hangs would delay rounds. CNI STATUS runs them.
+//! Checks the IPAM plugins of networks that use this agent, according to the configs in the runtime's directory. The plugins are
+//! not run here, because one that hangs would delay rounds. CNI STATUS runs them.
 
 use cni::NetworkConfig;
 use install::cni_configs::CniConfig;
@@ -32,7 +32,7 @@ impl Reconciler {
         all.filter(is_own).collect()
     }
 
-    /// CNI STATUS reports it for its config. The runtime may not use this file, so the agent stays ready.
+    /// The agent stays ready, because the runtime may not use this config. CNI STATUS reports the fault to a runtime that does.
     fn ipam_finding(&self, config: &NetworkConfig) -> Option<Finding> {
         let own = &self.parts.config;
         let allowed = engine::Delegates::Allowed(&own.delegates);

@@ -95,17 +95,17 @@ pub(crate) struct Reconciler {
     /// Tunnels for which a round was scheduled last.
     tunnels: Vec<TunnelSize>,
     /// The attachments that the last round found.
-    memory: Vec<Attachment>,
+    attachments: Vec<Attachment>,
     /// The next round that events or requests need.
     due: Option<Due>,
-    /// No round begins before, except on the timer: most CPU time is left to the pods.
+    /// Only the timer starts a round before this time, so that most CPU time is left to the pods.
     not_before: Instant,
     /// The next round without an event.
     timer: Instant,
     was_ready: bool,
     watchdog: Watchdog,
-    /// The status that the service manager has.
-    reported: Option<String>,
+    /// The status that was sent to the service manager last.
+    notified_status: Option<String>,
     /// The tunnels in the table that clamps the MSS. None: not applied yet.
     clamped: Option<Vec<IfName>>,
     /// No connection limit is configured, and its table was removed.
@@ -113,7 +113,7 @@ pub(crate) struct Reconciler {
     /// Routes and addresses of other programs in the pod network.
     overlaps: Vec<Finding>,
     /// Since when rounds could not create the network's bridge.
-    bridgeless: Option<Instant>,
+    bridge_missing_since: Option<Instant>,
     rules: Rules,
     polled: Polled,
     /// When routes, addresses and chains of other programs were checked last.
@@ -148,17 +148,17 @@ impl Reconciler {
             run: DirectoryWatch::open(watch::directories(&parts.config.run_dir, &parts.config.socket))?,
             allocation_version: parts.allocations.version(),
             tunnels: Vec::new(),
-            memory: Vec::new(),
+            attachments: Vec::new(),
             due: None,
             not_before: Instant::now(),
             timer: Instant::now(),
             was_ready: false,
             watchdog: Watchdog::new(),
-            reported: None,
+            notified_status: None,
             clamped: None,
             is_unlimited: false,
             overlaps: Vec::new(),
-            bridgeless: None,
+            bridge_missing_since: None,
             rules: Rules::default(),
             polled: Polled::default(),
             others_checked: None,
@@ -217,10 +217,10 @@ impl Reconciler {
         }
     }
 
-    /// Only requests end the pause.
+    /// Waits, so that more events are read at once. Only requests end the pause.
     fn debounce(&self) {
         let timeout = Timespec { tv_sec: 0, tv_nsec: DEBOUNCE.subsec_nanos().into() };
-        // Input is collected next in any case.
+        // An error only shortens the pause.
         let _ = poll(&mut [watched(self.parts.requests.waker().as_fd())], Some(&timeout));
     }
 
@@ -293,7 +293,7 @@ impl Reconciler {
         self.schedule(Due { at, unmanaged, timer: false });
     }
 
-    /// Merges it with a scheduled round, at the earlier of the two times.
+    /// Schedules a round. If one is scheduled already, both are merged, at the earlier time.
     fn schedule(&mut self, due: Due) {
         let scheduled = self.due.get_or_insert(due);
         scheduled.at = scheduled.at.min(due.at);
@@ -301,14 +301,14 @@ impl Reconciler {
     }
 
     fn bridges(&self) -> Vec<IfName> {
-        let mut bridges: Vec<IfName> = self.memory.iter().map(|a| a.bridge.clone()).collect();
+        let mut bridges: Vec<IfName> = self.attachments.iter().map(|a| a.bridge.clone()).collect();
         bridges.push(self.parts.config.network.bridge.clone());
         bridges.sort();
         bridges.dedup();
         bridges
     }
 
-    /// Another process removed the socket, the lock or the whole directory, or left a tombstone.
+    /// Restores the socket, the lock and the directory if another process removed them, and serves new tombstones.
     fn check_run_directory(&mut self) -> Result<(), LockError> {
         self.keep_locks()?;
         // The server creates and logs it.
@@ -322,7 +322,7 @@ impl Reconciler {
     }
 }
 
-/// For the calling thread: requests of pods come first. If it is not permitted, the priority stays.
+/// Lowers the priority of the calling thread, so that CNI requests come first. Without the permission, it stays.
 fn lower_priority() {
     let _ = rustix::process::setpriority_process(None, 5);
 }

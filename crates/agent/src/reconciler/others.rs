@@ -1,4 +1,4 @@
-//! Unmanaged chains that drop traffic of pods are reported. If it is configured, rules that accept pods are kept in them.
+//! Reports unmanaged chains that drop traffic of pods. With `accept_forward`, keeps rules in them that accept it.
 
 use tracing::info;
 use types::{AttachmentKey, IfName};

@@ -1,5 +1,5 @@
-//! Routes and addresses of other programs in the pod network. If the node has no pods yet, the agent is not ready because of them.
-//! Later ones are reported.
+//! Checks for routes and addresses of other programs in the pod network. If the node has no pods yet, they
+//! prevent readiness. Later ones are only reported.
 
 use engine::overlap::{self, NetworkExtent, ObservedNetworks};
 use netlink::RtSocket;

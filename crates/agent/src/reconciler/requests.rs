@@ -32,7 +32,7 @@ impl ReconcileRequests {
         Self { flags: Arc::default(), waker }
     }
 
-    /// For slots that the reconciler reads.
+    /// For components that wake the reconciler after they set a slot that it reads.
     pub(crate) fn waker(&self) -> &Waker {
         &self.waker
     }
@@ -46,7 +46,7 @@ impl ReconcileRequests {
         self.set(&self.flags.fault);
     }
 
-    /// A round that runs is finished first.
+    /// Requests the end of the thread. A running round is finished first.
     pub(crate) fn stop(&self) {
         self.set(&self.flags.stop);
     }

@@ -23,7 +23,7 @@ use config::Config;
 const PAUSE_FACTOR: u32 = 8;
 /// The longest pause: an object that is removed meanwhile is restored within a second.
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
-/// Fewer free addresses are a reason to request another block.
+/// With fewer free addresses, another block is requested.
 const FEW_FREE: u64 = 32;
 
 impl Reconciler {
@@ -41,7 +41,7 @@ impl Reconciler {
             run_dir: &config.run_dir,
             network: own.map(|network| (&config.network.name, network.conf())),
             mode: Some((&config.network.name, config.network.mode)),
-            earlier_records: &self.memory,
+            earlier_records: &self.attachments,
             kernel_cache: Some(self.parts.work.kernel_cache()),
             is_only_agent: || lock::agents_here().is_ok_and(|all| all.len() <= 1),
             warn: log::engine_warning,
@@ -64,7 +64,7 @@ impl Reconciler {
         self.parts.agent_status.set(Source::RunDir, run_dir);
         match outcome {
             Ok(outcome) => {
-                self.done(outcome, took, network.as_deref());
+                self.finish(outcome, took, network.as_deref());
                 self.parts.agent_status.set(Source::Round, Vec::new());
                 if !self.awaits_install() {
                     self.notify_status();
@@ -75,7 +75,7 @@ impl Reconciler {
                 // Under churn the kernel may fail to list its links consistently. Pods can be served anyway.
                 let serves = self.was_ready && found.code == Code::ReconcileFailed;
                 let found = if serves { found.degraded() } else { found };
-                // The findings of the last round last, because this one checked nothing.
+                // The other findings of the last round stay, because this round checked nothing.
                 self.parts.agent_status.set(Source::Round, vec![found]);
                 self.set_started();
                 self.retry();
@@ -91,7 +91,7 @@ impl Reconciler {
         self.not_before = Instant::now() + (took * PAUSE_FACTOR).min(LONGEST_PAUSE);
     }
 
-    fn done(&mut self, outcome: ReconcileOutcome, took: Duration, network: Result<&Network, &NoBlock>) {
+    fn finish(&mut self, outcome: ReconcileOutcome, took: Duration, network: Result<&Network, &NoBlock>) {
         // Objects that an agent without pods creates when it starts are no repairs: they did not exist before.
         let is_fresh = !self.was_ready && outcome.attachments.is_empty();
         let mut repairs = Vec::new();
@@ -114,7 +114,7 @@ impl Reconciler {
             // A link that was changed on the host may have lost objects inside its pod.
             self.parts.inspector.wake();
         }
-        self.memory = outcome.attachments;
+        self.attachments = outcome.attachments;
         let inactive = outcome.inactive_ports.iter().map(inactive_port).collect();
         self.parts.agent_status.set_inactive_ports(inactive);
         let findings = self.with_node(outcome.findings);
@@ -130,24 +130,24 @@ impl Reconciler {
                 return;
             }
         };
-        self.grow(network);
+        self.request_blocks(network);
         self.clamp_tunnels(network);
         self.limit_connections();
         let is_first = is_served && !self.was_ready;
         self.was_ready |= is_served;
         match (is_first, &self.parts.install) {
-            (true, None) => announce(self.parts.begun, self.memory.len()),
+            (true, None) => announce(self.parts.begun, self.attachments.len()),
             // Earlier rounds failed, or there was no block. To be ready, the files must be installed, too.
             (true, Some(_)) => self.parts.agent_status.set_starting(),
             (false, _) => {}
         }
         self.report(findings);
         if let Some(install) = self.parts.install.as_ref().filter(|_| is_first) {
-            install.allow(self.memory.len());
+            install.allow(self.attachments.len());
         }
     }
 
-    /// The first attempt to install the files is not over. The agent is ready after it.
+    /// Whether the first attempt to install the files is not over. The agent is ready after it.
     fn awaits_install(&self) -> bool {
         self.was_ready && self.parts.install.as_ref().is_some_and(|install| !install.was_tried())
     }
@@ -179,8 +179,8 @@ impl Reconciler {
                 && matches!(found.code, Code::BridgeMissing | Code::BridgeNameTaken)
         };
         if findings.iter().any(lacks_bridge) {
-            // Another process may have removed it, or the kernel is busy. A bridge that existed may fail once or twice.
-            let since = *self.bridgeless.get_or_insert_with(Instant::now);
+            // Another process may have removed the bridge, or the kernel is busy. The agent stays ready while that is short.
+            let since = *self.bridge_missing_since.get_or_insert_with(Instant::now);
             if self.was_ready && since.elapsed() < RETRY {
                 self.retry();
                 findings = findings
@@ -189,7 +189,7 @@ impl Reconciler {
                     .collect();
             }
         } else {
-            self.bridgeless = None;
+            self.bridge_missing_since = None;
         }
         findings.extend(nft::check_program().err().and_then(|error| error.missing_program()));
         findings.extend(self.overlaps.iter().cloned());
@@ -201,21 +201,22 @@ impl Reconciler {
         self.due.get_or_insert(retry);
     }
 
-    /// The service manager waits for this. It is sent after the first round even if there is no block yet: units that wait for the
-    /// agent start, and a node that boots without its store is not restarted again and again.
+    /// Notifies the service manager, which waits for `READY=1`. It is sent after the first round even if there is no block yet.
+    /// So units that wait for the agent start, and a node that boots without its store is not restarted again and again.
     fn notify_status(&mut self) {
         let readiness = self.parts.agent_status.readiness();
         let status = match readiness.conditions.first() {
             None => "STATUS=ready".to_owned(),
             Some(found) => format!("STATUS=not ready: {}: {}", found.code, found.message),
         };
-        if self.reported.as_ref() != Some(&status) {
+        if self.notified_status.as_ref() != Some(&status) {
             notify::notify(&format!("READY=1\n{status}"));
-            self.reported = Some(status);
+            self.notified_status = Some(status);
         }
     }
 
-    /// Clamps the MSS of connections through tunnels that carry less than the pods' links. Its table may have been flushed.
+    /// Clamps the MSS of connections through tunnels that have a smaller MTU than the pods' links. Repeated in each round, because
+    /// another process may have flushed the table.
     fn clamp_tunnels(&mut self, network: &Network) {
         let tunnels = self.parts.tunnels.get();
         if tunnels.is_empty() && self.clamped.as_ref().is_some_and(Vec::is_empty) {
@@ -223,7 +224,7 @@ impl Reconciler {
         }
         // Pods keep the MTU of their ADD. Without a configured MTU, new pods get that of the bridge.
         let of_new_pods = network.mtu().unwrap_or(u32::MAX);
-        let largest = self.memory.iter().map(|pod| pod.mtu).fold(of_new_pods, u32::max);
+        let largest = self.attachments.iter().map(|pod| pod.mtu).fold(of_new_pods, u32::max);
         let (small, large): (Vec<TunnelSize>, Vec<TunnelSize>) =
             tunnels.into_iter().partition(|tunnel| tunnel.mtu < largest);
         let wanted: Vec<IfName> = small.into_iter().map(|tunnel| tunnel.name).collect();
@@ -240,7 +241,7 @@ impl Reconciler {
         }
     }
 
-    /// The first round removes a limit that is no longer configured.
+    /// Applies the connection limit. The first round removes a limit that is no longer configured.
     fn limit_connections(&mut self) {
         let network = &self.parts.config.network;
         let limit = nft::ConnectionLimit {
@@ -260,9 +261,9 @@ impl Reconciler {
     }
 
     /// Requests another block before one is full, so that no pod has to wait for it.
-    fn grow(&self, network: &Network) {
+    fn request_blocks(&self, network: &Network) {
         let used: Vec<IpAddr> =
-            self.memory.iter().flat_map(|a| &a.addresses).map(|a| a.address.addr()).collect();
+            self.attachments.iter().flat_map(|a| &a.addresses).map(|a| a.address.addr()).collect();
         for family in family_blocks(network) {
             let taken = used.iter().filter(|ip| family.has(**ip)).count() as u64;
             if family.capacity.saturating_sub(taken) < FEW_FREE.min(family.capacity / 4) {
@@ -281,7 +282,7 @@ pub(crate) fn with_other_bridge(config: &Config, found: Finding) -> Finding {
     }
 }
 
-/// Whether the object exists without pods, too.
+/// Whether such objects exist on a node without pods, too.
 fn is_of_node(kind: RepairKind) -> bool {
     match kind {
         RepairKind::Bridge | RepairKind::Address | RepairKind::Firewall | RepairKind::Sysctl => true,

@@ -9,7 +9,7 @@ use types::{Code, Finding};
 use super::Reconciler;
 use crate::conditions::Source;
 
-/// The failure of each object.
+/// The last failure of each object.
 #[derive(Debug, Default)]
 pub(super) struct Rules(BTreeMap<String, String>);
 
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a9_each_rule_is_a_condition_until_it_is_in_force() {
+    fn a9_each_failed_rule_is_a_condition_until_it_is_applied() {
         let mut rules = Rules::default();
         rules.note("table podwire-limit-podwire", Some("cannot limit connections: EPERM".to_owned()));
         let both = rules.note("chain clamp", Some("cannot clamp the MSS: EPERM".to_owned()));

@@ -1,6 +1,6 @@
 //! Reasons to check the node before the timer does: a failed request, an address or route of another program, and changes of the
-//! nft program and the run directory, which are polled every second. So `podwire status` and `/v1/ready` soon report a fault that
-//! a request failed with.
+//! nft program and the run directory, which are polled every second. So `podwire status` and `/v1/ready` soon report the fault
+//! that made a request fail.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::conditions::Source;
 
 const POLL: Duration = Duration::from_secs(1);
 /// The shortest time between two listings of the routes and chains of other programs.
-const DISTANCE: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The result of the last poll, and when the next one is.
 pub(super) struct Polled {
@@ -29,13 +29,13 @@ impl Reconciler {
     /// Another program may have changed the node. The next round checks its routes, addresses and chains too.
     pub(super) fn suspect(&mut self) {
         let soon = self.not_before.max(Instant::now() + PAUSE);
-        let at = self.others_checked.map_or(soon, |checked| soon.max(checked + DISTANCE));
+        let at = self.others_checked.map_or(soon, |checked| soon.max(checked + MIN_INTERVAL));
         self.schedule(Due { at, unmanaged: true, timer: false });
     }
 
-    /// If the last check of routes and chains is too recent, a later round does it.
+    /// If the last check of unmanaged objects is too recent, this round skips it and a later round does it.
     pub(super) fn spaced(&mut self, due: Due) -> Due {
-        let is_early = self.others_checked.is_some_and(|checked| checked.elapsed() < DISTANCE);
+        let is_early = self.others_checked.is_some_and(|checked| checked.elapsed() < MIN_INTERVAL);
         if due.timer || !due.unmanaged || !is_early {
             return due;
         }
@@ -59,7 +59,7 @@ impl Reconciler {
             self.soon(false);
         }
         if self.parts.agent_status.has(Code::IpamUnavailable) {
-            // The operator waits for the next check.
+            // The operator may have just installed the plugin.
             self.check_ipam();
         }
     }

@@ -15,7 +15,7 @@ const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::MOVE_SELF)
     .union(WatchFlags::ONLYDIR);
 /// Events per read. Further ones are read the next time.
-const MOST: usize = 1024;
+const MAX_EVENTS: usize = 1024;
 
 /// inotify on some directories. It reports that something changed, and the caller checks the files.
 #[derive(Debug)]
@@ -39,12 +39,12 @@ impl DirectoryWatch {
         }
     }
 
-    /// Without waiting.
+    /// Whether something changed since the last call. Does not wait.
     pub(super) fn changed(&self) -> Result<bool, Errno> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = Reader::new(&self.fd, &mut buffer);
         let mut changed = false;
-        for _ in 0..MOST {
+        for _ in 0..MAX_EVENTS {
             match reader.next() {
                 Ok(_) => changed = true,
                 Err(Errno::AGAIN) => break,
@@ -62,7 +62,7 @@ impl AsFd for DirectoryWatch {
     }
 }
 
-/// The directories of the run directory, and of the socket if that is elsewhere.
+/// The run directory, its directory of tombstones, and the directory of the socket if that is elsewhere.
 pub(super) fn directories(run_dir: &Path, socket: &Path) -> Vec<PathBuf> {
     let mut directories = vec![run_dir.to_owned(), run_dir.join("tombstones")];
     directories.extend(socket.parent().map(Path::to_owned).filter(|dir| dir != run_dir));

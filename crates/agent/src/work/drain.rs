@@ -1,4 +1,4 @@
-//! When tombstones are served: all of them before something new is created, and an attachment's own one first.
+//! Serves tombstones before an ADD or GC. An ADD fails if the tombstone of its own attachment cannot be served.
 //!
 //! A tombstone cancels the request that is working on its attachment. Only an ADD of the same attachment waits for the end of
 //! that request. For other requests the tombstone stays, and the cancelled request serves it at its end.

@@ -20,8 +20,8 @@ use crate::raw::{
 };
 
 /// Less than the 5 s after which the agent closes a connection without a request.
-const CONNECTED: Duration = Duration::from_secs(4);
-const CROWD: usize = 1000;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+const CLIENTS: usize = 1000;
 /// The memory that the agent may keep after many clients.
 const MAX_GROWTH_KIB: u64 = 16 << 10;
 /// Each worker that has entered a pod keeps the file descriptor of the host's namespace.
@@ -71,7 +71,7 @@ fn stuck_clients_do_not_block_other_clients() {
             let before = ProcessUsage::of(&host).files;
             let clients: Vec<_> =
                 (0..count).map(|n| connect_and_send(&host, requests[(n + 2) % requests.len()])).collect();
-            wait_until("all to be connected", CONNECTED, || {
+            wait_until("all to be connected", CONNECT_TIMEOUT, || {
                 Ok(ProcessUsage::of(&host).files >= before + count)
             })?;
             serve(&host, &pods);
@@ -112,8 +112,8 @@ fn concurrent_result(client: &Client, call: &api::CniCall) -> Option<Value> {
 
 /// Sends all calls concurrently. Then deletes the attachments that they created.
 fn run_concurrent_clients(host: &Host, pods: &[Pod]) {
-    let barrier = Barrier::new(CROWD);
-    let calls: Vec<_> = (0..CROWD).map(|n| concurrent_call(host, pods, n)).collect();
+    let barrier = Barrier::new(CLIENTS);
+    let calls: Vec<_> = (0..CLIENTS).map(|n| concurrent_call(host, pods, n)).collect();
     let started = Instant::now();
     let results: Vec<Option<Value>> = std::thread::scope(|scope| {
         let start = |call| {
@@ -128,7 +128,7 @@ fn run_concurrent_clients(host: &Host, pods: &[Pod]) {
         clients.into_iter().map(|client| client.join().unwrap()).collect()
     });
     let mut addresses: Vec<_> = results.iter().flatten().flat_map(ips).collect();
-    println!("{CROWD} clients, {} of them with ADDs, in {:?}", addresses.len() / 2, started.elapsed());
+    println!("{CLIENTS} clients, {} of them with ADDs, in {:?}", addresses.len() / 2, started.elapsed());
     let adds = calls.iter().filter(|call| call.env["CNI_COMMAND"] == "ADD").count();
     assert_eq!(addresses.len() / 2, adds, "some ADDs were refused");
     let count = addresses.len();

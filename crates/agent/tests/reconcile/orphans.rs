@@ -14,7 +14,7 @@ fn host(label: &str, mode: &str) -> Host {
     Host::with_flags(label, &["--network-mode", mode, "--reconcile-seconds", "1"])
 }
 
-fn published() -> Value {
+fn with_host_port() -> Value {
     json!({"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}})
 }
 
@@ -53,7 +53,7 @@ fn a8_a_newer_record_is_kept_and_its_del_removes_everything() {
         let mut host = host("newer", mode);
         let (before, state_entries) = (observe(&host.node), host.state_entries());
         let pod = host.pod("a");
-        let result = host.add_with(&pod, &published());
+        let result = host.add_with(&pod, &with_host_port());
         host.agent.kill().unwrap();
         let (path, newer) = (record(&host, &pod), json!({"schema": 99, "new": true}).to_string());
         replace(&path, newer.as_bytes());
@@ -70,25 +70,27 @@ fn a8_a_newer_record_is_kept_and_its_del_removes_everything() {
         // Its addresses stay reserved, and its elements are kept.
         let (other, other_result) = host.attached("b");
         assert!(ips(&other_result).iter().all(|ip| !ips(&result).contains(ip)), "{mode}: {other_result}");
-        let orphans =
-            conditions(&host).iter().filter(|p| p.to_string().contains("no pod should have")).count();
+        let orphans = conditions(&host)
+            .iter()
+            .filter(|condition| condition.to_string().contains("no pod should have"))
+            .count();
         assert_eq!(orphans, 0, "{mode}: {:?}", conditions(&host));
         host.del(&other);
         host.del(&pod);
         assert_eq!(host.state_entries(), state_entries, "{mode}");
         wait_until("the kernel state to be restored", DEADLINE, || Ok(observe(&host.node) == before))
             .unwrap();
-        host.add_with(&other, &published());
+        host.add_with(&other, &with_host_port());
     });
 }
 
-/// The alias of a link does not contain host ports.
+/// A record is recovered from the alias of the link, which does not contain host ports. The firewall elements must stay.
 #[test]
-fn a_recovered_record_keeps_unknown_host_ports() {
+fn recovery_of_a_record_keeps_its_host_ports_in_the_firewall() {
     in_both_modes(|mode| {
         let mut host = host("recovered", mode);
         let pod = host.pod("a");
-        let result = host.add_with(&pod, &published());
+        let result = host.add_with(&pod, &with_host_port());
         host.agent.kill().unwrap();
         fs::remove_dir_all(network(&host)).unwrap();
         host.agent.launch().unwrap();
@@ -137,7 +139,7 @@ fn a8_elements_without_a_pod_are_reported_with_a_fix() {
     in_both_modes(|mode| {
         let host = host("surplus", mode);
         let pod = host.pod("a");
-        host.add_with(&pod, &published());
+        host.add_with(&pod, &with_host_port());
         wait_for_rounds(&host);
         assert_eq!(conditions(&host), [] as [Value; 0], "{mode}");
         let element = "inet podwire hostport4_any { tcp . 9999 : 10.83.0.99 . 80 }";
@@ -145,7 +147,7 @@ fn a8_elements_without_a_pod_are_reported_with_a_fix() {
         let reported = || {
             conditions(&host)
                 .into_iter()
-                .find(|p| p["message"].as_str().unwrap().contains("tcp . 9999 to 10.83.0.99"))
+                .find(|condition| condition["message"].as_str().unwrap().contains("tcp . 9999 to 10.83.0.99"))
         };
         wait_until("the condition", DEADLINE, || Ok(reported().is_some())).unwrap();
         let command = reported().unwrap()["fix"].as_str().unwrap().to_owned();

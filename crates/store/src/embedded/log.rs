@@ -1,4 +1,4 @@
-//! The log. Its owner reads it once and appends to it.
+//! The append-only log of the embedded store. The process that holds the lock reads it once and then appends to it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -143,10 +143,7 @@ impl EmbeddedLog {
         if let Err(error) = written {
             // If this fails, too, the next write truncates the line. If the line is complete, the commit has happened.
             if let Err(error) = self.file.set_len(self.end) {
-                tracing::warn!(
-                    "cannot truncate the store's log after a failed write path={} error={error}",
-                    self.path.display()
-                );
+                tracing::warn!(path = %self.path.display(), %error, "cannot truncate the store's log after a failed write");
             }
             return Err(io_fault("write", &self.path)(error));
         }
@@ -163,17 +160,14 @@ impl EmbeddedLog {
             return Ok(());
         }
         if !is_intact {
-            tracing::warn!(
-                "log of the store was changed by another program; rewriting path={}",
-                self.path.display()
-            );
+            tracing::warn!(path = %self.path.display(), "another program changed the store's log; rewriting it");
         }
         let written = match snapshot::write(&self.path, &self.state, self.state.revision) {
             Ok(written) => written,
             // On a full disk the old log may still have space for a line. The failure may also come after the rename.
             Err(fault) if is_intact && self.is_intact()? => {
                 let error = fault.into_error(Operation::new("compact", self.path.display().to_string()));
-                tracing::warn!("compaction of the store's log failed; appending error={error}");
+                tracing::warn!(%error, "cannot compact the store's log; appending to it");
                 return Ok(());
             }
             Err(fault) => return Err(fault),

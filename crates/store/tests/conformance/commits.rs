@@ -1,3 +1,5 @@
+//! Commits with compares, counters and deadlines, with both backends.
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 

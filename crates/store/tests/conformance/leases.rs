@@ -1,3 +1,5 @@
+//! Leases and the keys that are bound to them, with both backends.
+
 use std::time::{Duration, Instant};
 
 use store::{Change, Error, LeaseId, LeaseState};

@@ -1,3 +1,5 @@
+//! Reads, listings and the limits of keys and values, with both backends.
+
 use store::{Change, CommitOutcome, Entry, Error, MAX_KEY, MAX_VALUE};
 
 use super::both;

@@ -1,3 +1,5 @@
+//! Watches, with both backends.
+
 use std::time::Duration;
 
 use store::{Change, Watched};

@@ -14,19 +14,21 @@ use crate::membership::block_layouts;
 
 /// The table, and when it is compared as a whole.
 #[derive(Default)]
-pub(crate) struct Peers {
+pub(crate) struct PeerTableState {
     table: Option<PeerTable>,
+    /// The rules that were applied last.
     rules: Option<PeerRules>,
     /// The table may have drifted.
     is_due: bool,
     compared_at: Option<Instant>,
+    /// Duration of the last comparison.
     took: Duration,
 }
 
 /// The pause between two comparisons is this many times the duration of the last one.
 const PAUSE_FACTOR: u32 = 10;
 
-impl Peers {
+impl PeerTableState {
     pub(super) fn make_due(&mut self) {
         self.is_due = true;
     }
@@ -40,10 +42,10 @@ impl Peers {
 }
 
 impl Routes {
-    /// Another process or this one changed the table.
+    /// The table was changed, by another process or by this agent: both cause the same event.
     pub(super) fn peer_table_changed(&mut self) {
-        self.known.peers.make_due();
-        self.soon(PAUSE.max(self.known.peers.took * PAUSE_FACTOR));
+        self.known.peer_table.make_due();
+        self.soon(PAUSE.max(self.known.peer_table.took * PAUSE_FACTOR));
     }
 
     /// Applies the table. `wanted` are the needed tunnels, IPv4 and IPv6. After an error, no tunnel may be created.
@@ -58,7 +60,7 @@ impl Routes {
             None => Ok(()),
         };
         kept.map_err(|error| {
-            self.known.peers.make_due();
+            self.known.peer_table.make_due();
             error.missing_program().unwrap_or_else(|| {
                 failed(format!("the firewall cannot distinguish peers from other hosts: {error}"))
             })
@@ -67,14 +69,14 @@ impl Routes {
 
     /// Whether there are peers, but no table that prevents pods from sending to their tunnels.
     pub(super) fn lacks_peer_table(&self) -> bool {
-        self.known.peers.rules.is_none() && self.known.mesh.peers().next().is_some()
+        self.known.peer_table.rules.is_none() && self.known.mesh.peers().next().is_some()
     }
 
     /// None if this node has neither a tunnel nor peers. Without a tunnel it receives nothing, but its pods must not send to the tunnels
     /// of peers: a peer with transport `direct` may have a tunnel, too.
     fn peer_rules(&mut self, (v4, v6): (bool, bool)) -> Result<Option<PeerRules>, netlink::Error> {
         let config = std::sync::Arc::clone(&self.config);
-        // An earlier agent may have created it.
+        // An earlier agent may have created the devices.
         let mut existing = |name: Option<IfName>| match name {
             Some(name) => self.kernel.socket.link(&name),
             None => Ok(None),
@@ -83,14 +85,14 @@ impl Routes {
         // A tunnel is created only after the table was compared: a process that removed the device may have removed the table, and
         // its event may arrive later.
         if (v4 && devices.0.is_none()) || (v6 && devices.1.is_none()) {
-            self.known.peers.make_due();
+            self.known.peer_table.make_due();
         }
         let (v4, v6) = (v4 || devices.0.is_some(), v6 || devices.1.is_some());
         if !v4 && !v6 && self.known.mesh.peers().next().is_none() {
             return Ok(None);
         }
         // An address that is missing for a moment is expected to return.
-        let before = self.known.peers.rules.iter().flat_map(|rules| rules.locals.iter().copied());
+        let before = self.known.peer_table.rules.iter().flat_map(|rules| rules.locals.iter().copied());
         let own = (config.cluster.vni, config.cluster.vxlan_port);
         let tunnels = [devices.0, devices.1].into_iter().flatten().filter_map(|link| link.vxlan);
         let ends = tunnels.filter(|vxlan| (vxlan.vni, vxlan.port) == own).filter_map(|vxlan| vxlan.local);
@@ -119,7 +121,7 @@ impl Routes {
     fn compare_peers(&mut self, rules: PeerRules) -> Result<(), nft::Error> {
         let network = &self.config.network.name;
         let (is_complete, reconcile) = (self.known.is_complete, self.config.reconcile);
-        let (peers, mesh) = (&mut self.known.peers, &mut self.known.mesh);
+        let (peers, mesh) = (&mut self.known.peer_table, &mut self.known.mesh);
         let begun = Instant::now();
         let is_old = peers.compared_at.is_none_or(|at| at + reconcile <= begun);
         let is_other = peers.rules.as_ref() != Some(&rules);
@@ -146,7 +148,7 @@ impl Routes {
 
     fn delete_peers(&mut self) -> Result<(), nft::Error> {
         let network = &self.config.network.name;
-        let peers = &mut self.known.peers;
+        let peers = &mut self.known.peer_table;
         // Sources that change meanwhile are found by the first comparison.
         self.known.mesh.take_source_changes();
         let was_compared = peers.compared_at.is_some() && peers.rules.is_none();
@@ -171,15 +173,15 @@ impl Routes {
     }
 
     fn change_peers(&mut self, change: impl FnOnce(&mut PeerTable) -> Result<(), nft::Error>) {
-        let peers = &mut self.known.peers;
+        let peers = &mut self.known.peer_table;
         if peers.rules.is_none() {
             return;
         }
         let changed = peers.table(&self.config.network.name).and_then(change);
         if let Err(error) = changed {
-            // Another process removed the table: the next comparison restores it with all sources.
-            debug!("sources of peers could not be changed: {error}");
-            self.known.peers.make_due();
+            // Another process may have removed the table. The next comparison restores it with all sources.
+            debug!(%error, "cannot change the sources of peers; comparing the whole table");
+            self.known.peer_table.make_due();
             self.soon(PAUSE);
         }
     }

@@ -19,21 +19,24 @@ impl Routes {
     /// Determines links, addresses and MTU of this node.
     pub(super) fn find_position(&mut self) -> Result<(), netlink::Error> {
         let config = Arc::clone(&self.config);
-        let around = self.kernel.surroundings(config.node_interface.as_ref())?;
+        let candidates = self.kernel.underlay_candidates(config.node_interface.as_ref())?;
         let is_managed = |link: &netlink::Link| {
             link.name == config.network.bridge.as_str() || LinkMark::of(link).is_some()
         };
-        let position = underlay::find(&config, &around, is_managed, &self.known.position.known_addresses());
+        let position =
+            underlay::find(&config, &candidates, is_managed, &self.known.position.known_addresses());
         let sources = self
             .allocations
             .get()
             .map(|allocation| allocation.gateways().collect::<Vec<_>>())
             .unwrap_or_default();
-        let sources: Vec<IpAddr> =
-            sources.into_iter().filter(|ip| around.addresses.iter().any(|a| a.addr.addr() == *ip)).collect();
+        let sources: Vec<IpAddr> = sources
+            .into_iter()
+            .filter(|ip| candidates.addresses.iter().any(|a| a.addr.addr() == *ip))
+            .collect();
         self.known.position = position;
         self.set_local_node(sources);
-        // A node that has just started joins before the following, slower steps.
+        // A node that has just started joins before the slower steps of the comparison.
         if self.reports.addresses.borrow().is_none() {
             self.publish_position();
         }
@@ -102,14 +105,14 @@ impl Routes {
     }
 }
 
-/// The MTU that fits every path: without the headers of the tunnel, unless no tunnel is used.
+/// The MTU that fits every path: that of the underlay, minus the headers of the tunnel unless no tunnel is used.
 fn pod_mtu(position: &Position, config: &config::Config) -> Option<u32> {
     let underlay = position.mtu?;
     let outer = position.underlays.iter().map(|underlay| underlay.address).find(IpAddr::is_ipv4);
     let outer = outer.or_else(|| position.underlays.first().map(|underlay| underlay.address))?;
-    let part = match config.cluster.transport {
+    let overhead = match config.cluster.transport {
         Transport::Direct => 0,
         Transport::Auto | Transport::Vxlan => tunnel::overhead(outer),
     };
-    underlay.checked_sub(part)
+    underlay.checked_sub(overhead)
 }

@@ -20,12 +20,12 @@ const REPORT_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug, Default)]
 pub(crate) struct PeerReportState {
     reported_at: Option<Instant>,
-    /// The next report.
+    /// When the next report is due.
     pub(super) at: Option<Instant>,
     /// Why the kernel refused changes, by object.
     refused: BTreeMap<String, String>,
-    /// Changes that follow from the records and were refused. Later they are no repairs.
-    pub(super) owed: PeerChanges,
+    /// Refused changes that follow from the records. When they succeed later, they are not counted as repairs.
+    pub(super) outstanding: PeerChanges,
     /// Why the routes could not be compared or changed at all.
     pub(super) failure: Option<String>,
     /// The last pause before a retry. It doubles with each failure.
@@ -55,13 +55,13 @@ impl PeerReportState {
 /// Which desired objects were sent to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AppliedPart {
-    /// Only changes. Earlier refused ones were not retried.
+    /// Only new changes. Changes that were refused earlier were not retried.
     Changes,
     All,
 }
 
 impl Routes {
-    /// Changes that the kernel refused are reported while they are refused, and retried.
+    /// Keeps the reasons of refused changes for the report, and schedules a retry.
     pub(super) fn refused(&mut self, refused: BTreeMap<String, String>, part: AppliedPart) {
         let report_state = &mut self.known.report_state;
         let failed = !refused.is_empty();
@@ -88,8 +88,8 @@ impl Routes {
         self.soon(pause);
     }
 
-    /// A comparison found no failure.
-    pub(super) fn is_well(&mut self) {
+    /// Called after a comparison without a failure.
+    pub(super) fn reset_retry_pause(&mut self) {
         self.known.report_state.pause = None;
     }
 
@@ -134,7 +134,7 @@ impl Routes {
         if !self.is_alone {
             findings.extend(self.known.mesh.findings());
             findings.extend(self.known.position.problems.iter().cloned());
-            findings.extend(self.known.tunnel_troubles.iter().cloned());
+            findings.extend(self.known.tunnel_findings.iter().cloned());
             findings.extend(self.known.report_state.findings());
             findings.extend(self.monitor_findings());
         }
@@ -164,7 +164,11 @@ mod tests {
         assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
         report_state.pause = None;
         assert_eq!(report_state.next_pause(most), RETRY);
-        assert_eq!(report_state.next_pause(Duration::from_millis(1)), RETRY, "never more often");
+        assert_eq!(
+            report_state.next_pause(Duration::from_millis(1)),
+            RETRY,
+            "the pause is never shorter than RETRY"
+        );
     }
 
     #[test]
@@ -177,7 +181,7 @@ mod tests {
         assert_eq!(report_state.at, Some(now + REPORT_PAUSE));
         let mut first = PeerReportState::default();
         first.make_due();
-        assert!(first.at < Some(now + REPORT_PAUSE), "the first ones at once");
+        assert!(first.at < Some(now + REPORT_PAUSE), "the first report is due at once");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! When checksums of tunnels are tested, and with which peer. See `trial`.
+//! Schedules the tests of checksum offload and selects the peer of each. `trial` runs them.
 
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -20,15 +20,15 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// The pause after a sound result: another peer may have another result, and the hardware below an interface may change.
 const STILL_SOUND: Duration = Duration::from_secs(600);
 
-/// What is known of the interfaces below the tunnels, of IPv6 and IPv4.
+/// The test results of the interfaces below the tunnels, IPv6 and IPv4.
 #[derive(Debug, Default)]
 pub(crate) struct Trials {
-    of: [TrialState; 2],
+    families: [TrialState; 2],
     running: Option<Running>,
 }
 
 impl Trials {
-    /// Of a trial that ended. A thread that panicked says nothing of the card.
+    /// The result of a test that has ended. A thread that panicked has no result.
     pub(super) fn verdict(&self) -> Option<TrialVerdict> {
         match self.running.as_ref()?.verdict.try_recv() {
             Ok(verdict) => Some(verdict),
@@ -43,16 +43,16 @@ struct TrialState {
     interface: Option<u32>,
     finding: Option<TrialFinding>,
     /// The number of tests. Each uses another peer.
-    turns: usize,
+    tests: usize,
     /// The number of consecutive tests without a result.
-    fruitless: u32,
-    again_at: Option<Instant>,
+    without_result: u32,
+    next_at: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TrialFinding {
     Sound,
-    /// Found out by this agent.
+    /// A test of this agent found it.
     Broken,
     /// The kernel computes checksums already, because of an earlier agent or the operator.
     SwitchedOff,
@@ -71,31 +71,31 @@ struct Running {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TrialKind {
     Trial,
-    /// Whether checksums by the kernel helped.
-    Proof,
+    /// Runs after checksum offload was switched off: does the peer answer now?
+    Recheck,
 }
 
 impl TrialState {
     fn is_due(&self) -> bool {
-        self.finding != Some(TrialFinding::Broken) && self.again_at.is_none_or(|at| at <= Instant::now())
+        self.finding != Some(TrialFinding::Broken) && self.next_at.is_none_or(|at| at <= Instant::now())
     }
 
     fn pause(&self) -> Duration {
-        PAUSE.saturating_mul(1 << self.fruitless.min(10)).min(LONGEST_PAUSE)
+        PAUSE.saturating_mul(1 << self.without_result.min(10)).min(LONGEST_PAUSE)
     }
 }
 
 impl Routes {
-    /// Whether the interface computes the checksums of tunnelled packets. None: not changed. A new device leaves them to the interface;
-    /// on others an agent or the operator turned it off.
+    /// Whether the interface computes the checksums of tunnelled packets. None: the setting of the device stays. It is on for a new device;
+    /// an earlier agent or the operator may have switched it off.
     pub(super) fn checksum(&self, v4: bool) -> Option<bool> {
         match self.config.cluster.tunnel_checksum {
             TunnelChecksum::On => Some(true),
             TunnelChecksum::Off => Some(false),
             TunnelChecksum::Auto => {
-                let standing = &self.known.trials.of[usize::from(v4)];
-                let is_broken = standing.finding == Some(TrialFinding::Broken);
-                (is_broken && standing.interface == self.interface(v4)).then_some(false)
+                let state = &self.known.trials.families[usize::from(v4)];
+                let is_broken = state.finding == Some(TrialFinding::Broken);
+                (is_broken && state.interface == self.interface(v4)).then_some(false)
             }
         }
     }
@@ -115,29 +115,29 @@ impl Routes {
         let needed = [(true, tunnels.v4.filter(|_| needs_v4)), (false, tunnels.v6.filter(|_| needs_v6))];
         for (v4, tunnel) in needed {
             let (Some(tunnel), Some(interface)) = (tunnel, self.interface(v4)) else { continue };
-            let standing = &mut self.known.trials.of[usize::from(v4)];
-            if standing.interface != Some(interface) {
-                *standing = TrialState { interface: Some(interface), ..TrialState::default() };
+            let state = &mut self.known.trials.families[usize::from(v4)];
+            if state.interface != Some(interface) {
+                *state = TrialState { interface: Some(interface), ..TrialState::default() };
             }
-            if !standing.is_due() || !standing.uses_interface_checksums(tunnel) {
+            if !state.is_due() || !state.uses_interface_checksums(tunnel) {
                 continue;
             }
-            let turn = standing.turns;
-            let Some((with, addresses)) = self.peer_behind(tunnel, turn) else { continue };
-            self.known.trials.of[usize::from(v4)].turns += 1;
+            let test = state.tests;
+            let Some((with, addresses)) = self.peer_behind(tunnel, test) else { continue };
+            self.known.trials.families[usize::from(v4)].tests += 1;
             debug!(peer = %with, "testing checksums of a tunnel");
-            return self.begin((v4, interface, TrialKind::Trial), with, addresses);
+            return self.start_trial((v4, interface, TrialKind::Trial), with, addresses);
         }
     }
 
-    fn begin(&mut self, about: (bool, u32, TrialKind), with: NodeName, addresses: Vec<IpAddr>) {
+    fn start_trial(&mut self, about: (bool, u32, TrialKind), with: NodeName, addresses: Vec<IpAddr>) {
         let (v4, interface, kind) = about;
         let Some(name) = self.tunnel_name(v4) else { return };
-        let rest = match kind {
+        let delay = match kind {
             TrialKind::Trial => Duration::ZERO,
-            TrialKind::Proof => trial::REST,
+            TrialKind::Recheck => trial::RATE_LIMIT_PAUSE,
         };
-        match trial::start(name, addresses.clone(), rest, self.queue.waker.clone()) {
+        match trial::start(name, addresses.clone(), delay, self.queue.waker.clone()) {
             Ok(verdict) => {
                 self.known.trials.running = Some(Running { v4, interface, kind, with, addresses, verdict });
             }
@@ -146,12 +146,12 @@ impl Routes {
     }
 
     /// Another peer each time, beginning with the next one by name, so that not all nodes select the same peer.
-    fn peer_behind(&self, tunnel: u32, turn: usize) -> Option<(NodeName, Vec<IpAddr>)> {
+    fn peer_behind(&self, tunnel: u32, test: usize) -> Option<(NodeName, Vec<IpAddr>)> {
         let is_behind = |path: &PeerPath| matches!(path, PeerPath::Vxlan { link, .. } if *link == tunnel);
         let paths = || self.known.mesh.paths().filter(|(_, _, path)| is_behind(path));
         let mut names: Vec<&NodeName> = paths().map(|(name, _, _)| name).collect();
         names.dedup();
-        let next = names.partition_point(|name| **name <= self.record.name).wrapping_add(turn);
+        let next = names.partition_point(|name| **name <= self.record.name).wrapping_add(test);
         let with = *names.get(next.checked_rem(names.len())?)?;
         let blocks: Vec<IpNet> =
             paths().filter(|(name, _, _)| *name == with).map(|(_, block, _)| block).collect();
@@ -161,78 +161,77 @@ impl Routes {
         Some((with.clone(), [one(true), one(false)].into_iter().flatten().collect()))
     }
 
-    pub(super) fn tried(&mut self, verdict: TrialVerdict) {
+    pub(super) fn finish_trial(&mut self, verdict: TrialVerdict) {
         let Some(running) = self.known.trials.running.take() else { return };
         let Running { v4, interface, kind, with, addresses, .. } = running;
-        if kind == TrialKind::Proof {
-            return log_proof(verdict, &with);
+        if kind == TrialKind::Recheck {
+            return log_recheck(verdict, &with);
         }
-        let standing = &mut self.known.trials.of[usize::from(v4)];
-        if standing.interface != Some(interface) {
+        let state = &mut self.known.trials.families[usize::from(v4)];
+        if state.interface != Some(interface) {
             return;
         }
         let now = Instant::now();
         match verdict {
             TrialVerdict::Sound => {
-                if standing.finding != Some(TrialFinding::Sound) {
-                    info!("checksums of what {with} gets through the tunnel are right");
+                if state.finding != Some(TrialFinding::Sound) {
+                    info!(peer = %with, "checksums of tunnelled packets are valid");
                 }
-                (standing.finding, standing.fruitless) = (Some(TrialFinding::Sound), 0);
-                standing.again_at = Some(now + STILL_SOUND);
+                (state.finding, state.without_result) = (Some(TrialFinding::Sound), 0);
+                state.next_at = Some(now + STILL_SOUND);
             }
             TrialVerdict::Unclear => {
                 debug!(peer = %with, "no reply to the test of checksums");
-                let at = now + standing.pause();
-                standing.again_at = Some(at);
-                standing.fruitless += 1;
+                let at = now + state.pause();
+                state.next_at = Some(at);
+                state.without_result += 1;
                 self.known.compare_at = self.known.compare_at.min(at);
             }
             TrialVerdict::Broken => {
                 let name = self.tunnel_name(v4).map(|name| name.to_string()).unwrap_or_default();
                 warn!(
-                    "what {with} gets through the tunnel has wrong checksums when this node's interface makes them: from now on \
-                     the kernel does. To have it tried again: stop the agent, ip link del {name}, start the agent"
+                    peer = %with,
+                    "checksum offload of tunnelled packets computes invalid checksums; switched off. To test it again: stop the \
+                     agent, ip link del {name}, start the agent"
                 );
-                self.known.trials.of[usize::from(v4)].finding = Some(TrialFinding::Broken);
+                self.known.trials.families[usize::from(v4)].finding = Some(TrialFinding::Broken);
                 self.keep_tunnels();
-                self.begin((v4, interface, TrialKind::Proof), with, addresses);
+                self.start_trial((v4, interface, TrialKind::Recheck), with, addresses);
             }
         }
     }
 }
 
 impl TrialState {
-    /// If the kernel computes checksums, that stays so, but the operator may change it.
+    /// If offload is off, the agent does not switch it on. The operator may do so, and then the tests resume.
     fn uses_interface_checksums(&mut self, tunnel: u32) -> bool {
         match Ethtool::open().and_then(|mut ethtool| ethtool.tx_checksum(tunnel)) {
             Ok(true) => true,
             Ok(false) => {
                 if self.finding != Some(TrialFinding::SwitchedOff) {
-                    info!(
-                        "checksums of what goes through the tunnel are made by the kernel already, and that stays so"
-                    );
+                    info!("checksum offload of the tunnel is off already; not changed");
                 }
                 self.finding = Some(TrialFinding::SwitchedOff);
-                self.again_at = Some(Instant::now() + STILL_SOUND);
+                self.next_at = Some(Instant::now() + STILL_SOUND);
                 false
             }
-            // The device may have been removed. It is created again.
+            // The device may have been removed. The next comparison creates it again.
             Err(error) => {
                 debug!(%error, "cannot read the checksum setting of a tunnel");
-                self.again_at = Some(Instant::now() + PAUSE);
+                self.next_at = Some(Instant::now() + PAUSE);
                 false
             }
         }
     }
 }
 
-fn log_proof(verdict: TrialVerdict, with: &NodeName) {
+fn log_recheck(verdict: TrialVerdict, with: &NodeName) {
     match verdict {
         TrialVerdict::Sound => {
-            info!("with checksums by the kernel, what {with} gets through the tunnel is right");
+            info!(peer = %with, "peer answers through the tunnel without checksum offload");
         }
         TrialVerdict::Broken | TrialVerdict::Unclear => {
-            warn!("also with checksums by the kernel, {with} does not answer through the tunnel");
+            warn!(peer = %with, "peer does not answer through the tunnel without checksum offload either");
         }
     }
 }
@@ -243,12 +242,12 @@ mod tests {
 
     #[test]
     fn pauses_double_without_a_result_and_a_fault_ends_the_tests() {
-        let pause = |fruitless| TrialState { fruitless, ..TrialState::default() }.pause().as_secs();
+        let pause = |without_result| TrialState { without_result, ..TrialState::default() }.pause().as_secs();
         assert_eq!([0, 1, 3, 4, 99].map(pause), [5, 10, 40, 60, 60]);
         let due = |finding| TrialState { finding, ..TrialState::default() }.is_due();
         assert!(due(None) && due(Some(TrialFinding::Sound)) && due(Some(TrialFinding::SwitchedOff)));
         assert!(!due(Some(TrialFinding::Broken)));
-        let later = TrialState { again_at: Some(Instant::now() + STILL_SOUND), ..TrialState::default() };
+        let later = TrialState { next_at: Some(Instant::now() + STILL_SOUND), ..TrialState::default() };
         assert!(!later.is_due());
     }
 }

@@ -18,11 +18,11 @@ impl Routes {
     fn tunnels_wanted(&self) -> (bool, bool) {
         let (v4, v6) = self.known.mesh.tunnels_wanted();
         let is_direct = |transport: Transport| transport == Transport::Direct;
-        let may_come = !self.is_alone
+        let peer_may_tunnel = !self.is_alone
             && (!is_direct(self.config.cluster.transport)
                 || self.known.mesh.peers().any(|peer| peer.transport.is_some_and(|its| !is_direct(its))));
         let has_v4 = self.known.position.underlays.iter().any(|underlay| underlay.address.is_ipv4());
-        (v4 || (may_come && has_v4), v6 || (may_come && !has_v4))
+        (v4 || (peer_may_tunnel && has_v4), v6 || (peer_may_tunnel && !has_v4))
     }
 
     pub(super) fn lacks_tunnel(&self) -> bool {
@@ -34,11 +34,11 @@ impl Routes {
     pub(super) fn keep_tunnels(&mut self) {
         let (v4, v6) = self.tunnels_wanted();
         let mut tunnels = self.known.tunnels;
-        let (mut troubles, mut conflicting) = (Vec::new(), Vec::new());
+        let (mut findings, mut conflicting) = (Vec::new(), Vec::new());
         let has = |index: Option<u32>| index.is_some();
-        let guarded = self.keep_peers((v4 || has(tunnels.v4), v6 || has(tunnels.v6)));
-        let is_guarded = guarded.is_ok();
-        troubles.extend(guarded.err());
+        let peer_table = self.keep_peers((v4 || has(tunnels.v4), v6 || has(tunnels.v6)));
+        let has_peer_table = peer_table.is_ok();
+        findings.extend(peer_table.err());
         for (is_wanted, is_v4) in [(v4, true), (v6, false)] {
             let index = if is_v4 { &mut tunnels.v4 } else { &mut tunnels.v6 };
             // An existing device that is not wanted stays: the next peer may need it, and packets may be in flight.
@@ -48,7 +48,7 @@ impl Routes {
             let Some(tunnel) = self.tunnel(is_v4) else { continue };
             let mut done = Vec::new();
             // Without the table, a new device would accept packets of every host.
-            match tunnel.keep(&mut self.kernel.socket, is_guarded, &mut done) {
+            match tunnel.keep(&mut self.kernel.socket, has_peer_table, &mut done) {
                 Ok(kept) => {
                     *index = kept;
                     // A changed configuration is no repair.
@@ -65,15 +65,15 @@ impl Routes {
                     }
                     let object =
                         self.tunnel_name(is_v4).map_or_else(String::new, |name| format!("link {name}"));
-                    troubles.push(Finding::new(Code::TunnelFailed, object, error));
+                    findings.push(Finding::new(Code::TunnelFailed, object, error));
                 }
             }
             done.iter().for_each(|what| info!("{what}"));
         }
-        if !troubles.is_empty() {
+        if !findings.is_empty() {
             self.retry();
         }
-        (self.known.tunnel_troubles, self.known.conflicting_links) = (troubles, conflicting);
+        (self.known.tunnel_findings, self.known.conflicting_links) = (findings, conflicting);
         let is_other = tunnels != self.known.tunnels;
         self.known.tunnels = tunnels;
         self.tunnel_sizes.set(self.current_tunnel_sizes());
@@ -109,8 +109,8 @@ impl Routes {
 
     fn current_tunnel_sizes(&self) -> Vec<TunnelSize> {
         let Tunnels { v4, v6 } = self.known.tunnels;
-        let is_there = |tunnel: &&Tunnel| if tunnel.local.is_ipv4() { v4.is_some() } else { v6.is_some() };
-        let tunnels = self.known.kept_tunnels.iter().flatten().filter(is_there);
+        let exists = |tunnel: &&Tunnel| if tunnel.local.is_ipv4() { v4.is_some() } else { v6.is_some() };
+        let tunnels = self.known.kept_tunnels.iter().flatten().filter(exists);
         tunnels.map(|tunnel| TunnelSize { name: tunnel.name.clone(), mtu: tunnel.mtu }).collect()
     }
 }

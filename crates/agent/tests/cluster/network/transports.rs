@@ -180,8 +180,9 @@ fn wrong_checksums(label: &str, underlay: Families) {
     };
     let times_logged = |cluster: &Cluster, what: &str| logged_by(cluster, "n1", what);
     let (right, wrong) =
-        ("gets through the tunnel are right", "n2 gets through the tunnel has wrong checksums");
-    let (helped, kept) = ("with checksums by the kernel, what n2 gets", "made by the kernel already");
+        ("checksums of tunnelled packets are valid", "computes invalid checksums; switched off");
+    let (helped, kept) =
+        ("peer answers through the tunnel without checksum offload", "is off already; not changed");
     await_that("the trial of n2", TRIAL, || logged_by(&cluster, "n2", right) == 1);
     let of_n1 =
         cluster.addresses("n1").unwrap().into_iter().find(|ip| ip.is_ipv4() == (family == "ip")).unwrap();

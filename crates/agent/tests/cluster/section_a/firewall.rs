@@ -9,7 +9,8 @@ use crate::common::{BRIEFLY, TIMEOUT, expect_reach};
 
 const SYSCTLS: [&str; 2] = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
 
-fn edge(transport: TransportMode, path: PodPath) {
+/// Pods see the addresses of pods, and an external host sees the addresses of nodes.
+fn expect_masquerade_only_outside(transport: TransportMode, path: PodPath) {
     let plan = Plan { nodes: 2, transport, ..Plan::default() };
     let cluster = Cluster::up("edge", &plan).unwrap();
     cluster.pods_everywhere(1).unwrap();
@@ -18,7 +19,7 @@ fn edge(transport: TransportMode, path: PodPath) {
             assert_eq!(cluster.node(name).unwrap().sh(&["sysctl", "-n", sysctl]).unwrap().trim(), "1");
         }
     }
-    // A rewritten source address is also a complaint.
+    // The matrix also fails if a source address was rewritten.
     let matrix = cluster.reach(TIMEOUT).unwrap();
     assert!(matrix.all(), "{:#?}", matrix.complaints());
     assert!(matrix.cells.iter().all(|cell| cell.way == path), "{matrix:?}");
@@ -40,12 +41,12 @@ fn edge(transport: TransportMode, path: PodPath) {
 
 #[test]
 fn a9_masquerade_applies_only_outside_the_cluster_with_direct_routes() {
-    edge(TransportMode::Direct, PodPath::Direct);
+    expect_masquerade_only_outside(TransportMode::Direct, PodPath::Direct);
 }
 
 #[test]
 fn a9_masquerade_applies_only_outside_the_cluster_with_vxlan() {
-    edge(TransportMode::Vxlan, PodPath::Vxlan);
+    expect_masquerade_only_outside(TransportMode::Vxlan, PodPath::Vxlan);
 }
 
 const STRICT: &str =
@@ -77,8 +78,8 @@ fn a9_a_dropping_unmanaged_chain_is_reported_accepted_and_cleaned_up() {
     let degraded = status(&cluster, "n1").error().unwrap();
     assert_eq!(degraded.code, 51, "{degraded:?}");
     assert!(format!("{} {}", degraded.msg, degraded.details).contains(command), "{degraded:?}");
-    let page = doctor(&cluster, "n1");
-    assert!(page.status.code() == Some(1) && page.stdout.contains(command), "{page:?}");
+    let report = doctor(&cluster, "n1");
+    assert!(report.status.code() == Some(1) && report.stdout.contains(command), "{report:?}");
     wait_until("all pods but p1 to reach each other", TIMEOUT, || {
         let matrix = cluster.reach(BRIEFLY)?;
         let (of_p1, other_cells): (Vec<_>, Vec<_>) =
@@ -103,8 +104,8 @@ fn a9_a_dropping_unmanaged_chain_is_reported_accepted_and_cleaned_up() {
     expect_reach(&cluster, TIMEOUT);
     wait_until("no condition", TIMEOUT, || Ok(problems(cluster.agent("n1")?).is_empty())).unwrap();
     assert!(status(&cluster, "n1").success());
-    let page = doctor(&cluster, "n1");
-    assert!(page.success(), "{}", page.stdout);
+    let report = doctor(&cluster, "n1");
+    assert!(report.success(), "{}", report.stdout);
 
     assert!(!peer_routes(&n1).is_empty());
     assert!(inspect::links(&n1).unwrap().iter().any(|link| link.kind() == Some("vxlan")));

@@ -1,4 +1,4 @@
-//! Handmade VXLAN frames.
+//! Builds VXLAN packets that a host outside the cluster could send.
 
 use std::net::IpAddr;
 
@@ -24,7 +24,7 @@ impl Frame {
         [&header(self.vni, self.mac), self.tag, &kind, &packet(self.from, self.to, text)].concat()
     }
 
-    /// An ARP request for the MAC of `to`, which would also teach the sender's MAC.
+    /// An ARP request for the MAC of `to`. A node that accepts it would also learn the sender's MAC.
     pub(super) fn arp(&self) -> Vec<u8> {
         let (IpAddr::V4(from), IpAddr::V4(to)) = (self.from, self.to.0) else {
             unreachable!("ARP needs IPv4")
@@ -48,6 +48,7 @@ fn octets(ip: IpAddr) -> Vec<u8> {
     }
 }
 
+/// An IP packet with a UDP datagram.
 fn packet(from: IpAddr, (to, port): (IpAddr, u16), text: &str) -> Vec<u8> {
     let length = u16::try_from(8 + text.len()).unwrap();
     let mut datagram =
