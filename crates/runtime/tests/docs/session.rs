@@ -153,7 +153,7 @@ impl Session {
         let Shown { ref place, node, command, output: shown } = *shown;
         let may_wait = OBSERVING.iter().any(|words| {
             command.starts_with(&format!("podwire {words}"))
-                || command.contains(&format!("-- podwire {words}"))
+                || command.contains(&format!(" podwire {words}"))
         });
         let expected = shown.join("\n");
         let mut output = self.run(node, command).0;
