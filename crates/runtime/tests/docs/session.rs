@@ -152,8 +152,7 @@ impl Session {
     fn command(&self, shown: &Shown<'_>) -> Vec<String> {
         let Shown { ref place, node, command, output: shown } = *shown;
         let may_wait = OBSERVING.iter().any(|words| {
-            command.starts_with(&format!("podwire {words}"))
-                || command.contains(&format!(" podwire {words}"))
+            command.starts_with(&format!("podwire {words}")) || command.contains(&format!(" podwire {words}"))
         });
         let expected = shown.join("\n");
         let mut output = self.run(node, command).0;
