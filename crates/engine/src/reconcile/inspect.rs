@@ -8,22 +8,31 @@ use crate::state::{Attachment, NetworkState};
 use crate::{Error, shaping};
 
 impl ReconcileRound<'_> {
-    /// The links of the host are listed for each pod, because inspecting all pods may take long. A link may be created again
-    /// meanwhile, with another index.
-    pub(super) fn inspect(&mut self, network: &NetworkState, attachment: &Attachment) {
-        if let Err(error) = self.inspect_pod(network, attachment) {
+    /// `links` are those of the host when the inspection began. It may take long, so the host link of the pod is read again: it
+    /// may have been removed or created again, with another index.
+    pub(super) fn inspect(&mut self, network: &NetworkState, attachment: &Attachment, links: &[Link]) {
+        if let Err(error) = self.inspect_pod(network, attachment, links) {
             self.report_failure(format_args!("attachment {}", attachment.key), error);
         }
     }
 
-    fn inspect_pod(&mut self, network: &NetworkState, attachment: &Attachment) -> Result<(), Error> {
+    fn inspect_pod(
+        &mut self,
+        network: &NetworkState,
+        attachment: &Attachment,
+        links: &[Link],
+    ) -> Result<(), Error> {
         // A round of the node creates a removed link again.
         let Some(link) = self.host.link(&attachment.host_link)? else { return Ok(()) };
         self.repair_inside(network, attachment, &link)?;
-        let found = pod_finding(attachment, &self.host.links()?, Restore::ByAgent)?;
-        // The link may have been removed after it was listed. Then the interface in the pod was not moved, but removed.
-        let is_same = self.host.link(&attachment.host_link)?.is_some_and(|now| now.index == link.index);
-        self.outcome.findings.extend(found.filter(|_| is_same));
+        let Some(found) = pod_finding(attachment, links, Restore::ByAgent)? else { return Ok(()) };
+        // If the host link was removed since then, the interface in the pod was not moved, but removed.
+        let is_listed = |now: &Link| {
+            links.iter().any(|link| link.index == now.index && link.name == attachment.host_link.as_str())
+        };
+        if self.host.link(&attachment.host_link)?.as_ref().is_some_and(is_listed) {
+            self.outcome.findings.push(found);
+        }
         Ok(())
     }
 

@@ -180,10 +180,11 @@ pub fn reconcile(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Erro
 /// are recovered by [`reconcile`].
 pub fn inspect_pods(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Error> {
     let mut round = ReconcileRound::new(request, NodeState::open(request.run_dir)?)?;
+    let links = round.host.links()?;
     for (network, listed) in &round.records()? {
         let ready = listed.iter().filter(|record| record.phase == RecordPhase::Ready);
         for attachment in ready.filter_map(|record| record.attachment.as_ref()) {
-            round.inspect(network, attachment);
+            round.inspect(network, attachment, &links);
         }
     }
     if let Err(error) = round.remove_orphaned_bindings() {
