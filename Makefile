@@ -23,9 +23,9 @@ demo: build ## run an agent and two pods, kill the agent, show repairs, clean up
 	@tools/setup demo
 	@tools/timed "demo" $(RELEASE)/podwire demo
 
-lab: build ## start three nodes on etcd that stay up, and test all pod-to-pod paths
+lab: build ## start three nodes in two subnets on etcd that stay up, and test all pod-to-pod paths
 	@tools/setup lab
-	@$(RELEASE)/podwire lab up --nodes 3 && $(RELEASE)/podwire lab test
+	@$(RELEASE)/podwire lab up --nodes 3 --subnets 2 && $(RELEASE)/podwire lab test
 	@echo
 	@echo "The lab stays up. Commands: $(RELEASE)/podwire lab --help. Remove it: $(RELEASE)/podwire lab down"
 

@@ -28,8 +28,8 @@ pub(crate) struct AgentStatus {
 struct AgentStatusInner {
     reconciler: ReconcilerState,
     /// When a watched thread started to work. None while it waits.
-    busy: [Option<Instant>; 3],
-    reconcile: Reconciled,
+    busy: [Option<Instant>; 4],
+    reconcile: ReconcileCounters,
     installed: Vec<InstalledFile>,
     inactive_ports: Vec<InactivePort>,
     conditions: Conditions,
@@ -39,7 +39,7 @@ struct AgentStatusInner {
 
 /// Counters and recent repairs of the reconciler.
 #[derive(Debug, Default)]
-struct Reconciled {
+struct ReconcileCounters {
     last_round: Option<Instant>,
     duration_ms: u64,
     rounds: u64,
@@ -54,15 +54,16 @@ pub(crate) enum WatchedThread {
     Peers,
     Installation,
     Inspector,
+    Policies,
 }
 
 impl WatchedThread {
-    const ALL: [Self; 3] = [Self::Peers, Self::Installation, Self::Inspector];
+    const ALL: [Self; 4] = [Self::Peers, Self::Installation, Self::Inspector, Self::Policies];
 
     /// How long it may work without waiting.
     fn limit(self) -> Duration {
         match self {
-            Self::Peers => LONGEST_CHANGE,
+            Self::Peers | Self::Policies => LONGEST_CHANGE,
             Self::Installation => LONG_INSTALLATION,
             Self::Inspector => LONG_ROUND,
         }
@@ -78,6 +79,13 @@ impl WatchedThread {
                 "routes to peers",
                 format!(
                     "a change has been running for more than {limit} s: routes to peers do not follow the store"
+                ),
+            ),
+            Self::Policies => (
+                Code::ReconcileStuck,
+                "policies",
+                format!(
+                    "a change has been running for more than {limit} s: policies do not follow the store, and new pods are isolated"
                 ),
             ),
             Self::Installation => (
@@ -274,7 +282,7 @@ impl AgentStatus {
     }
 }
 
-impl Reconciled {
+impl ReconcileCounters {
     fn to_status(&self, now: &Now) -> ReconcileStatus {
         let repair =
             |(at, message): &(Instant, String)| Repair { at: now.wall_time(*at), message: message.clone() };

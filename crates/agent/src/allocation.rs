@@ -151,21 +151,13 @@ impl NodeAllocations {
         self.read().blocks.clone()
     }
 
-    pub(crate) fn set_blocks(&self, blocks: Vec<IpNet>) {
-        self.change(|current| {
-            let is_other = current.blocks != blocks;
-            current.blocks = blocks;
-            is_other
-        });
-    }
-
     /// Another number means that the blocks, the allocation or the reason for its absence changed.
     pub(crate) fn version(&self) -> u64 {
         self.read().version
     }
 
     /// Applies `change`, and wakes all readers if it returns true.
-    fn change(&self, change: impl FnOnce(&mut Current) -> bool) -> bool {
+    fn change(&self, change: impl FnOnce(&mut Current) -> bool) {
         let is_changed = {
             let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
             let is_changed = change(&mut current);
@@ -175,7 +167,6 @@ impl NodeAllocations {
         if is_changed {
             self.readers.iter().for_each(Waker::wake);
         }
-        is_changed
     }
 
     /// Reports whether the node has a block. Holds the lock meanwhile, so that a concurrent withdrawal is reported afterwards.
@@ -204,22 +195,21 @@ impl NodeAllocations {
         }
     }
 
-    pub(crate) fn set(&self, allocation: NodeAllocation) {
+    /// Sets the blocks that this node owns together with its allocation, so that readers see one change. Returns whether an
+    /// allocation was withdrawn. If there was none before, the earlier reason stays.
+    pub(crate) fn set(&self, blocks: Vec<IpNet>, allocation: Result<NodeAllocation, NoBlock>) -> bool {
+        let mut is_withdrawn = false;
         self.change(|current| {
-            current.allocation = Ok(Arc::new(allocation));
-            true
-        });
-    }
-
-    /// The node no longer owns a block. Returns whether it had one.
-    pub(crate) fn withdraw(&self, reason: impl Into<String>) -> bool {
-        self.change(|current| {
-            let had_block = current.allocation.is_ok();
-            if had_block {
-                current.allocation = Err(NoBlock(reason.into()));
+            is_withdrawn = allocation.is_err() && current.allocation.is_ok();
+            let is_other = is_withdrawn || allocation.is_ok();
+            let is_changed = is_other || current.blocks != blocks;
+            current.blocks = blocks;
+            if is_other {
+                current.allocation = allocation.map(Arc::new);
             }
-            had_block
-        })
+            is_changed
+        });
+        is_withdrawn
     }
 
     /// Sets the reason why the node has no block yet. Does not replace an allocation.
@@ -275,13 +265,16 @@ mod tests {
         assert_eq!(allocations.version(), versions[0], "nothing changed");
         allocations.explain("waiting for etcd");
         versions.push(allocations.version());
-        allocations.set(whole());
+        assert!(!allocations.set(settings().subnets, Ok(whole())));
         versions.push(allocations.version());
+        assert_eq!(allocations.blocks(), settings().subnets, "one change sets blocks and allocation");
         allocations.explain("must not replace an allocation");
         assert_eq!(allocations.default_network().unwrap().blocks(), settings().subnets);
-        assert!(allocations.withdraw("another node owns it") && !allocations.withdraw("second withdrawal"));
+        let withdraw = |reason: &str| allocations.set(Vec::new(), Err(NoBlock(reason.to_owned())));
+        assert!(withdraw("another node owns it") && !withdraw("second withdrawal"));
         versions.push(allocations.version());
         assert_eq!(versions, [0, 1, 2, 3]);
+        assert_eq!(allocations.blocks(), []);
         assert!(allocations.get().is_err_and(|none| none.0 == "another node owns it"));
     }
 
@@ -291,7 +284,7 @@ mod tests {
         for _ in 0..1000 {
             let (agent_status, allocations) =
                 (AgentStatus::new(), NodeAllocations::none("not yet", Vec::new()));
-            allocations.set(whole());
+            allocations.set(settings().subnets, Ok(whole()));
             let both = std::sync::Barrier::new(2);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -299,7 +292,7 @@ mod tests {
                     allocations.report_block(&agent_status, &network);
                 });
                 both.wait();
-                allocations.withdraw("another node owns it");
+                allocations.set(Vec::new(), Err(NoBlock("another node owns it".to_owned())));
                 allocations.report_block(&agent_status, &network);
             });
             assert!(agent_status.has(Code::BlockMissing));

@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing::level_filters::LevelFilter;
 use tracing::{info, warn};
-use types::{Code, Finding};
+use types::{Code, Finding, cause};
 
 use crate::agent_status::AgentStatus;
 use crate::allocation::{NodeAllocations, TunnelSize};
@@ -24,6 +24,7 @@ use crate::memory;
 use crate::metrics::Metrics;
 use crate::notify;
 use crate::peers::{self, PeerQueue};
+use crate::policies::{self, Policies, PolicyStartError};
 use crate::privileges;
 use crate::queue::{Queue, UnfinishedRequests};
 use crate::reconciler::inspector::Inspector;
@@ -60,8 +61,12 @@ pub enum AppError {
     #[error(transparent)]
     Server(#[from] ServerError),
     #[error(transparent)]
+    Policies(#[from] PolicyStartError),
+    #[error(transparent)]
+    Name(#[from] types::NameError),
+    #[error(transparent)]
     Log(#[from] log::LogError),
-    #[error("cannot {operation}: {source}")]
+    #[error("cannot {operation}: {}", cause(source))]
     Start { operation: &'static str, source: io::Error },
     #[error("the reconciler thread panicked: restart the agent, and report the bug with the agent's log")]
     ReconcilerEnded,
@@ -95,7 +100,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
     // One waker for each thread that sleeps in poll(2). Slots pass values between these threads.
     let waker = || Waker::new().map_err(|errno| cannot("create an eventfd")(errno.into()));
     let (peers_waker, install_waker, requests) = (waker()?, waker()?, ReconcileRequests::new(waker()?));
-    let inspector_waker = waker()?;
+    let (inspector_waker, policy_waker) = (waker()?, waker()?);
     let readers = vec![requests.waker().clone(), peers_waker.clone(), install_waker.clone()];
     let allocations = Arc::new(initial_allocation(&config, readers).map_err(AppError::Network)?);
     let tunnels = Arc::new(Slot::new(Vec::new(), vec![requests.waker().clone()]));
@@ -106,13 +111,15 @@ pub fn run(config: Config) -> Result<(), AppError> {
 
     let installer = Installer::new(&config)?.map(Arc::new);
     if let Some(install) = &config.install {
-        let complaints = Runtimes::detect(Path::new("/")).complaints(&install.directories());
-        complaints.iter().for_each(|problem| warn!(problem, "runtime uses other directories"));
+        let mismatches = Runtimes::detect(Path::new("/")).mismatches(&install.directories());
+        mismatches.iter().for_each(|problem| warn!(problem, "runtime uses other directories"));
     }
     let agent_status = Arc::new(AgentStatus::new());
     agent_status.set(Source::Config, config.exposed_key().into_iter().collect());
     agent_status.set_installed(installer.as_ref().map(|installer| installer.planned()).unwrap_or_default());
     let metrics = Arc::new(Metrics::new());
+    let node = types::NodeName::try_from(config.node.as_str())?;
+    let policies = Arc::new(Policies::new(node, policy_waker, Arc::clone(&agent_status)));
     let work = Arc::new(Work::new(work::WorkParts {
         settings: RequestSettings {
             run_dir: config.run_dir.clone(),
@@ -125,6 +132,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
         allocations: Arc::clone(&allocations),
         blocks: blocks.clone(),
         reconciler: requests.clone(),
+        policies: Arc::clone(&policies),
     }));
     let queue = Arc::new(Queue::start(config.workers).map_err(cannot("start workers"))?);
     let membership_parts = membership::MembershipParts {
@@ -132,10 +140,18 @@ pub fn run(config: Config) -> Result<(), AppError> {
         allocations: Arc::clone(&allocations),
         agent_status: Arc::clone(&agent_status),
         peers,
+        policies: Arc::clone(&policies),
         commands,
     };
     let kernel_side = KernelSide { metrics: Arc::clone(&metrics), tunnels: Arc::clone(&tunnels), peer_queue };
     let cluster = join(membership_parts, kernel_side)?;
+    let enforcing = policies::start(policies::PolicyParts {
+        is_alone: membership::is_alone(&config),
+        config: Arc::clone(&config),
+        agent_status: Arc::clone(&agent_status),
+        metrics: Arc::clone(&metrics),
+        policies,
+    })?;
     let installing = installer.as_ref().map(|installer| {
         start_installation(installation::InstallationParts {
             config: Arc::clone(&config),
@@ -209,14 +225,17 @@ pub fn run(config: Config) -> Result<(), AppError> {
             let UnfinishedRequests { waiting, running } = unfinished;
             warn!(running, waiting, "stopped before all requests were served");
         }
+        // All threads are asked to end before the first wait, so that they end at the same time.
+        let threads: Vec<&AgentThread> =
+            installing.iter().chain([&inspecting, &enforcing.policies, &enforcing.flows]).collect();
+        threads.iter().for_each(|thread| thread.stop());
+        reconciler_thread.requests.stop();
         if let Some(cluster) = &service.cluster {
-            cluster.end();
+            cluster.stop();
+            cluster.wait();
         }
-        if let Some(installing) = &installing {
-            installing.end(THREAD_END);
-        }
-        inspecting.end(THREAD_END);
-        reconciler_thread.end()
+        threads.iter().for_each(|thread| thread.wait(THREAD_END));
+        reconciler_thread.wait()
     })
 }
 
@@ -246,9 +265,8 @@ fn start_reconciler(
 }
 
 impl ReconcilerThread {
-    /// Waits for the end of the current round.
-    fn end(self) -> Result<(), AppError> {
-        self.requests.stop();
+    /// Waits for the end of the current round, after the thread was asked to stop.
+    fn wait(self) -> Result<(), AppError> {
         let ended = self.thread.join();
         let end = Instant::now() + GRACE;
         while netlink::pending_deletions() > 0 && Instant::now() < end {
@@ -319,7 +337,7 @@ fn initial_allocation(config: &Config, readers: Vec<Waker>) -> Result<NodeAlloca
     // Also in a cluster: an invalid network is reported at the start.
     let whole = Network::whole(&config.network)?;
     if membership::is_alone(config) {
-        allocations.set(NodeAllocation::of_default(Arc::new(whole)));
+        allocations.set(whole.blocks().to_vec(), Ok(NodeAllocation::of_default(Arc::new(whole))));
     }
     Ok(allocations)
 }

@@ -70,7 +70,7 @@ fn record(record: &Attachment) -> AttachmentRecord {
         gateways: wiring.gateways.clone(),
         hairpin: wiring.hairpin,
         dns: dns(&wiring.dns),
-        created_at: Timestamp(record.created),
+        created_at: record.created_at().map(Timestamp),
     }
 }
 

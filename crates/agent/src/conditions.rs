@@ -41,23 +41,29 @@ pub(crate) enum Source {
     Addresses,
     Cluster,
     Routes,
-    /// Firewall rules that could not be created or checked.
-    Rules,
+    /// Steps of a round that failed, such as a firewall rule that could not be applied.
+    Steps,
     /// Kernel events that the agent does not receive.
     Monitors,
     /// Lock files that were removed and could not be created again.
     Locks,
     /// IPAM plugins of networks.
     Ipam,
+    /// Policies that are not in force.
+    Policies,
+    /// Flows that are not judged.
+    Flows,
+    /// Pods without known policies.
+    IsolatedPods,
 }
 
 /// A condition lasts as long as a source reports this code for this object.
-type Identity = (Code, String);
+type ConditionKey = (Code, String);
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Conditions {
     findings: BTreeMap<Source, Vec<Finding>>,
-    active: BTreeMap<Identity, ActiveCondition>,
+    active: BTreeMap<ConditionKey, ActiveCondition>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -73,7 +79,7 @@ pub(crate) struct ConditionChanges {
     /// Conditions that now make the node not ready.
     pub(crate) worsened: Vec<Finding>,
     pub(crate) eased: Vec<Finding>,
-    pub(crate) ended: Vec<Identity>,
+    pub(crate) ended: Vec<ConditionKey>,
 }
 
 impl Conditions {
@@ -135,7 +141,7 @@ impl Conditions {
 /// Merges repeated findings of one object into one finding that has all messages.
 fn combined(findings: Vec<Finding>) -> Vec<Finding> {
     let mut combined: Vec<Finding> = Vec::new();
-    let mut positions: BTreeMap<Identity, usize> = BTreeMap::new();
+    let mut positions: BTreeMap<ConditionKey, usize> = BTreeMap::new();
     let mut messages: BTreeSet<(usize, String)> = BTreeSet::new();
     for finding in findings {
         let position = *positions.entry(identity(&finding)).or_insert(combined.len());
@@ -153,7 +159,7 @@ fn combined(findings: Vec<Finding>) -> Vec<Finding> {
     combined
 }
 
-fn identity(finding: &Finding) -> Identity {
+fn identity(finding: &Finding) -> ConditionKey {
     (finding.code, finding.object.clone())
 }
 

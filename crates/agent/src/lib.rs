@@ -30,6 +30,7 @@ mod metrics;
 mod monitor;
 mod notify;
 mod peers;
+mod policies;
 mod preflight;
 mod privileges;
 mod queue;

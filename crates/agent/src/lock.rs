@@ -39,7 +39,7 @@ pub enum LockError {
 
 /// Takes the network's lock first: an agent that is refused must not hold a run directory's lock, not even briefly.
 pub(crate) fn take_both(network: &NetworkName, run_dir: &Path) -> Result<(NetworkLock, Lock), LockError> {
-    let lock = NetworkLock::renew(network, run_dir).map_err(|error| match Lock::holder(run_dir) {
+    let lock = NetworkLock::take(network, run_dir).map_err(|error| match Lock::holder(run_dir) {
         Some(holder) => LockError::Taken { dir: run_dir.to_owned(), holder },
         None => error,
     })?;
@@ -66,8 +66,8 @@ pub(crate) struct NetworkLock {
 }
 
 impl NetworkLock {
-    pub(crate) fn renew(network: &NetworkName, run_dir: &Path) -> Result<Self, LockError> {
-        Self::take(Path::new(NETWORKS), network, run_dir)
+    pub(crate) fn take(network: &NetworkName, run_dir: &Path) -> Result<Self, LockError> {
+        Self::take_in(Path::new(NETWORKS), network, run_dir)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -79,7 +79,7 @@ impl NetworkLock {
         self.file.is_lost()
     }
 
-    fn take(dir: &Path, network: &NetworkName, run_dir: &Path) -> Result<Self, LockError> {
+    fn take_in(dir: &Path, network: &NetworkName, run_dir: &Path) -> Result<Self, LockError> {
         let namespace = netlink::RtSocket::open()?.netns_cookie()?;
         let holder = format!("process {} in {}", std::process::id(), run_dir.display());
         let lock = match LockFile::take(dir, &file_name(namespace, network), &holder)? {
@@ -225,16 +225,16 @@ mod tests {
     #[test]
     fn a_network_has_one_agent_in_a_namespace() {
         in_namespace("lock", |locks, run| {
-            let held = NetworkLock::take(locks, &network("one"), run).unwrap();
-            let error = NetworkLock::take(locks, &network("one"), run).unwrap_err().to_string();
+            let held = NetworkLock::take_in(locks, &network("one"), run).unwrap();
+            let error = NetworkLock::take_in(locks, &network("one"), run).unwrap_err().to_string();
             let process = format!("process {} in {}", std::process::id(), run.display());
             for word in ["one", &process, "--network-name", "--network-bridge", "--network-subnet"] {
                 assert!(error.contains(word), "{error}");
             }
-            NetworkLock::take(locks, &network("other"), run).unwrap();
+            NetworkLock::take_in(locks, &network("other"), run).unwrap();
             drop(held);
             assert_eq!(fs::read_dir(locks).unwrap().count(), 0);
-            NetworkLock::take(locks, &network("one"), run).unwrap();
+            NetworkLock::take_in(locks, &network("one"), run).unwrap();
         });
     }
 
@@ -250,11 +250,11 @@ mod tests {
         });
     }
 
-    /// It can neither open the directory nor prepare one for the agent.
+    /// An unprivileged process can neither open the directory nor prepare one for the agent.
     #[test]
     fn a7_an_unprivileged_process_cannot_take_the_lock() {
         in_namespace("unprivileged", |locks, run| {
-            let _held = NetworkLock::take(locks, &network("one"), run).unwrap();
+            let _held = NetworkLock::take_in(locks, &network("one"), run).unwrap();
             let file = fs::read_dir(locks).unwrap().next().unwrap().unwrap().path();
             let unprivileged = |program: &str| {
                 let mut command = std::process::Command::new("setpriv");
@@ -274,7 +274,8 @@ mod tests {
             let unprivileged_dir = locks.with_file_name("unprivileged");
             fs::create_dir(&unprivileged_dir).unwrap();
             std::os::unix::fs::chown(&unprivileged_dir, Some(65534), Some(65534)).unwrap();
-            let error = NetworkLock::take(&unprivileged_dir, &network("one"), run).unwrap_err().to_string();
+            let error =
+                NetworkLock::take_in(&unprivileged_dir, &network("one"), run).unwrap_err().to_string();
             assert!(error.contains("chown"), "{error}");
         });
     }
@@ -282,12 +283,12 @@ mod tests {
     #[test]
     fn the_lock_file_of_a_killed_agent_is_removed() {
         in_namespace("killed", |locks, run| {
-            let held = NetworkLock::take(locks, &network("live"), run).unwrap();
+            let held = NetworkLock::take_in(locks, &network("live"), run).unwrap();
             let stale = locks.join(file_name(1, &network("killed")));
             fs::write(&stale, "process 1 in /x").unwrap();
-            NetworkLock::take(locks, &network("other"), run).unwrap();
+            NetworkLock::take_in(locks, &network("other"), run).unwrap();
             assert!(!stale.exists());
-            assert!(NetworkLock::take(locks, &network("live"), run).is_err());
+            assert!(NetworkLock::take_in(locks, &network("live"), run).is_err());
             drop(held);
         });
     }
@@ -297,7 +298,7 @@ mod tests {
         let lab = testkit::Lab::new("claim").unwrap();
         let dir = tempfile::tempdir().unwrap();
         let locks = dir.path().join("locks");
-        let take = || NetworkLock::take(&locks, &network("net"), dir.path()).unwrap();
+        let take = || NetworkLock::take_in(&locks, &network("net"), dir.path()).unwrap();
         let [one, other] = ["n1", "n2"].map(|name| lab.node(name).unwrap());
         let _held = one.enter(take).unwrap();
         other.enter(take).unwrap();
@@ -309,7 +310,7 @@ mod tests {
         assert!(file_name(u64::MAX, &long('a')).len() <= LONGEST_NAME);
         assert_ne!(file_name(1, &long('a')), file_name(1, &long('b')));
         assert_eq!(file_name(7, &network("podwire")), "7-podwire");
-        in_namespace("long", |locks, run| drop(NetworkLock::take(locks, &long('a'), run).unwrap()));
+        in_namespace("long", |locks, run| drop(NetworkLock::take_in(locks, &long('a'), run).unwrap()));
     }
 
     #[test]

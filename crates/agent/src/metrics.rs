@@ -1,5 +1,7 @@
 //! Prometheus metrics. Counters are incremented as events happen; gauges are read for each scrape.
 
+mod policies;
+
 use std::fmt;
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +18,9 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 use rustix::time::{ClockId, clock_gettime};
 use types::{Code, Severity};
+
+use policies::PolicyMetrics;
+pub(crate) use policies::PolicyUsage;
 
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -105,6 +110,7 @@ pub(crate) struct Metrics {
     ready: Gauge,
     conditions: Family<ConditionLabels, Gauge>,
     cluster: ClusterMetrics,
+    policies: PolicyMetrics,
     process: ProcessMetrics,
     /// Held while a page is rendered, because each page clears and fills the families.
     rendering: Mutex<()>,
@@ -186,6 +192,7 @@ impl Metrics {
                 Family::default(),
             ),
             cluster: ClusterMetrics::new(&mut all),
+            policies: PolicyMetrics::new(&mut all),
             process: ProcessMetrics::new(&mut all),
             rendering: Mutex::default(),
             registry: Registry::default(),
@@ -215,6 +222,15 @@ impl Metrics {
         for (transport, number) in [("direct", direct), ("vxlan", vxlan), ("none", unreachable)] {
             self.cluster.routes.get_or_create(&TransportLabel { transport }).set(count(number as u64));
         }
+    }
+
+    /// A change of policies or pods was applied.
+    pub(crate) fn policies_applied(&self, took: Duration) {
+        self.policies.applied(took);
+    }
+
+    pub(crate) fn count_policies(&self, counts: &PolicyUsage) {
+        self.policies.count(counts);
     }
 
     pub(crate) fn drained_tombstone(&self) {
@@ -351,6 +367,12 @@ mod tests {
             Condition::new(finding, api::Timestamp(1))
         });
         metrics.set_peers(&PeerCounts { peers: 3, direct: 2, vxlan: 4, unreachable: 1, tunnels: 2 });
+        // The firewall's counters restarted at zero between the last two counts.
+        for ingress in [5, 7, 1] {
+            let denied = nft::DeniedPackets { ingress, ..nft::DeniedPackets::default() };
+            metrics.count_policies(&PolicyUsage { elements: 9, classes: 2, pods: 4, profiles: 3, denied });
+        }
+        metrics.policies_applied(Duration::from_millis(1));
         let observed = MetricsSnapshot {
             conditions: conditions.to_vec(),
             waiting: 3,
@@ -383,6 +405,12 @@ mod tests {
             r#"podwire_peer_routes{transport="vxlan"} 4"#,
             r#"podwire_peer_routes{transport="none"} 1"#,
             "podwire_tunnels 2",
+            "podwire_policy_elements 9",
+            "podwire_policy_classes 2",
+            "podwire_policy_pods 4",
+            "podwire_policy_profiles 3",
+            r#"podwire_policy_denied_packets_total{reason="ingress"} 8"#,
+            "podwire_policy_apply_duration_seconds_count 1",
             "podwire_store_reachable 1",
             "podwire_store_watch_age_seconds 1.5",
             concat!(r#"podwire_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#""} 1"#),

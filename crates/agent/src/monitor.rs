@@ -69,6 +69,14 @@ impl<M, E: Display> MonitorSlot<M, E> {
         Read::Failed
     }
 
+    /// None while it is failed.
+    pub(crate) fn monitor(&mut self) -> Option<&mut M> {
+        match &mut self.state {
+            MonitorState::Open { monitor, .. } => Some(monitor),
+            MonitorState::Failed { .. } => None,
+        }
+    }
+
     pub(crate) fn retry_at(&self) -> Option<Instant> {
         match &self.state {
             MonitorState::Open { .. } => None,

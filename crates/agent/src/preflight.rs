@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use engine::overlap::ObservedNetworks;
 use netconf::Network;
 use netlink::RtSocket;
-use types::{Code, Finding, Severity};
+use types::{Code, Finding, Severity, cause};
 
 use crate::lock::{self, LockError};
 use crate::membership::preflight::{self, JoinRefused};
@@ -24,7 +24,7 @@ use install::{InstallError, Installer};
 pub enum StartRefusal {
     #[error(transparent)]
     Unsafe(#[from] files::UnsafeDir),
-    #[error("cannot write to {}: {source}", path.display())]
+    #[error("cannot write to {}: {}", path.display(), cause(source))]
     Directory { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -165,7 +165,7 @@ fn unwritable(dir: &Path) -> Option<StartRefusal> {
 fn node(config: &Config, network: &Network) -> Vec<Finding> {
     let findings = engine::startup_findings(&config.run_dir, &config.network.name, network.conf());
     let with_fix = |finding: Finding| match finding.code {
-        Code::BridgeNameTaken => reconciler::with_other_bridge(config, finding),
+        Code::BridgeNameTaken => reconciler::propose_other_bridge(config, finding),
         _ => finding,
     };
     findings.into_iter().map(with_fix).collect()

@@ -4,7 +4,7 @@
 //! at least one) that stay free for it even while it has no job. So its next request need not wait for a job of another
 //! class. In a burst of one class this costs a quarter of the workers. The cost is small: the kernel creates links under one
 //! lock, and a few threads saturate it. Reserved workers also allow a job to wait for an earlier job of another class, because
-//! that job always gets a worker. Callers submit jobs in the order in which jobs wait for each other.
+//! that job always gets a worker. Callers must submit a job after all jobs that it waits for.
 //!
 //! ADDs that call another IPAM plugin have their own class, because the plugin may take a minute. They get at most half of the
 //! workers and have no reserved worker.

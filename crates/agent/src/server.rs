@@ -1,7 +1,7 @@
 //! The agent's API: HTTP and JSON over a unix socket for root and, if configured, metrics and health over TCP.
 //!
 //! Hyper serves all requests (`http`). Acceptor threads (`accept`) accept connections, and serve a CNI request directly if it
-//! has arrived completely. The runtime's thread serves all other connections and never blocks: CNI requests go to the queue,
+//! has arrived completely. The tokio thread serves all other connections and never blocks: CNI requests go to the queue,
 //! and requests that read files run on blocking threads. Every operation that a client can delay has a timeout, so that a stuck
 //! client blocks only its own connection.
 
@@ -10,6 +10,7 @@ mod client_socket;
 mod http;
 mod listen;
 mod nodes;
+mod objects;
 mod peer;
 mod reply;
 mod routes;

@@ -46,10 +46,35 @@ impl AgentThread {
         Ok(Self { stop, waker, ended: Mutex::new(ended) })
     }
 
-    /// Stops the thread and waits at most `timeout` for its end, because it may hang.
-    pub(crate) fn end(&self, timeout: Duration) {
+    /// Asks the thread to end, without waiting.
+    pub(crate) fn stop(&self) {
         self.stop.0.store(true, Ordering::Release);
         self.waker.wake();
+    }
+
+    /// Waits at most `timeout` for the end of the thread after [`Self::stop`], because it may hang.
+    pub(crate) fn wait(&self, timeout: Duration) {
         let _ = self.ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(timeout);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The agent asks all threads to end before it waits for the first one.
+    #[test]
+    fn stop_does_not_wait_for_the_end_of_the_thread() {
+        let (release, released) = mpsc::channel::<()>();
+        let (report, reported) = mpsc::channel();
+        let thread = AgentThread::start("test", Waker::new().unwrap(), move |stop| {
+            released.recv().unwrap();
+            report.send(stop.is_set()).unwrap();
+        })
+        .unwrap();
+        thread.stop();
+        release.send(()).unwrap();
+        assert!(reported.recv().unwrap(), "the flag was not set");
+        thread.wait(Duration::from_secs(60));
     }
 }

@@ -2,7 +2,7 @@
 //! in log and metrics.
 //!
 //! ```text
-//! accept ─► Task ─► attachment queue ─► worker queue ─► run: tombstones first ─► its slot ─► engine ─► Answer
+//! accept ─► Task ─► attachment queue ─► worker queue ─► run: tombstones first ─► earlier requests end ─► engine ─► Answer
 //!                          └ Cancel: set when the client hangs up, or a DEL of the same attachment arrives
 //! ```
 
@@ -25,11 +25,12 @@ use crate::allocation::{NoBlock, NodeAllocations};
 use crate::log::{self, RequestOutcome, RequestSubject};
 use crate::membership::BlockRequests;
 use crate::metrics::Metrics;
+use crate::policies::Policies;
 use crate::queue::RequestClass;
 use crate::reconciler::ReconcileRequests;
 use crate::tombstones::Drain;
 use attachment_queues::{AttachmentQueues, Cancel, CancelReason, QueueSlot, RequestPurpose, SlotError};
-use blocks::Grown;
+use blocks::AnotherBlock;
 use drain::NO_WAIT;
 
 /// How long a request waits for earlier requests of the same attachment.
@@ -55,6 +56,7 @@ pub(crate) struct WorkParts {
     /// Used by an ADD that finds no free address.
     pub(crate) blocks: BlockRequests,
     pub(crate) reconciler: ReconcileRequests,
+    pub(crate) policies: Arc<Policies>,
 }
 
 /// The engine, or its replacement in tests.
@@ -70,6 +72,7 @@ pub(crate) struct Work {
     allocations: Arc<NodeAllocations>,
     blocks: BlockRequests,
     reconciler: ReconcileRequests,
+    policies: Arc<Policies>,
     attachment_queues: Arc<AttachmentQueues>,
     /// Held while a task joins its attachment's queue and then the worker queue.
     order: Mutex<()>,
@@ -90,7 +93,7 @@ pub(crate) enum Answer {
 
 impl Work {
     pub(crate) fn new(parts: WorkParts) -> Self {
-        let WorkParts { settings, agent_status, metrics, allocations, blocks, reconciler } = parts;
+        let WorkParts { settings, agent_status, metrics, allocations, blocks, reconciler, policies } = parts;
         let RequestSettings { run_dir, network, mode, delegates } = settings;
         Self {
             drain: Drain::new(&run_dir),
@@ -102,6 +105,7 @@ impl Work {
             allocations,
             blocks,
             reconciler,
+            policies,
             attachment_queues: Arc::default(),
             order: Mutex::default(),
             kernel_cache: KernelCache::default(),
@@ -137,6 +141,10 @@ impl Work {
     /// Kernel state that requests share.
     pub(crate) fn kernel_cache(&self) -> &KernelCache {
         &self.kernel_cache
+    }
+
+    pub(crate) fn policies(&self) -> &Policies {
+        &self.policies
     }
 
     pub(crate) fn network(&self) -> &NetworkName {
@@ -395,6 +403,7 @@ impl Task {
                 kernel_cache: Some(&self.work.kernel_cache),
                 delegates: Delegates::Allowed(&self.work.delegates),
                 networks: Some(self.work.networks(allocation)),
+                policies: Some(&*self.work.policies),
                 warn: &log::engine_warning,
             };
             (self.work.serve)(&self.request, &caller)
@@ -406,9 +415,9 @@ impl Task {
             if error.code != ErrorCode::AddressesExhausted {
                 break;
             }
-            match self.work.grow(&self.request, &self.work.networks(&allocation)) {
-                Ok(Grown::NotNeeded) => break,
-                Ok(Grown::Yes) => {
+            match self.work.wait_for_another_block(&self.request, &self.work.networks(&allocation)) {
+                Ok(AnotherBlock::NotNeeded) => break,
+                Ok(AnotherBlock::Received) => {
                     allocation = self.work.allocations.get();
                     served = serve(&allocation);
                 }

@@ -80,7 +80,8 @@ pub struct AttachmentRecord {
     pub gateways: Vec<IpNet>,
     pub hairpin: bool,
     pub dns: DnsView,
-    pub created_at: Timestamp,
+    /// Null if it was recovered from the link.
+    pub created_at: Option<Timestamp>,
 }
 
 /// The source of the addresses.

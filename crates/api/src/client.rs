@@ -9,6 +9,9 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::Serialize;
+use types::cause;
+
+use crate::HEALTH;
 
 /// The maximum size of an answer to GET, which can list all attachments of a node.
 const MAX_LIST: usize = 64 << 20;
@@ -17,11 +20,17 @@ const MAX_RESULT: usize = 4 << 20;
 /// The size of the first read, which is enough for most answers.
 const FIRST_READ: usize = 8 << 10;
 const MAX_HEADERS: usize = 64;
+/// A POST may take long, for example for the IPAM plugin of an ADD. Without an answer after this time, the client asks whether the
+/// agent is alive. The kernel also accepts connections for an agent that hangs.
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// How long an agent that is alive may take to answer this question.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A client of the agent on a socket.
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
+    probe_interval: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,16 +43,16 @@ pub struct HttpAnswer {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error(
-        "no agent listens on {} ({source}): start it with `podwire agent`, or see `journalctl -u podwire`",
-        socket.display()
+        "no agent listens on {} ({}): start it with `podwire agent`, or see `journalctl -u podwire`",
+        socket.display(), cause(source)
     )]
     NoListener { socket: PathBuf, source: IoError },
-    #[error("cannot connect to the agent's socket {}: {source}{}", socket.display(), hint(source))]
+    #[error("cannot connect to the agent's socket {}: {}{}", socket.display(), cause(source), hint(source))]
     Connect { socket: PathBuf, source: IoError },
     #[error(
-        "the agent on {} closed the connection before the answer was complete ({source}): it was probably stopped; see \
+        "the agent on {} closed the connection before the answer was complete ({}): it was probably stopped; see \
          `journalctl -u podwire`",
-        socket.display()
+        socket.display(), cause(source)
     )]
     Broken { socket: PathBuf, source: IoError },
     #[error(
@@ -69,7 +78,7 @@ fn hint(source: &IoError) -> &'static str {
 
 impl Client {
     pub fn new(socket: &Path) -> Self {
-        Self { socket: socket.to_owned() }
+        Self { socket: socket.to_owned(), probe_interval: PROBE_INTERVAL }
     }
 
     pub fn socket(&self) -> &Path {
@@ -81,12 +90,19 @@ impl Client {
         Exchange::start(self, deadline, MAX_LIST)?.run(&request)
     }
 
+    /// Whether the agent answers at all, also with an error.
+    fn is_alive(&self) -> bool {
+        let request = head("GET", HEALTH, None).into_bytes();
+        let answer = Exchange::start(self, PROBE_TIMEOUT, MAX_RESULT).and_then(|probe| probe.run(&request));
+        !matches!(answer, Err(ClientError::TimedOut { .. }))
+    }
+
     pub fn delete(&self, path: &str, deadline: Duration) -> Result<HttpAnswer, ClientError> {
         let request = head("DELETE", path, None).into_bytes();
         Exchange::start(self, deadline, MAX_RESULT)?.run(&request)
     }
 
-    /// Sends `body` as JSON.
+    /// Sends `body` as JSON. Waits until the deadline for an agent that works, and about 10 s for one that hangs.
     pub fn post(
         &self,
         path: &str,
@@ -96,7 +112,8 @@ impl Client {
         let body = serde_json::to_vec(body)?;
         let mut request = head("POST", path, Some(body.len())).into_bytes();
         request.extend_from_slice(&body);
-        Exchange::start(self, deadline, MAX_RESULT)?.run(&request)
+        let connected = Exchange::start(self, deadline.min(PROBE_INTERVAL + PROBE_TIMEOUT), MAX_RESULT)?;
+        Exchange { deadline, is_probed: true, ..connected }.run(&request)
     }
 }
 
@@ -135,6 +152,8 @@ struct Exchange<'a> {
     stream: UnixStream,
     start: Instant,
     deadline: Duration,
+    /// Whether a missing answer is followed by the question whether the agent is alive.
+    is_probed: bool,
     limit: usize,
     /// Received bytes that are not consumed yet.
     buffer: Vec<u8>,
@@ -154,7 +173,7 @@ impl<'a> Exchange<'a> {
                 _ => ClientError::Connect { socket, source },
             }
         })?;
-        Ok(Self { client, stream, start, deadline, limit, buffer: Vec::new() })
+        Ok(Self { client, stream, start, deadline, is_probed: false, limit, buffer: Vec::new() })
     }
 
     fn run(mut self, request: &[u8]) -> Result<HttpAnswer, ClientError> {
@@ -255,10 +274,16 @@ impl<'a> Exchange<'a> {
         self.buffer.resize(old + FIRST_READ.max(old), 0);
         let read = loop {
             let remaining = self.remaining()?;
-            let read = self.stream.set_read_timeout(Some(remaining));
+            let timeout = if self.is_probed { remaining.min(self.client.probe_interval) } else { remaining };
+            let read = self.stream.set_read_timeout(Some(timeout));
             match read.and_then(|()| self.stream.read(&mut self.buffer[old..])) {
                 Ok(n) => break n,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock && timeout < remaining => {
+                    if !self.client.is_alive() {
+                        return Err(self.hung());
+                    }
+                }
                 Err(e) => return Err(self.failed(e)),
             }
         };
@@ -281,6 +306,12 @@ impl<'a> Exchange<'a> {
 
     fn timed_out(&self) -> ClientError {
         ClientError::TimedOut { socket: self.client.socket.clone(), waited: self.deadline }
+    }
+
+    /// The agent hangs.
+    fn hung(&self) -> ClientError {
+        let waited = Duration::from_secs(self.start.elapsed().as_secs());
+        ClientError::TimedOut { socket: self.client.socket.clone(), waited }
     }
 
     fn malformed(&self, what: String) -> ClientError {

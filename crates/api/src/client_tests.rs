@@ -160,6 +160,29 @@ fn requests_time_out() {
     assert!(matches!(error, ClientError::TimedOut { .. }), "{error}");
 }
 
+/// An ADD may wait for its IPAM plugin.
+#[test]
+fn a_slow_answer_of_an_agent_that_is_alive_is_awaited() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let empty = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+    let thread = std::thread::spawn(move || {
+        let (mut slow, _) = listener.accept().unwrap();
+        for _ in 0..2 {
+            let (mut probe, _) = listener.accept().unwrap();
+            let mut request = [0; 4096];
+            let read = probe.read(&mut request).unwrap();
+            assert!(request[..read].starts_with(b"GET /v1/health "));
+            probe.write_all(empty).unwrap();
+        }
+        slow.write_all(empty).unwrap();
+    });
+    let client = Client { probe_interval: Duration::from_millis(20), ..Client::new(&path) };
+    assert_eq!(client.post("/x", &"x", TIMEOUT).unwrap().status, 200);
+    thread.join().unwrap();
+}
+
 /// The agent may refuse a request before it has read all of it.
 #[test]
 fn an_answer_before_the_end_of_the_request_is_returned() {

@@ -14,7 +14,9 @@ mod condition;
 mod doctor;
 mod lab;
 mod message;
+mod objects;
 mod paths;
+mod policy;
 mod status;
 mod timestamp;
 mod tombstone;
@@ -36,10 +38,14 @@ pub use lab::{
     LabPath, LabPod, LabReach, LabStatus, LabTest, LabTransport,
 };
 pub use message::{CniAnswer, CniCall, ErrorAnswer, VersionAnswer};
-pub use paths::{
-    API_VERSION, ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, PAGE_NOT_FOUND,
-    READY, ROUTES, STATUS, VERSION,
+pub use objects::{
+    ObjectAction, ObjectChange, ObjectDocument, ObjectList, ObjectName, ObjectStep, ObjectSteps,
 };
+pub use paths::{
+    API_VERSION, ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, OBJECTS,
+    PAGE_NOT_FOUND, READY, ROUTES, STATUS, VERSION,
+};
+pub use policy::{PolicyCaseResult, PolicyTestAnswer};
 pub use status::{
     BlockUse, Counts, InactivePort, InstalledFile, NetworkStatus, NodeMode, ReconcileStatus, Repair, Status,
     StatusWithoutAgent,

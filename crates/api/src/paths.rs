@@ -22,6 +22,10 @@ pub const NODES: &str = "/v1/nodes";
 pub const ROUTES: &str = "/v1/routes";
 /// GET: the blocks and their owners, as a [`crate::BlocksView`].
 pub const BLOCKS: &str = "/v1/blocks";
+/// GET: all objects as a [`crate::ObjectList`]; `/v1/objects/groups` those of a kind, `/v1/objects/groups/TENANT` those of a
+/// tenant, `/v1/objects/groups/TENANT/NAME` and `/v1/objects/tenants/NAME` one document. PUT a document or DELETE one object
+/// (`?dryRun=true` only checks), or POST a [`crate::ObjectChange`] to `/v1/objects`: these return [`crate::ObjectSteps`].
+pub const OBJECTS: &str = "/v1/objects";
 /// GET: metrics in the Prometheus format.
 pub const METRICS: &str = "/metrics";
 

@@ -14,7 +14,7 @@ use files::{Replacement, Writers, optional};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use types::{AttachmentKey, Digest};
+use types::{AttachmentKey, Digest, cause};
 
 use crate::{CniCall, MAX_BODY};
 
@@ -26,7 +26,7 @@ const PUT_ASIDE: &str = ".unreadable-";
 
 #[derive(Debug, thiserror::Error)]
 pub enum TombstoneError {
-    #[error("cannot {op} {}: {source}", path.display())]
+    #[error("cannot {op} {}: {}", path.display(), cause(source))]
     Io { op: &'static str, path: PathBuf, source: IoError },
     #[error("cannot parse tombstone {}: {source}", path.display())]
     Content { path: PathBuf, source: serde_json::Error },

@@ -38,7 +38,12 @@ pub(crate) fn start(bench_node: &BenchNode, mode: &str, program: Option<&Path>) 
 }
 
 /// Durations of the agent's latest requests in milliseconds, from request to response, according to its log.
-pub(crate) fn served(agent: &Agent, verb: &str, network: BenchNetwork, latest: usize) -> Result<Vec<f64>> {
+pub(crate) fn logged_durations(
+    agent: &Agent,
+    verb: &str,
+    network: BenchNetwork,
+    latest: usize,
+) -> Result<Vec<f64>> {
     let (log, network) = (agent.log()?, network.name()?);
     let lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let matching = lines

@@ -21,12 +21,12 @@ pub(crate) type Timed = Vec<(String, Sample)>;
 pub(crate) fn run(scale: &Scale) -> Result<Timed> {
     let mut all = Timed::new();
     for (mode, word) in [(AttachMode::Bridge, "bridge"), (AttachMode::Routed, "routed")] {
-        for crowd in [0, scale.resident] {
-            let times = NetNs::create()?.run(|| membership(mode, crowd, scale.pods))??;
+        for existing in [0, scale.resident] {
+            let times = NetNs::create()?.run(|| membership(mode, existing, scale.pods))??;
             all.extend(
                 times
                     .into_iter()
-                    .map(|(what, times)| (format!("firewall, {word}, {crowd} pods there: {what}"), times)),
+                    .map(|(what, times)| (format!("firewall, {word}, {existing} pods there: {what}"), times)),
             );
         }
         let times = NetNs::create()?.run(|| healing(mode, scale.resident))??;
@@ -36,9 +36,9 @@ pub(crate) fn run(scale: &Scale) -> Result<Timed> {
     Ok(all)
 }
 
-fn membership(mode: AttachMode, crowd: usize, count: usize) -> Result<Timed> {
-    let other_pods = samples(mode, 0..crowd)?;
-    let pods = samples(mode, crowd..crowd + count)?;
+fn membership(mode: AttachMode, existing: usize, count: usize) -> Result<Timed> {
+    let other_pods = samples(mode, 0..existing)?;
+    let pods = samples(mode, existing..existing + count)?;
     let mut firewall = Firewall::open()?;
     // nft creates the tables once.
     let other_pods = borrowed(&other_pods);

@@ -41,7 +41,7 @@ pub(crate) struct BenchOptions {
 pub(crate) enum BenchPart {
     /// Adding and removing pods on one node
     Pods,
-    /// The firewall alone: membership, checks and repairs
+    /// The firewall alone: adding and removing pods, checks and repairs
     Firewall,
     /// Recovery times after faults: flushed rules, a removed socket, a killed agent, an unreachable etcd
     Recovery,
@@ -62,10 +62,12 @@ pub(crate) struct Scale {
     pub(crate) pods: usize,
     /// Pods of the informational case with masquerade.
     pub(crate) masquerade_pods: usize,
+    /// Number of workers that add pods at the same time.
     pub(crate) parallel: usize,
     pub(crate) rounds: usize,
-    /// Addresses in use before the pods are added.
+    /// Addresses in use before the pods are added: in the case with few addresses.
     pub(crate) few: usize,
+    /// The same in the case with many addresses.
     pub(crate) many: usize,
     /// Running pods of the measured agent.
     pub(crate) resident: usize,
@@ -86,10 +88,11 @@ pub(crate) struct NodesScale {
     /// Number of nodes with routes.
     pub(crate) peers: usize,
     pub(crate) route_rounds: usize,
-    /// Number of changes.
+    /// Number of nodes that get another address.
     pub(crate) changes: usize,
-    /// Simulated nodes: the few of the first phase, and all.
+    /// Nodes in the first phase of part `scale`. Three have an agent, the other ones are simulated.
     pub(crate) few_nodes: usize,
+    /// Nodes in its later phases.
     pub(crate) crowd: usize,
     /// Duration of the idle phase.
     pub(crate) quiet: Duration,
@@ -101,8 +104,9 @@ pub(crate) struct NodesScale {
     pub(crate) traffic_sites: usize,
     /// Rounds per network.
     pub(crate) traffic_rounds: usize,
-    /// Duration of one throughput and one round-trip measurement.
+    /// Duration of one measurement of throughput.
     pub(crate) stream: Duration,
+    /// Duration of one measurement of round-trip times.
     pub(crate) trips: Duration,
 }
 

@@ -16,10 +16,10 @@ pub(crate) struct BenchNode {
 }
 
 impl BenchNode {
-    pub(crate) fn create((lab, memory): (&Lab, &Directory), name: &str, pods: usize) -> Result<Self> {
+    pub(crate) fn create((lab, state): (&Lab, &StateDirectory), name: &str, pods: usize) -> Result<Self> {
         let node = lab.node(name)?;
         let pods = (0..pods).map(|i| node.pod(&i.to_string())).collect::<Result<_>>()?;
-        let dir = memory.path.join(name);
+        let dir = state.path.join(name);
         fs::create_dir(&dir).with_context(|| format!("cannot create directory {}", dir.display()))?;
         Ok(Self { node, pods, dir })
     }
@@ -34,15 +34,15 @@ pub(crate) struct BenchSite {
     /// The agents' nodes by attach mode. The first also has sandboxes for the running pods of `resident`.
     pub(crate) agent: BenchNode,
     pub(crate) agent_bridge: BenchNode,
-    pub(crate) memory: Directory,
+    pub(crate) state: StateDirectory,
     _lab: Lab,
 }
 
 impl BenchSite {
     pub(crate) fn create(scale: &Scale) -> Result<Self> {
         let lab = Lab::new("bench")?;
-        let memory = Directory::create(&lab)?;
-        let node_with = |name: &str, pods: usize| BenchNode::create((&lab, &memory), name, pods);
+        let state = StateDirectory::create(&lab)?;
+        let node_with = |name: &str, pods: usize| BenchNode::create((&lab, &state), name, pods);
         let bench_node = |name: &str| node_with(name, scale.pods);
         Ok(Self {
             podwire: bench_node("podwire")?,
@@ -52,32 +52,32 @@ impl BenchSite {
             spawned_floor: bench_node("spawned")?,
             agent: node_with("agent", scale.pods.max(scale.resident))?,
             agent_bridge: bench_node("agent-bridge")?,
-            memory,
+            state,
             _lab: lab,
         })
     }
 }
 
 /// The state directory of all plugins. It is in memory, like /run, so that the disk does not affect the times.
-pub(crate) struct Directory {
+pub(crate) struct StateDirectory {
     path: PathBuf,
     pub(crate) in_memory: bool,
 }
 
-impl Directory {
+impl StateDirectory {
     pub(crate) fn create(lab: &Lab) -> Result<Self> {
         let memory = ["/run", "/dev/shm"].map(Path::new).into_iter().find(|dir| is_tmpfs(dir));
         let Some(memory) = memory else {
             return Ok(Self { path: lab.dir().to_owned(), in_memory: false });
         };
-        sweep(memory);
+        remove_stale_directories(memory);
         let path = memory.join(lab.prefix());
         fs::create_dir(&path).with_context(|| format!("cannot create directory {}", path.display()))?;
         Ok(Self { path, in_memory: true })
     }
 }
 
-impl Drop for Directory {
+impl Drop for StateDirectory {
     fn drop(&mut self) {
         if let Err(e) = fs::remove_dir_all(&self.path) {
             eprintln!("cannot remove {}: {e}", self.path.display());
@@ -91,7 +91,7 @@ fn is_tmpfs(dir: &Path) -> bool {
 }
 
 /// Removes the directories of killed runs. A lab removes only its own directories.
-fn sweep(memory: &Path) {
+fn remove_stale_directories(memory: &Path) {
     let Ok(entries) = fs::read_dir(memory) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();

@@ -26,7 +26,7 @@ struct ConfigFinding {
     key: &'static str,
     /// The other keys that the check reads.
     related: &'static [&'static str],
-    allowed: String,
+    reason: String,
 }
 
 impl Checker<'_> {
@@ -35,16 +35,11 @@ impl Checker<'_> {
         let mut problems = self.problems(store::check(draft, self.origins));
         if let Some((file, given)) = &draft.plugin_file
             && !self.invalid_keys.contains(&"install.type")
-            && let Some(allowed) =
+            && let Some(reason) =
                 draft.plugin_name.as_deref().and_then(|name| aliases::name_mismatch(file, name))
         {
             let origin = Origin::Variable(aliases::PLUGIN_LOCATION.to_owned());
-            problems.push(Problem::Value {
-                origin,
-                key: "install.plugin_dir",
-                value: given.clone(),
-                allowed,
-            });
+            problems.push(Problem::Value { origin, key: "install.plugin_dir", value: given.clone(), reason });
         }
         problems
     }
@@ -71,10 +66,10 @@ impl Checker<'_> {
             .into_iter()
             .filter(|finding| is_valid(&finding.key) && finding.related.iter().all(&is_valid));
         findings
-            .map(|ConfigFinding { key, allowed, .. }| {
+            .map(|ConfigFinding { key, reason, .. }| {
                 let (origin, value) =
                     self.origins.get(key).cloned().unwrap_or((Origin::Default, String::new()));
-                Problem::Value { origin, key, value, allowed }
+                Problem::Value { origin, key, value, reason }
             })
             .collect()
     }
@@ -87,18 +82,18 @@ fn socket(config: &Config, origins: &Origins) -> Option<ConfigFinding> {
     }
     // The default socket is in the run directory, so the run directory has to change.
     let key = if origins.contains_key("socket") { "socket" } else { "run_dir" };
-    let allowed = format!(
+    let reason = format!(
         "makes the path of the socket {} {length} bytes long; the limit is {MAX_SOCKET} bytes: use a shorter path",
         config.socket.display()
     );
-    Some(ConfigFinding { key, related: &["socket"], allowed })
+    Some(ConfigFinding { key, related: &["socket"], reason })
 }
 
 fn directories(config: &Config) -> Option<ConfigFinding> {
     (config.run_dir == config.state_dir).then(|| ConfigFinding {
         key: "state_dir",
         related: &["run_dir"],
-        allowed: "must not be run_dir, which is cleared at boot".to_owned(),
+        reason: "must not be run_dir, which is cleared at boot".to_owned(),
     })
 }
 
@@ -107,7 +102,7 @@ fn mtu(config: &Config) -> Option<ConfigFinding> {
     config.network.subnets.iter().find(|net| net.addr().is_ipv6()).map(|net| ConfigFinding {
         key: "network.mtu",
         related: &["network.subnets"],
-        allowed: format!("must be {MIN_MTU_V6} or more with the IPv6 subnet {net}, not {mtu}"),
+        reason: format!("must be {MIN_MTU_V6} or more with the IPv6 subnet {net}, not {mtu}"),
     })
 }
 
@@ -120,7 +115,7 @@ fn network(config: &Config) -> Option<ConfigFinding> {
     Some(ConfigFinding {
         key: "network.subnets",
         related: &[],
-        allowed: format!("cannot be used: {}", error.msg),
+        reason: format!("cannot be used: {}", error.msg),
     })
 }
 
@@ -132,20 +127,19 @@ fn max_margin(network: &NetworkSettings) -> Option<u8> {
 fn margin(config: &Config, origins: &Origins) -> Option<ConfigFinding> {
     let margin = config.cluster.margin;
     let error = config.network.subnets.iter().find_map(|net| BlockLayout::new(*net, margin).err())?;
-    let (key, related, allowed) = match max_margin(&config.network) {
+    let (key, related, reason) = match max_margin(&config.network) {
         Some(max) if origins.contains_key("network.margin") => (
             "network.margin",
             &["network.subnets"],
             format!("must be a number from 0 to {max} here: {error}"),
         ),
         Some(max) => {
-            let allowed =
-                format!("must be larger, or network.margin at most {max} (it is {margin}): {error}");
-            ("network.subnets", &["network.margin"], allowed)
+            let reason = format!("must be larger, or network.margin at most {max} (it is {margin}): {error}");
+            ("network.subnets", &["network.margin"], reason)
         }
         None => ("network.subnets", &["network.margin"], format!("must be larger: {error}")),
     };
-    Some(ConfigFinding { key, related, allowed })
+    Some(ConfigFinding { key, related, reason })
 }
 
 fn tunnel(config: &Config) -> Option<ConfigFinding> {
@@ -155,7 +149,7 @@ fn tunnel(config: &Config) -> Option<ConfigFinding> {
     is_bridge.then(|| ConfigFinding {
         key: "network.tunnel",
         related: &["network.bridge"],
-        allowed: format!("must be a different prefix: {} is network.bridge", config.network.bridge),
+        reason: format!("must be a different prefix: {} is network.bridge", config.network.bridge),
     })
 }
 
@@ -165,7 +159,7 @@ fn delegates(config: &Config) -> Option<ConfigFinding> {
     config.delegates.plugins.contains(own).then(|| ConfigFinding {
         key: "delegate.plugins",
         related: &["install.type"],
-        allowed: format!(
+        reason: format!(
             "must not contain {own}, the plugin of install.type: Podwire cannot delegate to itself"
         ),
     })
@@ -179,7 +173,7 @@ fn counter(config: &Config) -> Option<ConfigFinding> {
     (is_inside || layout.counter() == layout.network()).then(|| ConfigFinding {
         key: "etcd.counter_key",
         related: &["etcd.prefix"],
-        allowed: format!(
+        reason: format!(
             "must not be the key of an object: {}, or a key under {}",
             layout.network(),
             directories.join(", ")

@@ -13,10 +13,11 @@ use types::{AttachMode, IfName, NetworkName, NodeName};
 
 use crate::Directories;
 use crate::etcd::{self, Endpoint, Scheme};
-use crate::layers::ConfigValue;
+use crate::layers::{Collected, ConfigValue};
 use crate::{
-    ClusterConfig, Config, ConfigError, DefaultValue, Etcd, FlagKeys, InstallConfig, KEYS, LogFormat,
-    LogLevel, Origin, PluginConfig, Problem, Secret, StoreChoice, Transport, TunnelChecksum, check, values,
+    ClusterConfig, Config, ConfigError, ConfiguredPaths, DefaultValue, Etcd, InstallConfig, KEYS, KeyOrigins,
+    LogFormat, LogLevel, Origin, PluginConfig, Problem, Secret, StoreChoice, Transport, TunnelChecksum,
+    check, values,
 };
 
 /// The default margin with etcd: divides a /16 into 256 blocks of 254 addresses.
@@ -89,10 +90,10 @@ pub(super) struct Draft {
 pub(super) type Origins = BTreeMap<&'static str, (Origin, String)>;
 
 pub(super) fn build(
-    values: Vec<ConfigValue>,
-    mut problems: Vec<Problem>,
+    collected: Collected,
     detect: impl FnOnce() -> Directories,
 ) -> Result<Config, ConfigError> {
+    let Collected { values, mut problems, file } = collected;
     let defaults = KEYS.iter().filter_map(|key| match key.default {
         DefaultValue::Value(text) => Some(ConfigValue::new(key, text.to_owned(), Origin::Default)),
         DefaultValue::Described(_) => None,
@@ -105,9 +106,9 @@ pub(super) fn build(
             Ok(()) => {
                 origins.insert(key.name, (origin, value));
             }
-            Err(allowed) => {
+            Err(reason) => {
                 invalid_keys.push(key.name);
-                problems.push(Problem::Value { origin, key: key.name, value, allowed });
+                problems.push(Problem::Value { origin, key: key.name, value, reason });
             }
         }
     }
@@ -120,10 +121,32 @@ pub(super) fn build(
     match config {
         Some(config) if problems.is_empty() => {
             let origins = origins.iter().map(|(name, (origin, _))| (name, origin));
-            Ok(Config { flag_keys: FlagKeys::new(origins), ..config })
+            Ok(Config { key_origins: KeyOrigins::new(origins, file), ..config })
         }
         Some(_) | None => Err(ConfigError { problems }),
     }
+}
+
+/// The paths of an invalid configuration. None if the file cannot be read, or one of these keys is invalid.
+pub(super) fn paths(collected: Collected) -> Option<ConfiguredPaths> {
+    let Collected { values, problems, .. } = collected;
+    let is_unreadable =
+        |problem: &Problem| matches!(problem, Problem::Syntax { .. } | Problem::Unreadable { .. });
+    if problems.iter().any(is_unreadable) {
+        return None;
+    }
+    let mut draft = Draft::default();
+    let defaults = KEYS.iter().filter_map(|key| match key.default {
+        DefaultValue::Value(text) => Some(ConfigValue::new(key, text.to_owned(), Origin::Default)),
+        DefaultValue::Described(_) => None,
+    });
+    let is_path = |value: &ConfigValue| ["run_dir", "state_dir", "socket"].contains(&value.key.name);
+    for ConfigValue { text, set, .. } in defaults.chain(values).filter(is_path) {
+        set(&mut draft, &text).ok()?;
+    }
+    let (run_dir, state_dir) = (draft.run_dir?, draft.state_dir?);
+    let socket = draft.socket.unwrap_or_else(|| netconf::default_socket(&run_dir));
+    Some(ConfiguredPaths { run_dir, state_dir, socket })
 }
 
 impl Draft {
@@ -133,13 +156,13 @@ impl Draft {
             let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
             match values::node(&host) {
                 Ok(node) => self.node = Some(node),
-                Err(allowed) => {
-                    let allowed = format!("(the host name) {allowed}; set --node");
+                Err(reason) => {
+                    let reason = format!("(the host name) {reason}; set --node");
                     problems.push(Problem::Value {
                         origin: Origin::Default,
                         key: "node",
                         value: host,
-                        allowed,
+                        reason,
                     });
                 }
             }
@@ -227,7 +250,7 @@ impl Draft {
         // An explicitly set default is equal to an unset key.
         self.counter.take_if(|counter| *counter == KeyLayout::new(&prefix, None).counter());
         Some(Config {
-            flag_keys: FlagKeys::default(),
+            key_origins: KeyOrigins::default(),
             store: match self.store() {
                 StoreKind::Embedded => StoreChoice::Embedded,
                 StoreKind::Etcd => StoreChoice::Etcd(self.etcd(&prefix)),

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use types::closest;
+use types::{cause, closest};
 
 use crate::KEYS;
 
@@ -28,8 +28,8 @@ impl fmt::Display for Origin {
 /// One problem of the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    #[error("{origin}: {key} {value:?} {allowed}")]
-    Value { origin: Origin, key: &'static str, value: String, allowed: String },
+    #[error("{origin}: {key} {value:?} {reason}")]
+    Value { origin: Origin, key: &'static str, value: String, reason: String },
     #[error("{origin}: unknown key {name:?}; {}", key_hint(name))]
     UnknownKey { origin: Origin, name: String },
     #[error("unknown variable {name}; {}", variable_hint(name))]
@@ -38,7 +38,7 @@ pub enum Problem {
     NotText { name: String, value: String },
     #[error("{origin}: invalid TOML: {message}")]
     Syntax { origin: Origin, message: String },
-    #[error("{from}cannot read config file {}: {source}", path.display())]
+    #[error("{from}cannot read config file {}: {}", path.display(), cause(source))]
     Unreadable { from: String, path: PathBuf, source: std::io::Error },
     #[error("config file {} contains {key} and {reason}", path.display())]
     Exposed { path: PathBuf, key: &'static str, reason: String },
@@ -50,15 +50,22 @@ pub enum Problem {
     OwnExecutable(std::io::Error),
 }
 
-/// The key may be misspelt, or in the wrong table.
+/// The key may be misspelt, in the wrong table, or both.
 fn key_hint(name: &str) -> String {
-    let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
     let tables = KEYS.iter().filter_map(|key| key.split_name().0);
-    let misplaced = KEYS.iter().find(|key| last(key.name) == last(name)).map(|key| key.name);
-    match misplaced.or_else(|| closest(name, KEYS.iter().map(|key| key.name).chain(tables))) {
+    let in_any_table = |wanted: &str| KEYS.iter().map(|key| key.name).find(|name| last(name) == wanted);
+    let meant = in_any_table(last(name))
+        .or_else(|| closest(name, KEYS.iter().map(|key| key.name).chain(tables)))
+        .or_else(|| closest(last(name), KEYS.iter().map(|key| last(key.name))).and_then(in_any_table));
+    match meant {
         Some(meant) => format!("did you mean {meant:?}?"),
         None => "`podwire agent --print-config-sample` lists all keys".to_owned(),
     }
+}
+
+/// The name without its table.
+fn last(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or_default()
 }
 
 fn variable_hint(name: &str) -> String {

@@ -13,7 +13,8 @@ use crate::{Flags, KEYS, Key, Origin, Problem, ValueKind, aliases};
 
 /// Read if it exists.
 pub const DEFAULT_FILE: &str = "/etc/podwire/agent.toml";
-const FILE_VARIABLE: &str = "PODWIRE_CONFIG";
+/// Selects the config file.
+pub const FILE_VARIABLE: &str = "PODWIRE_CONFIG";
 /// The plugin for `podwire lab` and `podwire demo`; not a setting of the agent.
 const PLUGIN_VARIABLE: &str = "PODWIRE_CNI";
 /// `LAB/NODE`, set by `podwire lab exec` inside a lab node; not a setting of the agent.
@@ -35,10 +36,14 @@ impl ConfigValue {
     }
 }
 
-pub(super) fn collect(
-    flags: &Flags,
-    env: impl IntoIterator<Item = (OsString, OsString)>,
-) -> (Vec<ConfigValue>, Vec<Problem>) {
+/// The values of all layers, and the config file.
+pub(super) struct Collected {
+    pub(super) values: Vec<ConfigValue>,
+    pub(super) problems: Vec<Problem>,
+    pub(super) file: PathBuf,
+}
+
+pub(super) fn collect(flags: &Flags, env: impl IntoIterator<Item = (OsString, OsString)>) -> Collected {
     let mut problems = Vec::new();
     let (variables, variable_path) = variables(env, &mut problems);
     let mut values = Vec::new();
@@ -71,7 +76,8 @@ pub(super) fn collect(
         let key = Key::find(name)?;
         Some(ConfigValue::new(key, text.clone(), Origin::Flag(key.flag)))
     }));
-    (values, problems)
+    let file = file.map_or_else(|| DEFAULT_FILE.into(), |(path, _)| path);
+    Collected { values, problems, file }
 }
 
 /// The values of all variables, legacy names first, and the path of the config file.
@@ -177,8 +183,8 @@ impl FileLayer<'_> {
             Some(text) => self.values.push(ConfigValue::new(key, text, origin)),
             None => {
                 let value = key.shown(self.text.get(value.span()).unwrap_or_default());
-                let allowed = format!("must be {}", toml_type(key.kind));
-                self.problems.push(Problem::Value { origin, key: key.name, value, allowed });
+                let reason = format!("must be {}", toml_type(key.kind));
+                self.problems.push(Problem::Value { origin, key: key.name, value, reason });
             }
         }
     }

@@ -41,7 +41,7 @@ use model::KeyLayout;
 use netconf::NetworkSettings;
 use types::{Code, Finding, IfName};
 
-pub use self::change::FlagKeys;
+pub use self::change::{KeyOrigins, RESTART};
 pub use self::cluster::{ClusterConfig, Transport, TunnelChecksum};
 pub use directories::{CONFIG_DIR, Directories, PLUGIN_DIR};
 pub use docs::{reference, sample};
@@ -49,7 +49,7 @@ pub use error::{ConfigError, Origin, Problem};
 pub use etcd::{Etcd, Secret};
 pub use flags::Flags;
 pub use keys::{DefaultValue, Key, ValueKind};
-pub use layers::{DEFAULT_FILE, LAB_VARIABLE};
+pub use layers::{DEFAULT_FILE, FILE_VARIABLE, LAB_VARIABLE};
 pub use table::KEYS;
 
 /// The complete configuration of the agent.
@@ -75,6 +75,7 @@ pub struct Config {
     /// TCP listener for Prometheus. The Unix socket serves metrics in any case.
     pub metrics: Option<SocketAddr>,
     pub workers: usize,
+    /// Interval of reconcile rounds. Events trigger them earlier.
     pub reconcile: Duration,
     /// The default network, for requests without network settings.
     pub network: NetworkSettings,
@@ -86,7 +87,16 @@ pub struct Config {
     pub delegates: AllowedDelegates,
     /// None: the agent installs nothing in the runtime's directories.
     pub install: Option<InstallConfig>,
-    pub flag_keys: FlagKeys,
+    /// For the fixes of findings: a key that a flag or variable sets cannot be changed in the file.
+    pub key_origins: KeyOrigins,
+}
+
+/// Where a command finds an agent and its state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfiguredPaths {
+    pub run_dir: PathBuf,
+    pub state_dir: PathBuf,
+    pub socket: PathBuf,
 }
 
 /// The files that the agent installs in the runtime's directories.
@@ -156,8 +166,15 @@ impl Config {
         env: impl IntoIterator<Item = (OsString, OsString)>,
         detect: impl FnOnce() -> Directories,
     ) -> Result<Self, ConfigError> {
-        let (given, problems) = layers::collect(flags, env);
-        draft::build(given, problems, detect)
+        draft::build(layers::collect(flags, env), detect)
+    }
+
+    /// The paths of a configuration that is invalid for another reason. None if they are not known.
+    pub fn paths(
+        flags: &Flags,
+        env: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Option<ConfiguredPaths> {
+        draft::paths(layers::collect(flags, env))
     }
 
     /// The effective configuration as a config file.

@@ -327,7 +327,7 @@ pub const KEYS: &[Key] = &[
             "network.mtu",
             Number,
             Described("none"),
-            "MTU of pod interfaces in bytes, 68 to 65535, at least 1280 with IPv6; none: with etcd the MTU of `node_interface`, less the tunnel header unless the transport is direct; otherwise the MTU of an existing bridge, or 1500",
+            "MTU of pod interfaces in bytes, 68 to 65535, at least 1280 with IPv6; none: the MTU of `node_interface`, less the tunnel header unless the transport is direct; for the embedded store with margin 0 (its default): the MTU of an existing bridge, or 1500",
         )
     },
     Key {

@@ -37,6 +37,25 @@ fn problems(result: Result<Config, ConfigError>) -> Vec<String> {
 }
 
 #[test]
+fn paths_of_an_invalid_configuration_are_known_if_they_can_be_read() {
+    let paths = |text: &str| {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("agent.toml");
+        fs::write(&path, text).unwrap();
+        let flags = Flags { config: Some(path), ..Flags::default() };
+        Config::paths(&flags, Vec::new()).map(|paths| (paths.run_dir, paths.socket))
+    };
+    let wanted = ("/run/other".into(), "/run/other/agent.sock".into());
+    assert_eq!(paths("run_dir = '/run/other'\nworkers = 'many'\n"), Some(wanted));
+    let default = ("/run/podwire".into(), "/run/podwire/agent.sock".into());
+    assert_eq!(paths("workers = 'many'\n"), Some(default));
+    assert_eq!(
+        (paths("run_dir = 'relative'\n"), paths("run_dir = '/run/other'\nworkers = \n")),
+        (None, None)
+    );
+}
+
+#[test]
 fn defaults_are_a_complete_configuration() {
     let config = load("", &[], &[]).unwrap();
     assert!(!config.node.is_empty());
@@ -301,6 +320,18 @@ fn all_problems_are_reported_together_with_their_lines() {
         "flag --store: store \"disk\" must be embedded or etcd",
     ] {
         assert!(text.contains(part), "lacks {part:?}:\n{text}");
+    }
+}
+
+#[test]
+fn a_misspelt_key_in_the_wrong_table_is_recognized() {
+    for (file, hint) in [
+        ("[install]\nmargn = 6", "unknown key \"install.margn\"; did you mean \"network.margin\"?"),
+        ("[install]\nmargin = 6", "unknown key \"install.margin\"; did you mean \"network.margin\"?"),
+        ("[network]\nmargn = 6", "unknown key \"network.margn\"; did you mean \"network.margin\"?"),
+    ] {
+        let text = problems(load(file, &[], &[])).join("\n");
+        assert!(text.contains(hint), "lacks {hint:?}:\n{text}");
     }
 }
 

@@ -25,7 +25,7 @@ pub(super) fn optional<T>(
 ) -> Result<Option<T>, String> {
     match text {
         "none" => Ok(None),
-        text => parse(text).map(Some).map_err(|allowed| format!("{allowed}, or none")),
+        text => parse(text).map(Some).map_err(|reason| format!("{reason}, or none")),
     }
 }
 

@@ -39,6 +39,9 @@ pub(crate) fn attach(
     let key = call.key();
     let netns = open_namespace(call)?;
     let state = NodeState::open(&paths.run_dir)?;
+    if let Some(policies) = caller.policies {
+        policies.check(&conf.placement, conf.mode)?;
+    }
     let network = recover::network(&state, &key.network, Some(conf))?;
     if let Some(attachment) = resolve_existing_record(&network, &key, call, caller)? {
         let answer = replay::answer(&attachment, call, conf)?;
@@ -64,7 +67,7 @@ pub(crate) fn attach(
         settings: HostSettings::open(caller.kernel_cache)?,
         log: state.sysctls(),
         run_dirs: match caller.kernel_cache {
-            // ADDs of the agent look up routes only.
+            // ADDs of the agent do not search for other run directories. They only look up routes to their addresses.
             Some(_) => None,
             None => Some(RunDirs::new(host.netns_cookie()?, state.dir())),
         },
@@ -225,7 +228,7 @@ fn finish(
     });
     ready.map_err(|error| {
         let undone = if matches!(error, Error::AddressInUse { .. }) {
-            undo_conflict(claimed.held, kernel.host)
+            undo_conflict(claimed.held, kernel.host, context.caller)
         } else {
             kernel.lease.undo(claimed.held, context.key, context.caller)
         };

@@ -25,11 +25,12 @@ use crate::{Caller, Error, firewall, gc};
 /// The result of a cleanup.
 #[derive(Debug, Default)]
 pub struct CleanupReport {
-    pub done: Vec<String>,
+    /// Removed objects and restored settings.
+    pub changes: Vec<String>,
     /// Settings that stay because another program needs them. This is no problem.
-    pub kept: Vec<String>,
+    pub kept_settings: Vec<String>,
     /// Objects that the operator has to check or remove.
-    pub left: Vec<String>,
+    pub remaining: Vec<String>,
     /// Problems that left no objects behind.
     pub warnings: Vec<String>,
 }
@@ -90,7 +91,7 @@ fn clean(
     forgotten.map_err(|error| {
         Error::NotAvailable(format!("cannot remove {} from {LOCKS}: {error}", run_dir.display()))
     })?;
-    report.left.extend(other_networks.messages());
+    report.remaining.extend(other_networks.messages());
     remove_directory(run_dir, &mut report)?;
     Ok(report)
 }
@@ -186,7 +187,7 @@ fn remove_directory(run_dir: &Path, report: &mut CleanupReport) -> Result<(), Er
     if socket.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket())
         && let Err(error) = fs::remove_file(&socket)
     {
-        report.left.push(format!("{} stays: {error}", socket.display()));
+        report.remaining.push(format!("{} stays: {error}", socket.display()));
     }
     NodeState::open(run_dir)?.remove()?;
     let remaining: Vec<String> = fs::read_dir(run_dir)
@@ -195,11 +196,11 @@ fn remove_directory(run_dir: &Path, report: &mut CleanupReport) -> Result<(), Er
         })
         .unwrap_or_default();
     if remaining.is_empty() {
-        report.done.push(format!("state directory {} removed", run_dir.display()));
+        report.changes.push(format!("state directory {} removed", run_dir.display()));
     } else {
-        report.done.push(format!("state in {} removed", run_dir.display()));
+        report.changes.push(format!("state in {} removed", run_dir.display()));
         let remaining = remaining.join(", ");
-        report.left.push(format!(
+        report.remaining.push(format!(
             "directory {} stays: it contains files that Podwire did not write ({remaining})",
             run_dir.display()
         ));
@@ -211,7 +212,7 @@ fn remove_attachments(state: &NodeState, report: &mut CleanupReport) -> Result<(
     for network in state.networks()? {
         let all = network.list()?;
         let count = all.len();
-        report.left.extend(leases(&all));
+        report.remaining.extend(leases(&all));
         let find = |listed: &ListedRecord| Ok(network.find_stem(&listed.stem)?);
         let warnings = Mutex::new(Vec::new());
         let warn = |message: &str| {
@@ -219,10 +220,10 @@ fn remove_attachments(state: &NodeState, report: &mut CleanupReport) -> Result<(
         };
         let errors = gc::undo_all(all, find, |held| gc::undo_held(held, &Caller::standalone(&warn)));
         report.warnings.extend(warnings.into_inner().unwrap_or_else(PoisonError::into_inner));
-        report.left.extend(errors.iter().map(|error| format!("attachment not removed: {error}")));
+        report.remaining.extend(errors.iter().map(|error| format!("attachment not removed: {error}")));
         if count > errors.len() {
             let removed = types::count((count - errors.len()) as u64, "attachment");
-            report.done.push(format!("{removed} of {} removed", network.name()));
+            report.changes.push(format!("{removed} of {} removed", network.name()));
         }
     }
     Ok(())
@@ -272,7 +273,7 @@ impl CleanupRun {
                 // The tables stay, so elements of the link have to be removed.
                 remove_orphan_link(&mut self.host, &link, None)?;
             }
-            self.report.done.push(format!("link {} removed", link.name));
+            self.report.changes.push(format!("link {} removed", link.name));
         }
         Ok(())
     }
@@ -283,13 +284,13 @@ impl CleanupRun {
         for bridge in links.iter().filter(|link| is_marked(link)) {
             let name = &bridge.name;
             if let Some(port) = links.iter().find(|port| port.master == Some(bridge.index)) {
-                self.report.left.push(format!("bridge {name} stays: {} is a port of it", port.name));
+                self.report.remaining.push(format!("bridge {name} stays: {} is a port of it", port.name));
             } else if self.may_be_needed(bridge)? {
                 let networks = self.other_networks.names();
-                self.report.left.push(format!("bridge {name} stays: {networks} may need it"));
+                self.report.remaining.push(format!("bridge {name} stays: {networks} may need it"));
             } else {
                 delete_link(&mut self.host, bridge.index)?;
-                self.report.done.push(format!("bridge {name} removed"));
+                self.report.changes.push(format!("bridge {name} removed"));
             }
         }
         Ok(())
@@ -330,11 +331,11 @@ impl CleanupRun {
                         .then(|| format!("{} needs it", self.other_networks.names())),
                 };
                 if let Some(reason) = reason {
-                    self.report.left.push(format!("address {gateway} of bridge {name} stays: {reason}"));
+                    self.report.remaining.push(format!("address {gateway} of bridge {name} stays: {reason}"));
                     continue;
                 }
                 self.host.run(&Op::DelAddress { link: bridge.index, addr: gateway })?;
-                self.report.done.push(format!("address {gateway} of bridge {name} removed"));
+                self.report.changes.push(format!("address {gateway} of bridge {name} removed"));
             }
         }
         Ok(())
@@ -343,7 +344,7 @@ impl CleanupRun {
     /// Removes unreachable routes to subnets without a gateway.
     fn remove_subnets(&mut self) -> Result<(), Error> {
         for subnet in remove_stale_subnets(&mut self.host)? {
-            self.report.done.push(format!("unreachable route to {subnet} removed"));
+            self.report.changes.push(format!("unreachable route to {subnet} removed"));
         }
         Ok(())
     }
@@ -352,11 +353,11 @@ impl CleanupRun {
     fn remove_tables(&mut self) -> Result<(), Error> {
         if !self.other_networks.is_empty() {
             let networks: Vec<String> = self.own.networks.iter().cloned().collect();
-            firewall::prune(nft::Idle::RemoveAll, &networks, None)?;
+            firewall::prune(nft::IdleChains::RemoveAll, &networks, None)?;
             let other_networks = self.other_networks.names();
-            self.report.left.push(format!("nftables tables podwire stay: {other_networks} uses them"));
+            self.report.remaining.push(format!("nftables tables podwire stay: {other_networks} uses them"));
         } else if nft::Firewall::open()?.cleanup()? {
-            self.report.done.push("nftables tables podwire removed".to_owned());
+            self.report.changes.push("nftables tables podwire removed".to_owned());
         }
         Ok(())
     }
@@ -408,7 +409,7 @@ mod tests {
         let (network, bridge) = ("blue".try_into().unwrap(), "blue0".try_into().unwrap());
         let (links, report) = links_after(|dir| cleanup(dir, Some((&network, &bridge))).unwrap());
         assert_eq!(links, ["pwred", "red0"], "{report:?}");
-        assert!(report.left.iter().any(|line| line.starts_with("network red stays")), "{report:?}");
+        assert!(report.remaining.iter().any(|line| line.starts_with("network red stays")), "{report:?}");
     }
 
     /// A configured bridge is not removed while it has the gateway of another network.
@@ -422,6 +423,6 @@ mod tests {
     #[test]
     fn f7_cleanup_of_everything_removes_other_run_directories_pods() {
         let (links, report) = links_after(|dir| CleanupReport::of_everything(dir).unwrap());
-        assert_eq!((links.len(), report.left.len()), (0, 0), "{links:?} {report:?}");
+        assert_eq!((links.len(), report.remaining.len()), (0, 0), "{links:?} {report:?}");
     }
 }

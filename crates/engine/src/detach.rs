@@ -69,7 +69,7 @@ impl Detachment<'_> {
         if removed.as_ref().is_some_and(|a| a.masquerade_outside.is_some()) && network.is_empty()? {
             // The pod is removed even if this fails. GC retries and reports the error.
             let networks: Vec<String> = network.siblings()?.iter().map(NetworkState::name).collect();
-            let _ = firewall::prune(nft::Idle::KeepFew, &networks, self.caller.kernel_cache);
+            let _ = firewall::prune(nft::IdleChains::KeepFew, &networks, self.caller.kernel_cache);
         }
         Ok(removed)
     }
@@ -86,6 +86,9 @@ impl Detachment<'_> {
         }
         let network = recover::existing(&self.call.config, self.paths, self.caller)?;
         links.iter().try_for_each(|link| remove_orphan_link(&mut host, link, network.as_ref()))?;
+        if let Some(policies) = self.caller.policies {
+            policies.remove_pod(key);
+        }
         // A lost record leaves its address claims.
         if let Some(network) = network.filter(|_| !links.is_empty()) {
             gc::free_orphans(&network, &host.links()?)?;
@@ -113,10 +116,10 @@ pub(crate) fn undo_with(
         // While the firewall has the addresses, no other pod may get them. The next DEL retries.
         withdraw_addresses(&mut held, caller)?;
         let released = delegate.del();
-        let retired = retire(&mut held, key, caller);
-        Error::collect(released.err().into_iter().chain(retired.err()).collect())?;
+        let undone = undo_keeping_record(&mut held, key, caller);
+        Error::collect(released.err().into_iter().chain(undone.err()).collect())?;
     } else {
-        retire(&mut held, key, caller)?;
+        undo_keeping_record(&mut held, key, caller)?;
         delegate.del()?;
     }
     Ok(held.release(&[])?)
@@ -144,7 +147,11 @@ pub(crate) fn undo_without_plugin(
     key: Option<&AttachmentKey>,
     caller: &Caller<'_>,
 ) -> Result<(), Error> {
-    if has_own_addresses(&held) { undo(held, key, caller) } else { retire(&mut held, key, caller) }
+    if has_own_addresses(&held) {
+        undo(held, key, caller)
+    } else {
+        undo_keeping_record(&mut held, key, caller)
+    }
 }
 
 /// False if an IPAM plugin assigned the addresses, or if the record cannot be read.
@@ -155,13 +162,13 @@ fn has_own_addresses(held: &HeldAttachment) -> bool {
 /// Removes an attachment from the kernel and keeps its record as pending. A later DEL, GC or ADD has the config that names the
 /// IPAM plugin, and calls it. The addresses are removed from the record: if this process is killed after the plugin's DEL,
 /// they may already belong to another pod.
-pub(crate) fn retire(
+pub(crate) fn undo_keeping_record(
     held: &mut HeldAttachment,
     key: Option<&AttachmentKey>,
     caller: &Caller<'_>,
 ) -> Result<(), Error> {
     remove_from_kernel(held, key, caller)?;
-    match held.attachment().filter(|attachment| !attachment.is_retired()).cloned() {
+    match held.attachment().filter(|attachment| !attachment.needs_only_ipam_del()).cloned() {
         Some(attachment) => {
             Ok(held.rewrite(Attachment { addresses: Vec::new(), wiring: Wiring::default(), ..attachment })?)
         }
@@ -188,11 +195,11 @@ pub(crate) fn undo(
     key: Option<&AttachmentKey>,
     caller: &Caller<'_>,
 ) -> Result<(), Error> {
-    let clean = remove_from_kernel(&mut held, key, caller)?;
-    Ok(held.release(&clean)?)
+    let without_conntrack = remove_from_kernel(&mut held, key, caller)?;
+    Ok(held.release(&without_conntrack)?)
 }
 
-/// Removes an attachment from the kernel. Returns the addresses without flows in the kernel.
+/// Removes an attachment from the kernel. Returns the addresses without conntrack entries in the kernel.
 fn remove_from_kernel(
     held: &mut HeldAttachment,
     key: Option<&AttachmentKey>,
@@ -201,16 +208,19 @@ fn remove_from_kernel(
     let mut errors = Vec::new();
     // Makes the record pending. If this process is killed, the next one continues.
     errors.extend(held.reopen().err().map(Error::from));
-    let mut clean = Vec::new();
+    let mut without_conntrack = Vec::new();
     match held.attachment() {
         Some(attachment) => {
             let flushed = remove_objects(attachment, caller, &mut errors);
-            clean.extend(flushed);
+            without_conntrack.extend(flushed);
         }
         None => match remove_objects_unreadable(held, key) {
-            Ok(flushed) => clean.extend(flushed),
+            Ok(flushed) => without_conntrack.extend(flushed),
             Err(error) => errors.push(error),
         },
+    }
+    if let Some((policies, key)) = caller.policies.zip(held.attachment().map(|it| &it.key).or(key)) {
+        policies.remove_pod(key);
     }
     Error::collect(errors)?;
     // The agent reconciles the pod's other interfaces.
@@ -219,11 +229,11 @@ fn remove_from_kernel(
         // This does not fail the DEL.
         (caller.warn)(&format!("cannot restore routes of the pod's other interfaces: {error}"));
     }
-    Ok(clean)
+    Ok(without_conntrack)
 }
 
 /// Removes the kernel objects of an attachment. The link is removed first, so its filter is active as long as it exists.
-/// Returns the addresses without flows in the kernel.
+/// Returns the addresses without conntrack entries in the kernel.
 fn remove_objects(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec<Error>) -> Vec<IpAddr> {
     let remove_rules = || {
         let addresses: Vec<_> = attachment.ips().collect();
@@ -234,7 +244,7 @@ fn remove_objects(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec
         };
         (removed, flush(attachment, &addresses, caller.wait))
     };
-    let (removed, clean) = match host_end(attachment, caller) {
+    let (removed, without_conntrack) = match host_end(attachment, caller) {
         Ok(Some((mut host, index))) => {
             let (deleted, outcome) = match caller.wait {
                 Wait::ForGracePeriod => host.delete_link(index, remove_rules),
@@ -253,7 +263,7 @@ fn remove_objects(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec
         }
     };
     errors.extend(removed.err());
-    clean
+    without_conntrack
 }
 
 /// Whether the record names all firewall elements of the pod. A record without a cookie was recovered from the link's alias.
@@ -263,9 +273,9 @@ fn is_complete(attachment: &Attachment) -> bool {
     attachment.netns_cookie.is_some() && !is_withdrawn
 }
 
-/// Removes the flows of these addresses if that is cheap. Returns the addresses without flows. The others are quarantined
-/// until they are allocated again (F3), also if the kernel refuses. The kernel scans its whole conntrack table for a flush.
-/// A long-running process flushes many addresses at once, except for host ports: their clients would use stale flows.
+/// Removes the conntrack entries of these addresses if that is cheap. Returns the addresses without conntrack entries. The others
+/// are quarantined until they are allocated again (F3), also if the kernel refuses. The kernel scans its whole conntrack table for
+/// a flush, so a long-running process flushes many addresses at once, except for host ports: their clients would use stale entries.
 fn flush(attachment: &Attachment, addresses: &[IpAddr], wait: Wait) -> Vec<IpAddr> {
     match wait {
         Wait::UntilLinkRemoved if attachment.ports.is_empty() => Vec::new(),
@@ -341,7 +351,7 @@ fn remove_links(
     links.iter().try_for_each(|link| delete_link(host, link.index))
 }
 
-/// Removes a managed link without a record, and its firewall elements and flows.
+/// Removes a managed link without a record, and its firewall elements and conntrack entries.
 pub(crate) fn remove_orphan_link(
     host: &mut RtSocket,
     link: &Link,
@@ -355,9 +365,10 @@ pub(crate) fn remove_orphan_link(
         }
     }
     remove_links(host, std::slice::from_ref(link), None, &addresses)?;
-    let clean = flush_now(&addresses);
-    let unclean: Vec<IpAddr> = addresses.into_iter().filter(|ip| !clean.contains(ip)).collect();
-    Ok(network.map_or(Ok(()), |network| network.quarantine(&unclean))?)
+    let without_conntrack = flush_now(&addresses);
+    let with_conntrack: Vec<IpAddr> =
+        addresses.into_iter().filter(|ip| !without_conntrack.contains(ip)).collect();
+    Ok(network.map_or(Ok(()), |network| network.quarantine(&with_conntrack))?)
 }
 
 /// The links with these names and the alias of this key. Unmanaged links with the same name are not returned.

@@ -56,7 +56,7 @@ pub enum Error {
          of the gateway there: set \"bridge\" to another name"
     )]
     SharedBridge { bridge: IfName, conflict: String },
-    #[error("cannot set {} to {value}: {source}; set it by hand", path.display())]
+    #[error("cannot set {} to {value}: {}; set it by hand", path.display(), types::cause(source))]
     Sysctl { path: PathBuf, value: String, source: std::io::Error },
     #[error("mtu {mtu} is too small for IPv6; the minimum is {}", types::MIN_MTU_V6)]
     MtuTooSmall { mtu: u32 },
@@ -102,10 +102,10 @@ impl Error {
 
     /// The message, followed by its causes.
     pub(crate) fn chain(&self) -> String {
-        let mut text = self.to_string();
+        let mut text = types::cause(self);
         let mut source = std::error::Error::source(self);
         while let Some(cause) = source {
-            let message = cause.to_string();
+            let message = types::cause(cause);
             if !text.contains(&message) {
                 text.push_str(": ");
                 text.push_str(&message);
@@ -124,7 +124,7 @@ impl Error {
                 StateError::Busy { .. } => ErrorCode::TryAgainLater,
                 StateError::Exhausted { .. } => ErrorCode::AddressesExhausted,
                 StateError::Taken { .. } => ErrorCode::AddressTaken,
-                StateError::Clean { .. } => ErrorCode::Kernel,
+                StateError::FormerOwner { .. } => ErrorCode::Kernel,
                 StateError::Unmanaged { .. } | StateError::Unsafe(_) | StateError::Request(_) => {
                     ErrorCode::InvalidConfig
                 }

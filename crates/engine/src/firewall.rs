@@ -8,8 +8,8 @@ use cni::{ErrorCode, PortMapping};
 use netconf::NetConf;
 use netlink::RtSocket;
 use nft::{
-    Firewall, FirewallPod, Guard, HostPort, Idle, KnownPods, LiveOwners, NetworkChain, OtherPods, PodElement,
-    Stray, Structure, conntrack,
+    Firewall, FirewallPod, Guard, HostPort, IdleChains, KnownPods, LiveOwners, NetworkChain, OtherPods,
+    PodElement, RecordlessPod, Structure, conntrack,
 };
 use rustix::io::Errno;
 use types::{AttachmentKey, Family, Finding, Fix, IfName, NetworkName};
@@ -307,7 +307,7 @@ pub(crate) fn chain_of(name: &NetworkName, conf: &NetConf) -> Option<NetworkChai
 /// Removes firewall chains without pods of these networks, except the chain that this process retains. Networks are given by
 /// directory name. Processes of other run directories remove their own chains.
 pub(crate) fn prune(
-    idle: Idle<'_>,
+    idle: IdleChains<'_>,
     networks: &[String],
     kernel_cache: Option<&KernelCache>,
 ) -> Result<(), Error> {
@@ -321,7 +321,7 @@ pub(crate) fn prune(
 
 /// Removes firewall elements by links and addresses, for pods without a complete record.
 pub(crate) fn sweep(links: &[IfName], addresses: &[IpAddr]) -> Result<(), Error> {
-    match Firewall::open().and_then(|mut firewall| firewall.sweep(&Stray { links, addresses })) {
+    match Firewall::open().and_then(|mut firewall| firewall.sweep(&RecordlessPod { links, addresses })) {
         // Without nftables there are no elements.
         Ok(()) | Err(nft::Error::Unsupported { .. }) => Ok(()),
         Err(error) => Err(error.into()),
@@ -329,18 +329,21 @@ pub(crate) fn sweep(links: &[IfName], addresses: &[IpAddr]) -> Result<(), Error>
 }
 
 /// Removes firewall elements of claimed addresses without a record.
-pub(crate) fn forget_addresses(addresses: &[IpAddr]) -> Result<(), StateError> {
+pub(crate) fn remove_addresses_without_record(addresses: &[IpAddr]) -> Result<(), StateError> {
     sweep(&[], addresses).map_err(|error| {
         let range: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-        StateError::Clean { range: range.join(", "), reason: error.to_string() }
+        StateError::FormerOwner { range: range.join(", "), reason: error.to_string() }
     })
 }
 
-/// Removes conntrack flows of all unused addresses of a range.
-pub(crate) fn forget_flows(range: &ipam::Range, is_used: &dyn Fn(IpAddr) -> bool) -> Result<(), StateError> {
+/// Removes conntrack entries of all unused addresses of a range.
+pub(crate) fn remove_conntrack(
+    range: &ipam::Range,
+    is_used: &dyn Fn(IpAddr) -> bool,
+) -> Result<(), StateError> {
     let family = if range.is_ipv4() { Family::V4 } else { Family::V6 };
     conntrack::sweep(family, &|ip| range.allocatable(ip) && !is_used(ip))
-        .map_err(|e| StateError::Clean { range: range.to_string(), reason: e.to_string() })
+        .map_err(|e| StateError::FormerOwner { range: range.to_string(), reason: e.to_string() })
 }
 
 pub(crate) fn missing(attachment: &Attachment) -> Result<Vec<String>, Error> {
@@ -385,7 +388,10 @@ fn orphans_now(
     // Read before the records, because an ADD writes its record first.
     let elements = tables.pod_elements()?.elements;
     let LivePods { owners, .. } = LivePods::observe(host, state)?;
-    Ok(elements.into_iter().filter(|element| owners.lacks(element) || owners.disowns(element)).collect())
+    Ok(elements
+        .into_iter()
+        .filter(|element| owners.is_orphan(element) || owners.is_unwanted(element))
+        .collect())
 }
 
 /// The pods of this node, from records, claims and links.
@@ -421,13 +427,13 @@ impl LivePods {
                 pods.owners.has_more_addresses |= is_unrecorded && alias.may_lack_addresses;
                 if is_unrecorded {
                     // A pod of another run directory, or with an unreadable record.
-                    pods.owners.known.leave(&link.name, alias.ips());
+                    pods.owners.known.set_shared(&link.name, alias.ips());
                 }
             }
             pods.owners.links.insert(link.name);
         }
         if has_unreadable || pods.owners.has_more_addresses {
-            pods.owners.known.leave_addresses();
+            pods.owners.known.set_addresses_shared();
         }
         Ok(pods)
     }
@@ -444,10 +450,10 @@ pub(crate) fn known(attachments: &[Attachment]) -> Result<KnownPods, Error> {
 /// to change. Neither owns its elements exclusively.
 fn add_known(known: &mut KnownPods, attachment: &Attachment, phase: RecordPhase) -> Result<(), Error> {
     if let Some(member) = FirewallMember::of(attachment) {
-        known.want(&member.pod())?;
+        known.add_elements(&member.pod())?;
     }
     match (phase, attachment.netns_cookie) {
-        (RecordPhase::Ready, Some(_)) => known.own(&attachment.host_link, attachment.ips()),
+        (RecordPhase::Ready, Some(_)) => known.set_exclusive(&attachment.host_link, attachment.ips()),
         (RecordPhase::Ready, None) | (RecordPhase::Pending, _) => {}
     }
     Ok(())

@@ -60,7 +60,7 @@ fn prune(network: &NetworkName, paths: &LocalPaths, caller: &Caller<'_>) -> Resu
     let networks =
         NodeState::open_existing(&paths.run_dir)?.map_or(Ok(Vec::new()), |state| state.networks())?;
     let names: Vec<String> = networks.iter().map(NetworkState::name).chain([own.clone()]).collect();
-    firewall::prune(nft::Idle::Remove(&own), &names, caller.kernel_cache)
+    firewall::prune(nft::IdleChains::Remove(&own), &names, caller.kernel_cache)
 }
 
 /// State of one GC.
@@ -210,7 +210,10 @@ pub(crate) fn free_orphans<'a>(
 ) -> Result<usize, Error> {
     let alive: BTreeSet<IpAddr> = links.into_iter().flat_map(alias::ips_of).collect();
     let is_alive = |address: IpAddr| alive.contains(&address);
-    Ok(network.free_orphans(&OrphanCheck { is_alive: &is_alive, forget: &firewall::forget_addresses })?)
+    Ok(network.free_orphans(&OrphanCheck {
+        is_alive: &is_alive,
+        remove_objects: &firewall::remove_addresses_without_record,
+    })?)
 }
 
 /// The two ends of a veth pair exist together: if the host end exists, the pod end does too.

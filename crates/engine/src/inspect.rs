@@ -45,9 +45,9 @@ pub fn inspect(run_dir: &Path, configs: &[NetworkConfig]) -> Vec<Finding> {
     }
     inspection.tables();
     inspection.pods();
-    let Inspection { mut status, operator, .. } = inspection;
-    status.extend(operator);
-    sorted(status)
+    let Inspection { status_findings: mut all, other_findings, .. } = inspection;
+    all.extend(other_findings);
+    sorted(all)
 }
 
 /// Whether CNI STATUS inspects Podwire's tables. The duration grows with the number of pods.
@@ -67,14 +67,14 @@ pub(crate) fn of_network(
     tables: TableInspection,
 ) -> Vec<Finding> {
     let mut inspection = Inspection::new(run_dir);
-    let subject = InspectedNetwork::of_conf(&config.name, conf, &inspection.running(&config.name));
+    let subject = InspectedNetwork::of_conf(&config.name, conf, &inspection.ready_attachments(&config.name));
     inspection.node(std::slice::from_ref(&subject));
     inspection.network(&subject);
     match tables {
         TableInspection::Inspect => inspection.tables(),
         TableInspection::LeaveToAgent => {}
     }
-    sorted(inspection.status)
+    sorted(inspection.status_findings)
 }
 
 /// Findings that would keep an agent with this network from becoming ready, except overlap. Records are not read, because the
@@ -144,16 +144,20 @@ struct Inspection<'a> {
     run_dir: &'a Path,
     records: Vec<(NetworkState, Vec<ListedRecord>)>,
     links: Vec<Link>,
-    /// New pods fail, or running pods of a network are affected.
-    status: Vec<Finding>,
-    /// All other findings.
-    operator: Vec<Finding>,
+    /// For CNI STATUS: new pods fail, or running pods of a network are affected.
+    status_findings: Vec<Finding>,
+    other_findings: Vec<Finding>,
 }
 
 impl<'a> Inspection<'a> {
     fn new(run_dir: &'a Path) -> Self {
-        let (status, operator) = (Vec::new(), Vec::new());
-        let mut inspection = Self { run_dir, records: Vec::new(), links: Vec::new(), status, operator };
+        let mut inspection = Self {
+            run_dir,
+            records: Vec::new(),
+            links: Vec::new(),
+            status_findings: Vec::new(),
+            other_findings: Vec::new(),
+        };
         match records_of(run_dir) {
             Ok(records) => inspection.records = records,
             Err(error) => inspection.failed(error),
@@ -167,7 +171,7 @@ impl<'a> Inspection<'a> {
 
     /// Reports a check that could not run.
     fn failed(&mut self, error: Error) {
-        self.status.push(failure(error, self.run_dir));
+        self.status_findings.push(failure(error, self.run_dir));
     }
 
     fn parse<'c>(&mut self, config: &'c NetworkConfig) -> Option<(&'c NetworkConfig, NetConf)> {
@@ -176,7 +180,7 @@ impl<'a> Inspection<'a> {
             Ok((paths, conf)) => (paths.run_dir == self.run_dir).then_some((config, conf)),
             Err(error) => {
                 let object = format!("network {}", config.name);
-                self.status.push(Finding::new(Code::InstallIncomplete, object, error));
+                self.status_findings.push(Finding::new(Code::InstallIncomplete, object, error));
                 None
             }
         }
@@ -185,7 +189,7 @@ impl<'a> Inspection<'a> {
     /// The networks of the configs, then networks that have only records.
     fn subjects<'c>(&self, parsed: &'c [(&'c NetworkConfig, NetConf)]) -> Vec<InspectedNetwork<'c>> {
         let of_config = |(config, conf): &'c (&NetworkConfig, NetConf)| {
-            InspectedNetwork::of_conf(&config.name, conf, &self.running(&config.name))
+            InspectedNetwork::of_conf(&config.name, conf, &self.ready_attachments(&config.name))
         };
         let is_first = |(index, (config, _)): &(usize, &'c (&NetworkConfig, NetConf))| {
             !parsed[..*index].iter().any(|(earlier, _)| earlier.raw == config.raw)
@@ -202,7 +206,7 @@ impl<'a> Inspection<'a> {
         subjects
     }
 
-    fn running(&self, name: &NetworkName) -> Vec<&Attachment> {
+    fn ready_attachments(&self, name: &NetworkName) -> Vec<&Attachment> {
         let dir_name = AttachmentKey::network_dir(name);
         let records = self.records.iter().filter(|(network, _)| network.name() == dir_name);
         records.flat_map(|(_, listed)| ready(listed)).collect()
@@ -212,34 +216,34 @@ impl<'a> Inspection<'a> {
     fn node(&mut self, subjects: &[InspectedNetwork<'_>]) {
         for finding in run_dir_findings(self.run_dir) {
             match finding.severity {
-                Severity::NotReady => self.status.push(finding),
-                Severity::Degraded => self.operator.push(finding),
+                Severity::NotReady => self.status_findings.push(finding),
+                Severity::Degraded => self.other_findings.push(finding),
             }
         }
         // Networks without anti-spoofing filter and masquerade do not need nft.
         if subjects.is_empty() || subjects.iter().any(InspectedNetwork::needs_nft) {
-            self.status.extend(nft_missing(self.run_dir));
+            self.status_findings.extend(nft_missing(self.run_dir));
         }
     }
 
     fn network(&mut self, subject: &InspectedNetwork<'_>) {
         match subject.bridge_findings(self.run_dir) {
-            Ok(findings) => self.status.extend(findings),
+            Ok(findings) => self.status_findings.extend(findings),
             Err(error) => self.failed(error),
         }
         // Not in STATUS: after an error of STATUS a runtime starts no pods, but these pods have to be restarted.
-        self.operator.extend(subject.mixed_modes());
-        self.status.extend(subject.addresses(self.run_dir));
+        self.other_findings.extend(subject.mixed_modes());
+        self.status_findings.extend(subject.addresses(self.run_dir));
         if let Err(error) = self.overlaps(subject) {
             self.failed(error);
         }
         match subject.dropped() {
             Ok((certain, likely)) => {
-                self.status.extend(certain);
-                self.operator.extend(likely);
+                self.status_findings.extend(certain);
+                self.other_findings.extend(likely);
             }
             // A failed check does not mean that pods are affected.
-            Err(error) => self.operator.push(failure(error, self.run_dir).degraded()),
+            Err(error) => self.other_findings.push(failure(error, self.run_dir).degraded()),
         }
     }
 
@@ -250,7 +254,7 @@ impl<'a> Inspection<'a> {
                 .map(|fault| fault.finding),
             false => ipam_program(config, Delegates::InCniPath, self.run_dir),
         };
-        self.status.extend(finding);
+        self.status_findings.extend(finding);
     }
 
     fn overlaps(&mut self, subject: &InspectedNetwork<'_>) -> Result<(), Error> {
@@ -259,17 +263,17 @@ impl<'a> Inspection<'a> {
         }
         let observed = ObservedNetworks::of(&mut RtSocket::open()?, &subject.subnets)?;
         let network = subject.for_overlap();
-        self.status.extend(overlap::of_status(&network, &observed));
-        self.operator.extend(overlap::findings_of_config(&network, &observed));
+        self.status_findings.extend(overlap::of_status(&network, &observed));
+        self.other_findings.extend(overlap::findings_of_config(&network, &observed));
         Ok(())
     }
 
     /// Checks Podwire's tables. Without nftables they cannot be created, which is already reported.
     fn tables(&mut self) {
         match firewall::drift(self.run_dir) {
-            Ok(finding) => self.status.extend(finding),
+            Ok(finding) => self.status_findings.extend(finding),
             Err(Error::Firewall(nft::Error::Unsupported { .. })) => {}
-            Err(error) => self.operator.push(failure(error, self.run_dir).degraded()),
+            Err(error) => self.other_findings.push(failure(error, self.run_dir).degraded()),
         }
     }
 }

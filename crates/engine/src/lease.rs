@@ -13,6 +13,7 @@ use crate::attach::kernel::{AttachKernel, AttachedInterface, finish_gateways, us
 use crate::attach::{AttachContext, refuse_shared};
 use crate::bridge::{self, Bridge, Gateway};
 use crate::delegate::Delegate;
+use crate::policy::{self, LinkGroup};
 use crate::state::{Addressing, Attachment, HeldAttachment, PodAddress};
 use crate::veth::{self, NeighbourCaches};
 use crate::{Caller, Error, detach, firewall, layer2, settle, sysctl};
@@ -176,7 +177,11 @@ fn apply_addresses(
         sysctl::enable_forwarding(kernel.host, &context.log, families, &context.settings)?;
     }
     firewall::add_pod(attachment, kernel.state, context.caller.kernel_cache, context.caller.warn)?;
+    let policies = context.caller.policies;
+    policy::add_pod(policies, attachment);
     veth::mark_host_end(kernel.host, attachment, &context.settings)?;
+    // The link was created without addresses.
+    policy::link_created(policies, attachment, LinkGroup::CLOSED);
     let mut placed = Vec::new();
     for &address in &attachment.wiring.gateways {
         let gateway = Gateway { bridge: bridge.index, address, mode: attachment.mode };

@@ -31,6 +31,7 @@ mod layer2;
 mod lease;
 mod mode;
 pub mod overlap;
+pub mod policy;
 mod privileges;
 pub mod reconcile;
 mod recover;

@@ -7,6 +7,7 @@ use netconf::{LocalPaths, NetConf, NodeNetworks};
 use serde_json::Value;
 use types::{AttachMode, RequestId};
 
+use crate::policy::PodPolicies;
 use crate::{Delegates, KernelCache, attach, check, detach, gc, status};
 
 /// The outcome of a request, for stdout and the log.
@@ -35,6 +36,8 @@ pub struct Caller<'a> {
     pub delegates: Delegates<'a>,
     /// The agent's networks. None if the request's config is complete.
     pub networks: Option<NodeNetworks<'a>>,
+    /// The policies of the agent. None for a standalone plugin.
+    pub policies: Option<&'a dyn PodPolicies>,
     pub warn: Warn<'a>,
 }
 
@@ -51,6 +54,7 @@ impl<'a> Caller<'a> {
             kernel_cache: None,
             delegates: Delegates::InCniPath,
             networks: None,
+            policies: None,
             warn,
         }
     }

@@ -171,7 +171,7 @@ pub(crate) fn refuse_router_advertisements(link: &IfName, owner: LinkOwner<'_>) 
     set_for(owner, ipv6(link.as_str(), "accept_ra"), "0")
 }
 
-/// Sets accept_ra of a managed link back to 0. Returns the path if another process had changed it.
+/// Restores accept_ra of a managed link to 0. Returns the path if another process had changed it.
 pub(crate) fn restore_accept_ra(link: &IfName) -> Result<Option<PathBuf>, Error> {
     let path = ipv6(link.as_str(), "accept_ra");
     if reads(&path, "0") || !path.exists() {

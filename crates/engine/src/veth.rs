@@ -12,6 +12,7 @@ use types::{AttachMode, ROUTE_PROTOCOL};
 
 use crate::Error;
 use crate::bridge::{self, Bridge, Gateway, PlacedGateway};
+use crate::policy::LinkGroup;
 use crate::state::{Addressing, Attachment, SysctlLog};
 use crate::sysctl::{self, HostSettings, LinkOwner};
 
@@ -37,6 +38,7 @@ pub(crate) fn create_pair(
     host: &mut RtSocket,
     setup: &VethSetup<'_>,
     gateways: &[IpNet],
+    group: LinkGroup,
 ) -> Result<Vec<PlacedGateway>, Error> {
     let (attachment, bridge) = (setup.attachment, setup.bridge);
     let is_port = attachment.mode == AttachMode::Bridge;
@@ -53,6 +55,7 @@ pub(crate) fn create_pair(
         host_mac: attachment.host_mac,
         mtu: attachment.mtu,
         master: is_port.then_some(bridge.index),
+        group: group.0,
         peer: &attachment.key.ifname,
         peer_mac: attachment.pod_mac,
         peer_ns: setup.netns.fd(),

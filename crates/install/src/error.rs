@@ -1,16 +1,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use types::Fix;
+use types::{Fix, cause};
 
 /// Why files could not be installed or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
-    #[error("cannot read plugin {}: {source}; keep podwire-cni in the directory of podwire, or set install.plugin", path.display())]
+    #[error("cannot read plugin {}: {}; keep podwire-cni in the directory of podwire, or set install.plugin", path.display(), cause(source))]
     Source { path: PathBuf, source: io::Error },
     #[error("install.plugin {} is the installed file itself; keep the plugin in another directory", path.display())]
     SameFile { path: PathBuf },
-    #[error("cannot read template {}: {source}; correct install.template", path.display())]
+    #[error("cannot read template {}: {}; correct install.template", path.display(), cause(source))]
     TemplateFile { path: PathBuf, source: io::Error },
     #[error("invalid network of the agent: {0}")]
     Network(cni::Error),
@@ -21,13 +21,13 @@ pub enum InstallError {
         path.display()
     )]
     Unmanaged { path: PathBuf, key: &'static str },
-    #[error("cannot create directory {}: {source}", path.display())]
+    #[error("cannot create directory {}: {}", path.display(), cause(source))]
     Directory { path: PathBuf, source: io::Error },
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {}", path.display(), cause(source))]
     Read { path: PathBuf, source: io::Error },
-    #[error("cannot write {}: {source}", path.display())]
+    #[error("cannot write {}: {}", path.display(), cause(source))]
     Write { path: PathBuf, source: io::Error },
-    #[error("cannot watch {} for changes: {source}; only the timer checks it", path.display())]
+    #[error("cannot watch {} for changes: {}; only the timer checks it", path.display(), cause(source))]
     Watch { path: PathBuf, source: io::Error },
 }
 

@@ -362,7 +362,7 @@ impl Installer {
         }
         let mut removal = RemovedFiles::default();
         for path in stale {
-            remove::entry(path, record, &mut removal);
+            remove::remove_entry(path, record, &mut removal);
         }
         done.append(&mut removal.done);
         done.append(&mut removal.left);

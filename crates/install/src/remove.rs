@@ -33,7 +33,7 @@ pub fn remove(state_dir: &Path) -> Result<RemovedFiles, InstallError> {
         record.files.iter().map(|entry| (entry.role, entry.path.clone())).collect();
     paths.sort_by_key(|(role, _)| std::cmp::Reverse(*role));
     for (_, path) in &paths {
-        entry(path, &mut record, &mut removal);
+        remove_entry(path, &mut record, &mut removal);
     }
     // Files that could not be removed stay in the record for the next attempt.
     if record.files.is_empty() {
@@ -45,7 +45,7 @@ pub fn remove(state_dir: &Path) -> Result<RemovedFiles, InstallError> {
 }
 
 /// Removes one recorded file if it is unchanged. The entry stays only if the removal fails.
-pub(super) fn entry(path: &Path, record: &mut InstallRecord, removal: &mut RemovedFiles) {
+pub(super) fn remove_entry(path: &Path, record: &mut InstallRecord, removal: &mut RemovedFiles) {
     let Some(entry) = record.files.iter().find(|entry| entry.path == path).cloned() else { return };
     let file = format!("{} {}", entry.role.label(), path.display());
     let outcome = match ownership(&entry, record) {

@@ -102,7 +102,7 @@ impl Runtimes {
     }
 
     /// Runtimes that do not search these directories, each with the setting to change.
-    pub fn complaints(&self, chosen: &Directories) -> Vec<String> {
+    pub fn mismatches(&self, chosen: &Directories) -> Vec<String> {
         let of_runtime = |runtime: &Runtime| {
             let plugins = (!runtime.plugin_dirs.contains(&chosen.plugins))
                 .then(|| runtime.complaint(runtime.keys[0], &runtime.plugin_dirs, &chosen.plugins));

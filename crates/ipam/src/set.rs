@@ -63,7 +63,7 @@ impl RangeSet {
 
     /// The first free address after `last`, the previous automatically allocated address. As in host-local, the search covers
     /// the remaining part of the range with `last`, then all other ranges, then the part up to `last` itself. `words_for` opens
-    /// the index of a range right before it is searched, possibly twice.
+    /// the bitmap of a range right before it is searched, possibly twice.
     pub fn next_after<W: Words>(
         &self,
         last: Option<IpAddr>,

@@ -30,6 +30,8 @@ pub struct Agent {
     env: Vec<(String, String)>,
     run_dir: PathBuf,
     log: PathBuf,
+    /// The length of the log before the last start. 0 for a process that another run of this program started.
+    log_start: usize,
     life: ProcessLifetime,
     process: Option<LabProcess>,
 }
@@ -75,6 +77,7 @@ impl Agent {
             env: vec![],
             run_dir,
             log: dir.join("agent.log"),
+            log_start: 0,
             life: ProcessLifetime::Owner,
             process: None,
         })
@@ -123,6 +126,7 @@ impl Agent {
             self.process.take().map(LabProcess::wait).transpose()?;
         }
         ensure!(self.process.is_none(), "the agent is already running");
+        self.log_start = self.log().map_or(0, |log| log.len());
         let args: Vec<String> = ["agent".to_owned()].into_iter().chain(self.flags.iter().cloned()).collect();
         self.process = Some(LabProcess::start(ProgramSpec {
             ns: &self.ns,
@@ -135,13 +139,13 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits until the agent serves ADD. If the agent exits first, the error contains the end of its log.
+    /// Waits until the agent serves ADD. If the agent exits first, the error contains the cause and the log since its start.
     pub fn wait_ready(&mut self) -> Result<()> {
         let end = Instant::now() + DEADLINE;
         while !self.is_ready() {
             if let Some(ended) = self.process.take_if(|process| process.has_ended().unwrap_or(false)) {
                 let status = ended.wait()?.map_or_else(String::new, |status| format!(" with {status}"));
-                bail!("the agent exited{status}: {}", self.log_tail());
+                bail!("the agent exited{status}: {}", cause_first(&self.log_of_start()));
             }
             ensure!(Instant::now() < end, "the agent is not ready after {DEADLINE:?}: {}", self.log_tail());
             std::thread::sleep(Duration::from_millis(1));
@@ -240,10 +244,14 @@ impl Agent {
         fs::read_to_string(&self.log).with_context(|| format!("cannot read {}", self.log.display()))
     }
 
-    fn log_tail(&self) -> String {
+    /// The log since the last start.
+    fn log_of_start(&self) -> String {
         let log = self.log().unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
+        log.get(self.log_start..).unwrap_or(&log).to_owned()
+    }
+
+    fn log_tail(&self) -> String {
+        last_lines(&self.log_of_start().lines().collect::<Vec<_>>())
     }
 
     /// Runs a `podwire` command inside the node.
@@ -262,7 +270,40 @@ impl Drop for Agent {
     }
 }
 
+/// The last 20 lines.
+fn last_lines(lines: &[&str]) -> String {
+    lines[lines.len().saturating_sub(20)..].join("\n")
+}
+
+/// The error of an agent that exited, then the end of its log. The error starts with `podwire: ` and may have several lines.
+fn cause_first(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    let is_error = |line: &&str| line.starts_with("podwire: ");
+    let (log, cause) = lines.split_at(lines.iter().position(is_error).unwrap_or(lines.len()));
+    match (log, cause) {
+        (log, []) => last_lines(log),
+        ([], cause) => cause.join("\n"),
+        (log, cause) => format!("{}\nits log:\n{}", cause.join("\n"), last_lines(log)),
+    }
+}
+
 /// Path of the `podwire` program that agents run: the value of PODWIRE, or the file next to this program.
 pub fn program() -> Result<PathBuf> {
     program::find(BINARY, OVERRIDE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_of_an_exit_comes_before_the_log() {
+        let error = "podwire: invalid configuration, 2 problems:\n  a\n  b";
+        assert_eq!(
+            cause_first(&format!("10:00 starting\n10:01 stopping\n{error}\n")),
+            format!("{error}\nits log:\n10:00 starting\n10:01 stopping")
+        );
+        assert_eq!(cause_first(error), error);
+        assert_eq!(cause_first("10:00 starting\n"), "10:00 starting");
+    }
 }

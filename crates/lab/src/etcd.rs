@@ -162,6 +162,11 @@ impl EtcdMember {
         self.get("/health").is_ok_and(|text| text.contains(r#""health":"true""#))
     }
 
+    /// Whether the process answers a health request, also without a leader. A stopped or hanging process does not.
+    pub fn answers(&self) -> bool {
+        self.get("/health").is_ok()
+    }
+
     /// Waits until the member is healthy. If it exits first, the error contains the end of its log.
     pub fn wait_healthy(&mut self) -> Result<()> {
         let end = Instant::now() + DEADLINE;

@@ -37,8 +37,8 @@ mod wire;
 pub use agent::{Agent, program as agent_program};
 pub use call::{Call, Verb, with_prev_result};
 pub use cluster::{
-    AttachedPod, Cell, Cluster, Extra, Families, LabState, LabStore, Matrix, Plan, PodPath, ProgressFn,
-    Reachability, RemovedLab, SavedLab, Spot, Tls, TransportMode, clear_kept, remove_kept,
+    AttachedPod, Cluster, Extra, Families, LabState, LabStore, Matrix, MatrixCell, MatrixPod, Plan, PodPath,
+    ProgressFn, Reachability, RemovedLab, SavedLab, Tls, TransportMode, clear_saved, remove_saved,
 };
 pub use etcd::{EtcdCluster, EtcdMember};
 pub use lab::Lab;

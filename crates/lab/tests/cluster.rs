@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use lab::{
-    Cell, Cluster, DEADLINE, Families, LabStore, Matrix, Ns, Plan, PodPath, Reachability, Tls, inspect, ping,
-    wait_until,
+    Cluster, DEADLINE, Families, LabStore, Matrix, MatrixCell, Ns, Plan, PodPath, Reachability, Tls, inspect,
+    ping, wait_until,
 };
 
 fn standalone(nodes: usize, subnets: usize) -> Plan {
@@ -26,20 +26,20 @@ fn reaches(from: &Ns, cluster: &Cluster, to: &str) -> Vec<bool> {
     to.iter().map(|address| ping(from, *address, 1).unwrap().all()).collect()
 }
 
-fn is_local(cluster: &Cluster, cell: &Cell) -> bool {
+fn is_local(cluster: &Cluster, cell: &MatrixCell) -> bool {
     let [from, to] = [&cell.from, &cell.to].map(|name| cluster.find_pod(name).unwrap().node.clone());
     from == to
 }
 
 /// Waits until all cells match. A probe with unreachable pods takes its whole timeout.
-fn matrix_when(cluster: &Cluster, is_expected: impl Fn(&Cell) -> bool) -> Matrix {
+fn matrix_when(cluster: &Cluster, is_expected: impl Fn(&MatrixCell) -> bool) -> Matrix {
     let probe = || cluster.reach(Duration::from_millis(300)).unwrap();
     let mut matrix = probe();
     wait_until("pods to reach each other", DEADLINE, || {
         matrix = probe();
         Ok(matrix.cells.iter().all(&is_expected))
     })
-    .unwrap_or_else(|error| panic!("{error}: {:?}", matrix.complaints()));
+    .unwrap_or_else(|error| panic!("{error}: {:?}", matrix.failures()));
     matrix
 }
 
@@ -90,6 +90,16 @@ fn a_cut_drops_traffic_with_the_link_up_and_heals() {
         Ok(reaches(cluster.node("n1").unwrap(), &cluster, "n2") == [true, true])
     })
     .unwrap();
+    // The kernel removes routes and IPv6 addresses of a link that is down.
+    let n2 = cluster.node("n2").unwrap().clone();
+    n2.sh(&["ip", "link", "set", "dev", "eth0", "down"]).unwrap();
+    n2.sh(&["ip", "address", "flush", "dev", "eth0"]).unwrap();
+    cluster.heal("n2").unwrap();
+    assert!(ping(&n2, router, 1).unwrap().any());
+    wait_until("n2 to be reachable", DEADLINE, || {
+        Ok(reaches(cluster.node("n1").unwrap(), &cluster, "n2") == [true, true])
+    })
+    .unwrap();
 }
 
 #[test]
@@ -103,9 +113,9 @@ fn the_matrix_matches_reachability_through_faults() {
     assert_eq!(matrix.cells.len(), 12);
     for cell in &matrix.cells {
         assert_eq!(cell.is_ok(), is_local(&cluster, cell), "{cell:?}");
-        assert_eq!(cell.way, if is_local(&cluster, cell) { PodPath::Local } else { PodPath::None });
+        assert_eq!(cell.path, if is_local(&cluster, cell) { PodPath::Local } else { PodPath::None });
     }
-    assert_eq!(matrix.complaints().len(), 8);
+    assert_eq!(matrix.failures().len(), 8);
     cluster.remove_pod("p2").unwrap();
     assert!(cluster.remove_pod("p2").unwrap_err().to_string().contains("existing pods are p1, p3, p4"));
     assert!(cluster.pod("n1", "p3").is_err(), "a duplicate pod name was accepted");
@@ -166,7 +176,7 @@ fn direct_paths_and_rewritten_sources_are_reported() {
         node.sh(&["ip", "route", "add", &v6, "via", &format!("fd99:1::{there}")]).unwrap();
     }
     let matrix = cluster.reach(DEADLINE).unwrap();
-    assert!(matrix.cells.iter().all(|cell| cell.way == PodPath::Direct), "{matrix:?}");
+    assert!(matrix.cells.iter().all(|cell| cell.path == PodPath::Direct), "{matrix:?}");
     let source = "10.199.1.1".parse().unwrap();
     // Standalone agents masquerade all traffic that leaves their own block.
     let cell = matrix.cell("p1", "p2").unwrap();

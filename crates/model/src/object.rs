@@ -8,19 +8,20 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use types::{Mac, NodeName, NodeUid};
 
+use crate::fields::FieldError;
 use crate::mesh::Transport;
 
 /// The maximum size of a value that is parsed. A node record with 1,024 blocks has less than half of it.
-const MAX_SIZE: usize = 128 << 10;
+pub(crate) const MAX_SIZE: usize = 128 << 10;
 /// The maximum length of a reason, which may quote the value.
-const MAX_REASON: usize = 200;
-const MAX_VERSION: usize = 64;
+const MAX_REASON_LENGTH: usize = 200;
+const MAX_VERSION_LENGTH: usize = 64;
 
 /// Limits a parser's message, which may quote the value, for logs and terminals: short, without control characters.
-fn bounded(reason: &str) -> String {
+pub(crate) fn bounded(reason: &str) -> String {
     let printed = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
-    let mut text: String = reason.chars().take(MAX_REASON).map(printed).collect();
-    if reason.chars().nth(MAX_REASON).is_some() {
+    let mut text: String = reason.chars().take(MAX_REASON_LENGTH).map(printed).collect();
+    if reason.chars().nth(MAX_REASON_LENGTH).is_some() {
         text.push('…');
     }
     text
@@ -29,10 +30,33 @@ fn bounded(reason: &str) -> String {
 /// The version is only displayed, so an invalid one does not invalidate the record.
 fn version<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
-    Ok(text.chars().filter(char::is_ascii_graphic).take(MAX_VERSION).collect())
+    Ok(text.chars().filter(char::is_ascii_graphic).take(MAX_VERSION_LENGTH).collect())
 }
 
-/// An object that is written to the store and read from it.
+/// JSON with a schema version around the body of an object.
+pub(crate) fn seal(kind: &str, schema: u32, body: &serde_json::Value) -> Vec<u8> {
+    serde_json::json!({ "schema": schema, kind: body }).to_string().into_bytes()
+}
+
+/// The body of an object whose schema version this program supports.
+pub(crate) fn open(kind: &'static str, known: u32, bytes: &[u8]) -> Result<serde_json::Value, DecodeError> {
+    let unreadable = |reason: String| DecodeError::Unreadable { kind, reason: bounded(&reason) };
+    if bytes.len() > MAX_SIZE {
+        let size = bytes.len();
+        return Err(unreadable(format!("it has {size} bytes; the maximum is {MAX_SIZE}")));
+    }
+    let mut value: serde_json::Value =
+        serde_json::from_slice(bytes).map_err(|e| unreadable(e.to_string()))?;
+    match value.get("schema").and_then(serde_json::Value::as_u64) {
+        None => return Err(unreadable("it has no schema version".to_owned())),
+        Some(found) if found > u64::from(known) => return Err(DecodeError::Newer { kind, found, known }),
+        Some(_) => {}
+    }
+    Ok(value.get_mut(kind).map(serde_json::Value::take).unwrap_or_default())
+}
+
+/// An object that is written to the store and read from it. Objects of the catalog are a [`crate::ObjectRecord`], which keeps
+/// fields of newer versions.
 pub trait Object: Serialize + DeserializeOwned {
     /// The name of the kind in messages and in JSON.
     const KIND: &'static str;
@@ -41,29 +65,16 @@ pub trait Object: Serialize + DeserializeOwned {
 
     fn encode(&self) -> Vec<u8> {
         // Objects contain names, addresses and lists, which always serialize.
-        let body = serde_json::to_value(self).unwrap_or_default();
-        serde_json::json!({ "schema": Self::SCHEMA, Self::KIND: body }).to_string().into_bytes()
+        seal(Self::KIND, Self::SCHEMA, &serde_json::to_value(self).unwrap_or_default())
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let unreadable =
-            |reason: String| DecodeError::Unreadable { kind: Self::KIND, reason: bounded(&reason) };
-        if bytes.len() > MAX_SIZE {
-            let size = bytes.len();
-            return Err(unreadable(format!("it has {size} bytes; the maximum is {MAX_SIZE}")));
-        }
-        let mut value: serde_json::Value =
-            serde_json::from_slice(bytes).map_err(|e| unreadable(e.to_string()))?;
-        let schema = value.get("schema").and_then(serde_json::Value::as_u64);
-        match schema {
-            None => return Err(unreadable("it has no schema version".to_owned())),
-            Some(found) if found > u64::from(Self::SCHEMA) => {
-                return Err(DecodeError::Newer { kind: Self::KIND, found, known: Self::SCHEMA });
-            }
-            Some(_) => {}
-        }
-        let body = value.get_mut(Self::KIND).map(serde_json::Value::take).unwrap_or_default();
-        serde_json::from_value(body).map_err(|e| unreadable(e.to_string()))
+        let body = open(Self::KIND, Self::SCHEMA, bytes)?;
+        let unreadable = |e: serde_json::Error| DecodeError::Unreadable {
+            kind: Self::KIND,
+            reason: bounded(&e.to_string()),
+        };
+        serde_json::from_value(body).map_err(unreadable)
     }
 }
 
@@ -75,6 +86,8 @@ pub enum DecodeError {
     Newer { kind: &'static str, found: u64, known: u32 },
     #[error("a {kind} cannot be read: {reason}")]
     Unreadable { kind: &'static str, reason: String },
+    #[error("a {kind} is invalid: {source}")]
+    Field { kind: &'static str, source: FieldError },
 }
 
 impl DecodeError {
@@ -92,7 +105,7 @@ pub struct NetworkSpec {
     /// The number of bits by which the prefix of a block is longer than its subnet's.
     pub margin: u8,
     /// VNI and port of the tunnels: a node with a different one drops the packets. The transport is not part of the settings,
-    /// because every node accepts packets of both.
+    /// because every node accepts packets of both transports.
     pub vni: u32,
     pub vxlan_port: u16,
 }
@@ -117,8 +130,9 @@ pub struct NodeRecord {
 }
 
 impl NodeRecord {
-    pub fn address(&self, of: &IpNet) -> Option<IpAddr> {
-        let is_v4 = matches!(of, IpNet::V4(_));
+    /// The address of the same family as this network.
+    pub fn address_for(&self, network: &IpNet) -> Option<IpAddr> {
+        let is_v4 = matches!(network, IpNet::V4(_));
         self.addresses.iter().copied().find(|address| address.is_ipv4() == is_v4)
     }
 }
@@ -129,7 +143,8 @@ pub struct BlockClaim {
     pub node: NodeName,
 }
 
-/// A heartbeat with a lease: an agent is running. For status and name conflicts; routes do not depend on it.
+/// A heartbeat with a lease: an agent is running. The status and the detection of name conflicts use it. Routes do not depend on
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AliveRecord {
     pub uid: NodeUid,
@@ -232,9 +247,9 @@ mod tests {
     }
 
     #[test]
-    fn the_address_has_the_requested_family() {
+    fn the_address_has_the_family_of_the_network() {
         let v6: IpNet = "fd00::/64".parse().unwrap();
-        assert_eq!(record().address(&v6), Some("2001:db8::1".parse().unwrap()));
-        assert_eq!(NodeRecord { addresses: Vec::new(), ..record() }.address(&v6), None);
+        assert_eq!(record().address_for(&v6), Some("2001:db8::1".parse().unwrap()));
+        assert_eq!(NodeRecord { addresses: Vec::new(), ..record() }.address_for(&v6), None);
     }
 }

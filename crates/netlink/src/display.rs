@@ -13,6 +13,7 @@ impl fmt::Display for Op<'_> {
             Self::AddVxlan(add) => write!(f, "create vxlan {} from {}", add.name, add.local),
             Self::SetLink(set) => write!(f, "{set}"),
             Self::RenameLink { link, name } => write!(f, "rename link {link} to {name}"),
+            Self::SetLinkGroup { link, group } => write!(f, "set the group of link {link} to {group:#x}"),
             Self::DelLink(link) => write!(f, "delete link {link}"),
             Self::AddAddress(add) => write!(f, "add address {} to link {}", add.addr, add.link),
             Self::DelAddress { link, addr } => write!(f, "remove address {addr} from link {link}"),

@@ -1,6 +1,5 @@
-use std::io;
-
 use rustix::io::Errno;
+use types::cause;
 
 use crate::netns::NetNsError;
 use crate::socket::{Refusal, TIMEOUT};
@@ -15,7 +14,7 @@ pub enum Error {
     Lacking { operation: String, refusal: Refusal },
     #[error("cannot {operation}: {reason}")]
     Invalid { operation: String, reason: String },
-    #[error("cannot {operation}: the netlink socket failed: {}", io::Error::from(*errno))]
+    #[error("cannot {operation}: the netlink socket failed: {}", cause(errno))]
     Socket { operation: String, errno: Errno },
     #[error("cannot {operation}: the kernel did not answer within {} seconds", TIMEOUT.as_secs())]
     Timeout { operation: String },

@@ -45,6 +45,7 @@ pub enum LinkEvent {
         index: u32,
         name: Option<String>,
         up: bool,
+        group: u32,
         removed: bool,
         namespace: EventNamespace,
     },
@@ -174,7 +175,8 @@ fn parse_link(body: &[u8], kind: u16, namespace: EventNamespace) -> Option<LinkE
     match i32::from(*body.first()?) {
         libc::AF_UNSPEC => {
             let name = Some(link.name).filter(|name| !name.is_empty());
-            Some(LinkEvent::Link { index: link.index, name, up: link.up, removed, namespace })
+            let (index, up, group) = (link.index, link.up, link.group);
+            Some(LinkEvent::Link { index, name, up, group, removed, namespace })
         }
         libc::AF_BRIDGE if removed => Some(LinkEvent::PortLeft { index: link.index, namespace }),
         _ => None,

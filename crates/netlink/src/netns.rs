@@ -15,6 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use types::cause;
 
 const OWN_PATH: &str = "/proc/thread-self/ns/net";
 
@@ -28,13 +29,13 @@ pub enum NetNsError {
     NotNamespace { path: PathBuf },
     #[error("{} is a {kind} namespace, not a network namespace", path.display())]
     OtherKind { path: PathBuf, kind: &'static str },
-    #[error("cannot open network namespace {}: {}", path.display(), io::Error::from(*errno))]
+    #[error("cannot open network namespace {}: {}", path.display(), cause(errno))]
     Open { path: PathBuf, errno: Errno },
-    #[error("cannot enter network namespace {}: {}", path.display(), io::Error::from(*errno))]
+    #[error("cannot enter network namespace {}: {}", path.display(), cause(errno))]
     Enter { path: PathBuf, errno: Errno },
-    #[error("cannot read the cookie of a network namespace (requires Linux 5.14): {}", io::Error::from(*errno))]
+    #[error("cannot read the cookie of a network namespace (requires Linux 5.14): {}", cause(errno))]
     Cookie { errno: Errno },
-    #[error("cannot create a network namespace: {}", io::Error::from(*errno))]
+    #[error("cannot create a network namespace: {}", cause(errno))]
     Create { errno: Errno },
 }
 

@@ -24,6 +24,11 @@ pub enum Op<'a> {
         link: u32,
         name: &'a IfName,
     },
+    /// By index only: if a message has a group but neither index nor name, the kernel changes all links of that group.
+    SetLinkGroup {
+        link: u32,
+        group: u32,
+    },
     DelLink(u32),
     AddAddress(AddAddress),
     DelAddress {
@@ -89,6 +94,8 @@ pub struct Veth<'a> {
     pub host_mac: Mac,
     pub mtu: u32,
     pub master: Option<u32>,
+    /// The group of the host end, in force before its first packet. 0 is the kernel's default.
+    pub group: u32,
     pub peer: &'a IfName,
     pub peer_mac: Mac,
     pub peer_ns: BorrowedFd<'a>,

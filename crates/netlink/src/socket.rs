@@ -14,6 +14,7 @@ use rustix::net::sockopt::{
     Timeout, set_socket_recv_buffer_size_force, set_socket_send_buffer_size_force, set_socket_timeout,
 };
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags};
+use types::cause;
 
 use crate::error::Error;
 use crate::kernel::NLMSGERR_ATTR_MSG;
@@ -29,6 +30,8 @@ const BUFFER: usize = 32 * 1024;
 /// The number of requests in one send that fit, with their answers, into the default buffers.
 const MAX_DEFAULT_REQUESTS: usize = 32;
 const LARGE_BUFFER: usize = 8 << 20;
+/// The number of bytes in one send that fit into the default buffer, which has 208 KiB.
+const DEFAULT_SEND: usize = 128 * 1024;
 
 const HEADER: usize = 16;
 
@@ -45,6 +48,8 @@ pub struct Socket {
     buffer: Vec<u8>,
     sequence: u32,
     has_large_buffers: bool,
+    /// The number of bytes that fit into one send.
+    send_buffer: usize,
 }
 
 impl Socket {
@@ -67,7 +72,13 @@ impl Socket {
         }
         set_socket_timeout(&inner, Timeout::Recv, Some(TIMEOUT)).map_err(|e| failed(&e.into()))?;
         let inner = Arc::new(inner);
-        Ok(Self { inner, buffer: Vec::with_capacity(BUFFER), sequence: 0, has_large_buffers: false })
+        Ok(Self {
+            inner,
+            buffer: Vec::with_capacity(BUFFER),
+            sequence: 0,
+            has_large_buffers: false,
+            send_buffer: DEFAULT_SEND,
+        })
     }
 
     /// Subscribes to the events of these groups (`RTNLGRP_*`).
@@ -101,10 +112,20 @@ impl Socket {
     /// read. Needs `CAP_NET_ADMIN` for more than a few requests.
     pub fn reserve_buffers(&mut self, requests: usize) -> Result<(), Error> {
         if requests > MAX_DEFAULT_REQUESTS && !self.has_large_buffers {
-            let failed = |errno| socket_error("enlarge a netlink socket", errno);
             self.grow_event_buffer()?;
-            set_socket_send_buffer_size_force(&*self.inner, LARGE_BUFFER).map_err(failed)?;
             self.has_large_buffers = true;
+            self.reserve_send_buffer(LARGE_BUFFER)?;
+        }
+        Ok(())
+    }
+
+    /// Enlarges the buffer for one send of this many bytes. The kernel's limit is 1 GiB. Needs `CAP_NET_ADMIN`.
+    pub fn reserve_send_buffer(&mut self, bytes: usize) -> Result<(), Error> {
+        if bytes > self.send_buffer {
+            let failed = |errno| socket_error("enlarge a netlink socket", errno);
+            let size = bytes.max(LARGE_BUFFER);
+            set_socket_send_buffer_size_force(&*self.inner, size).map_err(failed)?;
+            self.send_buffer = size;
         }
         Ok(())
     }
@@ -320,7 +341,7 @@ impl Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", io::Error::from(self.errno))?;
+        f.write_str(&cause(self.errno))?;
         self.message.as_ref().map_or(Ok(()), |text| write!(f, ", kernel message: {text}"))
     }
 }
@@ -378,10 +399,7 @@ mod tests {
         assert_eq!(refusal.errno, Errno::EXIST);
         assert_eq!(refusal.message.as_deref(), Some("bridge exists"));
         let error = refusal.during("create bridge br0");
-        assert_eq!(
-            error.to_string(),
-            "cannot create bridge br0: File exists (os error 17), kernel message: bridge exists"
-        );
+        assert_eq!(error.to_string(), "cannot create bridge br0: File exists, kernel message: bridge exists");
     }
 
     proptest! {

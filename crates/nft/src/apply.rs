@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use types::count;
 
 use crate::desired::{APPLIED, AppliedObject, SetKeys, Table, TableId};
-use crate::diff::{self, ElementDiff, StoredElements};
+use crate::diff::{self, ElementDiff, StoredData, StoredElements};
 use crate::element::{Data, Element, Field, Role, additions};
 use crate::error::Error;
 use crate::firewall::Firewall;
@@ -158,34 +158,46 @@ impl Firewall {
     ) -> Result<Vec<String>, Error> {
         let mut changes = self.lasting_drift_of(table)?;
         if !changes.is_empty() {
-            let is_applied = match self.apply(std::slice::from_ref(table), wanted) {
-                Ok(()) => self.lasting_drift_of(table)?.is_empty(),
-                // The text itself is valid, but it conflicts with existing objects.
-                Err(Error::Structure { .. } | Error::Unsupported { .. }) => false,
-                Err(error) => return Err(error),
-            };
-            if !is_applied {
-                self.replace(std::slice::from_ref(table), wanted)?;
-                let drift = self.lasting_drift_of(table)?;
-                if !drift.is_empty() {
-                    let message = format!("still different after it was applied: {}", drift.join(", "));
-                    return Err(Error::Structure { message });
-                }
-            }
+            self.keep_structure(table, wanted, wanted)?;
         }
         let difference = diff::elements(wanted, self.stored_elements(table)?);
         changes.extend(self.change_elements(table, &difference, surplus)?);
         Ok(changes)
     }
 
+    /// Applies a table that differs, with these elements. If that does not help, the table is replaced with all elements.
+    pub(crate) fn keep_structure(
+        &mut self,
+        table: &Table,
+        elements: &[Element<'_>],
+        all: &[Element<'_>],
+    ) -> Result<(), Error> {
+        let is_applied = match self.apply(std::slice::from_ref(table), elements) {
+            Ok(()) => self.lasting_drift_of(table)?.is_empty(),
+            // The text itself is valid, but it conflicts with existing objects.
+            Err(Error::Structure { .. } | Error::Unsupported { .. }) => false,
+            Err(error) => return Err(error),
+        };
+        if !is_applied {
+            self.replace(std::slice::from_ref(table), all)?;
+            let drift = self.lasting_drift_of(table)?;
+            if !drift.is_empty() {
+                let message = format!("still different after it was applied: {}", drift.join(", "));
+                return Err(Error::Structure { message });
+            }
+        }
+        Ok(())
+    }
+
     /// The elements of all sets that Podwire fills, without those that expire.
-    fn stored_elements(&mut self, table: &Table) -> Result<StoredElements, Error> {
+    pub(crate) fn stored_elements(&mut self, table: &Table) -> Result<StoredElements, Error> {
         let mut stored = StoredElements::new();
         for set in table.filled_sets() {
+            let of_set = stored.entry(set.name.to_string()).or_default();
             self.dump_if_there(&request::get_elements(table.id(), &set.name), |answer| {
                 for element in request::elements(answer).filter(|element| !element.expires) {
-                    let key = element.stored().map(|key| (set.name.to_string(), key));
-                    stored.extend(key.map(|key| (key, element.value)));
+                    let (key, value) = (element.stored(), element.value);
+                    of_set.extend(key.map(|key| (key, StoredData { value, is_wanted: false })));
                 }
             })?;
         }
@@ -220,17 +232,8 @@ impl Firewall {
         self.transact_steps(id, steps)?;
         self.delete_all(plain.iter().map(|(set, key)| request::delete_stored(id, set, key)).collect())?;
         let removed = unwanted.iter().filter(|(_, key)| !key.is_interval_end).count();
-        let describe = |number: usize, what: &str| {
-            (number > 0).then(|| format!("{} {what}", count(number as u64, "element")))
-        };
-        Ok([
-            describe(missing.len(), "added"),
-            describe(changed.len(), "changed"),
-            describe(removed.max(usize::from(!unwanted.is_empty())), "removed"),
-        ]
-        .into_iter()
-        .flatten()
-        .collect())
+        let removed = removed.max(usize::from(!unwanted.is_empty()));
+        Ok(change_words(missing.len(), changed.len(), removed))
     }
 
     /// An error means that a set does not exist: the table must be applied again.
@@ -302,12 +305,20 @@ impl Firewall {
     }
 }
 
+/// The numbers of elements that were added, changed and removed, in words.
+pub(crate) fn change_words(added: usize, changed: usize, removed: usize) -> Vec<String> {
+    let of = |(number, what): (usize, &str)| {
+        (number > 0).then(|| format!("{} {what}", count(number as u64, "element")))
+    };
+    [(added, "added"), (changed, "changed"), (removed, "removed")].into_iter().filter_map(of).collect()
+}
+
 /// A digest as an element of map [`APPLIED`].
 fn applied(table: TableId<'_>, key: u32, digest: u32) -> Element<'_> {
     let data = Data::Value(vec![Field::Mark(digest)]);
     Element { table, set: APPLIED.into(), key: vec![Field::Mark(key)], data, role: Role::Revision }
 }
 
-fn unexplained() -> Error {
+pub(crate) fn unexplained() -> Error {
     Error::Structure { message: "the kernel refused elements without a reason".to_owned() }
 }

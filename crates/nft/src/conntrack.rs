@@ -1,6 +1,8 @@
 //! Conntrack entries. A new pod must not inherit the flows of an earlier pod with the same address, and datagrams to a host port must
 //! not follow a flow from before the port was published.
 
+mod flows;
+
 use std::net::IpAddr;
 
 use netlink::Refusal;
@@ -13,6 +15,8 @@ use crate::number;
 use crate::pod::{HostPort, Protocol};
 use crate::socket::{MessageHeader, NftRequest, NftSocket};
 
+pub use flows::{FlowAction, FlowScan, FlowSelection, FlowTuple, TrackedFlow, judge_flows};
+
 /// Per network namespace. It does not exist if the kernel tracks no connections.
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 const FLUSH: &str = "remove conntrack entries";
@@ -21,13 +25,13 @@ const FLUSH: &str = "remove conntrack entries";
 /// Returns the other addresses, for [`sweep`], which reads the whole table.
 pub fn flush(addresses: &[IpAddr]) -> Result<Vec<IpAddr>, Error> {
     let both = |&ip: &IpAddr| {
-        [Side::Original, Side::Reply].map(|side| Selector {
+        [Side::Original, Side::Reply].map(|side| FlowSelector {
             side,
             v6: ip.is_ipv6(),
             selected: Selected::Source(ip),
         })
     };
-    let selectors: Vec<Selector> = addresses.iter().flat_map(both).collect();
+    let selectors: Vec<FlowSelector> = addresses.iter().flat_map(both).collect();
     if selectors.is_empty() || is_empty() {
         return Ok(Vec::new());
     }
@@ -59,7 +63,7 @@ pub fn flush_ports(ports: &[HostPort]) -> Result<(), Error> {
         Protocol::Udp => {
             let host = port.host_ip.filter(|ip| !ip.is_unspecified());
             let selected = Selected::Destination(host, port.protocol, port.host_port);
-            Some(Selector { side: Side::Original, v6: port.pod.is_ipv6(), selected })
+            Some(FlowSelector { side: Side::Original, v6: port.pod.is_ipv6(), selected })
         }
         Protocol::Tcp | Protocol::Sctp => None,
     };
@@ -80,7 +84,7 @@ enum Selected {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Selector {
+struct FlowSelector {
     side: Side,
     v6: bool,
     selected: Selected,
@@ -90,7 +94,7 @@ fn is_empty() -> bool {
     std::fs::read_to_string(COUNT).map_or(true, |count| count.trim() == "0")
 }
 
-fn remove(selectors: &[Selector]) -> Result<(), Error> {
+fn remove(selectors: &[FlowSelector]) -> Result<(), Error> {
     if selectors.is_empty() || is_empty() {
         return Ok(());
     }
@@ -99,16 +103,19 @@ fn remove(selectors: &[Selector]) -> Result<(), Error> {
     remove_one_by_one(&mut socket, &remaining)
 }
 
-fn remove_selected_by_kernel(socket: &mut NftSocket, selectors: &[Selector]) -> Result<Vec<Selector>, Error> {
-    let (supported, mut remaining): (Vec<Selector>, Vec<Selector>) =
+fn remove_selected_by_kernel(
+    socket: &mut NftSocket,
+    selectors: &[FlowSelector],
+) -> Result<Vec<FlowSelector>, Error> {
+    let (supported, mut remaining): (Vec<FlowSelector>, Vec<FlowSelector>) =
         selectors.iter().partition(|s| s.is_supported_by_kernel());
     remaining.append(&mut remove_in_kernel(socket, &supported)?);
     Ok(remaining)
 }
 
 /// The kernel selects the entries. Returns the selectors that it refused: kernels before about 6.8 support no filter here.
-fn remove_in_kernel(socket: &mut NftSocket, selectors: &[Selector]) -> Result<Vec<Selector>, Error> {
-    let requests: Vec<NftRequest<'_>> = selectors.iter().map(Selector::request).collect();
+fn remove_in_kernel(socket: &mut NftSocket, selectors: &[FlowSelector]) -> Result<Vec<FlowSelector>, Error> {
+    let requests: Vec<NftRequest<'_>> = selectors.iter().map(FlowSelector::request).collect();
     let mut remaining = Vec::new();
     for (selector, answer) in selectors.iter().zip(socket.ask(&requests)?) {
         match answer {
@@ -120,9 +127,9 @@ fn remove_in_kernel(socket: &mut NftSocket, selectors: &[Selector]) -> Result<Ve
     Ok(remaining)
 }
 
-fn remove_one_by_one(socket: &mut NftSocket, selectors: &[Selector]) -> Result<(), Error> {
+fn remove_one_by_one(socket: &mut NftSocket, selectors: &[FlowSelector]) -> Result<(), Error> {
     for v6 in [false, true] {
-        let selectors: Vec<&Selector> = selectors.iter().filter(|s| s.v6 == v6).collect();
+        let selectors: Vec<&FlowSelector> = selectors.iter().filter(|s| s.v6 == v6).collect();
         if !selectors.is_empty() {
             remove_matching(socket, v6, &|entry| selectors.iter().any(|selector| selector.matches(entry)))?;
         }
@@ -199,7 +206,7 @@ impl Side {
     }
 }
 
-impl Selector {
+impl FlowSelector {
     fn description(&self) -> String {
         match self.selected {
             Selected::Source(ip) => format!("of {ip}"),
@@ -324,7 +331,7 @@ mod tests {
                 }
             }
             let remove = |selected, v6, side| {
-                remove_one_by_one(&mut NftSocket::open().unwrap(), &[Selector { side, v6, selected }])
+                remove_one_by_one(&mut NftSocket::open().unwrap(), &[FlowSelector { side, v6, selected }])
                     .unwrap();
                 entries()
             };

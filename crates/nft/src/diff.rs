@@ -1,6 +1,6 @@
 //! How a table differs from its description, in words, and the text that removes conflicting objects. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
 
 use crate::desired::{APPLIED, AppliedObject, Chain, Table};
@@ -50,7 +50,7 @@ pub(crate) fn changed(table: &Table, observed: &ObservedTable) -> Vec<String> {
     let is_miscounted = |object: AppliedObject<'_>| match object {
         AppliedObject::Chain(name) => {
             let want = table.chains.iter().find(|chain| chain.name == name).map(|chain| chain.rules.len());
-            want != observed.chain(name).map(|chain| chain.rules)
+            want != observed.chain(name).map(|chain| chain.rule_count)
         }
         AppliedObject::Set(_) => false,
     };
@@ -108,7 +108,7 @@ fn wrong_chain(want: &Chain, have: &ObservedChain) -> Option<String> {
         (Some(_), Some(_)) | (None, None) => None,
     };
     let count = || {
-        let (want, have) = (want.rules.len(), have.rules);
+        let (want, have) = (want.rules.len(), have.rule_count);
         (want != have).then(|| format!("has {have} rules instead of {want}"))
     };
     wrong_hook.map(str::to_owned).or_else(count)
@@ -171,8 +171,21 @@ pub(crate) fn clearance(table: &Table, observed: &ObservedTable) -> String {
     text
 }
 
-/// The elements of a table by set and key, with their data.
-pub(crate) type StoredElements = BTreeMap<(String, StoredKey), Option<Vec<u8>>>;
+/// The elements of each set of a table by key.
+pub(crate) type StoredElements = BTreeMap<String, HashMap<StoredKey, StoredData>>;
+
+#[derive(Debug, Clone)]
+pub(crate) struct StoredData {
+    pub(crate) value: Option<Vec<u8>>,
+    pub(crate) is_wanted: bool,
+}
+
+impl StoredData {
+    fn want(&mut self) -> bool {
+        self.is_wanted = true;
+        true
+    }
+}
 
 /// How the elements of a table differ from the wanted ones.
 #[derive(Debug, Default)]
@@ -184,21 +197,31 @@ pub(crate) struct ElementDiff<'e, 'a> {
 }
 
 /// Of two wanted elements with the same key, the first one counts.
-pub(crate) fn elements<'e, 'a>(wanted: &'e [Element<'a>], stored: StoredElements) -> ElementDiff<'e, 'a> {
-    let (mut found, mut known) = (ElementDiff::default(), BTreeSet::new());
+pub(crate) fn elements<'e, 'a>(wanted: &'e [Element<'a>], mut stored: StoredElements) -> ElementDiff<'e, 'a> {
+    let (mut found, mut new, mut none) = (ElementDiff::default(), HashSet::new(), HashMap::new());
     for element in wanted {
+        let set = stored.get_mut(element.set.as_ref()).unwrap_or(&mut none);
         let (key, end) = element.stored();
-        let (key, end) = ((element.set.to_string(), key), end.map(|end| (element.set.to_string(), end)));
-        let has_end = end.as_ref().is_none_or(|end| stored.contains_key(end));
-        match stored.get(&key) {
-            _ if known.contains(&key) => {}
-            Some(value) if *value != element.value() => found.changed.push(element),
-            Some(_) if has_end => {}
-            Some(_) | None => found.missing.push(element),
+        let has_end = end.is_none_or(|end| set.get_mut(&end).is_some_and(StoredData::want));
+        match set.get_mut(&key) {
+            Some(data) if data.is_wanted => {}
+            Some(data) => {
+                data.want();
+                if data.value != element.value() {
+                    found.changed.push(element);
+                } else if !has_end {
+                    found.missing.push(element);
+                }
+            }
+            None if new.insert((element.set.as_ref(), key)) => found.missing.push(element),
+            None => {}
         }
-        known.extend([Some(key), end].into_iter().flatten());
     }
-    found.surplus = stored.into_keys().filter(|key| !known.contains(key)).collect();
+    for (set, elements) in stored {
+        let surplus = elements.into_iter().filter(|(_, data)| !data.is_wanted);
+        found.surplus.extend(surplus.map(|(key, _)| (set.clone(), key)));
+    }
+    found.surplus.sort_unstable();
     found
 }
 

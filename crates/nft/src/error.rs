@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use netlink::Refusal;
 use rustix::io::Errno;
-use types::{Code, Finding, Fix};
+use types::{Code, Finding, Fix, cause};
 
 use crate::pod::Protocol;
 use crate::program::INSTALL;
@@ -26,12 +26,12 @@ pub enum Error {
     PortTaken { port: u16, protocol: Protocol, host_ip: Option<IpAddr>, holder: Option<IpAddr> },
     #[error("host port {port} cannot be published on hostIP {host_ip}: {reason}")]
     HostAddress { host_ip: IpAddr, port: u16, reason: &'static str },
-    #[error("the kernel refused to {operation} ({object}){}: {source}",
-        if reason.is_empty() { String::new() } else { format!(", {reason}") })]
+    #[error("the kernel refused to {operation} ({object}){}: {}",
+        if reason.is_empty() { String::new() } else { format!(", {reason}") }, cause(source))]
     Transaction { operation: &'static str, object: String, reason: String, source: io::Error },
     #[error("the nft program refused the firewall's tables: {message}")]
     Structure { message: String },
-    #[error("could not {operation}: {source}")]
+    #[error("could not {operation}: {}", cause(source))]
     Io { operation: &'static str, source: io::Error },
     #[error("{operation} did not finish within 10 seconds")]
     Timeout { operation: &'static str },
@@ -56,6 +56,11 @@ impl Error {
             "NF_TABLES" => Some("nf_tables".to_owned()),
             name => name.starts_with("NFT_").then(|| name.to_ascii_lowercase()),
         }
+    }
+
+    /// A set has its largest number of elements.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Transaction { source, .. } if source.raw_os_error() == Some(libc::ENFILE))
     }
 
     /// The error of a system call.

@@ -7,9 +7,10 @@ use rustix::io::Errno;
 use crate::desired::pods::{self, Structure};
 use crate::desired::{REVISION, REVISION_KEY, TABLE, Table, TableFamily, TableId};
 use crate::diff;
-use crate::element::{self, Element, Role};
+use crate::element::{Element, Role};
 use crate::error::Error;
 use crate::pod::{FirewallPod, HostPort};
+use crate::pod_elements;
 use crate::program;
 use crate::request;
 use crate::socket::{NftRequest, NftSocket, RefusedTransaction};
@@ -17,9 +18,9 @@ use crate::socket::{NftRequest, NftSocket, RefusedTransaction};
 /// Attempts to add a pod. Structure, elements of an earlier pod and the pod itself need three; the others are for races.
 const TRIES: usize = 6;
 /// How often the structure is applied for one pod. Another process may prune its network's chain before the pod is in it.
-const APPLICATIONS: usize = 3;
+const MAX_APPLICATIONS: usize = 3;
 /// Attempts if another process changes a table between a listing and the transaction.
-const GENERATIONS: usize = 100;
+const MAX_REMOVAL_ATTEMPTS: usize = 100;
 
 /// The families of the tables of pods.
 pub(crate) const BOTH: [TableFamily; 2] = [TableFamily::Inet, TableFamily::Bridge];
@@ -50,8 +51,8 @@ impl Firewall {
     /// elements of all running pods in one transaction: new rules may use new sets, and without elements they would drop packets
     /// of running pods.
     pub fn add_pod_after(&mut self, pod: &FirewallPod<'_>, others: &mut dyn OtherPods) -> Result<(), Error> {
-        let mut elements = element::revisions(pod);
-        elements.append(&mut element::of(pod)?);
+        let mut elements = pod_elements::revisions(pod);
+        elements.append(&mut pod_elements::of(pod)?);
         let mut replace = vec![Replace::No; elements.len()];
         let mut applications = 0;
         let mut last = Vec::new();
@@ -65,13 +66,13 @@ impl Firewall {
                 .map(|(step, _)| &elements[step.element])
                 .collect();
             if !lacking.is_empty() {
-                if applications == APPLICATIONS {
+                if applications == MAX_APPLICATIONS {
                     break;
                 }
                 let is_of_network =
                     |e: &&Element<'_>| pod.masquerade.is_some_and(|chain| chain.has_set(&e.set));
                 let is_first_of_network = lacking.iter().all(is_of_network);
-                let is_other_version = self.is_of_another_version(element::families(pod))?;
+                let is_other_version = self.is_of_another_version(pod_elements::families(pod))?;
                 let mut apply = |running: &[FirewallPod<'_>]| self.apply_for(pod, running, applications > 0);
                 // Rules of this version may use sets without elements of running pods.
                 if is_other_version {
@@ -100,16 +101,16 @@ impl Firewall {
         running: &[FirewallPod<'_>],
         was_pruned: bool,
     ) -> Result<(), Error> {
-        let families = element::families(pod);
+        let families = pod_elements::families(pod);
         let all: Vec<FirewallPod<'_>> = [*pod].into_iter().chain(running.iter().copied()).collect();
         let structure = Structure::of(&all);
         let tables: Vec<Table> = families.iter().map(|family| structure.table(*family)).collect();
         // A pod without elements, because one of its ports is invalid, fails when it is restored.
         let mut elements: Vec<Element<'_>> =
-            running.iter().filter_map(|pod| element::of(pod).ok()).flatten().collect();
+            running.iter().filter_map(|pod| pod_elements::of(pod).ok()).flatten().collect();
         elements.retain(|e| matches!(e.role, Role::Member) && families.contains(&e.table.family));
         if let Some(chain) = pod.masquerade.filter(|_| was_pruned) {
-            elements.extend(element::of(pod)?.into_iter().filter(|e| chain.has_set(&e.set)));
+            elements.extend(pod_elements::of(pod)?.into_iter().filter(|e| chain.has_set(&e.set)));
         }
         self.apply(&tables, &elements)
     }
@@ -155,12 +156,12 @@ impl Firewall {
     /// Removes the elements of the pod. Missing elements are no error, and all others are removed. A host port that another pod has
     /// by now stays.
     pub fn remove_pod(&mut self, pod: &FirewallPod<'_>) -> Result<(), Error> {
-        let elements = element::of(pod)?;
-        for _ in 0..GENERATIONS {
+        let elements = pod_elements::of(pod)?;
+        for _ in 0..MAX_REMOVAL_ATTEMPTS {
             let (generation, own) = self.own(&elements)?;
             match self.remove(&own, generation)? {
                 PodRemoval::Done => return Ok(()),
-                PodRemoval::Overtaken => {}
+                PodRemoval::GenerationChanged => {}
             }
         }
         let source = Errno::RESTART.into();
@@ -194,7 +195,7 @@ impl Firewall {
         let expired = self.change(request::expire, elements, generation);
         match expired {
             Ok(PodRemoval::Done) if self.is_expiring(elements)? => Ok(PodRemoval::Done),
-            Ok(PodRemoval::Overtaken) => Ok(PodRemoval::Overtaken),
+            Ok(PodRemoval::GenerationChanged) => Ok(PodRemoval::GenerationChanged),
             // An older kernel ignored the timeout, or the tables are of an older version.
             Ok(PodRemoval::Done) | Err(Error::Transaction { .. }) => {
                 self.change(request::delete, elements, generation)
@@ -238,7 +239,7 @@ impl Firewall {
             };
             if let Some(whole) = refused.whole {
                 return match whole.errno {
-                    Errno::RESTART => Ok(PodRemoval::Overtaken),
+                    Errno::RESTART => Ok(PodRemoval::GenerationChanged),
                     // The kernel lacks nf_tables, so there are no elements.
                     Errno::OPNOTSUPP => Ok(PodRemoval::Done),
                     _ => Err(Error::refused(REMOVE, TABLE.to_owned(), whole)),
@@ -265,7 +266,7 @@ impl Firewall {
             let second = self.missing_rules(pod)?;
             missing.retain(|what| second.contains(what));
         }
-        let elements = element::of(pod)?;
+        let elements = pod_elements::of(pod)?;
         let questions: Vec<NftRequest<'_>> = elements.iter().map(request::get).collect();
         for (element, answer) in elements.iter().zip(self.socket.ask(&questions)?) {
             match answer {
@@ -282,7 +283,7 @@ impl Firewall {
     /// do not affect the pod.
     fn missing_rules(&mut self, pod: &FirewallPod<'_>) -> Result<Vec<String>, Error> {
         let (structure, mut missing) = (Structure::of(std::slice::from_ref(pod)), Vec::new());
-        for &family in element::families(pod) {
+        for &family in pod_elements::families(pod) {
             let table = structure.table(family);
             match self.observe(table.id())? {
                 Some(observed) => {
@@ -305,12 +306,13 @@ impl Firewall {
         }
     }
 
-    /// Deletes the tables of pods with their contents. Returns whether one existed.
+    /// Deletes the tables of pods and policies with their contents. Returns whether one existed.
     pub fn cleanup(&mut self) -> Result<bool, Error> {
         let mut removed = false;
         for family in BOTH {
             removed |= self.delete_table(TableId::of_pods(family))?;
         }
+        removed |= self.remove_policies()?;
         Ok(removed)
     }
 }
@@ -342,7 +344,7 @@ pub(crate) enum Replace {
 
 enum PodRemoval {
     Done,
-    Overtaken,
+    GenerationChanged,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

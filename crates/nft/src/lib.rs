@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! desired ─► tables, chains, rules, sets and maps as values                              pure
-//! element ─► the elements of a pod                                                       pure
-//! Firewall::add_pod  element ─► socket: ONE send over nfnetlink
+//! pod_elements ─► the elements of a pod                                                  pure
+//! Firewall::add_pod  pod_elements ─► socket: ONE send over nfnetlink
 //!        │  the kernel answers: no such table, set or chain (first use, or another process flushed them)
 //!        └► apply: text of the tables ─► `nft -f -`, one transaction ─► digests of the listing ─► retry
 //! Firewall::drift  observe ─► diff against desired;  Firewall::repair  apply, then the elements of all pods
@@ -14,12 +14,14 @@
 //! repairs ([`Firewall::repair`]).
 //!
 //! Called by the engine for ADD, DEL, CHECK and cleanup, and by the agent. It works in the network namespace of the calling
-//! thread. It may change tables `inet podwire`, `bridge podwire` and `inet podwire-{peers,limit,clamp}-NETWORK`, and conntrack
-//! entries of given addresses. In unmanaged tables it changes only the rules of [`accept_in_unmanaged`].
+//! thread. It may change tables `inet podwire`, `bridge podwire`, `inet podwire-{peers,limit,clamp}-NETWORK` and
+//! `inet podwire-policy`, conntrack entries of given addresses, and one bit of the mark of flows. In unmanaged tables it changes
+//! only the rules of [`accept_in_unmanaged`].
 
 mod apply;
 
 mod condition;
+mod denied_log;
 mod diff;
 mod element;
 mod error;
@@ -30,6 +32,9 @@ mod network;
 mod number;
 mod observe;
 mod pod;
+mod pod_elements;
+mod policies;
+mod policy_elements;
 mod program;
 mod prune;
 mod repair;
@@ -43,6 +48,7 @@ pub mod conntrack;
 pub mod desired;
 
 pub use apply::Surplus;
+pub use denied_log::{DeniedLog, DeniedPacket};
 pub use desired::limit::ConnectionLimit;
 pub use desired::peers::PeerRules;
 pub use desired::pods::Structure;
@@ -52,9 +58,10 @@ pub use listing::ListedElements;
 pub use monitor::{ManagedChange, RulesetChange, RulesetMonitor};
 pub use network::PeerTable;
 pub use pod::{AttachMode, FirewallPod, Guard, HostPort, NetworkChain, Protocol};
+pub use policies::DeniedPackets;
 pub use program::{INSTALL, check_program};
-pub use prune::Idle;
-pub use surplus::{KnownPods, LiveOwners, PodElement, PodElements, Stray};
+pub use prune::IdleChains;
+pub use surplus::{KnownPods, LiveOwners, PodElement, PodElements, RecordlessPod};
 pub use unmanaged::{
     Certainty, ChainFamily, ForwardingChain, LegacyTables, UnmanagedDrop, accept_in_unmanaged,
     forwarding_chains, legacy_tables, unmanaged_drops, withdraw_from_unmanaged,

@@ -7,11 +7,12 @@ use netlink::Refusal;
 use rustix::io::Errno;
 
 use crate::desired::{TableFamily, TableId};
-use crate::element::{self, Element, bytes};
+use crate::element::{Element, bytes};
 use crate::error::Error;
 use crate::firewall::{BOTH, Firewall};
 use crate::observe::ObservedSet;
 use crate::pod::FirewallPod;
+use crate::pod_elements;
 use crate::request;
 use crate::socket::NftRequest;
 use crate::surplus;
@@ -70,7 +71,7 @@ impl Firewall {
         listing: &ListedElements,
         pods: &[FirewallPod<'_>],
     ) -> Result<Vec<usize>, Error> {
-        let elements = pods.iter().map(element::of).collect::<Result<Vec<_>, _>>()?;
+        let elements = pods.iter().map(pod_elements::of).collect::<Result<Vec<_>, _>>()?;
         let mut lacking = Vec::new();
         for (index, elements) in elements.iter().enumerate() {
             let unlisted: Vec<&Element<'_>> = elements.iter().filter(|e| !listing.has(e)).collect();

@@ -10,8 +10,10 @@ use rustix::net::{
     AddressFamily, RecvFlags, SocketFlags, SocketType, bind, connect, recv, socket_with, sockopt,
 };
 
+use crate::desired::policy::POLICY;
 use crate::desired::{NetworkTable, is_managed_table};
 use crate::error::Error;
+use crate::firewall::Firewall;
 use crate::number;
 
 /// `NFNLGRP_NFTABLES`, the seventh group, as a bit.
@@ -20,12 +22,15 @@ const GROUP: u32 = 1 << 6;
 const BUFFER: usize = 32 * 1024;
 /// Size of the receive buffer, for bursts. Memory is used only while messages wait.
 const RECEIVE_BUFFER: usize = 2 << 20;
-/// Datagrams per read. If there are more, the socket stays readable.
-const AT_ONCE: usize = 256;
+/// Maximum number of datagrams per read. If there are more, the socket stays readable.
+const MAX_DATAGRAMS: usize = 256;
 
-const HEADER: usize = 16;
+/// `struct nlmsghdr`
+const NLMSGHDR_SIZE: usize = 16;
+/// The port of the socket that requested the change, in the header.
+const SENDER: usize = 12;
 /// `struct nfgenmsg`
-const GENERAL: usize = 4;
+const NFGENMSG_SIZE: usize = 4;
 
 const OPEN: &str = "subscribe to changes of the firewall";
 const READ: &str = "read changes of the firewall";
@@ -37,6 +42,9 @@ pub struct RulesetChange {
     pub managed: ManagedChange,
     /// A table of peers was changed, or elements of one were deleted: see [`PeerTable::keep`](crate::PeerTable::keep).
     pub peers: bool,
+    /// The table of policies was changed by another process, or its structure by this one: see
+    /// [`Firewall::keep_policies`](crate::Firewall::keep_policies).
+    pub policies: bool,
     /// An unmanaged table, chain or rule of the IP layer was added, changed or removed: see
     /// [`unmanaged_drops`](crate::unmanaged_drops).
     pub unmanaged: bool,
@@ -47,7 +55,7 @@ pub struct RulesetChange {
 pub enum ManagedChange {
     #[default]
     None,
-    /// Elements were deleted. If the kernel lets elements expire (Linux 6.12), `remove_pod` does not delete any.
+    /// Elements were deleted. With Linux 6.12, `remove_pod` does not cause this, because it lets the elements expire.
     Elements,
     /// A table, chain, rule or set was added, changed or removed, or notifications were lost:
     /// [`Firewall::drift`](crate::Firewall::drift) compares the tables. The first pod of a network and `prune` cause this, too.
@@ -63,19 +71,22 @@ impl RulesetChange {
         Self {
             managed: self.managed.max(other.managed),
             peers: self.peers || other.peers,
+            policies: self.policies || other.policies,
             unmanaged: self.unmanaged || other.unmanaged,
         }
     }
 }
 
 const EVERYTHING: RulesetChange =
-    RulesetChange { managed: ManagedChange::Structure, peers: true, unmanaged: true };
+    RulesetChange { managed: ManagedChange::Structure, peers: true, policies: true, unmanaged: true };
 
 /// Its file descriptor is readable after a change.
 #[derive(Debug)]
 pub struct RulesetMonitor {
     socket: OwnedFd,
     buffer: Vec<u8>,
+    /// The netlink port of the socket that changes policies.
+    policy_port: Option<u32>,
 }
 
 impl AsFd for RulesetMonitor {
@@ -88,16 +99,23 @@ impl RulesetMonitor {
     /// For the network namespace of the calling thread. Any thread may read.
     pub fn open() -> Result<Self, Error> {
         let socket = subscribe().map_err(|errno| Error::io(OPEN, errno))?;
-        Ok(Self { socket, buffer: vec![0; BUFFER] })
+        Ok(Self { socket, buffer: vec![0; BUFFER], policy_port: None })
+    }
+
+    /// Elements that this firewall's socket changes in the table of policies are not reported: they change with every pod.
+    pub fn ignore_policy_elements_of(&mut self, firewall: &Firewall) -> Result<(), Error> {
+        self.policy_port = Some(firewall.socket.port()?);
+        Ok(())
     }
 
     /// Does not wait.
     pub fn read(&mut self) -> Result<RulesetChange, Error> {
         let mut change = RulesetChange::default();
-        for _ in 0..AT_ONCE {
+        for _ in 0..MAX_DATAGRAMS {
             match recv(&self.socket, self.buffer.as_mut_slice(), RecvFlags::TRUNC) {
                 Ok((received, length)) if length <= BUFFER => {
-                    change = change.and(of_datagram(self.buffer.get(..received).unwrap_or_default()));
+                    let datagram = self.buffer.get(..received).unwrap_or_default();
+                    change = change.and(of_datagram(datagram, self.policy_port));
                 }
                 // A part of the datagram, or whole datagrams, were lost.
                 Ok(_) | Err(Errno::NOBUFS) => change = EVERYTHING,
@@ -120,20 +138,21 @@ fn subscribe() -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-fn of_datagram(datagram: &[u8]) -> RulesetChange {
+fn of_datagram(datagram: &[u8], policy_port: Option<u32>) -> RulesetChange {
     let (mut rest, mut change) = (datagram, RulesetChange::default());
     while let Some((kind, body, next)) = message(rest) {
-        change = change.and(of_message(kind, body));
+        let is_own = policy_port.is_some() && policy_port == rest.get(SENDER..).and_then(read_u32);
+        change = change.and(of_message(kind, body, is_own));
         rest = next;
     }
     change
 }
 
 /// The type and body of the first message, and the following messages.
-fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+pub(crate) fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let length = read_u32(bytes)? as usize;
     let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
-    let body = bytes.get(HEADER..length)?;
+    let body = bytes.get(NLMSGHDR_SIZE..length)?;
     Some((kind, body, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
 }
 
@@ -142,30 +161,42 @@ fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
 enum ChangedObject {
     TableChainOrRule,
     Set,
+    AddedElement,
     DeletedElement,
     Other,
 }
 
-/// Messages `NEW…`, `DEL…` and, since Linux 6.3, `DESTROY…`.
+impl ChangedObject {
+    fn is_element(self) -> bool {
+        matches!(self, Self::AddedElement | Self::DeletedElement)
+    }
+}
+
+/// By the number of the message: `NEW…`, `DEL…` and, since Linux 6.3, `DESTROY…` of tables, chains and rules, of sets, and of
+/// elements (only deletions matter).
 fn changed_object(kind: u16) -> ChangedObject {
     match kind.checked_sub(number::SUBSYS_NFTABLES) {
         Some(0 | 2 | 26 | 3 | 5 | 27 | 6 | 8 | 28) => ChangedObject::TableChainOrRule,
         Some(9 | 11 | 29) => ChangedObject::Set,
+        Some(12) => ChangedObject::AddedElement,
         Some(14 | 30) => ChangedObject::DeletedElement,
         Some(_) | None => ChangedObject::Other,
     }
 }
 
-fn of_message(kind: u16, body: &[u8]) -> RulesetChange {
+fn of_message(kind: u16, body: &[u8], is_own: bool) -> RulesetChange {
     let (object, none) = (changed_object(kind), RulesetChange::default());
     if object == ChangedObject::Other {
         return none;
     }
     let family = body.first().map(|family| i32::from(*family));
     // The attribute with the table's name has the same number in all of these messages.
-    let table = body.get(GENERAL..).and_then(|attributes| attribute(attributes, number::TABLE_NAME));
+    let table = body.get(NFGENMSG_SIZE..).and_then(|attributes| attribute(attributes, number::TABLE_NAME));
     let table = table.map(read_text).unwrap_or_default();
     match (family, object) {
+        (Some(libc::NFPROTO_INET), object) if table == POLICY.name => {
+            RulesetChange { policies: !(is_own && object.is_element()), ..none }
+        }
         (Some(libc::NFPROTO_INET | libc::NFPROTO_BRIDGE), object) if is_managed_table(&table) => {
             of_managed(&table, object)
         }
@@ -181,10 +212,10 @@ fn of_managed(table: &str, object: ChangedObject) -> RulesetChange {
     let (kind, none) = (NetworkTable::of(table).map(|(kind, _)| kind), RulesetChange::default());
     let managed = |managed| RulesetChange { managed, ..none };
     match (kind, object) {
-        (_, ChangedObject::Other) => none,
+        (_, ChangedObject::Other | ChangedObject::AddedElement) => none,
         (Some(NetworkTable::Peers), _) => RulesetChange { peers: true, ..none },
         (_, ChangedObject::TableChainOrRule | ChangedObject::Set) => managed(ManagedChange::Structure),
-        // Deleted counters start at zero.
+        // Each element counts the connections of a pod. The kernel creates it again, so there is nothing to repair.
         (Some(NetworkTable::Limit), ChangedObject::DeletedElement) => none,
         (Some(NetworkTable::Clamp) | None, ChangedObject::DeletedElement) => managed(ManagedChange::Elements),
     }
@@ -216,6 +247,7 @@ mod tests {
         let managed = |managed| RulesetChange { managed, ..none };
         let (peers, unmanaged) =
             (RulesetChange { peers: true, ..none }, RulesetChange { unmanaged: true, ..none });
+        let policies = RulesetChange { policies: true, ..none };
         for (messages, want) in [
             (&[(2, inet, "podwire")][..], managed(ManagedChange::Structure)),
             (&[(14, inet, "podwire"), (8, bridge, "podwire")], managed(ManagedChange::Structure)),
@@ -227,7 +259,10 @@ mod tests {
             (&[(6, ip, "podwire")], unmanaged),
             (&[(6, inet, "podwire2")], unmanaged),
             (&[(14, inet, "firewalld"), (6, bridge, "other")], none),
-            (&[(3, ip, "filter"), (27, inet, "podwire")], RulesetChange { peers: false, ..EVERYTHING }),
+            (
+                &[(3, ip, "filter"), (27, inet, "podwire")],
+                RulesetChange { peers: false, policies: false, ..EVERYTHING },
+            ),
             (&[(2, inet, "podwire-peers-blue"), (14, inet, "podwire-peers-blue")], peers),
             (&[(12, inet, "podwire-peers-blue")], none),
             (
@@ -238,12 +273,14 @@ mod tests {
             (&[(14, inet, "podwire-limit-blue"), (12, inet, "podwire-limit-blue")], none),
             (&[(6, ip, "podwire-limit-blue")], unmanaged),
             (&[(14, inet, "podwire-clamp-blue")], managed(ManagedChange::Elements)),
+            (&[(8, inet, "podwire-policy")], policies),
+            (&[(14, inet, "podwire-policy")], policies),
+            (&[(12, inet, "podwire-policy")], policies),
             // Any other table with the prefix.
-            (&[(8, inet, "podwire-policy")], managed(ManagedChange::Structure)),
-            (&[(14, inet, "podwire-policy"), (12, inet, "podwire-policy")], managed(ManagedChange::Elements)),
             (&[(2, bridge, "podwire-policy")], managed(ManagedChange::Structure)),
+            (&[(14, inet, "podwire-other"), (12, inet, "podwire-other")], managed(ManagedChange::Elements)),
         ] {
-            assert_eq!(of_datagram(&datagram(messages)), want, "{messages:?}");
+            assert_eq!(of_datagram(&datagram(messages), None), want, "{messages:?}");
         }
     }
 
@@ -251,7 +288,7 @@ mod tests {
     fn complete_messages_of_a_truncated_datagram_are_read() {
         let whole = datagram(&[(2, libc::NFPROTO_INET, "podwire"), (3, libc::NFPROTO_IPV4, "filter")]);
         for length in 0..whole.len() {
-            assert!(!of_datagram(&whole[..length]).unmanaged);
+            assert!(!of_datagram(&whole[..length], None).unmanaged);
         }
     }
 }

@@ -1,8 +1,23 @@
-//! Constants of the kernel's interface (`linux/netfilter/nfnetlink.h`, `nf_tables.h`, `nfnetlink_conntrack.h`).
+//! Constants of the kernel's interface (`linux/netfilter/nfnetlink.h`, `nf_tables.h`, `nfnetlink_conntrack.h`, `nfnetlink_log.h`).
 
 pub(crate) const BATCH_BEGIN: u16 = 0x10;
 pub(crate) const BATCH_END: u16 = 0x11;
 pub(crate) const BATCH_GENID: u16 = 1;
+
+/// `NLMSG_ERROR`
+pub(crate) const ERROR: u16 = 2;
+
+pub(crate) const SUBSYS_LOG: u16 = 4 << 8;
+pub(crate) const LOG_CONFIG: u16 = 1;
+pub(crate) const LOG_COMMAND: u16 = 1;
+pub(crate) const LOG_BIND: u8 = 1;
+pub(crate) const LOG_MODE: u16 = 2;
+pub(crate) const LOG_COPY_PACKET: u8 = 2;
+pub(crate) const LOG_TIMEOUT: u16 = 4;
+pub(crate) const LOGGED_INPUT: u16 = 4;
+pub(crate) const LOGGED_OUTPUT: u16 = 5;
+pub(crate) const LOGGED_PACKET: u16 = 9;
+pub(crate) const LOGGED_PREFIX: u16 = 10;
 
 pub(crate) const SUBSYS_CONNTRACK: u16 = 1 << 8;
 pub(crate) const SUBSYS_NFTABLES: u16 = 10 << 8;
@@ -49,6 +64,7 @@ pub(crate) const META_OIFNAME: u32 = 7;
 pub(crate) const META_L4PROTO: u32 = 16;
 pub(crate) const CT_KEY: u16 = 2;
 pub(crate) const CT_STATE: u32 = 0;
+pub(crate) const COUNTER_PACKETS: u16 = 2;
 pub(crate) const IMMEDIATE_DATA: u16 = 2;
 pub(crate) const DATA_VERDICT: u16 = 2;
 pub(crate) const VERDICT_CODE: u16 = 1;
@@ -87,12 +103,15 @@ pub(crate) const ELEM_TIMEOUT: u16 = 4;
 pub(crate) const ELEM_KEY_END: u16 = 10;
 pub(crate) const DATA_VALUE: u16 = 1;
 
+pub(crate) const CT_NEW: u16 = SUBSYS_CONNTRACK;
 pub(crate) const CT_GET: u16 = SUBSYS_CONNTRACK | 1;
 pub(crate) const CT_DELETE: u16 = SUBSYS_CONNTRACK | 2;
 pub(crate) const CTA_TUPLE_ORIG: u16 = 1;
 pub(crate) const CTA_TUPLE_REPLY: u16 = 2;
+pub(crate) const CTA_MARK: u16 = 8;
 pub(crate) const CTA_ID: u16 = 12;
 pub(crate) const CTA_ZONE: u16 = 18;
+pub(crate) const CTA_MARK_MASK: u16 = 21;
 pub(crate) const CTA_FILTER: u16 = 25;
 pub(crate) const CTA_FILTER_ORIG_FLAGS: u16 = 1;
 pub(crate) const CTA_FILTER_REPLY_FLAGS: u16 = 2;
@@ -103,6 +122,7 @@ pub(crate) const CTA_IP_V4_DST: u16 = 2;
 pub(crate) const CTA_IP_V6_SRC: u16 = 3;
 pub(crate) const CTA_IP_V6_DST: u16 = 4;
 pub(crate) const CTA_PROTO_NUM: u16 = 1;
+pub(crate) const CTA_PROTO_SRC_PORT: u16 = 2;
 pub(crate) const CTA_PROTO_DST_PORT: u16 = 3;
 pub(crate) const FILTER_IP_SRC: u32 = 1 << 0;
 pub(crate) const FILTER_IP_DST: u32 = 1 << 1;

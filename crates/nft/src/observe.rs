@@ -31,6 +31,7 @@ const ACCEPT: u32 = 1;
 pub(crate) struct ObservedTable {
     /// Its chains are not in force.
     pub(crate) is_dormant: bool,
+    /// The value in map [`REVISION`].
     pub(crate) revision: Option<u32>,
     pub(crate) chains: Vec<ObservedChain>,
     /// Without anonymous sets.
@@ -50,7 +51,7 @@ impl ObservedTable {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ObservedChain {
     pub(crate) listed: ListedChain,
-    pub(crate) rules: usize,
+    pub(crate) rule_count: usize,
     pub(crate) digest: u32,
 }
 
@@ -201,8 +202,8 @@ fn digest(content: &[u8]) -> u32 {
 }
 
 impl Firewall {
-    /// None if the table does not exist. If another process changed tables during the listing, it counts only if the previous one is
-    /// equal: ADD and DEL of pods change no structure.
+    /// None if the table does not exist. If another process changed tables during a listing, the listing is repeated. It is
+    /// accepted when two in a row are equal, because ADD and DEL of pods change elements, but no structure.
     pub(crate) fn observe(&mut self, table: TableId<'_>) -> Result<Option<ObservedTable>, Error> {
         let mut before = None;
         for _ in 0..TRIES {
@@ -219,7 +220,7 @@ impl Firewall {
 
     fn observe_once(&mut self, table: TableId<'_>) -> Result<Option<ObservedTable>, Error> {
         let Some(is_dormant) = self.is_dormant(table)? else { return Ok(None) };
-        // Digests first: otherwise the digest of an object that is added meanwhile would seem to be stale.
+        // The stored digests are read first. Later, they could contain the digest of an object that is not listed yet.
         let applied = self.numbers(table, APPLIED)?;
         let revision = self.numbers(table, REVISION)?.get(&REVISION_KEY).copied();
         let mut chains = self.listed(table, &request::get_chains(table.family), ListedChain::read)?;
@@ -302,7 +303,7 @@ impl Firewall {
     }
 
     /// Empty if the table was removed or the kernel lacks nf_tables.
-    fn listed<T: PartialEq>(
+    pub(crate) fn listed<T: PartialEq>(
         &mut self,
         table: TableId<'_>,
         what: &NftRequest<'_>,
@@ -344,7 +345,7 @@ fn observed_chain(
         rule.expressions.iter().for_each(|expression| expression.write(&mut one, anonymous));
         write(&mut content, 0, &one);
     }
-    ObservedChain { rules: own.len(), digest: digest(&content), listed }
+    ObservedChain { rule_count: own.len(), digest: digest(&content), listed }
 }
 
 fn element(attributes: &[u8]) -> Vec<u8> {

@@ -17,7 +17,7 @@ const POD_TABLE: TableId<'static> = TableId::of_pods(TableFamily::Inet);
 
 /// Which idle chains are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Idle<'a> {
+pub enum IdleChains<'a> {
     /// All of them if there are more than a few. Otherwise a network whose only pod is restarted keeps its chain, which saves a run
     /// of the nft program.
     KeepFew,
@@ -33,7 +33,12 @@ impl Firewall {
     /// Removes the chains and sets of these networks if they have no pod. Returns the number of chains. Networks are named as their
     /// directories. Chains of other networks and the chain `kept` stay, because their owners would create them again. If a pod is
     /// added meanwhile, the kernel refuses the removal: the generation has changed since the sets were empty.
-    pub fn prune(&mut self, idle: Idle<'_>, networks: &[String], kept: Option<&str>) -> Result<usize, Error> {
+    pub fn prune(
+        &mut self,
+        idle: IdleChains<'_>,
+        networks: &[String],
+        kept: Option<&str>,
+    ) -> Result<usize, Error> {
         // Read first, so that later changes are detected.
         let Some(generation) = self.generation()? else { return Ok(0) };
         let mut chains = self.idle_chains()?;
@@ -43,9 +48,11 @@ impl Firewall {
         });
         let is_few = chains.len() <= FEW;
         match idle {
-            Idle::KeepFew if is_few => chains.clear(),
-            Idle::Remove(network) if is_few => chains.retain(|chain| NetworkChain::is_of(chain, network)),
-            Idle::KeepFew | Idle::Remove(_) | Idle::RemoveAll => {}
+            IdleChains::KeepFew if is_few => chains.clear(),
+            IdleChains::Remove(network) if is_few => {
+                chains.retain(|chain| NetworkChain::is_of(chain, network));
+            }
+            IdleChains::KeepFew | IdleChains::Remove(_) | IdleChains::RemoveAll => {}
         }
         self.remove_chains(&chains, generation)
     }

@@ -13,10 +13,11 @@ use rustix::io::Errno;
 use crate::desired::pods::Structure;
 use crate::desired::{Table, TableFamily, TableId};
 use crate::diff;
-use crate::element::{self, Element, Role, bytes};
+use crate::element::{Element, Role, bytes};
 use crate::error::Error;
 use crate::firewall::{BOTH, ElementAction, Firewall, Replace, additions, named};
 use crate::pod::FirewallPod;
+use crate::pod_elements;
 
 const REPAIR: &str = "restore a pod in the firewall";
 /// Attempts: another process may prune chains before pods are in them.
@@ -191,7 +192,7 @@ fn refused_element(element: &Element<'_>, refusal: Refusal) -> Error {
 fn elements_of<'a>(pods: &[FirewallPod<'a>]) -> Result<Vec<Element<'a>>, Error> {
     let (mut all, mut known) = (Vec::new(), HashSet::new());
     for pod in pods {
-        let own = element::of(pod)?.into_iter();
+        let own = pod_elements::of(pod)?.into_iter();
         all.extend(own.filter(|e| known.insert((e.table, e.set.to_string(), bytes(&e.key)))));
     }
     Ok(all)

@@ -31,7 +31,7 @@ pub(crate) fn add<'e>(element: &'e Element<'e>) -> NftRequest<'e> {
 /// processes. Expired elements are collected later, and no process waits.
 pub(crate) fn expire<'e>(element: &'e Element<'e>) -> NftRequest<'e> {
     let verb = MessageHeader { flags: NLM_F_CREATE, ..verb(element.table.family, number::NEWSETELEM) };
-    NftRequest::new(verb, move |body| write(body, element, ElementPart::KeyAndDataForNow))
+    NftRequest::new(verb, move |body| write(body, element, ElementPart::KeyAndDataExpiring))
 }
 
 /// Whether the element in the answer expires.
@@ -43,6 +43,28 @@ pub(crate) fn expires(answer: &[u8]) -> bool {
 pub(crate) fn delete<'e>(element: &'e Element<'e>) -> NftRequest<'e> {
     NftRequest::new(verb(element.table.family, number::DELSETELEM), move |body| {
         write(body, element, ElementPart::Key);
+    })
+}
+
+/// Adds several elements of one set in one message.
+pub(crate) fn add_group<'e>(elements: &'e [&'e Element<'e>]) -> NftRequest<'e> {
+    let family = elements.first().map_or(TableFamily::Inet, |first| first.table.family);
+    let verb = MessageHeader { flags: NLM_F_CREATE, ..verb(family, number::NEWSETELEM) };
+    NftRequest::new(verb, move |body| {
+        let Some(first) = elements.first() else { return };
+        write_elements(body, (first.table, &first.set), |list| {
+            elements.iter().for_each(|element| write_one(list, element, ElementPart::KeyAndData));
+        });
+    })
+}
+
+/// Deletes several elements of one set in one message.
+pub(crate) fn delete_group<'a>(table: TableId<'a>, keys: &'a [(String, StoredKey)]) -> NftRequest<'a> {
+    NftRequest::new(verb(table.family, number::DELSETELEM), move |body| {
+        let Some((set, _)) = keys.first() else { return };
+        write_elements(body, (table, set), |list| {
+            keys.iter().for_each(|(_, key)| write_key(list, key, |_| {}));
+        });
     })
 }
 
@@ -203,27 +225,28 @@ pub(crate) fn get_generation() -> NftRequest<'static> {
 enum ElementPart {
     Key,
     KeyAndData,
-    KeyAndDataForNow,
+    KeyAndDataExpiring,
 }
 
-/// The shortest timeout of an element, in milliseconds.
-const SHORTEST: u64 = 1;
+const SHORTEST_TIMEOUT_MS: u64 = 1;
 
 fn write(body: &mut Body<'_>, element: &Element<'_>, part: ElementPart) {
+    write_elements(body, (element.table, &element.set), |list| write_one(list, element, part));
+}
+
+fn write_one(list: &mut Body<'_>, element: &Element<'_>, part: ElementPart) {
     let (key, end) = element.stored();
-    write_elements(body, (element.table, &element.set), |list| {
-        write_key(list, &key, |body| match part {
-            ElementPart::Key => {}
-            ElementPart::KeyAndData => write_data(body, &element.data),
-            ElementPart::KeyAndDataForNow => {
-                write_data(body, &element.data);
-                body.bytes(number::ELEM_TIMEOUT, &SHORTEST.to_be_bytes());
-            }
-        });
-        if let Some(end) = &end {
-            write_key(list, end, |_| {});
+    write_key(list, &key, |body| match part {
+        ElementPart::Key => {}
+        ElementPart::KeyAndData => write_data(body, &element.data),
+        ElementPart::KeyAndDataExpiring => {
+            write_data(body, &element.data);
+            body.bytes(number::ELEM_TIMEOUT, &SHORTEST_TIMEOUT_MS.to_be_bytes());
         }
     });
+    if let Some(end) = &end {
+        write_key(list, end, |_| {});
+    }
 }
 
 fn write_set(body: &mut Body<'_>, table: TableId<'_>, set: &str) {

@@ -7,18 +7,20 @@ use std::time::Duration;
 use netlink::wire::{Batch, Body, Head, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Oversize};
 use netlink::{Content, Dump, NetlinkProtocol, Refusal};
 use rustix::io::Errno;
+use rustix::net::getsockname;
+use rustix::net::netlink::SocketAddrNetlink;
 
 use crate::error::Error;
 use crate::number;
 
-/// Requests with a reply per send. Replies are larger than acknowledgements and must fit into the default receive buffer.
-const QUESTIONS: usize = 16;
+/// For requests with a reply. Replies are larger than acknowledgements and must fit into the default receive buffer.
+const MAX_REQUESTS_PER_SEND: usize = 16;
 /// Attempts of a dump if a change interrupts it.
-const DUMPS: usize = 10;
+const DUMP_TRIES: usize = 10;
 /// Attempts of a dump that must be consistent. One takes a fraction of a millisecond.
-const LISTINGS: usize = 100;
+const LISTING_TRIES: usize = 100;
 /// `struct nfgenmsg`: family, version, resource id (big endian).
-const GENERAL: usize = 4;
+const NFGENMSG_SIZE: usize = 4;
 
 const EXCHANGE: &str = "exchange messages with netfilter";
 const LIST: &str = "list the firewall";
@@ -61,6 +63,13 @@ impl NftSocket {
         })
     }
 
+    /// The number by which the kernel names this socket in notifications.
+    pub(crate) fn port(&self) -> Result<u32, Error> {
+        let address = getsockname(&self.inner).map_err(|errno| Error::io(EXCHANGE, errno))?;
+        let address = SocketAddrNetlink::try_from(address).map_err(|errno| Error::io(EXCHANGE, errno))?;
+        Ok(address.pid())
+    }
+
     /// All or nothing. An inner error has each request that was refused, by its index. With a generation, the kernel also refuses the
     /// transaction if anything changed since (ERESTART).
     pub(crate) fn transact(
@@ -92,6 +101,7 @@ impl NftSocket {
         self.inner.reserve_buffers(requests.len()).map_err(enlarge)?;
         let sequences = self.inner.take_sequences(requests.len() + 2);
         write_transaction(&mut self.batch, requests, sequences.clone(), generation)?;
+        self.inner.reserve_send_buffer(self.batch.as_bytes().len()).map_err(enlarge)?;
         let mut refused = RefusedTransaction::default();
         let answerable = sequences.start..sequences.end - 1;
         let answered = self.inner.exchange(&self.batch, answerable, |index, reply| {
@@ -105,7 +115,7 @@ impl NftSocket {
             let is_last = index == 0 || index == requests.len();
             if is_last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        answered.map_err(talk)?;
+        answered.map_err(exchange_error)?;
         Ok(if refused.whole.is_none() && refused.requests.is_empty() { Ok(()) } else { Err(refused) })
     }
 
@@ -115,7 +125,7 @@ impl NftSocket {
         requests: &[NftRequest<'_>],
     ) -> Result<Vec<Result<Vec<u8>, Refusal>>, Error> {
         let mut answers = Vec::with_capacity(requests.len());
-        for some in requests.chunks(QUESTIONS) {
+        for some in requests.chunks(MAX_REQUESTS_PER_SEND) {
             self.ask_some(some, &mut answers)?;
         }
         Ok(answers)
@@ -149,7 +159,7 @@ impl NftSocket {
             }
             if index + 1 == requests.len() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        answered.map_err(talk)
+        answered.map_err(exchange_error)
     }
 
     /// A dump. It is repeated if a change interrupts it, so `each` may be called twice for an object.
@@ -158,7 +168,7 @@ impl NftSocket {
         request: &NftRequest<'_>,
         mut each: impl FnMut(&[u8]),
     ) -> Result<Result<(), Refusal>, Error> {
-        for _ in 0..DUMPS {
+        for _ in 0..DUMP_TRIES {
             match self.dump_once(request, &mut each)? {
                 Dump::Whole => break,
                 Dump::Interrupted => {}
@@ -177,7 +187,7 @@ impl NftSocket {
         read: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Result<Vec<T>, Refusal>, Error> {
         let mut before = None;
-        for _ in 0..LISTINGS {
+        for _ in 0..LISTING_TRIES {
             let mut listed = Vec::new();
             match self.dump_once(request, &mut |answer| listed.extend(read(answer)))? {
                 Dump::Whole => return Ok(Ok(listed)),
@@ -194,7 +204,7 @@ impl NftSocket {
         let sequences = self.inner.take_sequences(1);
         self.batch.clear();
         write(&mut self.batch, request, NLM_F_DUMP, sequences.start)?;
-        self.inner.dump(&self.batch, sequences, |message| each(attributes(message))).map_err(talk)
+        self.inner.dump(&self.batch, sequences, |message| each(attributes(message))).map_err(exchange_error)
     }
 }
 
@@ -253,10 +263,10 @@ fn write(batch: &mut Batch, request: &NftRequest<'_>, flags: u16, sequence: u32)
 
 /// The attributes after the `nfgenmsg` header.
 fn attributes(message: &[u8]) -> &[u8] {
-    message.get(GENERAL..).unwrap_or_default()
+    message.get(NFGENMSG_SIZE..).unwrap_or_default()
 }
 
-fn talk(error: netlink::Error) -> Error {
+fn exchange_error(error: netlink::Error) -> Error {
     Error::netlink(EXCHANGE, error)
 }
 

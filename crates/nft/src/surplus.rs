@@ -1,6 +1,6 @@
 //! Finds and removes surplus elements of pods. Each element belongs to a link or an address. It is surplus if the link does not
-//! exist or no pod has the address ([`LiveOwners::lacks`]), or if the pod that has them should not have this element
-//! ([`LiveOwners::disowns`]). It lists all sets, which is too slow for every ADD and DEL.
+//! exist or no pod has the address ([`LiveOwners::is_orphan`]), or if the pod that has them should not have this element
+//! ([`LiveOwners::is_unwanted`]). It lists all sets, which is too slow for every ADD and DEL.
 //!
 //! Surplus elements are removed only if no table changed since they were listed. That is not enough for a concurrent ADD of a pod
 //! with the same addresses: if all its elements exist already, its transaction changes nothing, and the generation stays. An ADD
@@ -15,12 +15,13 @@ use types::{IfName, Protocol};
 
 use crate::desired::pods::{self, BINDINGS, SETS4, SETS6};
 use crate::desired::{SetValue, TABLE, TableFamily, TableId, Type};
-use crate::element::{self, bytes};
+use crate::element::bytes;
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::listing::ListedElements;
 use crate::observe::ObservedSet;
 use crate::pod::{FirewallPod, NetworkChain};
+use crate::pod_elements;
 use crate::request;
 
 const REMOVE: &str = "remove surplus elements";
@@ -48,22 +49,22 @@ type WantedKeys = HashMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
 
 impl KnownPods {
     /// Adds the elements of a pod.
-    pub fn want(&mut self, pod: &FirewallPod<'_>) -> Result<(), Error> {
-        for element in element::of(pod)? {
+    pub fn add_elements(&mut self, pod: &FirewallPod<'_>) -> Result<(), Error> {
+        for element in pod_elements::of(pod)? {
             let set = self.wanted.entry((element.table.family, element.set.to_string())).or_default();
             set.entry(bytes(&element.key)).or_default().push(element.value());
         }
         Ok(())
     }
 
-    /// This link and these addresses should have only wanted elements.
-    pub fn own(&mut self, link: &IfName, addresses: impl IntoIterator<Item = IpAddr>) {
+    /// This link and these addresses belong to one pod. All their other elements are surplus.
+    pub fn set_exclusive(&mut self, link: &IfName, addresses: impl IntoIterator<Item = IpAddr>) {
         self.links.insert(link.to_string());
         self.addresses.extend(addresses);
     }
 
-    /// A pod with an incomplete record has this link and these addresses: they may have other elements, too.
-    pub fn leave(&mut self, link: &str, addresses: impl IntoIterator<Item = IpAddr>) {
+    /// A pod with an incomplete record has this link and these addresses. They may have elements that are not known.
+    pub fn set_shared(&mut self, link: &str, addresses: impl IntoIterator<Item = IpAddr>) {
         self.links.remove(link);
         for address in addresses {
             self.addresses.remove(&address);
@@ -71,11 +72,11 @@ impl KnownPods {
     }
 
     /// A pod with an incomplete record may have any address.
-    pub fn leave_addresses(&mut self) {
+    pub fn set_addresses_shared(&mut self) {
         self.addresses.clear();
     }
 
-    fn owns(&self, element: &PodElement) -> bool {
+    fn is_exclusive(&self, element: &PodElement) -> bool {
         match element.owners.first() {
             Some(ElementOwner::Link(link)) => self.links.contains(link),
             Some(ElementOwner::Address(address)) => self.addresses.contains(address),
@@ -103,13 +104,13 @@ pub struct PodElements {
 
 /// A pod without a record. Only its links and addresses are known.
 #[derive(Debug, Clone, Copy)]
-pub struct Stray<'a> {
+pub struct RecordlessPod<'a> {
     /// The host ends of its links, if they are known.
     pub links: &'a [IfName],
     pub addresses: &'a [IpAddr],
 }
 
-/// An element of a pod. It is surplus if [`LiveOwners::lacks`] or [`LiveOwners::disowns`] is true.
+/// An element of a pod. It is surplus if [`LiveOwners::is_orphan`] or [`LiveOwners::is_unwanted`] is true.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodElement {
     pub what: String,
@@ -138,10 +139,10 @@ impl PodElement {
         BINDINGS.contains(&self.set.as_str())
     }
 
-    fn is_of(&self, stray: &Stray<'_>) -> bool {
+    fn is_of(&self, pod: &RecordlessPod<'_>) -> bool {
         self.owners.iter().any(|owner| match owner {
-            ElementOwner::Link(name) => stray.links.iter().any(|link| link.as_str() == name),
-            ElementOwner::Address(address) => stray.addresses.contains(address),
+            ElementOwner::Link(name) => pod.links.iter().any(|link| link.as_str() == name),
+            ElementOwner::Address(address) => pod.addresses.contains(address),
         })
     }
 }
@@ -154,7 +155,7 @@ enum ElementOwner {
 
 impl LiveOwners {
     /// Whether the element belongs to none of these.
-    pub fn lacks(&self, element: &PodElement) -> bool {
+    pub fn is_orphan(&self, element: &PodElement) -> bool {
         match element.owners.first() {
             Some(ElementOwner::Link(link)) => !self.links.contains(link),
             Some(ElementOwner::Address(address)) => {
@@ -165,8 +166,8 @@ impl LiveOwners {
     }
 
     /// Whether the element belongs to a known pod that should not have it.
-    pub fn disowns(&self, element: &PodElement) -> bool {
-        self.known.owns(element) && !self.known.wants(element)
+    pub fn is_unwanted(&self, element: &PodElement) -> bool {
+        self.known.is_exclusive(element) && !self.known.wants(element)
     }
 }
 
@@ -185,7 +186,7 @@ impl ListedElements {
     /// ADDs: to be compared with [`LiveOwners`] that were read after the listing.
     pub fn surplus_of(&self, known: &KnownPods) -> PodElements {
         let mut found = self.elements_without(known);
-        found.elements.retain(|element| known.owns(element));
+        found.elements.retain(|element| known.is_exclusive(element));
         found.elements.sort();
         found
     }
@@ -228,7 +229,7 @@ impl Firewall {
         let alive = now();
         // If the pods cannot be listed, all elements are restored, and the next call removes surplus ones.
         let is_surplus = |element: &PodElement| {
-            alive.as_ref().is_ok_and(|alive| alive.lacks(element) || alive.disowns(element))
+            alive.as_ref().is_ok_and(|alive| alive.is_orphan(element) || alive.is_unwanted(element))
         };
         let (removed, owned): (Vec<_>, Vec<_>) = elements.into_iter().partition(is_surplus);
         for element in &owned {
@@ -264,9 +265,9 @@ impl Firewall {
     }
 
     /// Removes all elements of these links and addresses. The caller knows that no pod has them.
-    pub fn sweep(&mut self, stray: &Stray<'_>) -> Result<(), Error> {
+    pub fn sweep(&mut self, pod: &RecordlessPod<'_>) -> Result<(), Error> {
         let all = self.pod_elements()?.elements;
-        let own = all.iter().filter(|element| element.is_of(stray));
+        let own = all.iter().filter(|element| element.is_of(pod));
         self.delete_all(own.map(PodElement::deletion).collect())
     }
 }
@@ -422,18 +423,18 @@ mod tests {
                 guard,
                 ports: &ports,
             };
-            for element in element::of(&pod).unwrap() {
+            for element in pod_elements::of(&pod).unwrap() {
                 let (value, mut known) = (element.value(), KnownPods::default());
                 let key = bytes(&element.key);
                 let family = element.table.family;
                 let layout = layout(family, &element.set, key.len());
                 let found = layout.element((family, &element.set), &key, value.as_deref()).unwrap();
-                assert!(!alive.lacks(&found) && LiveOwners::default().lacks(&found), "{found:?}");
-                known.own(&link, addresses);
+                assert!(!alive.is_orphan(&found) && LiveOwners::default().is_orphan(&found), "{found:?}");
+                known.set_exclusive(&link, addresses);
                 let mut alive = LiveOwners { known, ..LiveOwners::default() };
-                assert!(alive.disowns(&found), "{found:?}");
-                alive.known.want(&pod).unwrap();
-                assert!(!alive.disowns(&found), "{found:?}");
+                assert!(alive.is_unwanted(&found), "{found:?}");
+                alive.known.add_elements(&pod).unwrap();
+                assert!(!alive.is_unwanted(&found), "{found:?}");
                 let text = found.element.trim_end_matches(" }");
                 assert!(element.to_string().starts_with(&format!("{text} ")), "{element} {text}");
             }
@@ -463,10 +464,10 @@ mod tests {
     }
 
     #[test]
-    fn an_element_belongs_to_a_stray_by_link_address_or_value() {
+    fn an_element_belongs_to_a_pod_by_link_address_or_value() {
         let link = IfName::try_from("pwabc").unwrap();
         let addresses = ["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
-        let stray = Stray { links: std::slice::from_ref(&link), addresses: &addresses };
+        let pod = RecordlessPod { links: std::slice::from_ref(&link), addresses: &addresses };
         let other = IfName::try_from("pwabcd").unwrap();
         let (own, unmanaged) = (Field::Ip(addresses[0]), Field::Ip("10.0.0.20".parse().unwrap()));
         let (tcp, port) = (Field::Protocol(Protocol::Tcp), Field::Port(80));
@@ -486,7 +487,7 @@ mod tests {
             let (key, value) = (bytes(&key), value.map(|fields| bytes(&fields)));
             let layout = layout(family, set, key.len());
             let element = layout.element((family, set), &key, value.as_deref()).unwrap();
-            assert_eq!(element.is_of(&stray), has, "{set}");
+            assert_eq!(element.is_of(&pod), has, "{set}");
         }
     }
 

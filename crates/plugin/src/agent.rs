@@ -22,7 +22,7 @@ use crate::retry::Retry;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 /// STATUS is retried for a shorter time, because it should report an unreachable agent.
 const STATUS_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
-/// Timeout of one attempt. If the plugin closes the connection, the agent undoes the ADD.
+/// Timeout of one attempt while the agent is alive. The client detects an agent that hangs after about 10 s. If the plugin closes the connection, the agent undoes the ADD.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const _: () = assert!(
     engine::DELEGATE_TIMEOUT.as_secs() < ANSWER_TIMEOUT.as_secs(),
@@ -78,7 +78,7 @@ enum AttemptOutcome {
     Unreachable(Error),
     /// The agent is not ready, with its reason.
     NotReady(Error),
-    /// The answer is not valid or was not received in time.
+    /// The answer is not valid or was not received in time, or the connection failed although an agent may listen.
     Invalid(Error),
 }
 

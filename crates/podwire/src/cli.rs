@@ -1,6 +1,7 @@
 //! Arguments of all commands.
 
 pub(crate) mod examples;
+pub(crate) mod objects;
 
 use std::path::PathBuf;
 
@@ -10,15 +11,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use types::{AttachMode, IfName, NetworkName, NodeName};
 
-/// Help is wrapped to the terminal, and to this width on wider ones.
-const MAX_HELP_WIDTH: usize = 80;
+use crate::print;
 
 #[derive(Debug, Parser)]
 #[command(
     name = "podwire",
     version,
     about = "A pod network for Linux",
-    max_term_width = MAX_HELP_WIDTH,
+    term_width = print::width(),
     after_long_help = examples::PODWIRE
 )]
 pub(crate) struct Cli {
@@ -84,9 +84,38 @@ pub(crate) enum CliCommand {
     /// Exit codes: 0, or 1 if the records are inconsistent, or if the data is stale.
     #[command(after_long_help = examples::BLOCKS)]
     Blocks(ClusterArgs),
+    /// Create or update tenants, networks, groups and policies
+    ///
+    /// The kinds are tenant, network, group, policy, profile and share.
+    ///
+    /// All documents are checked together before the first change.
+    #[command(after_long_help = examples::APPLY)]
+    Apply(objects::ApplyArgs),
+    /// Show tenants, networks, groups, policies and shares
+    #[command(after_long_help = examples::GET)]
+    Get(objects::GetArgs),
+    /// Delete tenants, networks, groups and policies
+    ///
+    /// An object that a pod or another object needs is not deleted.
+    #[command(after_long_help = examples::DELETE)]
+    Delete(objects::DeleteArgs),
     /// Inspect attachments of pods
     #[command(subcommand, after_long_help = examples::ATTACHMENT)]
     Attachment(AttachmentCommand),
+    /// Explain whether a flow is allowed, and which rule decides
+    ///
+    /// Reads objects, pods and policies from files: Podwire's own kinds, and those of Kubernetes as 'kubectl get -o yaml'
+    /// prints them. No cluster is needed.
+    ///
+    /// FROM and TO are pods (NAMESPACE/NAME), addresses, group:TENANT/NAME, node:NAME or world, which is an address outside
+    /// of the cluster. With groups, every pair of pods is explained.
+    ///
+    /// Exit codes: 0 if the flow is allowed, 1 if it is denied.
+    #[command(after_long_help = examples::EXPLAIN)]
+    Explain(ExplainArgs),
+    /// Test policies without a cluster
+    #[command(subcommand, after_long_help = examples::POLICY)]
+    Policy(PolicyCommand),
     /// Install plugin and network config for the runtime
     ///
     /// The command waits until the agent is ready, because a network config makes the runtime start pods. An agent with
@@ -110,7 +139,7 @@ impl CliCommand {
     /// Every command, except for text that does not depend on the node.
     pub(crate) fn needs_root(&self) -> bool {
         match self {
-            Self::Version(_) => false,
+            Self::Version(_) | Self::Explain(_) | Self::Policy(_) => false,
             Self::Agent(args) => {
                 !(args.print_config || args.print_config_reference || args.print_config_sample)
             }
@@ -123,6 +152,9 @@ impl CliCommand {
             | Self::Node(_)
             | Self::Routes(_)
             | Self::Blocks(_)
+            | Self::Apply(_)
+            | Self::Get(_)
+            | Self::Delete(_)
             | Self::Attachment(_)
             | Self::Install(_)
             | Self::Cleanup(_) => true,
@@ -138,6 +170,8 @@ impl CliCommand {
             Self::Cleanup(_) => &[Capability::NetAdmin],
             Self::Install(_)
             | Self::Version(_)
+            | Self::Explain(_)
+            | Self::Policy(_)
             | Self::Status(_)
             | Self::Doctor(_)
             | Self::Pods(_)
@@ -145,6 +179,9 @@ impl CliCommand {
             | Self::Node(_)
             | Self::Routes(_)
             | Self::Blocks(_)
+            | Self::Apply(_)
+            | Self::Get(_)
+            | Self::Delete(_)
             | Self::Attachment(_) => &[],
         }
     }
@@ -382,6 +419,44 @@ pub(crate) struct CleanupArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct VersionArgs {
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// The sender
+    pub(crate) from: String,
+    /// The receiver
+    pub(crate) to: String,
+    /// tcp, udp, sctp, icmp, or an IP protocol number
+    #[arg(long, default_value = "tcp")]
+    pub(crate) proto: String,
+    /// Destination port, for tcp, udp and sctp
+    #[arg(long)]
+    pub(crate) port: Option<u16>,
+    /// YAML or JSON file with objects, pods and policies. Can be repeated
+    #[arg(short, long = "file", value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PolicyCommand {
+    /// Compare policies in files with expected verdicts
+    ///
+    /// Documents of kind PolicyTest have the expected verdicts. The other documents are read as by 'podwire explain'.
+    ///
+    /// Exit codes: 0 if all verdicts are as expected, 1 if one is not.
+    #[command(after_long_help = examples::POLICY_TEST)]
+    Test(PolicyTestArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PolicyTestArgs {
+    /// YAML or JSON file with objects, pods, policies and cases. Can be repeated
+    #[arg(short, long = "file", value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Output,

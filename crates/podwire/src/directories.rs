@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use config::{Config, Flags};
+use config::{Config, ConfiguredPaths, Flags};
 
 use crate::cli::AgentSelector;
 use crate::print;
@@ -14,13 +14,14 @@ pub(crate) struct AgentDirectories {
     pub(crate) socket: PathBuf,
     /// None if the run directory is not the configured one and no state directory was given.
     pub(crate) state_dir: Option<PathBuf>,
+    /// The configuration cannot be read, and these are the default directories.
+    pub(crate) is_guess: bool,
 }
 
-/// From the agent's configuration. If the configuration is invalid, the defaults.
+/// From the agent's configuration. If the configuration is invalid, those of its keys that can be read, or the defaults.
 struct ConfiguredDirectories {
-    run_dir: PathBuf,
-    socket: PathBuf,
-    state_dir: PathBuf,
+    paths: ConfiguredPaths,
+    is_guess: bool,
 }
 
 impl AgentDirectories {
@@ -29,14 +30,16 @@ impl AgentDirectories {
             Some(run_dir) => Self {
                 socket: selector.socket.clone().unwrap_or_else(|| netconf::default_socket(&run_dir)),
                 state_dir: state_dir.or_else(|| {
-                    let configured = ConfiguredDirectories::load();
+                    let configured = ConfiguredDirectories::load().paths;
                     (configured.run_dir == run_dir).then_some(configured.state_dir)
                 }),
                 run_dir,
+                is_guess: false,
             },
             None => {
-                let configured = ConfiguredDirectories::load();
+                let ConfiguredDirectories { paths: configured, is_guess } = ConfiguredDirectories::load();
                 Self {
+                    is_guess,
                     run_dir: configured.run_dir,
                     socket: selector.socket.clone().unwrap_or(configured.socket),
                     state_dir: state_dir.or(Some(configured.state_dir)),
@@ -59,14 +62,14 @@ impl AgentDirectories {
                     "podwire: the agent's configuration is invalid; using only the given directories: {error}"
                 ));
                 let socket = selector.socket.clone().unwrap_or_else(|| netconf::default_socket(&run_dir));
-                Ok(Self { run_dir, socket, state_dir })
+                Ok(Self { run_dir, socket, state_dir, is_guess: false })
             }
         }
     }
 
     /// The directory with the node state.
     pub(crate) fn run_dir(given: Option<PathBuf>) -> PathBuf {
-        given.unwrap_or_else(|| ConfiguredDirectories::load().run_dir)
+        given.unwrap_or_else(|| ConfiguredDirectories::load().paths.run_dir)
     }
 }
 
@@ -75,15 +78,23 @@ impl ConfiguredDirectories {
     fn load() -> Self {
         match Config::load(&Flags::default(), std::env::vars_os()) {
             Ok(config) => {
-                Self { run_dir: config.run_dir, socket: config.socket, state_dir: config.state_dir }
+                let Config { run_dir, socket, state_dir, .. } = config;
+                Self { paths: ConfiguredPaths { run_dir, state_dir, socket }, is_guess: false }
             }
             Err(_) => {
                 // The condition `ConfigInvalid` of `status` and `doctor` has the error.
-                print::warn("podwire: the agent's configuration is invalid; using default directories");
+                let paths = Config::paths(&Flags::default(), std::env::vars_os());
+                let used = if paths.is_some() { "its" } else { "default" };
+                print::warn(format_args!(
+                    "podwire: the agent's configuration is invalid; using {used} directories"
+                ));
                 print::warn("podwire: `podwire agent --check-config` shows the errors");
+                let is_guess = paths.is_none();
                 let run_dir = PathBuf::from(netconf::DEFAULT_RUN_DIR);
                 let socket = netconf::default_socket(&run_dir);
-                Self { run_dir, socket, state_dir: PathBuf::from("/var/lib/podwire") }
+                let default =
+                    ConfiguredPaths { run_dir, socket, state_dir: PathBuf::from("/var/lib/podwire") };
+                Self { paths: paths.unwrap_or(default), is_guess }
             }
         }
     }

@@ -20,14 +20,19 @@ pub(crate) enum ExitStatus {
     Usage,
     AgentUnreachable,
     PermissionDenied,
-    /// `podwire lab exec` cannot start a program; shells use the same codes.
-    Program(u8),
+    /// `podwire lab exec` cannot start a program. The exit codes are those of shells: 126 or 127.
+    CannotStart(u8),
 }
 
 /// An argument that clap accepted and a later check refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Usage(pub(crate) String);
+
+/// No agent answers, because Podwire is not installed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NotInstalled(pub(crate) String);
 
 /// The command needs root. Holds the same command with sudo.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +61,7 @@ impl ExitStatus {
             Self::Usage => 2,
             Self::AgentUnreachable => 3,
             Self::PermissionDenied => 4,
-            Self::Program(code) => code,
+            Self::CannotStart(code) => code,
         }
     }
 }
@@ -70,6 +75,9 @@ impl From<ExitStatus> for ExitCode {
 fn status_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<ExitStatus> {
     if cause.is::<NeedsRoot>() || cause.is::<MissingCapabilities>() {
         return Some(ExitStatus::PermissionDenied);
+    }
+    if cause.is::<NotInstalled>() {
+        return Some(ExitStatus::AgentUnreachable);
     }
     if cause.is::<Usage>() {
         return Some(ExitStatus::Usage);
@@ -129,7 +137,7 @@ pub(crate) fn advice(status: ExitStatus) -> Option<String> {
         | ExitStatus::ProblemFound
         | ExitStatus::Usage
         | ExitStatus::AgentUnreachable
-        | ExitStatus::Program(_) => None,
+        | ExitStatus::CannotStart(_) => None,
     }
 }
 

@@ -16,13 +16,14 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{AttachmentCommand, Cli, CliCommand, NodeCommand};
+use cli::{AttachmentCommand, Cli, CliCommand, NodeCommand, PolicyCommand};
 use exit::ExitStatus;
 
 fn main() -> ExitCode {
     print::detect_terminal();
     let status = run(Cli::parse()).unwrap_or_else(|error| {
-        print::warn(format_args!("podwire: {}", print::causes(&error)));
+        let message = commands::lab::adapt_message(print::causes(&error));
+        print::warn(format_args!("podwire: {message}"));
         let status = ExitStatus::from_error(&error);
         if !error.is::<exit::NeedsRoot>()
             && let Some(advice) = exit::advice(status)
@@ -50,7 +51,12 @@ fn run(cli: Cli) -> anyhow::Result<ExitStatus> {
         CliCommand::Node(NodeCommand::Rm(args)) => commands::node::remove(&args),
         CliCommand::Routes(args) => return commands::routes::run(&args),
         CliCommand::Blocks(args) => return commands::blocks::run(&args),
+        CliCommand::Apply(args) => commands::objects::apply(&args),
+        CliCommand::Get(args) => commands::objects::get(&args),
+        CliCommand::Delete(args) => commands::objects::delete(&args),
         CliCommand::Attachment(AttachmentCommand::Show(args)) => return commands::attachment::show(&args),
+        CliCommand::Explain(args) => return commands::policy::explain(&args),
+        CliCommand::Policy(PolicyCommand::Test(args)) => return commands::policy::test(&args),
         CliCommand::Install(args) => commands::install::run(&args),
         CliCommand::Cleanup(args) => commands::cleanup::run(&args),
         CliCommand::Version(args) => commands::version::run(&args),

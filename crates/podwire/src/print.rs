@@ -59,8 +59,8 @@ pub(crate) fn one_line(text: &str) -> String {
 
 /// The error and its causes. A cause that the message already contains is not repeated.
 pub(crate) fn causes(error: &anyhow::Error) -> String {
-    let mut message = error.to_string();
-    for cause in error.chain().skip(1).map(ToString::to_string) {
+    let mut message = types::cause(error);
+    for cause in error.chain().skip(1).map(types::cause) {
         if !message.contains(&cause) {
             message.push_str(": ");
             message.push_str(&cause);

@@ -16,10 +16,10 @@ const STOP_TIMEOUT: Duration = DEADLINE;
 /// How to stop a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// SIGTERM, as an init system does.
-    Politely,
-    /// SIGKILL, as the kernel's OOM killer does.
-    Killed,
+    /// As an init system does.
+    Sigterm,
+    /// As the kernel's OOM killer does.
+    Sigkill,
 }
 
 /// A daemon on a machine. It is killed on drop. If the test is panicking, the end of its log is printed.
@@ -96,8 +96,8 @@ impl Service {
         let pid = fs::read_to_string(self.pid_file())
             .with_context(|| format!("cannot read the pid of {}", self.name))?;
         let signal = match how {
-            Stop::Politely => "TERM",
-            Stop::Killed => "KILL",
+            Stop::Sigterm => "TERM",
+            Stop::Sigkill => "KILL",
         };
         self.machine.sh(&["sh", "-c", r#"kill -s "$0" "$1""#, signal, pid.trim()])?;
         Ok(())
@@ -114,7 +114,7 @@ impl Drop for Service {
             eprintln!("--- end of {}:\n{}", self.log_file().display(), self.log_tail());
         }
         let runs = self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
-        if runs && let Err(error) = self.stop(Stop::Killed) {
+        if runs && let Err(error) = self.stop(Stop::Sigkill) {
             eprintln!("{}: {error:#}", self.name);
         }
     }

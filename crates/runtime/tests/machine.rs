@@ -25,7 +25,7 @@ fn processes_of_a_machine_are_killed_with_it() {
         Service::start(&machine, "orphans", &["sh", "-c", r#"setsid sleep "$0" & sleep "$0""#, &long])
             .unwrap();
     wait_until("both sleep processes", testkit::DEADLINE, || Ok(processes_with(&long) == 3 + 1)).unwrap();
-    service.stop(Stop::Killed).unwrap();
+    service.stop(Stop::Sigkill).unwrap();
     assert_eq!(processes_with(&long), 2, "a service's children were killed");
     drop(service);
     drop(machine);

@@ -58,7 +58,7 @@ fn pods_survive_a_restart_of_containerd() {
     let before = Traces::before_pods(&world);
     let (a, b) = (world.run("a"), world.run("b"));
     let addresses = [world.addresses(&a), world.addresses(&b)];
-    for how in [Stop::Politely, Stop::Killed] {
+    for how in [Stop::Sigterm, Stop::Sigkill] {
         world.containerd.restart(how).unwrap();
         world.wait_until_ready();
         assert_eq!([world.addresses(&a), world.addresses(&b)], addresses, "{how:?}");

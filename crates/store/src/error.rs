@@ -6,6 +6,9 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use types::cause;
+
+use crate::etcd::Reason;
 use crate::types::LeaseId;
 
 /// The attempted operation and its object: `read /podwire/network`.
@@ -54,7 +57,7 @@ pub enum Error {
     Invalid { operation: Operation, problem: String },
     #[error("watch of {prefix} failed ({source}); retrying")]
     WatchFailed { prefix: String, source: BoxedSource },
-    #[error("cannot {operation}: cannot {verb} {}: {source}", path.display())]
+    #[error("cannot {operation}: cannot {verb} {}: {}", path.display(), cause(source))]
     Io { operation: Operation, verb: &'static str, path: PathBuf, source: io::Error },
     #[error(
         "{} is corrupt at byte {offset} ({problem}); nothing was changed: stop the agent, move the file away or restore \
@@ -83,6 +86,25 @@ impl Error {
             | Self::LeaseExpired { .. }
             | Self::Failed { .. }
             | Self::Invalid { .. }
+            | Self::Corrupt { .. }
+            | Self::Held { .. }
+            | Self::Config { .. } => false,
+        }
+    }
+
+    /// No process listens on any endpoint: the store does not run. A store that is slow or not reachable gives no such answer.
+    pub fn is_connection_refused(&self) -> bool {
+        match self {
+            Self::Unreachable { source, .. } => {
+                source.downcast_ref().is_some_and(|reason: &Reason| reason.is_connection_refused)
+            }
+            Self::Denied { .. }
+            | Self::Timeout { .. }
+            | Self::LeaseExpired { .. }
+            | Self::Failed { .. }
+            | Self::Invalid { .. }
+            | Self::WatchFailed { .. }
+            | Self::Io { .. }
             | Self::Corrupt { .. }
             | Self::Held { .. }
             | Self::Config { .. } => false,

@@ -25,5 +25,5 @@ pub use lab::*;
 pub use packet::PacketSocket;
 pub use plugin::{call_contained, call_killed_after, copy_program, reference_plugin};
 pub use probe::{tcp_connects, udp_connects};
-pub use random::{Random, soak};
+pub use random::{Random, is_soak};
 pub use stream::{PingStream, StreamReport};

@@ -1,7 +1,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// True for `make soak`, the long version of the tests.
-pub fn soak() -> bool {
+pub fn is_soak() -> bool {
     std::env::var_os("PODWIRE_SOAK").is_some()
 }
 

@@ -30,9 +30,9 @@ pub enum TraceOutcome {
     Killed {
         at: SyscallStop,
     },
-    /// The program exited before its n-th stop. `syscalls` is the number of stops, entries and exits together.
+    /// The program exited before its n-th stop. `stops` counts entries and exits of system calls.
     Finished {
-        syscalls: u64,
+        stops: u64,
         outcome: Outcome,
     },
 }
@@ -121,7 +121,7 @@ fn trace(mut command: Command, input: &[u8], n: u64, limit: Duration) -> Result<
     Ok(match end {
         TraceEnd::Killed(at) => TraceOutcome::Killed { at },
         TraceEnd::Finished(status) => TraceOutcome::Finished {
-            syscalls: status.stops,
+            stops: status.stops,
             outcome: Outcome {
                 status: status.exit,
                 stdout: text_of(files.stdout)?,

@@ -147,27 +147,24 @@ fn cat_can_be_killed_at_every_stop() {
     let lab = Lab::new("trace").unwrap();
     let node = lab.node("n1").unwrap();
     let (cat, call) = (program("/bin/cat"), Call::network(Verb::Status, &json!({"name": "n"})));
-    let TraceOutcome::Finished { syscalls, outcome } = kill_at_syscall(&cat, &node, &call, u64::MAX).unwrap()
+    let TraceOutcome::Finished { stops, outcome } = kill_at_syscall(&cat, &node, &call, u64::MAX).unwrap()
     else {
         panic!("the program was killed")
     };
     assert_eq!(outcome.ok().unwrap(), json!({"name": "n"}));
-    assert!(syscalls > 20, "{syscalls}");
+    assert!(stops > 20, "{stops}");
     let mut phases = Vec::new();
-    for n in 1..=syscalls {
+    for n in 1..=stops {
         match kill_at_syscall(&cat, &node, &call, n).unwrap() {
             TraceOutcome::Killed { at } => phases.push(at.phase),
-            TraceOutcome::Finished { syscalls, .. } => {
-                panic!("exited after {syscalls} stops, expected a kill at {n}")
+            TraceOutcome::Finished { stops, .. } => {
+                panic!("exited after {stops} stops, expected a kill at {n}")
             }
         }
     }
     let entries = phases.iter().filter(|phase| **phase == SyscallPhase::Entry).count();
     assert!(entries.abs_diff(phases.len() - entries) <= 1, "entries and exits are not paired: {phases:?}");
-    assert!(matches!(
-        kill_at_syscall(&cat, &node, &call, syscalls + 1).unwrap(),
-        TraceOutcome::Finished { .. }
-    ));
+    assert!(matches!(kill_at_syscall(&cat, &node, &call, stops + 1).unwrap(), TraceOutcome::Finished { .. }));
     assert!(kill_at_syscall(&cat, &node, &call, 0).is_err());
 }
 
@@ -204,16 +201,15 @@ fn threads_are_traced_and_exit_codes_returned() {
     let (bridge, config) = (testkit::reference_plugin("bridge").unwrap(), bridge_config(&node));
     let add = Call::pod(Verb::Add, &pod, &config);
     // A Go program with several threads, signals and a child process.
-    let TraceOutcome::Finished { syscalls, outcome } =
-        kill_at_syscall(&bridge, &node, &add, u64::MAX).unwrap()
+    let TraceOutcome::Finished { stops, outcome } = kill_at_syscall(&bridge, &node, &add, u64::MAX).unwrap()
     else {
         panic!("the program was killed")
     };
     assert_eq!(outcome.ok().unwrap()["ips"][0]["address"], "10.88.0.2/24");
     bridge.del(&pod, &config).unwrap().ok().unwrap();
-    for n in [1, 2, syscalls / 4, syscalls / 2, syscalls / 2 + 1] {
+    for n in [1, 2, stops / 4, stops / 2, stops / 2 + 1] {
         let end = kill_at_syscall(&bridge, &node, &add, n).unwrap();
-        assert!(matches!(end, TraceOutcome::Killed { .. }), "{n} of {syscalls}: {end:?}");
+        assert!(matches!(end, TraceOutcome::Killed { .. }), "{n} of {stops}: {end:?}");
         bridge.del(&pod, &config).unwrap().ok().unwrap();
     }
     let fails = script(&node, "exit 7");
@@ -241,15 +237,15 @@ fn system_calls_of_all_threads_are_counted() {
     let exe = std::env::current_exe().unwrap();
     let text = format!("exec {} --exact child_that_works_in_a_thread --ignored", exe.display());
     let threaded = script(&node, &text);
-    let TraceOutcome::Finished { syscalls, outcome } =
+    let TraceOutcome::Finished { stops, outcome } =
         kill_at_syscall(&threaded, &node, &call, u64::MAX).unwrap()
     else {
         panic!("the program was killed")
     };
     assert!(outcome.success() && outcome.stdout.contains("1 passed"), "{outcome:?}");
-    assert!(syscalls > 2 * CALLS_IN_THREAD, "entries and exits of the thread are missing: {syscalls}");
+    assert!(stops > 2 * CALLS_IN_THREAD, "entries and exits of the thread are missing: {stops}");
     // Kill while the second thread is working: the whole process is killed, not only the thread.
-    let end = kill_at_syscall(&threaded, &node, &call, syscalls - CALLS_IN_THREAD).unwrap();
+    let end = kill_at_syscall(&threaded, &node, &call, stops - CALLS_IN_THREAD).unwrap();
     assert!(matches!(end, TraceOutcome::Killed { .. }), "{end:?}");
 }
 

@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Fix;
+use crate::{Fix, cause};
 
 /// The effect of a condition on new pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -82,7 +82,7 @@ codes! {
     BridgeMissing NotReady "The network's bridge does not exist and cannot be created. Degraded if CNI STATUS finds it missing while pods run." "correct the cause in the message. The agent then creates the bridge; without an agent, restart the pods of the bridge";
     AddressesExhausted NotReady "All addresses of the network are in use." "delete pods, or use a larger subnet";
     IpamUnavailable NotReady "The IPAM plugin of the network cannot be run or is not ready. Degraded if an agent reports it for a network that is not its own." "install the plugin that `ipam.type` names";
-    BlockMissing NotReady "The node has no block of the network, so pods get no addresses." "correct the cause in the message; the agent retries";
+    BlockMissing NotReady "The node has no block of the network, so pods get no addresses." "correct the cause in the message; after a change of the configuration restart the agent";
     SocketLost NotReady "The agent's socket was removed or replaced and cannot be created again." "`systemctl restart podwire`";
     ReconcileFailed NotReady "The node's links, firewall or records cannot be listed. Degraded once the agent was ready." "correct the cause in the message. The agent retries; without an agent, run the command again";
     InstallIncomplete NotReady "The plugin or its config is not installed, or the runtime does not find the plugin, so pods fail. Degraded if another runtime finds it, or if a runtime's configuration cannot be read." "correct the cause in the message. The agent retries if it installs the files; otherwise run `podwire install`";
@@ -109,28 +109,32 @@ codes! {
     TombstoneRejected Degraded "A DEL that was received while no agent ran cannot be served and was moved aside." "`rm FILE`";
     MetricsUnavailable Degraded "Metrics cannot be served on the configured address." "`ss -ltnp 'sport = :PORT'`";
     EtcdKeyExposed Degraded "Other users can read the key of etcd's client certificate." "`chmod 600 FILE`";
-    StoreUnreachable Degraded "etcd does not answer. The node continues with the last known state." "start etcd, or correct `etcd.endpoints`";
+    PolicyNotEnforced Degraded "Tenants or policies exist, and this node does not enforce them." "correct the cause in the message; the agent retries";
+    PolicyInvalid Degraded "A tenant, group or policy names something that does not exist or is not supported. These parts of it match nothing." "correct the object that the message names";
+    PolicyTooLarge Degraded "The firewall has no space for a policy or tenant. It isolates its pods and allows nothing." "remove or simplify policies";
+    PodIsolated Degraded "The policies of a pod are not known, so all its flows are dropped." "correct the cause in the agent's log, or restart the pod";
+    StoreUnreachable Degraded "etcd does not answer. The node continues with the last known state." "start etcd, or correct `etcd.endpoints` and restart the agent";
     StoreFailed Degraded "The store refuses this node or cannot be used. The node continues with the last known state." "correct the cause in the message; the agent retries, unless the message asks for a restart";
     StoreValueUnreadable Degraded "A value in the store cannot be read and is ignored." "correct or delete the key";
-    NetworkMismatch Degraded "The network's settings differ from those in the store." "configure all nodes identically, or use another `etcd.prefix`";
-    NodeNameTaken Degraded "Another host with a live agent has this node's name." "set `node` to another name";
+    NetworkMismatch Degraded "The network's settings differ from those in the store." "configure all nodes identically, or use another `etcd.prefix`; then restart the agent";
+    NodeNameTaken Degraded "Another host with a live agent has this node's name." "set `node` to another name and restart the agent";
     BlocksExhausted Degraded "The node needs another block, and none could be claimed." "`podwire node rm NAME` for nodes that no longer exist, or a larger subnet";
     BlockLost Degraded "A block of this node now belongs to another node." "delete and restart the pods of the block";
     StateDirUnwritable Degraded "The node's state directory cannot be written." "`df -h /var/lib/podwire`";
     PeerNotRegistered Degraded "A node has not registered again since the store lost its data." "start its agent, or `podwire node rm NAME`";
     StoreWatchStopped Degraded "The agent no longer follows the store." "`systemctl restart podwire`";
-    PeerAway Degraded "The agent of a node does not renew its lease." "start its agent, or `podwire node rm NAME` if the node no longer exists";
+    PeerAway Degraded "The agent of a node does not renew its lease." "check the power and the network of the node, then its agent";
     PeerRecordRefused Degraded "Parts of a node's record are not used." "correct the node, or `podwire node rm NAME`";
     PeerConflict Degraded "Several nodes publish the same address or tunnel MAC." "`podwire node rm NAME` for nodes that no longer exist";
     PeerUnrouted Degraded "A node or its blocks have no route." "correct the cause in the message";
     PeerUnreachable Degraded "A node does not answer, or its pod network does not." "`ping ADDRESS`";
-    NodeAddressMissing Degraded "The node's own address is missing or ambiguous." "set `node_interface` or `node_addresses`";
+    NodeAddressMissing Degraded "The node's own address is missing or ambiguous." "restore the link, address or route that the message names, or set `node_interface` or `node_addresses` and restart the agent";
     PeerRouteFailed Degraded "The kernel rejected a route or neighbour of another node." "correct the cause in the message; the agent retries";
     TunnelFailed Degraded "The tunnel device cannot be set up." "correct the cause in the message; the agent retries";
     ForwardingDisabled Degraded "The kernel does not forward packets of pods." "the `sysctl` command of the condition";
     ReversePathStrict Degraded "Strict `rp_filter` on a tunnel drops packets of pods." "`sysctl -w net.ipv4.conf.TUNNEL.rp_filter=2`";
     BridgeNetfilterPartial Degraded "br_netfilter is on for one address family only." "the `sysctl` command of the condition";
-    MtuTooLarge Degraded "Pods or a tunnel send larger packets than the link carries." "set `network.mtu`, without an agent `mtu` in the CNI config, and restart the pods";
+    MtuTooLarge Degraded "Pods or a tunnel send larger packets than the link carries." "set `network.mtu` and restart the agent, without an agent set `mtu` in the CNI config, then restart the pods";
     PathMtuTooSmall Degraded "The path to a node carries smaller packets than pods send, with the header of the tunnel." "set `network.mtu` on all nodes, and restart the agents and then the pods";
     StateDirFull Degraded "The file system of the state directory is nearly full or read-only." "`df -h /var/lib/podwire`";
     ProgramMissing Degraded "A program that `podwire doctor` needs is not installed." "`apt install iputils-ping`";
@@ -180,7 +184,7 @@ pub struct Finding {
 
 impl Finding {
     pub fn new(code: Code, object: impl fmt::Display, message: impl fmt::Display) -> Self {
-        let (object, message) = (object.to_string(), message.to_string());
+        let (object, message) = (object.to_string(), cause(message));
         Self { code, severity: code.severity(), object, message, fix: None }
     }
 

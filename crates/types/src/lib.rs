@@ -38,7 +38,7 @@ pub use protocol::{Protocol, ProtocolError};
 pub use special::Special;
 pub use subnet::{DEFAULT_SUBNET_V4, DEFAULT_SUBNET_V6, DEFAULT_SUBNETS};
 use text::shell_word;
-pub use text::{count, one_line, printable, printable_json};
+pub use text::{cause, count, one_line, printable, printable_json};
 
 /// The route protocol number of managed routes and neighbours of pods (`ip route show proto 112`).
 pub const ROUTE_PROTOCOL: u8 = 112;

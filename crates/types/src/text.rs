@@ -2,6 +2,7 @@
 //! forge a line, and bidirectional control characters.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 
 /// One word of a shell command, quoted if necessary.
 pub(crate) fn shell_word(text: &str) -> Cow<'_, str> {
@@ -60,6 +61,20 @@ fn escaped(
     Cow::Owned(out)
 }
 
+/// The text of an error without `(os error 2)`, which the standard library and rustix append to errors of the kernel.
+pub fn cause(error: impl Display) -> String {
+    let text = error.to_string();
+    let mut parts = text.split(" (os error ");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |all, part| {
+        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit());
+        match rest.strip_prefix(')') {
+            Some(rest) => all + rest,
+            None => all + " (os error " + part,
+        }
+    })
+}
+
 /// `1 attachment`, `2 attachments`.
 pub fn count(number: u64, word: &str) -> String {
     format!("{number} {word}{}", if number == 1 { "" } else { "s" })
@@ -83,6 +98,19 @@ mod tests {
         ] {
             assert_eq!(shell_word(text), word);
         }
+    }
+
+    #[test]
+    fn a_cause_has_no_number_of_the_kernel() {
+        for (error, expected) in [
+            ("No such file or directory (os error 2)", "No such file or directory"),
+            ("refused (os error 111)): is it running (os error 4)?", "refused): is it running?"),
+            ("no such pod (os error x)", "no such pod (os error x)"),
+            ("", ""),
+        ] {
+            assert_eq!(cause(error), expected);
+        }
+        assert_eq!(cause(std::io::Error::from_raw_os_error(13)), "Permission denied");
     }
 
     /// Characters that terminals and pagers interpret.

@@ -35,6 +35,15 @@ pub(crate) enum AskError {
     /// A record of a newer version, or a corrupt record, which is not removed.
     #[error("{key} in the store: {problem}")]
     Unreadable { key: String, problem: String },
+    #[error("{0}")]
+    ObjectInvalid(String),
+    #[error("{0}")]
+    ObjectMissing(String),
+    /// The object is in use, permanent, or of a newer version.
+    #[error("{0}")]
+    ObjectConflict(String),
+    #[error("objects changed {TRIES} times while they were written: try again")]
+    ObjectsContended,
     #[error("the record of {0} changed {TRIES} times while it was removed: try again")]
     Contended(NodeName),
 }

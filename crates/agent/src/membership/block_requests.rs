@@ -24,7 +24,7 @@ const REPEAT_AFTER: Duration = Duration::from_secs(30);
 
 /// Why a node gets no other block.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum GrowError {
+pub(crate) enum BlockRequestError {
     #[error("this node already has the whole network")]
     Alone,
     #[error("no block of this node is full")]
@@ -63,7 +63,7 @@ struct RequestState {
     pods: u32,
     /// Requested before the blocks are full, independent of waiting pods.
     is_proactive: bool,
-    answer: Option<(Result<(), GrowError>, Instant)>,
+    answer: Option<(Result<(), BlockRequestError>, Instant)>,
     /// When the block was last found to be needed after the request.
     needed_at: Option<Instant>,
 }
@@ -80,7 +80,7 @@ impl BlockRequest {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn answer(&self, answer: Result<(), GrowError>) {
+    pub(crate) fn answer(&self, answer: Result<(), BlockRequestError>) {
         self.lock().answer = Some((answer, Instant::now()));
         self.answered.notify_all();
     }
@@ -90,7 +90,7 @@ impl BlockRequest {
         let mut state = self.lock();
         let is_wanted = state.pods > 0 || (state.is_proactive && self.started.elapsed() < REPEAT_AFTER);
         if !is_wanted {
-            state.answer = Some((Err(GrowError::Abandoned), Instant::now()));
+            state.answer = Some((Err(BlockRequestError::Abandoned), Instant::now()));
         }
         is_wanted
     }
@@ -121,12 +121,12 @@ impl BlockRequest {
         is_pending
     }
 
-    fn wait(&self) -> Result<(), GrowError> {
+    fn wait(&self) -> Result<(), BlockRequestError> {
         let waiting = |state: &mut RequestState| state.answer.is_none();
         let waited = self.answered.wait_timeout_while(self.lock(), TIMEOUT, waiting);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.pods -= 1;
-        state.answer.as_ref().map_or(Err(GrowError::Late), |(answer, _)| answer.clone())
+        state.answer.as_ref().map_or(Err(BlockRequestError::Late), |(answer, _)| answer.clone())
     }
 }
 
@@ -154,7 +154,7 @@ impl PendingBlockRequest {
     }
 
     /// For a pod that waits. Pods that wait for the same request share its answer.
-    pub(crate) fn wait(&self, need: BlockNeed<'_>) -> Result<(), GrowError> {
+    pub(crate) fn wait(&self, need: BlockNeed<'_>) -> Result<(), BlockRequestError> {
         let request = {
             let mut last = self.lock();
             match last.as_ref().filter(|request| request.observed == need.observed && request.join()) {
@@ -204,9 +204,9 @@ impl BlockRequests {
     }
 
     /// Waits for another block, for a pod that found no free address in `observed`.
-    pub(crate) fn wait_for_block(&self, observed: &[IpNet]) -> Result<(), GrowError> {
+    pub(crate) fn wait_for_block(&self, observed: &[IpNet]) -> Result<(), BlockRequestError> {
         if self.is_alone {
-            return Err(GrowError::Alone);
+            return Err(BlockRequestError::Alone);
         }
         // An answer may be older than the call.
         for _ in 0..2 {
@@ -215,16 +215,16 @@ impl BlockRequests {
                 return Ok(());
             }
             let usage = BlockUsage { network: &network, name: &self.records.1, run_dir: &self.records.0 };
-            let full_block = usage.fullest().ok_or(GrowError::NotFull)?;
+            let full_block = usage.fullest().ok_or(BlockRequestError::NotFull)?;
             self.pending_request.wait(BlockNeed { full_block, observed, commands: &self.commands })?;
         }
         let has_more = self.allocations.default_network()?.blocks() != observed;
-        if has_more { Ok(()) } else { Err(GrowError::NoOther) }
+        if has_more { Ok(()) } else { Err(BlockRequestError::NoOther) }
     }
 }
 
 impl BlockNeed<'_> {
-    fn send(self, state: RequestState) -> Result<Arc<BlockRequest>, GrowError> {
+    fn send(self, state: RequestState) -> Result<Arc<BlockRequest>, BlockRequestError> {
         let request = Arc::new(BlockRequest {
             full_block: self.full_block,
             observed: self.observed.to_vec(),
@@ -232,17 +232,17 @@ impl BlockNeed<'_> {
             state: Mutex::new(state),
             answered: Condvar::new(),
         });
-        let sent = self.commands.try_send(MembershipCommand::Grow(Arc::clone(&request)));
+        let sent = self.commands.try_send(MembershipCommand::RequestBlock(Arc::clone(&request)));
         sent.map_err(|error| match error {
-            TrySendError::Full(_) => GrowError::Busy,
-            TrySendError::Closed(_) => GrowError::Stopped,
+            TrySendError::Full(_) => BlockRequestError::Busy,
+            TrySendError::Closed(_) => BlockRequestError::Stopped,
         })?;
         Ok(request)
     }
 }
 
 impl Member {
-    pub(crate) async fn grow(
+    pub(crate) async fn serve_block_request(
         &mut self,
         request: &Arc<BlockRequest>,
         joined: Joined,
@@ -257,23 +257,27 @@ impl Member {
             return Ok(Next::Continue(joined));
         }
         let Some(block_layout) = self.block_layout_of(&request.full_block) else {
-            request.answer(Err(GrowError::Refused(format!(
+            request.answer(Err(BlockRequestError::Refused(format!(
                 "{} is not a block of this network",
                 request.full_block
             ))));
             return Ok(Next::Continue(joined));
         };
-        match self.registry.grow(joined.clone(), &block_layout, &self.shared.peers_blocks()).await {
-            Ok(grown) => {
+        match self
+            .registry
+            .claim_another_block(joined.clone(), &block_layout, &self.shared.peers_blocks())
+            .await
+        {
+            Ok(with_block) => {
                 self.shared.set_block_shortage(None);
                 self.shared.contact.write_succeeded();
-                self.accept(&grown).await;
+                self.accept(&with_block).await;
                 request.answer(Ok(()));
-                Ok(Next::Continue(grown))
+                Ok(Next::Continue(with_block))
             }
             Err(error) => {
-                self.grow_failed(request, &error);
-                request.answer(Err(GrowError::Refused(error.to_string())));
+                self.report_failed_claim(request, &error);
+                request.answer(Err(BlockRequestError::Refused(error.to_string())));
                 let is_contended = matches!(error, JoinError::Contended { .. });
                 Ok(if is_contended { Next::End(SessionEnd::Rejoin) } else { Next::Continue(joined) })
             }
@@ -281,13 +285,13 @@ impl Member {
     }
 
     /// A failure of the store does not mean that there is no free block.
-    fn grow_failed(&self, request: &Arc<BlockRequest>, error: &JoinError) {
+    fn report_failed_claim(&self, request: &Arc<BlockRequest>, error: &JoinError) {
         let message = format!("cannot claim another block besides {}: {error}", request.full_block);
         debug!(block = %request.full_block, %error, "cannot claim another block");
         if let JoinError::Store(error) = error {
             self.shared.contact.call_failed(error);
         }
-        if error.finding().code == Code::BlocksExhausted {
+        if error.finding(&self.shared.config).code == Code::BlocksExhausted {
             let finding =
                 Finding::new(Code::BlocksExhausted, format_args!("block {}", request.full_block), message);
             self.shared.set_block_shortage(Some((finding, Arc::clone(request))));
@@ -312,7 +316,7 @@ mod tests {
 
     fn next(received: &mut mpsc::Receiver<MembershipCommand>) -> Option<Arc<BlockRequest>> {
         match received.try_recv().ok()? {
-            MembershipCommand::Grow(request) => Some(request),
+            MembershipCommand::RequestBlock(request) => Some(request),
             MembershipCommand::Ask(ask) => panic!("{ask:?}"),
         }
     }
@@ -326,7 +330,7 @@ mod tests {
         };
         request_block();
         let request = next(&mut received).unwrap();
-        request.answer(Err(GrowError::Refused("all are taken".to_owned())));
+        request.answer(Err(BlockRequestError::Refused("all are taken".to_owned())));
         let before = request.idle();
         for _ in 0..3 {
             request_block();
@@ -351,9 +355,12 @@ mod tests {
             while !all_wait() && Instant::now() < end {
                 thread::yield_now();
             }
-            next(&mut received).unwrap().answer(Err(GrowError::Refused("all are taken".to_owned())));
+            next(&mut received).unwrap().answer(Err(BlockRequestError::Refused("all are taken".to_owned())));
             for thread in waiting {
-                assert_eq!(thread.join().unwrap(), Err(GrowError::Refused("all are taken".to_owned())));
+                assert_eq!(
+                    thread.join().unwrap(),
+                    Err(BlockRequestError::Refused("all are taken".to_owned()))
+                );
             }
             assert!(next(&mut received).is_none(), "several requests were sent");
             let later = scope.spawn(wait);
@@ -361,7 +368,7 @@ mod tests {
                 .blocking_recv()
                 .map(|command| command.refuse(AskError::Unreachable("no store".to_owned())))
                 .unwrap();
-            assert_eq!(later.join().unwrap(), Err(GrowError::Refused("no store".to_owned())));
+            assert_eq!(later.join().unwrap(), Err(BlockRequestError::Refused("no store".to_owned())));
         });
     }
 

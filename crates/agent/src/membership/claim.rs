@@ -53,7 +53,7 @@ impl Registry {
     }
 
     /// Claims one more block of this family.
-    pub(crate) async fn grow(
+    pub(crate) async fn claim_another_block(
         &self,
         joined: Joined,
         block_layout: &BlockLayout,

@@ -10,9 +10,10 @@ use tokio::sync::oneshot;
 use types::NodeName;
 
 use super::ask_error::AskError;
-use super::block_requests::{BlockRequest, GrowError};
+use super::block_requests::{BlockRequest, BlockRequestError};
 use super::contact::Contact;
 use super::join::Registry;
+use super::object_changes::{ObjectChanges, change_objects};
 
 /// How often a read is repeated if the object changed meanwhile. Also the limit of transactions for the claims of a removed
 /// node.
@@ -23,7 +24,7 @@ const CLAIMS_PER_COMMIT: usize = 100;
 #[derive(Debug)]
 pub(crate) enum MembershipCommand {
     /// Claims one more block. Only the member does so, because it changes the node's own record.
-    Grow(Arc<BlockRequest>),
+    RequestBlock(Arc<BlockRequest>),
     Ask(StoreQuery),
 }
 
@@ -34,6 +35,8 @@ pub(crate) enum StoreQuery {
     ReadContents(oneshot::Sender<Result<StoreContents, AskError>>),
     /// Removes a node permanently. Returns the blocks that it freed.
     Remove { name: NodeName, force: bool, done: oneshot::Sender<Result<Vec<IpNet>, AskError>> },
+    /// Checks and changes objects.
+    ChangeObjects { changes: Box<ObjectChanges>, done: oneshot::Sender<Result<api::ObjectSteps, AskError>> },
 }
 
 /// The contents of the store.
@@ -51,7 +54,9 @@ impl MembershipCommand {
     /// Answers that the command cannot be executed now.
     pub(crate) fn refuse(self, reason: AskError) {
         match self {
-            Self::Grow(request) => request.answer(Err(GrowError::Refused(reason.to_string()))),
+            Self::RequestBlock(request) => {
+                request.answer(Err(BlockRequestError::Refused(reason.to_string())));
+            }
             Self::Ask(ask) => ask.refuse(reason),
         }
     }
@@ -63,6 +68,7 @@ impl StoreQuery {
         match self {
             Self::ReadContents(done) => drop(done.send(Err(reason))),
             Self::Remove { done, .. } => drop(done.send(Err(reason))),
+            Self::ChangeObjects { done, .. } => drop(done.send(Err(reason))),
         }
     }
 
@@ -71,6 +77,7 @@ impl StoreQuery {
         match self {
             Self::ReadContents(done) => done.is_closed(),
             Self::Remove { done, .. } => done.is_closed(),
+            Self::ChangeObjects { done, .. } => done.is_closed(),
         }
     }
 
@@ -83,6 +90,13 @@ impl StoreQuery {
                     Err(error) => contact.query_failed(error),
                 }
                 drop(done.send(contents.map_err(AskError::from)));
+            }
+            Self::ChangeObjects { changes, done } => {
+                let changed = change_objects(&registry, &changes).await;
+                if let Err(AskError::Unreachable(reason)) = &changed {
+                    contact.query_timed_out(reason.clone());
+                }
+                drop(done.send(changed));
             }
             Self::Remove { name, force, done } => {
                 let removed = if name == own {
@@ -167,8 +181,8 @@ fn may_remove(entry: &Entry, force: bool) -> Result<(), AskError> {
     let refused = |problem| Err(AskError::Unreadable { key: entry.key.clone(), problem });
     match NodeRecord::decode(&entry.value) {
         Ok(_) => Ok(()),
-        Err(DecodeError::Unreadable { .. }) if force => Ok(()),
-        Err(error @ DecodeError::Unreadable { .. }) => {
+        Err(DecodeError::Unreadable { .. } | DecodeError::Field { .. }) if force => Ok(()),
+        Err(error @ (DecodeError::Unreadable { .. } | DecodeError::Field { .. })) => {
             refused(format!("{error}; --force removes it nevertheless"))
         }
         Err(error @ DecodeError::Newer { .. }) => refused(error.to_string()),

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use api::{Freshness, RoutesView};
+use api::{Freshness, ObjectSteps, RoutesView};
 use ipnet::IpNet;
-use model::{LocalNode, NodeRecord, StoredNode, Tunnels};
+use model::{Catalog, LocalNode, NodeRecord, StoredNode, Tunnels};
 use store::Store;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::error::TrySendError;
@@ -18,11 +18,14 @@ use super::ask_error::AskError;
 use super::command::{MembershipCommand, StoreContents, StoreQuery};
 use super::contact::{Age, Contact};
 use super::node_state::NodeStateDir;
+use super::object_changes::ObjectChanges;
 use super::shared::SharedMembership;
 use super::{ClusterError, ClusterThread, MembershipParts, ThreadExitGuard, store_config};
 use crate::clock::unix_time;
 use crate::peers::inputs::PeerContents;
-use crate::peers::{KnownPeers, PeerInputs, PeerReportReceivers, Question};
+use crate::peers::{KnownPeers, PeerInputs, PeerQuery, PeerReportReceivers};
+use crate::policies::Policies;
+use crate::policies::objects::defaults;
 use crate::thread::AgentThread;
 
 /// How long a query waits for the store.
@@ -42,10 +45,15 @@ pub(crate) struct Membership {
     pub(crate) record: NodeRecord,
     /// The saved name of this host, if it differs from the configured one.
     former: Option<NodeName>,
+    /// The addresses in the saved record of this node.
+    saved_addresses: Vec<IpAddr>,
     saved_peers: Vec<NodeRecord>,
+    /// Whether saved blocks of this node do not fit the configured subnets and margin.
+    is_other_layout: bool,
     runtime: Runtime,
     store: Store,
     peers: PeerInputs,
+    policies: Arc<Policies>,
     commands: (mpsc::Sender<MembershipCommand>, mpsc::Receiver<MembershipCommand>),
 }
 
@@ -92,7 +100,12 @@ impl Membership {
         let former = saved.as_ref().map(|record| record.name.clone()).filter(|former| *former != name);
         let shared =
             Arc::new(SharedMembership::new(&config, (parts.allocations, parts.agent_status), node_state));
-        shared.set_saved_blocks(saved.map(|record| record.blocks).unwrap_or_default());
+        let saved_addresses = saved.as_ref().map(|record| record.addresses.clone()).unwrap_or_default();
+        let is_other_layout = shared.set_saved_blocks(saved.map(|record| record.blocks).unwrap_or_default());
+        // In force until the store has answered.
+        if let Some(objects) = shared.node_state.objects(defaults(&config)) {
+            parts.policies.set_objects(Arc::new(objects));
+        }
         let saved_peers = shared.node_state.peers();
         shared.set_peers(&saved_peers, Vec::new());
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -105,7 +118,20 @@ impl Membership {
             Store::open(&store_config(&config, &shared.node_state))?
         };
         shared.explain_waiting(&store.describe());
-        Ok(Self { shared, record, former, saved_peers, runtime, store, peers, commands })
+        let policies = parts.policies;
+        Ok(Self {
+            shared,
+            record,
+            former,
+            saved_addresses,
+            saved_peers,
+            is_other_layout,
+            runtime,
+            store,
+            peers,
+            policies,
+            commands,
+        })
     }
 
     /// The saved peers, for use until the store has answered.
@@ -121,7 +147,8 @@ impl Membership {
             tunnels: Tunnels::default(),
             sources: Vec::new(),
         };
-        KnownPeers::new(local_node, self.saved_peers.clone())
+        let known = KnownPeers::new(local_node, self.saved_peers.clone());
+        known.with_other_layout(self.is_other_layout).with_saved_addresses(self.saved_addresses.clone())
     }
 
     /// Starts the thread that joins the cluster and follows the store.
@@ -130,7 +157,20 @@ impl Membership {
         reports: PeerReportReceivers,
         worker: AgentThread,
     ) -> Result<MembershipHandle, ClusterError> {
-        let Self { shared, record, former, runtime, store, peers, commands: (commands, waiting), .. } = self;
+        let Self {
+            shared,
+            record,
+            former,
+            saved_peers: _,
+            saved_addresses: _,
+            is_other_layout: _,
+            runtime,
+            store,
+            peers,
+            policies,
+            commands,
+        } = self;
+        let (commands, waiting) = commands;
         let contact = Arc::clone(&shared.contact);
         let (stop, stopped) = watch::channel(false);
         let (alive, ended) = std::sync::mpsc::channel::<Infallible>();
@@ -149,6 +189,7 @@ impl Membership {
             former,
             store,
             peers: peers.clone(),
+            policies,
             reports: reports.clone(),
             commands: waiting,
             stop: stopped,
@@ -176,12 +217,18 @@ impl Membership {
 }
 
 impl MembershipHandle {
-    /// Releases this node's name for other hosts and stops the threads. Routes and record remain.
-    pub(crate) fn end(&self) {
+    /// Asks membership and the peers thread to end, without waiting. Membership releases this node's name for other hosts. Routes and
+    /// record remain.
+    pub(crate) fn stop(&self) {
         self.end.stop.send_replace(true);
+        self.end.peers.stop();
+    }
+
+    /// Waits for the end of both threads after [`Self::stop`].
+    pub(crate) fn wait(&self) {
         // Never carries a value. It closes when the thread ends. After a timeout, the lease expires after its TTL.
         let _ = self.end.ended.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(STOP_TIMEOUT);
-        self.end.peers.end(STOP_TIMEOUT);
+        self.end.peers.wait(STOP_TIMEOUT);
     }
 
     /// The last known contents of the store, including this node's own record.
@@ -223,7 +270,7 @@ impl MembershipHandle {
             Age::Known(age) => Some(age),
             Age::Unknown => None,
         };
-        let contents = self.last_contents(self.ask_peers(Question::Contents).await?);
+        let contents = self.last_contents(self.query_peers(PeerQuery::Contents).await?);
         Ok((contents, freshness(age, Some(reason))))
     }
 
@@ -253,15 +300,29 @@ impl MembershipHandle {
         self.query(|done| StoreQuery::Remove { name, force, done }).await
     }
 
+    /// Checks objects against all others and writes them to the store.
+    pub(crate) async fn change_objects(&self, changes: ObjectChanges) -> Result<ObjectSteps, AskError> {
+        let changes = Box::new(changes);
+        self.query(|done| StoreQuery::ChangeObjects { changes, done }).await
+    }
+
+    /// The objects of an empty store.
+    pub(crate) fn default_objects(&self) -> Catalog {
+        defaults(&self.shared.config)
+    }
+
     /// The routes to peers: desired, observed, and the difference.
     pub(crate) async fn routes(&self) -> Result<RoutesView, AskError> {
-        let routes = self.ask_peers(Question::Routes).await??;
+        let routes = self.query_peers(PeerQuery::Routes).await??;
         Ok(RoutesView { freshness: self.freshness_of_copy(), routes })
     }
 
-    async fn ask_peers<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Question) -> Result<T, AskError> {
+    async fn query_peers<T>(
+        &self,
+        query: impl FnOnce(oneshot::Sender<T>) -> PeerQuery,
+    ) -> Result<T, AskError> {
         let (answer, answered) = oneshot::channel();
-        self.peers.ask(ask(answer))?;
+        self.peers.send_query(query(answer))?;
         tokio::time::timeout(TIMEOUT, answered)
             .await
             .map_err(|_| AskError::TimedOut { seconds: TIMEOUT.as_secs() })?

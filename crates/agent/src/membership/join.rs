@@ -14,6 +14,7 @@ use tracing::{info, warn};
 use types::{Code, Finding, NodeName};
 
 use super::heartbeat::NameLease;
+use config::Config;
 
 /// How often a read is repeated if the object changed meanwhile.
 pub(crate) const TRIES: u32 = 20;
@@ -35,7 +36,12 @@ pub enum JoinError {
         "the network of this cluster is {stored}, but this node is configured with {configured}: use the same configuration on \
          all nodes, or another `etcd.prefix`"
     )]
-    Network { stored: String, configured: String },
+    Network {
+        stored: String,
+        configured: String,
+        /// The keys that differ, with the values of the store.
+        differences: Vec<(&'static str, String)>,
+    },
     #[error(
         "all {count} blocks of {subnet} are in use: remove dead nodes (`podwire nodes`, `podwire node rm NAME`), or use a larger \
          subnet"
@@ -57,7 +63,11 @@ pub enum JoinError {
 
 impl JoinError {
     pub(crate) fn network(stored: &NetworkSpec, configured: &NetworkSpec) -> Self {
-        Self::Network { stored: describe(stored), configured: describe(configured) }
+        Self::Network {
+            stored: describe(stored),
+            configured: describe(configured),
+            differences: differences(stored, configured),
+        }
     }
 
     /// Whether the store did not answer. All other errors follow from its answers.
@@ -65,15 +75,24 @@ impl JoinError {
         matches!(self, Self::Store(error) if error.is_transient())
     }
 
-    pub(crate) fn finding(&self) -> Finding {
+    pub(crate) fn finding(&self, config: &Config) -> Finding {
         let finding = |code, object: String| Finding::new(code, object, self);
+        let with_instruction = |finding: Finding, values: &[(&'static str, String)]| {
+            let message = format!("{}; {}", finding.message, config.instruction(values));
+            Finding { message, ..finding }
+        };
         match self {
             Self::Store(_) | Self::BlockLayout(_) | Self::Contended { .. } => {
                 finding(Code::StoreFailed, "store".to_owned())
             }
             Self::Decode { key, .. } => finding(Code::StoreValueUnreadable, format!("key {key}")),
-            Self::Held { name, .. } => finding(Code::NodeNameTaken, format!("node {name}")),
-            Self::Network { .. } => finding(Code::NetworkMismatch, "store".to_owned()),
+            Self::Held { name, .. } => {
+                let taken = finding(Code::NodeNameTaken, format!("node {name}"));
+                with_instruction(taken, &[("node", "another name".to_owned())])
+            }
+            Self::Network { differences, .. } => {
+                with_instruction(finding(Code::NetworkMismatch, "store".to_owned()), differences)
+            }
             Self::Exhausted { subnet, .. } | Self::Reserved { subnet } => {
                 finding(Code::BlocksExhausted, format!("subnet {subnet}"))
             }
@@ -374,9 +393,24 @@ pub(crate) fn block_layouts(spec: &NetworkSpec) -> Result<Vec<BlockLayout>, Bloc
     spec.subnets.iter().map(|subnet| BlockLayout::new(*subnet, spec.margin)).collect()
 }
 
+fn differences(stored: &NetworkSpec, configured: &NetworkSpec) -> Vec<(&'static str, String)> {
+    let values = |spec: &NetworkSpec| {
+        let NetworkSpec { subnets, margin, vni, vxlan_port } = spec;
+        let subnets: Vec<String> = subnets.iter().take(4).map(ToString::to_string).collect();
+        [
+            ("network.subnets", subnets.join(",")),
+            ("network.margin", margin.to_string()),
+            ("network.vni", vni.to_string()),
+            ("network.vxlan_port", vxlan_port.to_string()),
+        ]
+    };
+    let pairs = values(stored).into_iter().zip(values(configured));
+    pairs.filter(|(stored, configured)| stored != configured).map(|(stored, _)| stored).collect()
+}
+
 fn describe(spec: &NetworkSpec) -> String {
     let NetworkSpec { subnets, margin, vni, vxlan_port } = spec;
     // A valid spec has at most one subnet per family. Another program may have written more.
     let subnets: Vec<String> = subnets.iter().take(4).map(ToString::to_string).collect();
-    format!("{} with {margin} bits for nodes, VNI {vni} on port {vxlan_port}", subnets.join(" and "))
+    format!("{} with margin {margin}, VNI {vni} on port {vxlan_port}", subnets.join(" and "))
 }

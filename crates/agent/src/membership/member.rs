@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{BlockClaim, BlockLayout, NodeRecord, Object as _, StoredNode};
+use model::{BlockClaim, BlockLayout, NodeRecord, Object as _, ObjectId, StoredNode};
 use store::{Entry, Event, Listing, Store, StoreConfig, Watch, Watched};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -27,6 +27,7 @@ use super::command::{MembershipCommand, StoreQuery, alive_at};
 use super::contact::ListedNodes;
 use super::heartbeat::NameLease;
 use super::join::{Candidate, JoinError, Joined, Registry};
+use super::objects::ObjectMirror;
 use super::shared::SharedMembership;
 use crate::peers::PeerInputs;
 use crate::peers::inputs::{ClaimedBlock, RecordUpdate, StoreListing};
@@ -41,6 +42,8 @@ const NAME_RETRY: Duration = Duration::from_secs(3);
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(5);
 /// How often the watch is asked to confirm that it is complete.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a reconnect waits before the session starts with it. Calls of the session retry for longer, in case etcd is restarted.
+const RECONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 /// Queries that are answered concurrently.
 const MAX_QUERIES: usize = 8;
 
@@ -58,6 +61,7 @@ pub(crate) struct Member {
     pub(crate) name_lost: Arc<Notify>,
     /// Receives updates about peers.
     pub(crate) peers: PeerInputs,
+    pub(crate) objects: ObjectMirror,
     pub(crate) commands: mpsc::Receiver<MembershipCommand>,
     /// The revision of the last listing. A new store starts from the beginning.
     pub(crate) revision: u64,
@@ -139,7 +143,21 @@ impl Member {
         }
     }
 
+    /// Fails if the store was reachable, or was not tried yet, and its host now refuses connections: etcd does not run. The calls of a session would retry
+    /// for seconds before they report it. Any other failure is left to them, because a slow or restarting store is no outage.
+    async fn check_connection(&self) -> Result<(), JoinError> {
+        if self.shared.contact.outage().is_some() {
+            return Ok(());
+        }
+        let store = self.registry.store.with_deadline(RECONNECT_TIMEOUT);
+        match store.get(&self.registry.layout.network()).await {
+            Err(error) if error.is_connection_refused() => Err(error.into()),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
     async fn session(&mut self, pause: &mut Duration) -> Result<SessionEnd, JoinError> {
+        self.check_connection().await?;
         self.candidate.record.addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
         let (entered, lease) = self.registry.enter(&self.candidate).await?;
         self.name_lease.send_replace(Some(lease));
@@ -163,6 +181,7 @@ impl Member {
         self.revision = listing.revision;
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.peers.update(RecordUpdate::All(store_listing));
+        self.list_objects(&listing);
         self.was_wiped = false;
         let layout = &self.registry.layout;
         let agents = listing.entries.iter().filter_map(|entry| alive_at(layout, &entry.key, &entry.value));
@@ -217,7 +236,8 @@ impl Member {
 
     /// Handles the next event.
     async fn next(&mut self, watch: &mut Watch, joined: Joined) -> Result<Next, JoinError> {
-        let lapse_at = self.shared.next_lapse();
+        // When nodes whose leases ended are reported.
+        let report_at = self.shared.next_lease_report();
         tokio::select! {
             () = sleep_until(self.maintenance_at), if self.needs_maintenance() => {
                 self.maintain(&joined.record).await;
@@ -237,7 +257,7 @@ impl Member {
                     self.apply_events(events, joined).await
                 }
             },
-            () = sleep_until(lapse_at.unwrap_or_else(Instant::now)), if lapse_at.is_some() => {
+            () = sleep_until(report_at.unwrap_or_else(Instant::now)), if report_at.is_some() => {
                 self.shared.report();
                 Ok(Next::Continue(joined))
             }
@@ -295,6 +315,9 @@ impl Member {
             return Ok(Next::End(SessionEnd::Rejoin));
         }
         for event in events {
+            if self.apply_object(&event) {
+                continue;
+            }
             let (key, update) = match event {
                 Event::Put(entry) => {
                     // Also for a record that is now unreadable, unless a newer version wrote it.
@@ -328,6 +351,7 @@ impl Member {
             debug!(key, "received a change from the store");
             self.peers.update(update);
         }
+        self.objects.publish();
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.shared.contact.set_unread(self.unread_nodes());
         Ok(Next::Continue(joined))
@@ -347,7 +371,7 @@ impl Member {
 
     async fn run_command(&mut self, command: MembershipCommand, joined: Joined) -> Result<Next, JoinError> {
         match command {
-            MembershipCommand::Grow(request) => self.grow(&request, joined).await,
+            MembershipCommand::RequestBlock(request) => self.serve_block_request(&request, joined).await,
             MembershipCommand::Ask(query) => {
                 self.answer(query, &joined.record.name);
                 Ok(Next::Continue(joined))
@@ -401,6 +425,40 @@ impl Member {
         });
         let record = self.track_unread(&entry.key, read)?;
         Some(StoredNode { record, created: entry.created })
+    }
+
+    fn list_objects(&mut self, listing: &Listing) {
+        let object_of = |entry: &Entry| self.registry.layout.object_of(&entry.key);
+        let listed = listing.entries.iter().filter_map(object_of).collect();
+        self.objects.retain(&listed);
+        for entry in &listing.entries {
+            if let Some(id) = self.registry.layout.object_of(&entry.key) {
+                self.put_object(&id, entry);
+            }
+        }
+        self.objects.publish();
+    }
+
+    fn put_object(&mut self, id: &ObjectId, entry: &Entry) {
+        let read = self.objects.put(id, &entry.value);
+        self.track_unread(
+            &entry.key,
+            read.map_err(|error| format!("{} in the store is not used: {error}", entry.key)),
+        );
+    }
+
+    /// Whether the event is about an object.
+    fn apply_object(&mut self, event: &Event) -> bool {
+        let Some(id) = self.registry.layout.object_of(event.key()) else { return false };
+        match event {
+            Event::Put(entry) => self.put_object(&id, entry),
+            Event::Delete { key, .. } => {
+                self.unread.remove(key);
+                self.objects.delete(&id);
+            }
+        }
+        debug!(key = event.key(), "received an object from the store");
+        true
     }
 
     /// Decodes a claim. A key that names no block of this network is ignored.

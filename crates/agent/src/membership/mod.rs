@@ -23,6 +23,8 @@ mod leases;
 pub mod measured;
 pub(crate) mod member;
 pub(crate) mod node_state;
+pub(crate) mod object_changes;
+pub(crate) mod objects;
 mod outage;
 pub(crate) mod preflight;
 pub(crate) mod shared;
@@ -47,8 +49,10 @@ use crate::clock::unix_time;
 use crate::conditions::Source;
 use crate::peers::routes::StartError;
 use crate::peers::{PeerInputs, PeerReportReceivers};
+use crate::policies::Policies;
+use crate::policies::objects::defaults;
 pub(crate) use ask_error::AskError;
-pub(crate) use block_requests::{BlockRequests, GrowError};
+pub(crate) use block_requests::{BlockRequestError, BlockRequests};
 use command::MembershipCommand;
 use config::Config;
 pub(crate) use contact::Contact;
@@ -56,6 +60,8 @@ pub(crate) use handle::{Membership, MembershipHandle};
 use join::{Candidate, Registry};
 pub use node_state::{Forgotten, forget};
 use node_state::{NodeStateDir, NodeStateDirError};
+pub(crate) use object_changes::ObjectChanges;
+use objects::ObjectMirror;
 use shared::SharedMembership;
 pub(crate) use view::{blocks, nodes};
 
@@ -86,6 +92,8 @@ pub(crate) struct MembershipParts {
     pub(crate) allocations: Arc<NodeAllocations>,
     pub(crate) agent_status: Arc<AgentStatus>,
     pub(crate) peers: PeerInputs,
+    /// Receives the objects of the store.
+    pub(crate) policies: Arc<Policies>,
     pub(crate) commands: (mpsc::Sender<MembershipCommand>, mpsc::Receiver<MembershipCommand>),
 }
 
@@ -102,6 +110,7 @@ struct ClusterThread {
     former: Option<NodeName>,
     store: Store,
     peers: PeerInputs,
+    policies: Arc<Policies>,
     reports: PeerReportReceivers,
     commands: mpsc::Receiver<MembershipCommand>,
     /// Set when the agent stops.
@@ -132,7 +141,8 @@ impl Drop for ThreadExitGuard {
 
 impl ClusterThread {
     async fn run(self) {
-        let Self { shared, record, former, store, peers, reports, commands, mut stop } = self;
+        let Self { shared, record, former, store, peers, policies, reports, commands, mut stop } = self;
+        let (objects, changed_objects) = ObjectMirror::new(defaults(&shared.config), policies);
         let config = Arc::clone(&shared.config);
         let registry = Registry { store, layout: config.layout.clone() };
         info!(store = registry.store.describe(), prefix = %registry.layout.prefix(), "joining the cluster");
@@ -157,6 +167,7 @@ impl ClusterThread {
             name_lease,
             name_lost,
             peers,
+            objects,
             commands,
             revision: 0,
             unread: BTreeMap::new(),
@@ -170,6 +181,7 @@ impl ClusterThread {
             () = shared_state.report_reachability() => {}
             () = shared_state.follow_position(reports.position) => {}
             () = shared_state.save_peers(reports.records) => {}
+            () = shared_state.save_objects(changed_objects) => {}
             () = heartbeat.run() => {}
             // An error means that the sender was dropped.
             _ = stop.wait_for(|stop| *stop) => {}

@@ -16,13 +16,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use files::{Replacement, optional};
-use model::{NodeRecord, Object as _};
+use model::{Catalog, ClusterObject, NodeRecord, Object as _, ObjectRecord};
 use rustix::rand::{GetRandomFlags, getrandom};
-use types::{NetworkName, NodeName, NodeUid};
+use types::{NetworkName, NodeName, NodeUid, cause};
 
 #[derive(Debug, thiserror::Error)]
 pub enum NodeStateDirError {
-    #[error("cannot {operation} {}: {source}", path.display())]
+    #[error("cannot {operation} {}: {}", path.display(), cause(source))]
     Io { operation: &'static str, path: PathBuf, source: io::Error },
     #[error("{} does not contain a node uid ({reason}): restore it, or remove it to join as a new node", path.display())]
     Uid { path: PathBuf, reason: types::NameError },
@@ -31,7 +31,7 @@ pub enum NodeStateDirError {
 }
 
 /// The files of a network's directory.
-const FILES: [&str; 4] = ["node.json", "peers.json", "mtu", "uid"];
+const FILES: [&str; 5] = ["node.json", "peers.json", "objects.json", "mtu", "uid"];
 /// The embedded store and its files. Earlier versions created `log.new` and `gate`.
 const STORE: &str = "store";
 const STORE_FILES: [&str; 4] = ["log", "log.new", "gate", "lock"];
@@ -109,6 +109,26 @@ impl NodeStateDir {
             text.push(b'\n');
         }
         self.write("peers.json", &text)
+    }
+
+    /// The saved objects of the store: a document per line. None if there is no file. Unreadable lines are ignored.
+    pub(crate) fn objects(&self, defaults: Catalog) -> Option<Catalog> {
+        let bytes = self.read_optional("objects.json")?;
+        let mut catalog = defaults;
+        for line in bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            let document = serde_json::from_slice(line).ok();
+            if let Some(object) = document.and_then(|document| ClusterObject::from_document(document).ok()) {
+                // A valid object can be encoded and decoded.
+                let _ = catalog.observe(&object.id(), &ObjectRecord::from(object.clone()).encode());
+            }
+        }
+        Some(catalog)
+    }
+
+    pub(crate) fn save_objects(&self, objects: &Catalog) -> Result<(), NodeStateDirError> {
+        let line = |record: &ObjectRecord| format!("{}\n", record.object.to_document());
+        let lines: String = objects.records().map(|(_, record)| line(record)).collect();
+        self.write("objects.json", lines.as_bytes())
     }
 
     /// Unix time at which the copy of the cluster's records was written or last confirmed.
@@ -293,6 +313,27 @@ mod tests {
         let error = node_state(dir.path()).uid().unwrap_err().to_string();
         assert!(error.contains("restore it, or remove it"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "not a uid");
+    }
+
+    #[test]
+    fn saved_objects_are_read_and_unreadable_lines_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let node_state = node_state(dir.path());
+        let defaults = || Catalog::new(model::objects::TenantNetwork::default_net(Vec::new(), 0));
+        assert_eq!(node_state.objects(defaults()), None);
+        let document = serde_json::json!({ "apiVersion": model::API_VERSION, "kind": "Tenant",
+            "metadata": { "name": "blue" }, "spec": { "nodes": "deny" } });
+        let tenant = ClusterObject::from_document(document).unwrap();
+        let mut objects = defaults();
+        objects.observe(&tenant.id(), &ObjectRecord::from(tenant.clone()).encode()).unwrap();
+        node_state.save_objects(&objects).unwrap();
+        assert_eq!(node_state.objects(defaults()), Some(objects));
+        let path = node_state.dir().join("objects.json");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, format!("{{\nnull\n{text}x")).unwrap();
+        let names: Vec<String> =
+            node_state.objects(defaults()).unwrap().tenants().map(|it| it.name.to_string()).collect();
+        assert_eq!(names, ["blue", "default"]);
     }
 
     #[test]

@@ -2,14 +2,18 @@
 
 use types::{Code, Finding, Fix};
 
-use config::{Etcd, StoreChoice};
+use config::{Config, Etcd, RESTART, StoreChoice};
 
-pub(crate) fn finding(store: &StoreChoice, reason: &str) -> Finding {
-    match store {
+pub(crate) fn finding(config: &Config, reason: &str) -> Finding {
+    match &config.store {
         StoreChoice::Embedded => Finding::new(Code::StoreFailed, "store", reason),
         StoreChoice::Etcd(etcd) => {
-            let message =
-                format!("{reason}; start etcd, or correct etcd.endpoints (the command checks them)");
+            // The reason may end with a question.
+            let start = if reason.ends_with('?') { " Start" } else { "; start" };
+            let place = config.place("etcd.endpoints");
+            let message = format!(
+                "{reason}{start} etcd, or correct the endpoints (the command checks them): {place}, then {RESTART}"
+            );
             Finding::new(Code::StoreUnreachable, "store", message).fix(check(etcd))
         }
     }
@@ -35,6 +39,8 @@ fn check(etcd: &Etcd) -> Fix {
 
 #[cfg(test)]
 mod tests {
+    use config::Flags;
+
     use super::*;
 
     fn etcd(endpoints: &[&str]) -> Etcd {
@@ -54,18 +60,23 @@ mod tests {
     #[test]
     fn a2_an_outage_of_etcd_has_a_fix_that_checks_its_endpoints() {
         let plain = etcd(&["http://192.0.2.1:2379", "http://[2001:db8::1]:2379"]);
-        let outage = finding(&StoreChoice::Etcd(plain.clone()), "connection refused");
+        let with_store = |store| Config { store, ..Config::load(&Flags::default(), Vec::new()).unwrap() };
+        let finding = |store, reason: &str| finding(&with_store(store), reason);
+        let outage = finding(StoreChoice::Etcd(plain.clone()), "connection refused");
         assert_eq!(outage.code, Code::StoreUnreachable);
         // The command only checks the endpoints. The message says how to end the condition.
-        let message = "connection refused; start etcd, or correct etcd.endpoints (the command checks them)";
-        assert_eq!(outage.message, message);
+        let message = "start etcd, or correct the endpoints (the command checks them): etcd.endpoints in \
+                       /etc/podwire/agent.toml, then systemctl restart podwire";
+        assert_eq!(outage.message, format!("connection refused; {message}"));
+        let question = finding(StoreChoice::Etcd(plain.clone()), "is it running?");
+        assert!(question.message.starts_with("is it running? Start etcd"), "{}", question.message);
         let expected = "curl -m 3 http://192.0.2.1:2379/health 'http://[2001:db8::1]:2379/health'";
         assert_eq!(outage.fix.as_deref(), Some(expected));
         let path = |name: &str| Some(name.into());
         let (ca, cert, key) = (path("/etc/it's/ca.pem"), path("/etc/a:b.pem"), path("/etc/key.pem"));
         let tls = Etcd { ca, cert, key, endpoints: vec!["https://etcd-1:2379".to_owned()], ..plain };
         let expected = r"curl -m 3 --cacert '/etc/it'\''s/ca.pem' --cert '/etc/a\:b.pem' --key /etc/key.pem https://etcd-1:2379/health";
-        assert_eq!(finding(&StoreChoice::Etcd(tls), "").fix.as_deref(), Some(expected));
-        assert_eq!(finding(&StoreChoice::Embedded, "").fix, None);
+        assert_eq!(finding(StoreChoice::Etcd(tls), "").fix.as_deref(), Some(expected));
+        assert_eq!(finding(StoreChoice::Embedded, "").fix, None);
     }
 }

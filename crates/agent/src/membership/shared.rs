@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use model::NodeRecord;
+use model::{Catalog, NodeRecord};
 use netconf::{Network, NodeAllocation};
 use tokio::sync::watch;
 use tokio::task::{self, spawn_blocking};
@@ -22,7 +22,7 @@ use super::node_state::{NodeStateDir, NodeStateDirError};
 use super::outage;
 use super::{block_layouts, is_alone};
 use crate::agent_status::AgentStatus;
-use crate::allocation::{BlockUsage, NodeAllocations};
+use crate::allocation::{BlockUsage, NoBlock, NodeAllocations};
 use crate::clock::Now;
 use crate::conditions::Source;
 use crate::peers::inputs::{NodePosition, PeerRecords};
@@ -60,6 +60,7 @@ struct MembershipState {
     unsaved: Option<String>,
     /// Why the peers could not be saved.
     unsaved_peers: Option<String>,
+    unsaved_objects: Option<String>,
     /// The blocks of known peers.
     peers_blocks: Vec<IpNet>,
     /// Known nodes that are missing in a store that lost its data.
@@ -93,20 +94,24 @@ impl SharedMembership {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the saved blocks of this node. They are in force until the store says otherwise.
-    pub(crate) fn set_saved_blocks(&self, mut blocks: Vec<IpNet>) {
+    /// Sets the saved blocks of this node. They are in force until the store says otherwise. Returns whether some do not fit the
+    /// configured subnets and margin.
+    pub(crate) fn set_saved_blocks(&self, mut blocks: Vec<IpNet>) -> bool {
+        let saved = blocks.len();
         if self.is_alone {
             blocks.clone_from(&self.config.network.subnets);
         } else {
             let block_layouts = block_layouts(&self.config);
             blocks.retain(|block| block_layouts.iter().any(|block_layout| block_layout.owns(block)));
         }
+        let is_other_layout = !self.is_alone && blocks.len() < saved;
         {
             let mut state = self.lock();
             state.blocks = blocks;
             state.mtu = self.node_state.mtu().filter(|_| !self.is_alone);
         }
         self.update_allocation();
+        is_other_layout
     }
 
     /// Adopts this node's record from the store.
@@ -149,8 +154,7 @@ impl SharedMembership {
             return;
         }
         self.lock().blocks.clear();
-        self.allocations.set_blocks(Vec::new());
-        self.withdraw(reason);
+        self.withdraw(Vec::new(), reason);
         self.save(&NodeRecord { blocks: Vec::new(), ..record.clone() }).await;
         self.report();
     }
@@ -250,6 +254,27 @@ impl SharedMembership {
         }
     }
 
+    /// Saves the objects on each change, for a start without the store.
+    pub(crate) async fn save_objects(&self, mut changed: watch::Receiver<Option<Arc<Catalog>>>) {
+        let mut is_saved = true;
+        loop {
+            let is_changed = tokio::select! {
+                changed = changed.changed() => changed.is_ok(),
+                () = sleep(self.config.reconcile), if !is_saved => true,
+            };
+            if !is_changed {
+                return std::future::pending().await;
+            }
+            let Some(objects) = changed.borrow_and_update().clone() else { continue };
+            let node_state = self.node_state.clone();
+            let saved = failure(spawn_blocking(move || node_state.save_objects(&objects)).await);
+            is_saved = saved.is_none();
+            let reason = "cannot save tenants and policies for a start without the store";
+            self.lock().unsaved_objects = saved.map(|error| format!("{reason}: {error}"));
+            self.report();
+        }
+    }
+
     /// An MTU that fits on most links with either tunnel, for a boot before the node's link has an address. Pods keep the MTU
     /// that they were created with. A small MTU only costs throughput, but one that is too large loses packets.
     fn fallback_mtu(&self) -> Option<u32> {
@@ -263,11 +288,10 @@ impl SharedMembership {
             let state = self.lock();
             (state.blocks.clone(), state.mtu)
         };
-        self.allocations.set_blocks(blocks.clone());
         let network = &self.config.network;
         let has_none = |subnet: &&IpNet| !blocks.iter().any(|block| subnet.contains(block));
         if let Some(subnet) = network.subnets.iter().find(has_none) {
-            return self.withdraw(&format!("this node no longer has a block of {subnet}"));
+            return self.withdraw(blocks, &format!("this node no longer has a block of {subnet}"));
         }
         let mtu = network.mtu.or(mtu).or_else(|| self.fallback_mtu());
         if self
@@ -277,16 +301,22 @@ impl SharedMembership {
         {
             return;
         }
-        match Network::new(network, blocks, mtu) {
-            Ok(network) => self.allocations.set(NodeAllocation::of_default(Arc::new(network))),
-            Err(error) => self.allocations.explain(format!("network of the agent: {error}")),
+        match Network::new(network, blocks.clone(), mtu) {
+            Ok(network) => {
+                self.allocations.set(blocks, Ok(NodeAllocation::of_default(Arc::new(network))));
+            }
+            Err(error) => {
+                let reason = format!("network of the agent: {error}");
+                self.withdraw(blocks, &reason);
+                self.allocations.explain(reason);
+            }
         }
     }
 
-    /// Withdraws the allocation. Waiting requests get no addresses that now belong to another host. Running pods keep their
+    /// Sets the blocks without an allocation. Waiting requests get no addresses that now belong to another host. Running pods keep their
     /// addresses, and so do requests that are being served.
-    fn withdraw(&self, reason: &str) {
-        if self.allocations.withdraw(reason) {
+    fn withdraw(&self, blocks: Vec<IpNet>, reason: &str) {
+        if self.allocations.set(blocks, Err(NoBlock(reason.to_owned()))) {
             error!(reason, "block withdrawn; new pods get no addresses");
             self.allocations.report_block(&self.agent_status, &self.config.network.name);
         }
@@ -325,8 +355,12 @@ impl SharedMembership {
     pub(crate) fn store_failed(&self, error: &JoinError) {
         self.contact.session_failed(error);
         if !error.is_transient() {
-            self.lock().store_problem = Some(error.finding());
-        } else if !self.contact.is_reachable() {
+            let finding = error.finding(&self.config);
+            self.allocations.explain(format!("this node has no block yet, see {}: {error}", finding.code));
+            self.lock().store_problem = Some(finding);
+            return self.report();
+        }
+        if !self.contact.is_reachable() {
             self.lock().store_problem = None;
         }
         self.report();
@@ -383,11 +417,11 @@ impl SharedMembership {
 
     pub(crate) fn report(&self) {
         let outage = self.contact.outage().map(|reason| {
-            let finding = outage::finding(&self.config.store, &reason);
+            let finding = outage::finding(&self.config, &reason);
             // etcd need not be the cause.
             match self.lock().lost_addresses.first() {
                 Some(lost) => Finding {
-                    message: format!("{reason}; this node lost its address {lost}"),
+                    message: format!("{reason}; this node lost its address {lost}: see NodeAddressMissing"),
                     ..finding.fix("ip address show")
                 },
                 None => finding,
@@ -437,7 +471,7 @@ impl SharedMembership {
     }
 
     /// When nodes without a lease are reported next.
-    pub(crate) fn next_lapse(&self) -> Option<Instant> {
+    pub(crate) fn next_lease_report(&self) -> Option<Instant> {
         self.lock().leases.report_at().map(Instant::from_std)
     }
 }
@@ -459,7 +493,7 @@ impl MembershipState {
             Finding::new(Code::StoreValueUnreadable, format_args!("key {key}"), reason)
         }));
         let directory = node_state.dir().to_string_lossy();
-        let unsaved = self.unsaved.iter().chain(&self.unsaved_peers);
+        let unsaved = self.unsaved.iter().chain(&self.unsaved_peers).chain(&self.unsaved_objects);
         all.extend(unsaved.map(|reason| {
             let finding =
                 Finding::new(Code::StateDirUnwritable, format_args!("directory {directory}"), reason);

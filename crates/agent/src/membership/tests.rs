@@ -1,4 +1,4 @@
-//! Joins with a real store in a directory, and the choice of the node's addresses from tables.
+//! Joins with a real store in a directory, and the selection of the node's addresses from given links and routes.
 
 mod known;
 mod member;
@@ -53,7 +53,7 @@ async fn join(registry: &Registry, candidate: &Candidate) -> Result<Joined, Join
     registry.join(candidate, &[]).await
 }
 
-/// Runs a test with a new store directory and a runtime.
+/// Runs a test with a new store directory, on a tokio runtime.
 fn with_store<F: Future<Output = ()>>(test: impl FnOnce(Registry) -> F) {
     let dir = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -154,7 +154,7 @@ fn only_a_single_node_may_change_the_network() {
         let contents = read_contents(&registry).await.unwrap();
         assert_eq!(contents.claims.len(), 1, "the old blocks must be released");
         let error = join(&registry, &candidate("n2", 2)).await.unwrap_err().to_string();
-        assert!(error.contains("10.9.0.0/16 with 8 bits") && error.contains("10.2.0.0/20 and"), "{error}");
+        assert!(error.contains("10.9.0.0/16 with margin 8,") && error.contains("10.2.0.0/20 and"), "{error}");
     });
 }
 
@@ -163,12 +163,12 @@ fn a_full_node_gets_another_block() {
     with_store(|registry| async move {
         let joined = join(&registry, &candidate("n1", 1)).await.unwrap();
         let block_layout = block_layouts(&spec()).unwrap()[1];
-        let grown = registry.grow(joined.clone(), &block_layout, &[]).await.unwrap();
-        assert_eq!(grown.record.blocks.len(), 3);
-        assert_eq!(grown.record.blocks[..2], joined.record.blocks);
-        assert_eq!(join(&registry, &candidate("n1", 1)).await.unwrap().record.blocks, grown.record.blocks);
+        let after = registry.claim_another_block(joined.clone(), &block_layout, &[]).await.unwrap();
+        assert_eq!(after.record.blocks.len(), 3);
+        assert_eq!(after.record.blocks[..2], joined.record.blocks);
+        assert_eq!(join(&registry, &candidate("n1", 1)).await.unwrap().record.blocks, after.record.blocks);
         // An outdated record must not be extended.
-        assert!(registry.grow(joined, &block_layout, &[]).await.is_err());
+        assert!(registry.claim_another_block(joined, &block_layout, &[]).await.is_err());
     });
 }
 
@@ -276,6 +276,7 @@ mod position {
             master: None,
             peer: None,
             alias: None,
+            group: 0,
             kind: None,
             hairpin: None,
             vxlan: None,
@@ -411,6 +412,39 @@ mod position {
         let none = find(&candidates, &first);
         let objects: Vec<&str> = none.problems.iter().map(|finding| finding.object.as_str()).collect();
         assert_eq!(objects, ["address 192.0.2.5", "address 2001:db8::5"]);
+    }
+
+    #[test]
+    fn a_lost_address_is_explained_by_its_link() {
+        let loss = |candidates: &UnderlayCandidates, config: &Config| {
+            let saved = Position::saved(vec!["192.0.2.5".parse().unwrap()]);
+            let position = find(config, candidates, |_| false, &saved.known_addresses());
+            let lost = position.problems.iter().find(|finding| finding.object == "address 192.0.2.5");
+            let types::Finding { message, fix, .. } = lost.unwrap().clone();
+            (message, fix.as_deref().map(str::to_owned), position.lost_links)
+        };
+        let (config, mut candidates) = (config(None, &[]), candidates());
+        candidates.defaults.clear();
+        // Two links have addresses.
+        let (message, fix, links) = loss(&candidates, &config);
+        assert!(
+            message.contains("eth1 has address 192.0.2.5, but there is no IPv4 default route"),
+            "{message}"
+        );
+        assert_eq!((fix, links), (None, vec![3]));
+        candidates.links.remove(1);
+        candidates.addresses.retain(|address| address.link != 2);
+        candidates.links[1].up = false;
+        let (message, fix, links) = loss(&candidates, &config);
+        assert!(
+            message.starts_with("link eth1, which has address 192.0.2.5 of this node, is down"),
+            "{message}"
+        );
+        assert_eq!((fix.as_deref(), links), (Some("ip link set dev eth1 up"), vec![3]));
+        candidates.addresses.clear();
+        let (message, fix, links) = loss(&candidates, &config);
+        assert!(message.contains("192.0.2.5 of this node was removed"), "{message}");
+        assert_eq!((fix.as_deref(), links), (Some("ip address show"), vec![]));
     }
 
     #[test]

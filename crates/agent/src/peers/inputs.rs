@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! membership: records ─► slot ─┐                ┌─► addresses, position, records ─► membership
-//! API: questions ─────► queue ─┴─► peers thread ┴─► tunnel sizes ─► reconciler
+//! API: queries ─────► queue ─┴─► peers thread ┴─► tunnel sizes ─► reconciler
 //! ```
 //!
 //! No thread waits for the peers thread. Records that change while it works are merged in the slot: the last state of each key
@@ -21,8 +21,8 @@ use types::NodeName;
 use crate::membership::AskError;
 use crate::waker::Waker;
 
-/// Capacity of the queue. Further questions are refused.
-const QUESTIONS: usize = 256;
+/// Capacity of the queue. Further queries are refused.
+const MAX_QUERIES: usize = 256;
 
 /// A change of the store's contents that concerns peers.
 #[derive(Debug)]
@@ -88,16 +88,16 @@ impl RecordUpdates {
     }
 }
 
-/// A question of an API client that is answered without the store.
+/// A query of an API client that is answered without the store.
 #[derive(Debug)]
-pub(crate) enum Question {
+pub(crate) enum PeerQuery {
     /// The routes of the kernel.
     Routes(oneshot::Sender<Result<Vec<api::RouteView>, AskError>>),
     /// The cluster as this node knows it.
     Contents(oneshot::Sender<PeerContents>),
 }
 
-impl Question {
+impl PeerQuery {
     /// The client does not wait any more.
     fn is_over(&self) -> bool {
         match self {
@@ -118,7 +118,7 @@ pub(crate) struct PeerContents {
 #[derive(Debug, Clone)]
 pub(crate) struct PeerInputs {
     slot: Arc<Mutex<RecordUpdates>>,
-    questions: SyncSender<Question>,
+    queries: SyncSender<PeerQuery>,
     waker: Waker,
 }
 
@@ -126,16 +126,16 @@ pub(crate) struct PeerInputs {
 #[derive(Debug)]
 pub(crate) struct PeerQueue {
     slot: Arc<Mutex<RecordUpdates>>,
-    questions: Receiver<Question>,
+    queries: Receiver<PeerQuery>,
     pub(super) waker: Waker,
 }
 
 /// `waker` wakes the peers thread.
 pub(crate) fn inputs(waker: Waker) -> (PeerInputs, PeerQueue) {
     let slot = Arc::<Mutex<RecordUpdates>>::default();
-    let (questions, receiver) = mpsc::sync_channel(QUESTIONS);
-    let queue = PeerQueue { slot: Arc::clone(&slot), questions: receiver, waker: waker.clone() };
-    (PeerInputs { slot, questions, waker }, queue)
+    let (queries, receiver) = mpsc::sync_channel(MAX_QUERIES);
+    let queue = PeerQueue { slot: Arc::clone(&slot), queries: receiver, waker: waker.clone() };
+    (PeerInputs { slot, queries, waker }, queue)
 }
 
 impl PeerInputs {
@@ -145,8 +145,8 @@ impl PeerInputs {
     }
 
     /// Does not wait: fails with `Busy` if the queue is full, and with `Stopped` if the thread has ended.
-    pub(crate) fn ask(&self, question: Question) -> Result<(), AskError> {
-        self.questions.try_send(question).map_err(|error| match error {
+    pub(crate) fn send_query(&self, query: PeerQuery) -> Result<(), AskError> {
+        self.queries.try_send(query).map_err(|error| match error {
             TrySendError::Full(_) => AskError::Busy,
             TrySendError::Disconnected(_) => AskError::Stopped,
         })?;
@@ -162,12 +162,12 @@ impl PeerQueue {
         std::mem::take(&mut *lock(&self.slot))
     }
 
-    /// The next question. The thread is woken again for the following one and takes updates in between, so that clients that ask
+    /// The next query. The thread is woken again for the following one and takes updates in between, so that clients that query
     /// without a pause delay no route.
-    pub(super) fn question(&self) -> Option<Question> {
-        let question = self.questions.try_iter().find(|question| !question.is_over())?;
+    pub(super) fn next_query(&self) -> Option<PeerQuery> {
+        let query = self.queries.try_iter().find(|query| !query.is_over())?;
         self.waker.wake();
-        Some(question)
+        Some(query)
     }
 }
 
@@ -271,27 +271,27 @@ mod tests {
     }
 
     #[test]
-    fn updates_are_taken_between_questions_of_clients() {
+    fn updates_are_taken_between_queries_of_clients() {
         let (inputs, queue) = inputs(Waker::new().unwrap());
         let ask = || {
             let (answer, waits) = oneshot::channel();
-            inputs.ask(Question::Contents(answer)).unwrap();
+            inputs.send_query(PeerQuery::Contents(answer)).unwrap();
             waits
         };
         let (_first, second, _third) = (ask(), ask(), ask());
         drop(second);
-        for has_question in [true, true, false] {
+        for has_query in [true, true, false] {
             inputs.update(store_listing(false));
             assert!(!queue.take().is_empty());
-            assert_eq!((queue.question().is_some(), queue.waker.is_awake()), (has_question, has_question));
+            assert_eq!((queue.next_query().is_some(), queue.waker.is_awake()), (has_query, has_query));
         }
     }
 
     #[test]
-    fn a_question_to_a_blocked_or_ended_thread_is_refused() {
+    fn a_query_to_a_blocked_or_ended_thread_is_refused() {
         let (inputs, queue) = inputs(Waker::new().unwrap());
-        let ask = || inputs.ask(Question::Contents(oneshot::channel().0));
-        for _ in 0..QUESTIONS {
+        let ask = || inputs.send_query(PeerQuery::Contents(oneshot::channel().0));
+        for _ in 0..MAX_QUERIES {
             assert_eq!(ask(), Ok(()));
         }
         assert_eq!(ask(), Err(AskError::Busy));

@@ -71,7 +71,7 @@ impl PeerKernel {
         let mut found = self.socket.routes(filter)?;
         found.retain(|route| is_of(subnets, &route.dst));
         let (managed, unexpected): (Vec<Route>, Vec<Route>) = found.into_iter().partition(is_expected);
-        let routes = managed.iter().map(read).collect();
+        let routes = managed.iter().map(peer_route).collect();
         let (mut neighbours, mut fdb) = (Vec::new(), Vec::new());
         for &link in tunnels {
             for neighbour in self.socket.neighbours(Some(link))? {
@@ -172,7 +172,7 @@ fn metric(dst: &IpNet) -> u32 {
 }
 
 /// A route with several next hops gets the unspecified gateway and link 0. No desired route has these, so it is replaced or removed.
-pub(crate) fn read(route: &Route) -> PeerRoute {
+pub(crate) fn peer_route(route: &Route) -> PeerRoute {
     let unspecified: IpAddr = if route.dst.addr().is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     PeerRoute {
         dst: route.dst,

@@ -1,15 +1,16 @@
 //! The state of the peers thread: known nodes, and when they are compared with the kernel next.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use model::{LocalNode, Mesh, NodeRecord, StoredNode, Tunnels, difference, listed};
 use tracing::{info, warn};
-use types::{Finding, NodeName};
+use types::{Code, Finding, NodeName};
 
 use super::inputs::{ClaimedBlock, StoreListing};
-use super::routes::{PeerReportState, PeerTableState, Trials};
+use super::routes::{ChecksumProbes, PeerReportState, PeerTableState};
 use super::tunnel::Tunnel;
 use super::underlay::Position;
 
@@ -27,6 +28,10 @@ pub(crate) struct KnownPeers {
     pub(crate) mesh: Mesh,
     pub(crate) position: Position,
     pub(crate) tunnels: Tunnels,
+    /// Whether saved blocks of this node do not fit the configured subnets and margin.
+    is_other_layout: bool,
+    /// Whether lost addresses of the position may be from the saved record.
+    has_saved_addresses: bool,
     /// Whether the store has listed all nodes. Only then objects of other nodes are removed.
     pub(crate) is_complete: bool,
     /// Whether leftovers of an earlier agent were removed. Objects that are removed later were added by another process: drift.
@@ -51,7 +56,7 @@ pub(crate) struct KnownPeers {
     joining: BTreeMap<NodeName, Instant>,
     pub(crate) peer_table: PeerTableState,
     pub(crate) report_state: PeerReportState,
-    pub(crate) trials: Trials,
+    pub(crate) checksum_probes: ChecksumProbes,
 }
 
 impl KnownPeers {
@@ -71,6 +76,8 @@ impl KnownPeers {
             mesh,
             position: Position::default(),
             tunnels: Tunnels::default(),
+            is_other_layout: false,
+            has_saved_addresses: false,
             is_complete: false,
             was_swept: false,
             compare_at: Instant::now(),
@@ -84,7 +91,24 @@ impl KnownPeers {
             joining: BTreeMap::new(),
             peer_table: PeerTableState::default(),
             report_state: PeerReportState::default(),
-            trials: Trials::default(),
+            checksum_probes: ChecksumProbes::default(),
+        }
+    }
+
+    pub(crate) fn with_other_layout(self, is_other_layout: bool) -> Self {
+        Self { is_other_layout, ..self }
+    }
+
+    /// The addresses of this node's saved record. They are reported if they are missing, until the store has a record without them.
+    pub(crate) fn with_saved_addresses(self, addresses: Vec<IpAddr>) -> Self {
+        Self { has_saved_addresses: true, position: Position::saved(addresses), ..self }
+    }
+
+    /// The store has listed this node's new record: an address that it lacks is no longer missing.
+    fn forget_saved_addresses(&mut self) {
+        if std::mem::take(&mut self.has_saved_addresses) {
+            self.position.lost.clear();
+            self.compare_at = Instant::now();
         }
     }
 
@@ -106,6 +130,7 @@ impl KnownPeers {
             self.mesh.admitted().into_iter().map(|record| (record.name.clone(), record)).collect();
         let StoreListing { nodes, claims, unread, was_wiped } = store_listing;
         self.is_complete = true;
+        self.forget_saved_addresses();
         let listed: BTreeSet<&NodeName> = nodes.iter().map(|node| &node.record.name).collect();
         let is_kept = |name: &NodeName| was_wiped || unread.contains(name) || self.awaited.contains_key(name);
         let absent = self.mesh.stored().filter(|node| !listed.contains(&node.record.name));
@@ -145,6 +170,20 @@ impl KnownPeers {
             }
         }
         owners
+    }
+
+    /// Conditions of the peers. Saved records were admitted when they were saved. If parts of them are refused before the store
+    /// has listed its nodes, the cause is this node's configuration, and the peers must not be removed.
+    pub(crate) fn findings(&self) -> Vec<Finding> {
+        let mut findings = self.mesh.findings();
+        findings.retain(|finding| self.is_complete || finding.code != Code::PeerRecordRefused);
+        findings
+    }
+
+    /// Whether this node has objects of another network configuration: its saved blocks do not fit the configured subnets and margin,
+    /// and the store has not listed its nodes. Records of peers do not count, because any of them may have wrong blocks.
+    pub(crate) fn has_other_layout(&self) -> bool {
+        !self.is_complete && self.is_other_layout
     }
 
     /// Whether the node has a block of each subnet.

@@ -5,14 +5,14 @@
 //! membership ── records ──► inputs ──► KnownPeers (mesh: desired routes) ──► Routes ──► kernel
 //! ```
 
+pub(crate) mod checksum_probe;
 pub(crate) mod inputs;
 pub(crate) mod kernel;
 pub(crate) mod known;
 pub(crate) mod routes;
-pub(crate) mod trial;
 pub(crate) mod tunnel;
 pub(crate) mod underlay;
 
-pub(crate) use inputs::{PeerInputs, PeerQueue, PeerReportReceivers, Question};
+pub(crate) use inputs::{PeerInputs, PeerQuery, PeerQueue, PeerReportReceivers};
 pub(crate) use known::KnownPeers;
 pub(crate) use routes::{PeerRoutesParts, start};

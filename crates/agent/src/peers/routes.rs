@@ -6,15 +6,17 @@
 //! timer ────────────────────┘                └──► compared with the kernel: after lost events, and on the timer
 //! ```
 //!
-//! `peers`: the firewall's table of peers. `publish`: this node's position. `tunnels`: its devices. `trials`: tests of checksum
-//! offload. `report_state`: conditions, metrics and records for the disk.
+//! `peer_table`: the firewall's table of peers. `publish`: this node's position. `tunnels`: its devices. `checksum_probes`: tests of
+//! checksum offload. `report_state`: conditions, metrics and records for the disk.
 //!
-//! Objects stay until the store has listed all nodes: an agent that starts while the store is unreachable removes nothing.
+//! Objects stay until the store has listed all nodes: an agent that starts while the store is unreachable removes nothing. If the
+//! objects were made for another network configuration, the agent does not change them either. The store refuses a node with a wrong
+//! configuration (`NetworkMismatch`), and its running pods keep their paths.
 
-mod peers;
+mod checksum_probes;
+mod peer_table;
 mod publish;
 mod report_state;
-mod trials;
 mod tunnels;
 
 use std::collections::BTreeMap;
@@ -30,7 +32,7 @@ use rustix::io::Errno;
 use tracing::{debug, error, info};
 use types::{Finding, IfName};
 
-use super::inputs::{PeerQueue, PeerReports, Question, RecordUpdates};
+use super::inputs::{PeerQuery, PeerQueue, PeerReports, RecordUpdates};
 use super::kernel::{PeerKernel, RefusedChanges};
 use super::known::KnownPeers;
 use crate::agent_status::{AgentStatus, WatchedThread};
@@ -40,11 +42,11 @@ use crate::metrics::Metrics;
 use crate::monitor::{MonitorSlot, Read};
 use crate::thread::{AgentThread, StopFlag};
 use crate::waker::Slot;
+pub(crate) use checksum_probes::ChecksumProbes;
 use config::Config;
-pub(crate) use peers::PeerTableState;
+pub(crate) use peer_table::PeerTableState;
 use report_state::AppliedPart;
 pub(crate) use report_state::PeerReportState;
-pub(crate) use trials::Trials;
 
 /// All objects are compared this long after an event, so that related events are handled together.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -184,11 +186,11 @@ impl Routes {
         if !updates.is_empty() {
             self.apply_updates(updates);
         }
-        if let Some(question) = self.queue.question() {
-            self.answer(question);
+        if let Some(query) = self.queue.next_query() {
+            self.answer(query);
         }
-        if let Some(verdict) = self.known.trials.verdict() {
-            self.finish_trial(verdict);
+        if let Some(verdict) = self.known.checksum_probes.verdict() {
+            self.finish_probe(verdict);
         }
     }
 
@@ -303,12 +305,12 @@ impl Routes {
         let changes = self.known.mesh.take_changes();
         debug!("{changes}");
         let sources = self.known.mesh.take_source_changes();
-        self.add_peers(&sources.add);
+        self.add_sources(&sources.add);
         let refused = self.apply(&changes);
         self.known.report_state.outstanding.extend(&refused.changes);
         self.refused(refused.reasons, AppliedPart::Changes);
-        self.remove_peers(&sources.remove);
-        self.try_tunnels();
+        self.remove_sources(&sources.remove);
+        self.probe_tunnels();
     }
 
     /// Returns the changes that were not applied.
@@ -343,6 +345,10 @@ impl Routes {
             self.report_soon();
             return Ok(());
         }
+        if self.is_mismatched()? {
+            self.report_soon();
+            return Ok(());
+        }
         self.keep_tunnels();
         let (mesh, tunnels) = (&mut self.known.mesh, &self.known.tunnels);
         let (observed, unexpected) = self.kernel.observed(&indexes(tunnels), &mesh.local_node().subnets)?;
@@ -363,7 +369,7 @@ impl Routes {
         let mut repairs = drift.beyond(&refused.changes);
         self.known.report_state.outstanding = refused.changes.beyond(&drift);
         self.refused(refused.reasons, AppliedPart::All);
-        self.try_tunnels();
+        self.probe_tunnels();
         if !self.known.was_swept {
             repairs.clear_removals();
         }
@@ -408,9 +414,9 @@ impl Routes {
         match event {
             PeerEvent::RouteSet(route) => {
                 let is_managed = super::kernel::is_of(&mesh.local_node().subnets, &route.dst);
-                is_managed && !mesh.wants_route(&super::kernel::read(route))
+                is_managed && !mesh.wants_route(&super::kernel::peer_route(route))
             }
-            PeerEvent::RouteRemoved(route) => mesh.wants_route(&super::kernel::read(route)),
+            PeerEvent::RouteRemoved(route) => mesh.wants_route(&super::kernel::peer_route(route)),
             PeerEvent::RouteReplaced(dst) => mesh.wants_route_to(dst),
             PeerEvent::NeighbourRemoved { link, addr } => mesh.wants_neighbour(*link, *addr),
             PeerEvent::NeighbourSet { .. } | PeerEvent::FdbSet(_) => false,
@@ -425,10 +431,10 @@ impl Routes {
         }
     }
 
-    /// Whether the link is an underlay, a tunnel, or an unmanaged link with the name of a tunnel, which may be removed or renamed.
+    /// Whether the link is an underlay or was one, a tunnel, or an unmanaged link with the name of a tunnel, which may be removed or renamed.
     fn is_relevant_link(&self, index: u32) -> bool {
         let underlays = self.known.position.underlays.iter().map(|underlay| underlay.link);
-        let conflicting = self.known.conflicting_links.iter().copied();
+        let conflicting = self.known.conflicting_links.iter().chain(&self.known.position.lost_links).copied();
         underlays.chain(indexes(&self.known.tunnels)).chain(conflicting).any(|link| link == index)
     }
 
@@ -443,12 +449,12 @@ impl Routes {
     }
 
     /// A client that does not wait any more is ignored.
-    fn answer(&mut self, question: Question) {
-        match question {
-            Question::Routes(done) => {
+    fn answer(&mut self, query: PeerQuery) {
+        match query {
+            PeerQuery::Routes(done) => {
                 drop(done.send(self.route_views().map_err(|e| AskError::Failed(e.to_string()))));
             }
-            Question::Contents(done) => drop(done.send(self.contents())),
+            PeerQuery::Contents(done) => drop(done.send(self.contents())),
         }
     }
 

@@ -171,11 +171,12 @@ impl Tunnel {
         Ok(index)
     }
 
-    fn prepare(&self, index: u32) -> Result<(), TunnelError> {
-        engine::tunnel::prepare(&self.name)
+    /// Returns the changed sysctls.
+    fn prepare(&self, index: u32) -> Result<Vec<String>, TunnelError> {
+        let changed = engine::tunnel::prepare(&self.name)
             .map_err(|source| TunnelError::Sysctl { name: self.name.clone(), source: source.into() })?;
         self.set_checksum(index);
-        Ok(())
+        Ok(changed)
     }
 
     fn adjust(&self, socket: &mut RtSocket, link: &Link, done: &mut Vec<String>) -> Result<(), TunnelError> {
@@ -205,7 +206,8 @@ impl Tunnel {
         if set.mtu.is_some() || set.mac.is_some() || set.up.is_some() || set.alias.is_some() {
             socket.run(&Op::SetLink(set))?;
         }
-        self.prepare(link.index)
+        done.extend(self.prepare(link.index)?);
+        Ok(())
     }
 
     fn set_checksum(&self, index: u32) {

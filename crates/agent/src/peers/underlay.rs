@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use model::Underlay;
 use netlink::{Address, Link, Route};
 
-use types::{Code, Finding};
+use types::{Code, Finding, Fix};
 
 use config::Config;
 
@@ -28,12 +28,19 @@ pub(crate) struct Position {
     pub(crate) mtu: Option<u32>,
     /// Former addresses of families in which this node has none now.
     pub(crate) lost: Vec<IpAddr>,
+    /// Links with a lost address. Their changes may end the loss.
+    pub(crate) lost_links: Vec<u32>,
     pub(crate) problems: Vec<Finding>,
 }
 
 impl Position {
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         self.underlays.iter().map(|underlay| underlay.address).collect()
+    }
+
+    /// The position before the first search, with the addresses of this node's saved record.
+    pub(crate) fn saved(addresses: Vec<IpAddr>) -> Self {
+        Self { lost: addresses, ..Self::default() }
     }
 
     /// The addresses that the next search prefers, and reports if they are missing.
@@ -79,7 +86,8 @@ pub(crate) fn find(
             }
             (None, Some(lost)) => {
                 position.lost.push(*lost);
-                position.problems.push(lost_address(*lost));
+                position.lost_links.extend(family.link_of(*lost).map(|link| link.index));
+                position.problems.push(family.lost_address(*lost));
             }
             (None, None) => {}
         }
@@ -105,15 +113,6 @@ fn node_finding(message: impl Display) -> Finding {
     Finding::new(Code::NodeAddressMissing, "node", message)
 }
 
-fn lost_address(address: IpAddr) -> Finding {
-    let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
-    let message = format!(
-        "address {address} of this node was removed, and it has no other {family} address for the pod network: add it \
-         again, or restart the agent if that is intended"
-    );
-    Finding::new(Code::NodeAddressMissing, format_args!("address {address}"), message).fix("ip address show")
-}
-
 struct UnderlayFamily<'a> {
     v4: bool,
     candidates: &'a UnderlayCandidates,
@@ -128,16 +127,58 @@ impl UnderlayFamily<'_> {
         })
     }
 
+    /// Why this node cannot use its former address, and no other of this family.
+    fn lost_address(&self, address: IpAddr) -> Finding {
+        let family = self.name();
+        let finding = |message: String| {
+            Finding::new(Code::NodeAddressMissing, format_args!("address {address}"), message)
+        };
+        match self.link_of(address) {
+            Some(Link { name, up: false, .. }) => finding(format!(
+                "link {name}, which has address {address} of this node, is down; the kernel has also removed its routes \
+                 and IPv6 addresses, which have to be added again"
+            ))
+            .fix(Fix::words(["ip", "link", "set", "dev", name, "up"])),
+            Some(Link { name, .. }) if self.default_route().is_none() => finding(format!(
+                "link {name} has address {address}, but there is no {family} default route, so the link to other nodes is \
+                 not known: restore the route, or set node_interface and restart the agent"
+            )),
+            Some(Link { name, .. }) => finding(format!(
+                "link {name} has address {address}, but the agent cannot use it: node_interface or the {family} default \
+                 route selects another link, or the address is tentative or a duplicate"
+            ))
+            .fix("ip address show"),
+            None => finding(format!(
+                "address {address} of this node was removed, and it has no other {family} address for the pod network: \
+                 add it again, or restart the agent if that is intended"
+            ))
+            .fix("ip address show"),
+        }
+    }
+
+    /// The link that has this address, also if the address cannot be used.
+    fn link_of(&self, wanted: IpAddr) -> Option<&Link> {
+        let address = self.candidates.addresses.iter().find(|address| address.addr.addr() == wanted)?;
+        self.candidates.links.iter().find(|link| link.index == address.link)
+    }
+
+    fn default_route(&self) -> Option<&Route> {
+        self.candidates.defaults.iter().find(|route| route.dst.addr().is_ipv4() == self.v4)
+    }
+
+    fn name(&self) -> &'static str {
+        if self.v4 { "IPv4" } else { "IPv6" }
+    }
+
     fn link_with(&self, wanted: IpAddr) -> Option<u32> {
         self.global().find(|address| address.addr.addr() == wanted).map(|address| address.link)
     }
 
     /// The link of the default route that the kernel takes.
     fn by_route(&self, problems: &mut Vec<Finding>) -> Option<u32> {
-        let mut routes = self.candidates.defaults.iter();
-        let route = routes.find(|route| route.dst.addr().is_ipv4() == self.v4)?;
+        let route = self.default_route()?;
         if route.link.is_none() {
-            let family = if self.v4 { "IPv4" } else { "IPv6" };
+            let family = self.name();
             problems.push(node_finding(format_args!(
                 "the {family} default route uses several links; set node_interface to choose one"
             )));
@@ -157,7 +198,7 @@ impl UnderlayFamily<'_> {
             [link] => Some(link),
             [] => None,
             _ => {
-                let names: Vec<String> = links.iter().map(|link| self.name(*link)).collect();
+                let names: Vec<String> = links.iter().map(|link| self.link_name(*link)).collect();
                 problems.push(node_finding(format_args!(
                     "there is no default route, and several links have addresses ({}); set node_interface to choose",
                     names.join(", ")
@@ -180,7 +221,7 @@ impl UnderlayFamily<'_> {
         nets
     }
 
-    fn name(&self, index: u32) -> String {
+    fn link_name(&self, index: u32) -> String {
         let link = self.candidates.links.iter().find(|link| link.index == index);
         link.map_or_else(|| format!("link {index}"), |link| link.name.clone())
     }

@@ -14,7 +14,7 @@ impl Queue {
     }
 }
 
-const SOON: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Jobs that report when they start, and end when the test opens the barrier.
 struct Barrier {
@@ -33,7 +33,7 @@ impl Barrier {
         move || {
             started.send(number).unwrap();
             let is_open = open.0.lock().unwrap();
-            let (_open, waited) = open.1.wait_timeout_while(is_open, SOON, |open| !*open).unwrap();
+            let (_open, waited) = open.1.wait_timeout_while(is_open, TEST_TIMEOUT, |open| !*open).unwrap();
             assert!(!waited.timed_out(), "the test did not open the barrier");
             number
         }
@@ -52,7 +52,7 @@ const WITH_RESERVED: [RequestClass; 3] = [RequestClass::Add, RequestClass::Del, 
 fn a_job_returns_its_result() {
     let queue = Queue::start(4).unwrap();
     assert_eq!(queue.run_in(RequestClass::Add, || 7).unwrap().blocking_recv(), Ok(7));
-    assert_eq!(queue.drain(Instant::now() + SOON), UnfinishedRequests::default());
+    assert_eq!(queue.drain(Instant::now() + TEST_TIMEOUT), UnfinishedRequests::default());
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_burst_of_adds_leaves_workers_for_other_classes() {
     let queue = Queue::start(16).unwrap();
     let (barrier, started) = Barrier::new();
     let adds: Vec<_> = (0..100).map(|n| queue.run_in(RequestClass::Add, barrier.job(n)).unwrap()).collect();
-    let first: Vec<u32> = (0..12).map(|_| started.recv_timeout(SOON).unwrap()).collect();
+    let first: Vec<u32> = (0..12).map(|_| started.recv_timeout(TEST_TIMEOUT).unwrap()).collect();
     assert!(first.iter().all(|n| *n < 12), "{first:?}");
     // The running ADDs block their workers. The other classes are served nevertheless.
     assert_eq!(queue.run_in(RequestClass::Del, || 1).unwrap().blocking_recv(), Ok(1));
@@ -78,7 +78,7 @@ fn each_class_is_served_in_order_of_arrival() {
     let (barrier, started) = Barrier::new();
     for class in WITH_RESERVED {
         queue.run_in(class, barrier.job(0)).unwrap();
-        started.recv_timeout(SOON).unwrap();
+        started.recv_timeout(TEST_TIMEOUT).unwrap();
     }
     // One worker per class: jobs that start after these keep the order of their class.
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -107,7 +107,7 @@ fn delegated_adds_use_at_most_half_of_the_workers() {
         let (barrier, started) = Barrier::new();
         let slow: Vec<_> =
             (0..20).map(|n| queue.run_in(RequestClass::DelegatedAdd, barrier.job(n)).unwrap()).collect();
-        let first: Vec<u32> = (0..most).map(|_| started.recv_timeout(SOON).unwrap()).collect();
+        let first: Vec<u32> = (0..most).map(|_| started.recv_timeout(TEST_TIMEOUT).unwrap()).collect();
         assert_eq!(first.len(), most);
         for class in [RequestClass::Add, RequestClass::Del, RequestClass::Other] {
             assert_eq!(queue.run_in(class, || 7).unwrap().blocking_recv(), Ok(7), "{class:?}");
@@ -147,13 +147,13 @@ fn the_queue_is_bounded() {
     let queue = Queue::with_bound(3, 2).unwrap();
     let (barrier, started) = Barrier::new();
     queue.run_in(RequestClass::Add, barrier.job(0)).unwrap();
-    started.recv_timeout(SOON).unwrap();
+    started.recv_timeout(TEST_TIMEOUT).unwrap();
     queue.run_in(RequestClass::Add, barrier.job(1)).unwrap();
     queue.run_in(RequestClass::Add, barrier.job(2)).unwrap();
     assert_eq!(queue.waiting(), 2);
     assert_eq!(queue.run_in(RequestClass::Add, || ()).err(), Some(QueueRefusal::Full(2)));
     barrier.open();
-    assert_eq!(queue.drain(Instant::now() + SOON), UnfinishedRequests::default());
+    assert_eq!(queue.drain(Instant::now() + TEST_TIMEOUT), UnfinishedRequests::default());
     assert_eq!(queue.run_in(RequestClass::Add, || ()).err(), Some(QueueRefusal::Closed));
 }
 
@@ -166,7 +166,7 @@ fn a_slot_counts_as_a_worker() {
     let unfinished = queue.drain(Instant::now() + Duration::from_millis(20));
     assert_eq!(unfinished, UnfinishedRequests { waiting: 0, running: 3 });
     drop((add, other_slots));
-    assert_eq!(queue.drain(Instant::now() + SOON), UnfinishedRequests::default());
+    assert_eq!(queue.drain(Instant::now() + TEST_TIMEOUT), UnfinishedRequests::default());
     assert!(queue.slot(RequestClass::Add).is_none(), "the queue is closed");
 }
 
@@ -181,11 +181,11 @@ fn waiting_jobs_have_priority_over_a_slot() {
     );
     assert_eq!(queue.waiting(), 2);
     drop(slot);
-    assert_eq!(started.recv_timeout(SOON), Ok(1));
+    assert_eq!(started.recv_timeout(TEST_TIMEOUT), Ok(1));
     assert!(queue.slot(RequestClass::Add).is_none());
     barrier.open();
     assert_eq!((first.blocking_recv(), second.blocking_recv()), (Ok(1), Ok(2)));
-    let end = Instant::now() + SOON;
+    let end = Instant::now() + TEST_TIMEOUT;
     while queue.slot(RequestClass::Add).is_none() {
         assert!(Instant::now() < end, "the worker was not freed");
         thread::yield_now();
@@ -197,12 +197,12 @@ fn draining_ends_at_the_deadline() {
     let queue = Queue::start(3).unwrap();
     let (barrier, started) = Barrier::new();
     queue.run_in(RequestClass::Add, barrier.job(0)).unwrap();
-    started.recv_timeout(SOON).unwrap();
+    started.recv_timeout(TEST_TIMEOUT).unwrap();
     queue.run_in(RequestClass::Add, barrier.job(1)).unwrap();
     let unfinished = queue.drain(Instant::now() + Duration::from_millis(20));
     assert_eq!(unfinished, UnfinishedRequests { waiting: 1, running: 1 });
     barrier.open();
-    assert_eq!(queue.drain(Instant::now() + SOON), UnfinishedRequests::default());
+    assert_eq!(queue.drain(Instant::now() + TEST_TIMEOUT), UnfinishedRequests::default());
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn no_job_is_lost_under_load() {
         let job = move || done.fetch_add(1, Ordering::Relaxed);
         queue.run_in(RequestClass::ALL[n % CLASSES], job).unwrap();
     }
-    assert_eq!(queue.drain(Instant::now() + SOON), UnfinishedRequests::default());
+    assert_eq!(queue.drain(Instant::now() + TEST_TIMEOUT), UnfinishedRequests::default());
     assert_eq!(done.load(Ordering::Relaxed), 4000);
 }
 
@@ -240,7 +240,7 @@ fn an_older_add_runs_before_a_younger_add_of_another_class() {
         let (blocker, started) = Barrier::new();
         // The only worker of ADDs is busy, and `first` decides which class is next.
         let mut all = vec![queue.run_in(RequestClass::Add, blocker.job(0)).unwrap()];
-        assert_eq!(started.recv_timeout(SOON), Ok(0));
+        assert_eq!(started.recv_timeout(TEST_TIMEOUT), Ok(0));
         if first != RequestClass::Add {
             let done = queue.run_in(RequestClass::Other, || 9).unwrap();
             assert_eq!(done.blocking_recv(), Ok(9));
@@ -254,7 +254,7 @@ fn an_older_add_runs_before_a_younger_add_of_another_class() {
         barrier.open();
         blocker.open();
         let expected: &[u32] = if first == RequestClass::DelegatedAdd { &[1, 2, 3] } else { &[2, 3] };
-        let started: Vec<u32> = expected.iter().map(|_| order.recv_timeout(SOON).unwrap()).collect();
+        let started: Vec<u32> = expected.iter().map(|_| order.recv_timeout(TEST_TIMEOUT).unwrap()).collect();
         assert_eq!(started, expected, "{older:?} before {younger:?}");
         all.into_iter().for_each(|job| assert!(job.blocking_recv().is_ok()));
     }

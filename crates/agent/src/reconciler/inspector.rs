@@ -57,7 +57,7 @@ impl Inspector {
             }
             if due.take_if(|due| *due <= Instant::now()).is_some() {
                 self.agent_status.busy_since(WatchedThread::Inspector, Instant::now());
-                due = (!self.inspect(&mut found)).then(|| Instant::now() + RETRY);
+                due = (!self.inspect(&mut found, stop)).then(|| Instant::now() + RETRY);
                 self.agent_status.idle(WatchedThread::Inspector);
                 memory::release_free_memory();
             }
@@ -75,20 +75,23 @@ impl Inspector {
         }
     }
 
-    /// Returns whether all pods could be inspected. `found` are the findings of the last inspection, which last if this one fails.
-    fn inspect(&self, found: &mut Vec<Finding>) -> bool {
+    /// Returns whether all pods could be inspected. `found` are the findings of the last inspection, which last if this one fails or is
+    /// cancelled by `stop`.
+    fn inspect(&self, found: &mut Vec<Finding>, stop: &StopFlag) -> bool {
         let config = &self.config;
         let network = self.allocations.default_network().ok();
         let mut has_locked_records = false;
-        let outcome = reconcile::inspect_pods(ReconcileRequest {
+        let request = ReconcileRequest {
             run_dir: &config.run_dir,
             network: network.as_ref().map(|network| (&config.network.name, network.conf())),
             mode: None,
             earlier_records: &[],
             kernel_cache: Some(self.work.kernel_cache()),
+            policies: Some(self.work.policies()),
             is_only_agent: || lock::agents_here().is_ok_and(|all| all.len() <= 1),
             warn: log::engine_warning,
-        });
+        };
+        let outcome = reconcile::inspect_pods(request, &|| stop.is_set());
         let inspected = outcome.map(|outcome| {
             has_locked_records = outcome.has_locked_records;
             let repairs: Vec<String> = outcome.repairs.iter().map(|repair| repair.message.clone()).collect();
@@ -99,6 +102,9 @@ impl Inspector {
             self.agent_status.repaired(repairs.len() as u64, &repairs);
             *found = outcome.findings;
         });
+        if stop.is_set() {
+            return false;
+        }
         let failed = inspected.err().map(|error| reconcile::failure(error, &config.run_dir).degraded());
         let is_inspected = failed.is_none() && !has_locked_records;
         let findings = found.iter().cloned().chain(failed).chain(self.report_orphans());

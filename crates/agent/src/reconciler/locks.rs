@@ -36,7 +36,7 @@ impl Reconciler {
             Err(LockError::Taken { .. }) => None,
             Err(error) => Some(lost(self.parts.lock.path(), &error)),
         };
-        self.soon(false);
+        self.schedule_round(false);
         Ok(lost)
     }
 
@@ -45,7 +45,7 @@ impl Reconciler {
             return Ok(None);
         }
         let config = &self.parts.config;
-        match NetworkLock::renew(&config.network.name, &config.run_dir) {
+        match NetworkLock::take(&config.network.name, &config.run_dir) {
             Ok(lock) => {
                 warn!("lock of the network was removed; restored");
                 self.parts.network_lock = lock;

@@ -9,7 +9,8 @@
 //! Events only make a round due a moment later. The round observes everything itself, so a lost event costs a delay and never a
 //! repair. A round enters a pod's namespace only to create its link again.
 
-mod hints;
+mod early_rounds;
+mod event_checks;
 pub(crate) mod inspector;
 mod ipam;
 mod locks;
@@ -17,8 +18,7 @@ mod others;
 mod overlap;
 mod requests;
 mod round;
-mod rules;
-mod suspicion;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -46,12 +46,12 @@ use crate::server::SocketWatch;
 use crate::waker::{Slot, Waker};
 use crate::work::Work;
 use config::Config;
-use hints::{Checks, HintContext};
+use early_rounds::Polled;
+use event_checks::{Checks, EventContext};
 pub(crate) use overlap::at_start as overlaps_at_start;
 pub(crate) use requests::ReconcileRequests;
-pub(crate) use round::with_other_bridge;
-use rules::Rules;
-use suspicion::Polled;
+pub(crate) use round::propose_other_bridge;
+use steps::FailedSteps;
 use watch::DirectoryWatch;
 
 /// No events are read for this time after some were read. Every ADD causes a dozen, and a wake-up for each would cost pods more
@@ -114,10 +114,10 @@ pub(crate) struct Reconciler {
     overlaps: Vec<Finding>,
     /// Since when rounds could not create the network's bridge.
     bridge_missing_since: Option<Instant>,
-    rules: Rules,
+    failed_steps: FailedSteps,
     polled: Polled,
     /// When routes, addresses and chains of other programs were checked last.
-    others_checked: Option<Instant>,
+    unmanaged_checked_at: Option<Instant>,
 }
 
 /// A scheduled round.
@@ -159,9 +159,9 @@ impl Reconciler {
             is_unlimited: false,
             overlaps: Vec::new(),
             bridge_missing_since: None,
-            rules: Rules::default(),
+            failed_steps: FailedSteps::default(),
             polled: Polled::default(),
-            others_checked: None,
+            unmanaged_checked_at: None,
             parts,
         })
     }
@@ -230,26 +230,29 @@ impl Reconciler {
         match self.netlink.read(now, netlink::Monitor::read) {
             Read::Events(events) => {
                 let bridges = self.bridges();
-                let known =
-                    HintContext { bridges: &bridges, deleted_here: &netlink::was_deleted_by_this_process };
-                self.schedule_checks(hints::checks(&events, &known));
-                if hints::may_overlap(&events, &self.parts.config.network.subnets) {
-                    self.suspect();
+                let known = EventContext {
+                    bridges: &bridges,
+                    deleted_here: &netlink::was_deleted_by_this_process,
+                    group_of: &|link| self.parts.work.policies().group_of_link(link),
+                };
+                self.schedule_checks(event_checks::checks(&events, &known));
+                if event_checks::may_overlap(&events, &self.parts.config.network.subnets) {
+                    self.check_unmanaged_soon();
                 }
             }
             Read::Reopened => {
                 self.schedule_checks(Checks { node: true, pods: true });
-                self.suspect();
+                self.check_unmanaged_soon();
             }
             Read::Failed => {}
         }
         match self.nft.read(now, nft::RulesetMonitor::read) {
             Read::Events(change) => {
                 if change.managed != nft::ManagedChange::None || change.unmanaged {
-                    self.soon(change.unmanaged);
+                    self.schedule_round(change.unmanaged);
                 }
             }
-            Read::Reopened => self.soon(true),
+            Read::Reopened => self.schedule_round(true),
             Read::Failed => {}
         }
         let failed = self.netlink.finding().into_iter().chain(self.nft.finding()).collect();
@@ -266,7 +269,7 @@ impl Reconciler {
             self.parts.work.kernel_cache().forget_bridges();
         }
         if checks.node {
-            self.soon(false);
+            self.schedule_round(false);
         }
         if checks.pods {
             self.parts.inspector.wake();
@@ -278,17 +281,17 @@ impl Reconciler {
         let requested = self.parts.requests.take();
         let (version, tunnels) = (self.parts.allocations.version(), self.parts.tunnels.get());
         if requested.round || version != self.allocation_version || tunnels != self.tunnels {
-            self.soon(false);
+            self.schedule_round(false);
         }
         if requested.fault {
-            self.suspect();
+            self.check_unmanaged_soon();
         }
         (self.allocation_version, self.tunnels) = (version, tunnels);
     }
 
     /// Schedules a round in a moment. If one is scheduled already, it is neither earlier, because the kernel may report the removal
     /// of thousands of pods at once, nor later, because there may always be further events.
-    fn soon(&mut self, unmanaged: bool) {
+    fn schedule_round(&mut self, unmanaged: bool) {
         let at = self.not_before.max(Instant::now() + PAUSE);
         self.schedule(Due { at, unmanaged, timer: false });
     }
@@ -314,7 +317,7 @@ impl Reconciler {
         // The server creates and logs it.
         self.parts.socket.check();
         if !self.parts.config.run_dir.join("networks").exists() {
-            self.soon(false);
+            self.schedule_round(false);
         }
         self.run.renew();
         self.parts.work.drain_tombstones();

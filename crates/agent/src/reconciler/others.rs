@@ -13,7 +13,7 @@ impl Reconciler {
         let bridges = self.bridges();
         let names: Vec<&IfName> = bridges.iter().collect();
         let drops = nft::unmanaged_drops(&names);
-        if let Some(drops) = self.report_rule("chains unmanaged", "check unmanaged firewall chains", drops) {
+        if let Some(drops) = self.report_step("chains unmanaged", "check unmanaged firewall chains", drops) {
             let found = drops.iter().map(nft::UnmanagedDrop::finding).collect();
             self.parts.agent_status.set(Source::Firewall, found);
         }
@@ -30,7 +30,7 @@ impl Reconciler {
             nft::withdraw_from_unmanaged(&|name| name == own)
         };
         let operation = "keep the rules that accept pods in unmanaged chains";
-        let kept = self.report_rule("rules accept-forward", operation, kept);
+        let kept = self.report_step("rules accept-forward", operation, kept);
         kept.iter().flatten().for_each(|what| info!("{what}"));
     }
 }

@@ -9,7 +9,7 @@ use super::{Due, Reconciler};
 use config::Config;
 
 impl Reconciler {
-    /// Lists routes, which may be many: on the timer, on suspicion, and until the agent is ready and there is no overlap.
+    /// Lists routes, which may be many: on the timer, after a suspected change, and until the agent is ready and there is no overlap.
     pub(super) fn check_overlap(&mut self, due: Due) {
         if self.was_ready && !due.unmanaged && self.overlaps.is_empty() {
             return;
@@ -19,7 +19,7 @@ impl Reconciler {
         let observed = host.and_then(|mut host| ObservedNetworks::of(&mut host, subnets));
         let operation = "list routes and addresses to check for overlap with the pod network";
         if let Some(observed) =
-            self.report_rule("routes overlap", operation, observed.map_err(cni::Error::from))
+            self.report_step("routes overlap", operation, observed.map_err(cni::Error::from))
         {
             self.overlaps = self.found(&observed);
         }
@@ -34,11 +34,18 @@ impl Reconciler {
         let config = &self.parts.config;
         match self.was_ready {
             true => {
-                overlap::findings(&network(config), observed).into_iter().map(Finding::degraded).collect()
+                let found = overlap::findings(&network(config), observed).into_iter();
+                found.map(Finding::degraded).map(without_subnet_change).collect()
             }
             false => at_start(config, observed),
         }
     }
+}
+
+/// The network's subnets cannot be changed while it has other nodes or pods.
+fn without_subnet_change(found: Finding) -> Finding {
+    let message = format!("{}; remove that route or address if nothing needs it", found.message);
+    Finding { message, ..found }
 }
 
 fn network(config: &Config) -> NetworkExtent<'_> {
@@ -57,7 +64,8 @@ pub(crate) fn at_start(config: &Config, observed: &ObservedNetworks) -> Vec<Find
     });
     let of = |found: Finding| match (found.severity, &other) {
         (Severity::NotReady, Some(other)) => config.propose(found, "network.subnets", other),
-        (Severity::NotReady, None) | (Severity::Degraded, _) => found,
+        (Severity::NotReady, None) => without_subnet_change(found),
+        (Severity::Degraded, _) => found,
     };
     overlap::findings(&network, observed).into_iter().map(of).collect()
 }

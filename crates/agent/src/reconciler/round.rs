@@ -29,7 +29,7 @@ const FEW_FREE: u64 = 32;
 impl Reconciler {
     pub(super) fn round(&mut self, due: Due) {
         let started = Instant::now();
-        let due = self.spaced(due);
+        let due = self.limit_unmanaged_checks(due);
         self.parts.agent_status.round_begins();
         self.parts.work.drain_tombstones();
         self.check_overlap(due);
@@ -43,21 +43,22 @@ impl Reconciler {
             mode: Some((&config.network.name, config.network.mode)),
             earlier_records: &self.attachments,
             kernel_cache: Some(self.parts.work.kernel_cache()),
+            policies: Some(self.parts.work.policies()),
             is_only_agent: || lock::agents_here().is_ok_and(|all| all.len() <= 1),
             warn: log::engine_warning,
         };
         let outcome = reconcile::reconcile(request);
         let took = started.elapsed();
         if due.timer {
-            let flows = reconcile::forget_flows(&request).map_err(cni::Error::from);
-            self.report_rule("flows orphaned", "remove connection tracking entries of removed pods", flows);
+            let flows = reconcile::remove_conntrack(&request).map_err(cni::Error::from);
+            self.report_step("flows orphaned", "remove connection tracking entries of removed pods", flows);
             let config = &self.parts.config;
             self.parts.agent_status.set(Source::Config, config.exposed_key().into_iter().collect());
         }
         if due.unmanaged {
             self.check_unmanaged();
             self.check_ipam();
-            self.others_checked = Some(Instant::now());
+            self.unmanaged_checked_at = Some(Instant::now());
         }
         self.parts.metrics.reconciled(took);
         let run_dir = engine::run_dir_findings(&self.parts.config.run_dir);
@@ -172,7 +173,7 @@ impl Reconciler {
     fn with_node(&mut self, mut findings: Vec<Finding>) -> Vec<Finding> {
         let taken = format!("link {}", self.parts.config.network.bridge);
         for found in findings.iter_mut().filter(|it| it.code == Code::BridgeNameTaken && it.object == taken) {
-            *found = with_other_bridge(&self.parts.config, found.clone());
+            *found = propose_other_bridge(&self.parts.config, found.clone());
         }
         let lacks_bridge = |found: &Finding| {
             found.severity == Severity::NotReady
@@ -191,7 +192,11 @@ impl Reconciler {
         } else {
             self.bridge_missing_since = None;
         }
-        findings.extend(nft::check_program().err().and_then(|error| error.missing_program()));
+        if let Some(missing) = nft::check_program().err().and_then(|error| error.missing_program()) {
+            // Parts of the round that failed for this reason repeat its message.
+            findings.retain(|finding| finding.code != missing.code);
+            findings.push(missing);
+        }
         findings.extend(self.overlaps.iter().cloned());
         findings
     }
@@ -231,13 +236,13 @@ impl Reconciler {
         let network = &self.parts.config.network.name;
         let done = nft::Firewall::open().and_then(|mut firewall| firewall.clamp(network, &wanted));
         let operation = "clamp the MSS of connections through tunnels";
-        if let Some(done) = self.report_rule("chain clamp", operation, done) {
+        if let Some(done) = self.report_step("chain clamp", operation, done) {
             done.iter().for_each(|what| info!("{what}"));
             self.clamped = Some(wanted);
         }
         let fitting = large.iter().map(|tunnel| tunnel.mtu).min().unwrap_or(u32::MAX);
         if self.parts.allocations.set_largest_mtu(fitting) {
-            self.soon(false);
+            self.schedule_round(false);
         }
     }
 
@@ -254,7 +259,7 @@ impl Reconciler {
         }
         let (object, is_unlimited) = (format!("table {}", limit.table()), limit.per_pod.is_none());
         let changed = nft::Firewall::open().and_then(|mut firewall| firewall.limit_connections(&limit));
-        if let Some(changed) = self.report_rule(&object, "limit the connections of pods", changed) {
+        if let Some(changed) = self.report_step(&object, "limit the connections of pods", changed) {
             changed.iter().for_each(|what| info!("{what}"));
             self.is_unlimited = is_unlimited;
         }
@@ -274,7 +279,7 @@ impl Reconciler {
 }
 
 /// Proposes another bridge name if the link may be in use, for example as the uplink of the node.
-pub(crate) fn with_other_bridge(config: &Config, found: Finding) -> Finding {
+pub(crate) fn propose_other_bridge(config: &Config, found: Finding) -> Finding {
     let name = if config.network.bridge.as_str() == "podwire0" { "podwire1" } else { "podwire0" };
     match &found.fix {
         Some(_) => found,

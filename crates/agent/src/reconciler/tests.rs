@@ -1,4 +1,4 @@
-//! Two agents at the same time: one works, and the other ends.
+//! Two agents at the same time, of which one ends, and an agent whose bridge cannot be created.
 
 use std::fs;
 
@@ -65,7 +65,7 @@ fn an_agent_is_ready_only_with_its_bridge() {
 }
 
 #[test]
-fn a3_no_fix_renames_the_link_of_the_node() {
+fn a3_no_fix_renames_a_link_that_the_node_uses() {
     const LINK: &str = "ip link add podwire0 type veth peer name other; ip link set other up;";
     for (more, may_be_renamed) in [
         ("", true),

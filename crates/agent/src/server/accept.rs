@@ -1,7 +1,7 @@
 //! Acceptor threads: each accepts a connection and serves its first request directly if that does not have to wait.
 //!
 //! The plugin sends one request per connection. If an acceptor serves it, no other thread has to be woken. Each wake-up would
-//! cost 50 to 100 µs. The runtime's thread serves all other connections: slow clients, other requests, CNI requests without a
+//! cost 50 to 100 µs. The tokio thread serves all other connections: slow clients, other requests, CNI requests without a
 //! slot in the queue, and connections that arrive while all other acceptors are busy. So one acceptor is always free for the
 //! next connection.
 
@@ -103,7 +103,7 @@ impl Acceptors {
 
     /// The loop of one acceptor.
     fn work(&self) {
-        // Timers of hyper and of request bodies belong to the runtime.
+        // Timers of hyper and of request bodies belong to the tokio runtime.
         let _entered = self.runtime.enter();
         while let Some((permit, listener)) = self.permit().zip(self.listener.get()) {
             match listener.accept() {

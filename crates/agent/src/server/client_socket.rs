@@ -1,7 +1,7 @@
-//! A client's connection on the unix socket. The acceptor's thread polls it first, then the runtime.
+//! A client's connection on the unix socket. The acceptor's thread polls it first, then tokio.
 //!
 //! The acceptor polls it once. If a request has arrived completely, that poll parses, serves and answers it without waking
-//! another thread. If it would have to wait, the runtime takes over the connection.
+//! another thread. If it would have to wait, tokio takes over the connection.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::unix::net::UnixStream;
@@ -20,7 +20,7 @@ use tokio::net::UnixStream as RuntimeStream;
 type AfterAnswer = Box<dyn FnOnce() + Send>;
 
 pub(super) struct ClientSocket {
-    /// None after the runtime took over.
+    /// None after tokio took over.
     stream: Mutex<Option<UnixStream>>,
     /// Whether the acceptor polls the connection. Only the acceptor may block.
     is_with_acceptor: AtomicBool,
@@ -33,7 +33,7 @@ impl ClientSocket {
         Arc::new(Self { stream: Mutex::new(Some(stream)), is_with_acceptor, after_answer })
     }
 
-    /// Polls the connection once on the calling thread, which may block. This poll registers no waker, so the runtime has to
+    /// Polls the connection once on the calling thread, which may block. This poll registers no waker, so tokio has to
     /// poll an incomplete connection.
     pub(super) fn poll_connection(&self, connection: Pin<&mut impl Future<Output = ()>>) -> Poll<()> {
         self.is_with_acceptor.store(true, Ordering::Relaxed);
@@ -85,7 +85,7 @@ impl ClientSocket {
         lock(&self.stream).as_ref().map_or(Err(Errno::NOTCONN), call)
     }
 
-    /// For the acceptor, which does not wait. On EAGAIN the runtime polls again.
+    /// For the acceptor, which does not wait. On EAGAIN tokio polls again.
     fn poll_call<T>(&self, call: impl FnOnce(&UnixStream) -> Result<T, Errno>) -> Poll<io::Result<T>> {
         match self.call(call) {
             Err(Errno::AGAIN) => Poll::Pending,
@@ -98,7 +98,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads and writes for hyper. The socket is registered with the runtime only on takeover, so that a connection that the
+/// Reads and writes for hyper. The socket is registered with tokio only on takeover, so that a connection that the
 /// acceptor completes costs no epoll calls.
 pub(super) struct ClientIo {
     socket: Arc<ClientSocket>,

@@ -15,6 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, test_kill_process};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
+use types::cause;
 
 /// The kernel limits it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
@@ -25,7 +26,7 @@ const LONGEST_PATH: usize = 107;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    #[error("cannot {op} {}: {source}", path.display())]
+    #[error("cannot {op} {}: {}", path.display(), cause(source))]
     Socket { op: &'static str, path: PathBuf, source: io::Error },
     #[error("the socket's path {} is too long: the limit is {LONGEST_PATH} bytes", .0.display())]
     TooLong(PathBuf),
@@ -39,7 +40,7 @@ pub enum ServerError {
         .0.display()
     )]
     NotASocket(PathBuf),
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}: {}", cause(source))]
     Tcp { address: SocketAddr, source: io::Error },
 }
 

@@ -11,6 +11,8 @@ use super::reply::{self, HttpReply};
 use super::{ApiService, view};
 use crate::membership::{self, AskError, MembershipHandle};
 
+pub(super) const NO_STORE: &str = "the store of this node cannot be used: see `podwire status`";
+
 /// A query about the cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ClusterQuery {
@@ -38,8 +40,7 @@ pub(super) async fn answer(
     query: Option<&str>,
 ) -> HttpReply {
     let Some(cluster) = &service.cluster else {
-        let message = "the store of this node cannot be used: see `podwire status`";
-        return reply::error(StatusCode::SERVICE_UNAVAILABLE, message);
+        return reply::error(StatusCode::SERVICE_UNAVAILABLE, NO_STORE);
     };
     let answered = match cluster_query {
         ClusterQuery::Nodes => {
@@ -87,7 +88,7 @@ async fn remove(cluster: &MembershipHandle, name: &str, query: Option<&str>) -> 
     }
 }
 
-fn refusal(error: &AskError) -> HttpReply {
+pub(super) fn refusal(error: &AskError) -> HttpReply {
     reply::error(status_of(error), &error.to_string())
 }
 
@@ -98,9 +99,13 @@ fn status_of(error: &AskError) -> StatusCode {
         AskError::Busy => StatusCode::TOO_MANY_REQUESTS,
         AskError::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
         AskError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
-        AskError::NotFound(_) => StatusCode::NOT_FOUND,
-        AskError::Alive(_) | AskError::Own(_) | AskError::Unreadable { .. } | AskError::Contended(_) => {
-            StatusCode::CONFLICT
-        }
+        AskError::NotFound(_) | AskError::ObjectMissing(_) => StatusCode::NOT_FOUND,
+        AskError::ObjectInvalid(_) => StatusCode::BAD_REQUEST,
+        AskError::Alive(_)
+        | AskError::Own(_)
+        | AskError::Unreadable { .. }
+        | AskError::Contended(_)
+        | AskError::ObjectConflict(_)
+        | AskError::ObjectsContended => StatusCode::CONFLICT,
     }
 }

@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use types::RequestId;
 
 use super::nodes::{self, ClusterQuery};
+use super::objects::{self, ObjectPath};
 use super::reply::{self, HttpReply};
 use super::{ApiService, ClientSocket, view};
 use crate::contiv::{self, ContivPod, PodAnswer};
@@ -53,6 +54,7 @@ enum ApiRoute {
     Version,
     Local(LocalQuery),
     Cluster(ClusterQuery),
+    Objects(ObjectPath),
 }
 
 /// Queries that read files.
@@ -80,17 +82,22 @@ impl ApiRoute {
             contiv::DEL_POD => Self::Pod(Command::Del),
             _ => match path.strip_prefix(api::ATTACHMENTS).and_then(|path| path.strip_prefix('/')) {
                 Some(container) => Self::Local(LocalQuery::Attachments(Some(container.to_owned()))),
-                None => Self::Cluster(ClusterQuery::find(path)?),
+                None => match ObjectPath::find(path) {
+                    Some(path) => Self::Objects(path),
+                    None => Self::Cluster(ClusterQuery::find(path)?),
+                },
             },
         })
     }
 
-    fn method(&self) -> Method {
-        match self {
+    /// None: it depends on the request.
+    fn method(&self) -> Option<Method> {
+        Some(match self {
+            Self::Objects(_) => return None,
             Self::Cni | Self::Pod(_) => Method::POST,
             Self::Cluster(ClusterQuery::Remove(_)) => Method::DELETE,
             Self::Health | Self::Ready | Self::Version | Self::Local(_) | Self::Cluster(_) => Method::GET,
-        }
+        })
     }
 
     /// Routes that reveal nothing about pods and change nothing.
@@ -112,8 +119,8 @@ pub(super) async fn answer(
     let route = ApiRoute::find(request.uri().path())
         .filter(|route| origin != RequestOrigin::Tcp || route.is_public());
     let Some(route) = route else { return reply::error(StatusCode::NOT_FOUND, api::PAGE_NOT_FOUND) };
-    if *request.method() != route.method() {
-        return reply::not_allowed(&route.method());
+    if let Some(method) = route.method().filter(|method| method != request.method()) {
+        return reply::not_allowed(&method);
     }
     match route {
         ApiRoute::Cni => match reply::read(request, body_timeout).await {
@@ -139,6 +146,7 @@ pub(super) async fn answer(
             let permit = if origin == RequestOrigin::Tcp { SCRAPES.acquire().await.ok() } else { None };
             run_local(service, query, permit).await
         }
+        ApiRoute::Objects(path) => objects::answer(service, path, request, body_timeout).await,
         ApiRoute::Cluster(query) => nodes::answer(service, query, request.uri().query()).await,
     }
 }

@@ -170,7 +170,7 @@ fn cni_calls_return_results_and_errors() {
     let (status, body) = fixture.post("/v1/cni", &call("JUMP", "a"));
     assert_eq!((status, &body["code"]), (500, &json!(4)));
     assert_eq!(fixture.post("/v1/cni", &json!({ "env": 1 })).0, 400);
-    fixture.lose_bridge();
+    fixture.report_missing_bridge();
     let (status, body) = fixture.post("/v1/cni", &call("ADD", "a"));
     assert_eq!((status, &body["code"]), (503, &json!(11)));
     assert!(body["msg"].as_str().unwrap().contains("the bridge is missing"));
@@ -200,7 +200,7 @@ fn b3_contiv_calls_return_addresses_and_errors() {
     assert_eq!(fixture.post("/ContivCNI.DelPod", &pod("c1")), (200, json!({ "result": 0 })));
     let failed = json!({ "result": 1, "errmsg": "no address left", "errinfo": EXHAUSTED });
     assert_eq!(fixture.post("/ContivCNI.AddPod", &pod("bad")), (500, failed));
-    fixture.lose_bridge();
+    fixture.report_missing_bridge();
     let (status, body) = fixture.post("/ContivCNI.AddPod", &pod("c1"));
     assert_eq!((status, &body["result"]), (500, &json!(1)));
 }
@@ -247,7 +247,7 @@ fn a_client_that_hangs_up_cancels_its_add() {
     let serve = move |request: &Request, caller: &Caller<'_>| {
         started.send(()).unwrap();
         reported.send(wait_for_cancel(caller)).unwrap();
-        done(request)
+        fixed_result(request)
     };
     let fixture = Fixture::new(Options { serve: Box::new(serve), ..Options::default() });
     // Served by the acceptor, and then by a worker, because hyper reads this body only after its first poll.
@@ -255,10 +255,10 @@ fn a_client_that_hangs_up_cancels_its_add() {
     for request in [whole.clone(), whole.replace("Host: agent", "Host: agent\r\nExpect: 100-continue")] {
         let mut client = fixture.connect();
         client.write_all(request.as_bytes()).unwrap();
-        received.recv_timeout(SOON).unwrap();
+        received.recv_timeout(TEST_TIMEOUT).unwrap();
         assert!(cancelled.try_recv().is_err());
         drop(client);
-        assert_eq!(cancelled.recv_timeout(SOON), Ok(true));
+        assert_eq!(cancelled.recv_timeout(TEST_TIMEOUT), Ok(true));
     }
 }
 
@@ -270,9 +270,9 @@ fn one_worker(bound: usize) -> (Options, mpsc::Receiver<String>, mpsc::Sender<()
         let Request::Add(call) = request else { panic!("{request:?}") };
         started.send(call.container.to_string()).unwrap();
         if call.container.as_str() == "slow" {
-            resumed.lock().unwrap().recv_timeout(SOON).unwrap();
+            resumed.lock().unwrap().recv_timeout(TEST_TIMEOUT).unwrap();
         }
-        done(request)
+        fixed_result(request)
     };
     let queue = Queue::with_bound(3, bound).unwrap();
     (Options { serve: Box::new(serve), queue, ..Options::default() }, received, resume)
@@ -288,12 +288,14 @@ fn a_client_that_hung_up_in_the_queue_is_not_served() {
         client.write_all(post("/v1/cni", &call("ADD", container)).as_bytes()).unwrap();
         clients.push(client);
         if container == "slow" {
-            assert_eq!(received.recv_timeout(SOON).unwrap(), "slow");
+            assert_eq!(received.recv_timeout(TEST_TIMEOUT).unwrap(), "slow");
         }
         wait_until("the queue", || fixture.queue.waiting() == waiting);
     }
-    drop(clients.remove(1));
-    // When a later request is answered, the server has noticed the closed connection.
+    let mut closed = clients.remove(1);
+    closed.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(closed.read(&mut [0]).unwrap(), 0, "the server closes the connection without an answer");
+    // The thread that drops the connection answers this request afterwards.
     assert_eq!(fixture.get("/v1/health").0, 200);
     resume.send(()).unwrap();
     for client in &mut clients {
@@ -308,7 +310,7 @@ fn a_full_queue_is_reported() {
     let fixture = Fixture::new(options);
     let (mut slow, mut second) = (fixture.connect(), fixture.connect());
     slow.write_all(post("/v1/cni", &call("ADD", "slow")).as_bytes()).unwrap();
-    received.recv_timeout(SOON).unwrap();
+    received.recv_timeout(TEST_TIMEOUT).unwrap();
     second.write_all(post("/v1/cni", &call("ADD", "b")).as_bytes()).unwrap();
     wait_until("the queue", || fixture.queue.waiting() == 1);
     let (status, body) = fixture.post("/v1/cni", &call("ADD", "c"));
@@ -338,15 +340,15 @@ fn stopping_waits_for_requests_in_flight() {
     let serve = move |request: &Request, _: &Caller<'_>| {
         started.send(()).unwrap();
         thread::sleep(Duration::from_millis(100));
-        done(request)
+        fixed_result(request)
     };
     let mut fixture = Fixture::new(Options { serve: Box::new(serve), ..Options::default() });
     let (mut client, idle) = (fixture.connect(), fixture.connect());
     client.write_all(post("/v1/cni", &call("ADD", "a")).as_bytes()).unwrap();
-    received.recv_timeout(SOON).unwrap();
+    received.recv_timeout(TEST_TIMEOUT).unwrap();
     let start = Instant::now();
-    assert_eq!(fixture.stop(SOON), UnfinishedRequests::default());
-    assert!(start.elapsed() < SOON, "an idle connection delayed the stop");
+    assert_eq!(fixture.stop(TEST_TIMEOUT), UnfinishedRequests::default());
+    assert!(start.elapsed() < TEST_TIMEOUT, "an idle connection delayed the stop");
     assert_eq!(answer(&mut client).0, 200);
     assert!(Client::connect(&fixture.socket).is_err());
     drop(idle);
@@ -359,13 +361,13 @@ fn stopping_ends_at_the_deadline() {
     let resumed = Mutex::new(resumed);
     let serve = move |request: &Request, _: &Caller<'_>| {
         started.send(()).unwrap();
-        let _ = resumed.lock().unwrap().recv_timeout(SOON);
-        done(request)
+        let _ = resumed.lock().unwrap().recv_timeout(TEST_TIMEOUT);
+        fixed_result(request)
     };
     let mut fixture = Fixture::new(Options { serve: Box::new(serve), ..Options::default() });
     let mut client = fixture.connect();
     client.write_all(post("/v1/cni", &call("ADD", "a")).as_bytes()).unwrap();
-    received.recv_timeout(SOON).unwrap();
+    received.recv_timeout(TEST_TIMEOUT).unwrap();
     assert_eq!(fixture.stop(Duration::from_millis(50)), UnfinishedRequests { waiting: 0, running: 1 });
     resume.send(()).unwrap();
 }
@@ -389,7 +391,7 @@ fn tcp_serves_only_metrics_and_health() {
     let fixture = Fixture::new(Options::default());
     let ask = |path: &str| {
         let mut client = TcpStream::connect(fixture.tcp).unwrap();
-        client.set_read_timeout(Some(SOON)).unwrap();
+        client.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
         client.write_all(request.as_bytes()).unwrap();
         answer(&mut client).0
@@ -404,7 +406,7 @@ fn tcp_serves_only_metrics_and_health() {
 
 fn ask_tcp(fixture: &Fixture, path: &str) -> (u16, Vec<u8>) {
     let mut client = TcpStream::connect(fixture.tcp).unwrap();
-    client.set_read_timeout(Some(SOON)).unwrap();
+    client.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     // The server closes the connection, not the client.
     client.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).unwrap();
     let mut answer = Vec::new();

@@ -86,7 +86,7 @@ fn known_usage(service: &ApiService) -> Result<AddressUsage, StateError> {
     let network = state.zip(name).and_then(|(state, name)| state.existing_network(&name));
     let allocated = service.allocations.default_network();
     let blocks = allocated.iter().flat_map(|network| network.blocks()).filter_map(|&block| {
-        let set = whole(block)?;
+        let set = range_set_of(block)?;
         let used = network.as_ref().map_or(Ok(0), |network| network.in_use_of(&set));
         let free = |used| set.capacity().saturating_sub(used);
         Some(used.map(|used| BlockUse { block, used: Some(used), free: Some(free(used)) }))
@@ -94,7 +94,7 @@ fn known_usage(service: &ApiService) -> Result<AddressUsage, StateError> {
     Ok(AddressUsage { attachments: Some(counts), blocks: blocks.collect::<Result<_, StateError>>()? })
 }
 
-fn whole(cidr: IpNet) -> Option<RangeSet> {
+fn range_set_of(cidr: IpNet) -> Option<RangeSet> {
     let spec = RangeSpec { subnet: cidr, start: None, end: None, gateway: None, exclude: Vec::new() };
     RangeSet::new(vec![Range::new(spec).ok()?]).ok()
 }

@@ -187,7 +187,7 @@ mod tests {
 
     use super::*;
 
-    const SOON: Duration = Duration::from_secs(60);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
     const NO_WAIT: Duration = Duration::ZERO;
 
     fn key(container: &str) -> AttachmentKey {
@@ -233,12 +233,12 @@ mod tests {
         assert_eq!(add.request.cancel.get(), Some(CancelReason::Deleted));
         let (started, received) = mpsc::channel();
         let waiting = thread::spawn(move || {
-            del.wait(SOON).unwrap();
+            del.wait(TEST_TIMEOUT).unwrap();
             started.send(()).unwrap();
         });
         assert!(received.try_recv().is_err());
         drop(add);
-        received.recv_timeout(SOON).unwrap();
+        received.recv_timeout(TEST_TIMEOUT).unwrap();
         waiting.join().unwrap();
     }
 
@@ -284,7 +284,7 @@ mod tests {
                 thread::spawn(move || {
                     for _ in 0..200 {
                         let slot = join(&queues, RequestPurpose::Check);
-                        slot.wait(SOON).unwrap();
+                        slot.wait(TEST_TIMEOUT).unwrap();
                         drop(inside.try_lock().unwrap());
                     }
                 })

@@ -105,6 +105,7 @@ impl Work {
             kernel_cache: Some(&self.kernel_cache),
             delegates: Delegates::Allowed(&self.delegates),
             networks: Some(self.networks(&allocation)),
+            policies: Some(&*self.policies),
             warn: &log::engine_warning,
         };
         let outcome = (self.serve)(&request, &caller);

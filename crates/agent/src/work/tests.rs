@@ -34,7 +34,7 @@ impl Task {
     }
 }
 
-const SOON: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Replaces the engine: records the requests, and blocks those that a test pauses.
 #[derive(Default)]
@@ -65,7 +65,7 @@ impl Engine {
         drop(paused);
         if let Some((_, started, resume)) = pause {
             started.send(()).unwrap();
-            resume.recv_timeout(SOON).unwrap();
+            resume.recv_timeout(TEST_TIMEOUT).unwrap();
         }
         if self.failing.lock().unwrap().contains(&name) {
             return Err(Error::new(ErrorCode::Kernel, format!("{name}: injected failure")));
@@ -98,7 +98,7 @@ struct Fixture {
     work: Arc<Work>,
 }
 
-/// A config with a margin of free blocks.
+/// A config in which the subnets of the network are divided into blocks, so the node can request another one.
 fn config(dir: &std::path::Path) -> Config {
     let mut config = Config::load(&Flags::default(), Vec::new()).unwrap();
     (config.run_dir, config.cluster.margin) = (dir.to_owned(), 8);
@@ -120,6 +120,11 @@ impl WorkParts {
             allocations: Arc::clone(allocations),
             blocks: BlockRequests::new(&config, Arc::clone(allocations), membership::commands().0),
             reconciler: ReconcileRequests::new(Waker::new().unwrap()),
+            policies: Arc::new(Policies::new(
+                "n1".try_into().unwrap(),
+                Waker::new().unwrap(),
+                Arc::clone(agent_status),
+            )),
         }
     }
 }
@@ -150,7 +155,7 @@ impl Fixture {
         let served = Arc::clone(&engine);
         let serve: Box<Serve> = Box::new(move |request, caller| served.serve(request, caller));
         let allocations = Arc::new(NodeAllocations::none("no block yet", Vec::new()));
-        allocations.set(owning("10.9.0.0/24"));
+        set_only_block(&allocations, "10.9.0.0/24");
         let work = work_in(dir.path(), &agent_status, &allocations, serve);
         Self { dir, engine, agent_status, allocations, work }
     }
@@ -241,7 +246,7 @@ fn a_del_is_served_after_its_client_hung_up() {
     let (started, resume) = fixture.engine.pause("ADD a");
     let add = fixture.accept("ADD", "a");
     let adding = thread::spawn(move || add.answer());
-    started.recv_timeout(SOON).unwrap();
+    started.recv_timeout(TEST_TIMEOUT).unwrap();
     // The DEL waits for the ADD, and its client has hung up.
     let del = fixture.accept("DEL", "a");
     drop(del.client_guard());
@@ -253,14 +258,14 @@ fn a_del_is_served_after_its_client_hung_up() {
     assert_eq!(fixture.engine.log(), ["ADD a undone", "DEL a"]);
 }
 
-/// No code watches the connection while the request waits for its slot.
+/// No code watches the connection while the request waits for an earlier one of its attachment.
 #[test]
 fn a_client_that_hung_up_while_waiting_is_not_served() {
     let fixture = Fixture::new();
     let (started, resume) = fixture.engine.pause("ADD a");
     let (first, second) = (fixture.accept("ADD", "a"), fixture.accept("ADD", "a"));
     let running = thread::spawn(move || first.answer());
-    started.recv_timeout(SOON).unwrap();
+    started.recv_timeout(TEST_TIMEOUT).unwrap();
     let waiting = thread::spawn(move || second.run(&|| true).0);
     resume.send(()).unwrap();
     assert!(matches!(running.join().unwrap(), Answer::Done(_)));
@@ -275,7 +280,7 @@ fn an_add_is_undone_if_its_client_hangs_up_before_the_commit() {
     let task = fixture.accept("ADD", "a");
     let guard = task.client_guard();
     let running = thread::spawn(move || task.answer());
-    started.recv_timeout(SOON).unwrap();
+    started.recv_timeout(TEST_TIMEOUT).unwrap();
     drop(guard);
     resume.send(()).unwrap();
     assert_eq!(error(running.join().unwrap()).code, ErrorCode::TryAgainLater);
@@ -288,7 +293,7 @@ fn a_del_cancels_the_add_in_flight_and_runs_after_it() {
     let (started, resume) = fixture.engine.pause("ADD a");
     let add = fixture.accept("ADD", "a");
     let adding = thread::spawn(move || add.answer());
-    started.recv_timeout(SOON).unwrap();
+    started.recv_timeout(TEST_TIMEOUT).unwrap();
     let del = fixture.accept("DEL", "a");
     let deleting = thread::spawn(move || del.answer());
     resume.send(()).unwrap();
@@ -336,7 +341,7 @@ fn a_tombstone_cancels_the_add_in_flight() {
     let (started, resume) = fixture.engine.pause("ADD a");
     let add = fixture.accept("ADD", "a");
     let adding = thread::spawn(move || add.answer());
-    started.recv_timeout(SOON).unwrap();
+    started.recv_timeout(TEST_TIMEOUT).unwrap();
     fixture.write_tombstone("a");
     resume.send(()).unwrap();
     assert_eq!(error(adding.join().unwrap()).code, ErrorCode::TryAgainLater);
@@ -352,7 +357,7 @@ fn a_hanging_request_blocks_only_its_attachment() {
     let (started, resume) = fixture.engine.pause("ADD a");
     let add = fixture.accept("ADD", "a");
     let adding = thread::spawn(move || add.answer());
-    started.recv_timeout(SOON).unwrap();
+    started.recv_timeout(TEST_TIMEOUT).unwrap();
     fixture.write_tombstone("a");
     let report = fixture.work.drain_tombstones();
     assert_eq!(report, DrainReport { pending: 1, ..DrainReport::default() });
@@ -380,7 +385,7 @@ fn a_hanging_tombstone_blocks_only_its_attachment() {
     fixture.write_tombstone("a");
     let other = fixture.accept("ADD", "b");
     let adding = thread::spawn(move || other.answer());
-    started.recv_timeout(SOON).unwrap();
+    started.recv_timeout(TEST_TIMEOUT).unwrap();
     assert!(matches!(adding.join().unwrap(), Answer::Done(_)));
     assert_eq!(fixture.work.drain_tombstones().pending, 1);
     let same = fixture.accept("ADD", "a");
@@ -523,8 +528,13 @@ fn an_invalid_command_is_answered_immediately() {
     assert_eq!(failure.error.code, ErrorCode::InvalidEnvironment);
 }
 
+/// The node owns this block only.
+fn set_only_block(allocations: &NodeAllocations, block: &str) {
+    allocations.set(vec![block.parse().unwrap()], Ok(allocation_of(block)));
+}
+
 /// The allocation of a node that owns this block of 10.9.0.0/16.
-fn owning(block: &str) -> NodeAllocation {
+fn allocation_of(block: &str) -> NodeAllocation {
     let settings = NetworkSettings {
         name: "podwire".try_into().unwrap(),
         mode: AttachMode::Routed,
@@ -542,7 +552,8 @@ fn owning(block: &str) -> NodeAllocation {
 fn a_withdrawn_block_fails_adds_that_were_already_queued() {
     let fixture = Fixture::new();
     let early = fixture.accept("ADD", "early");
-    fixture.allocations.withdraw("the name of this node belongs to another node");
+    let reason = NoBlock("the name of this node belongs to another node".to_owned());
+    fixture.allocations.set(Vec::new(), Err(reason));
     for task in [early, fixture.accept("ADD", "late")] {
         let error = error(task.answer());
         assert_eq!(error.code, ErrorCode::TryAgainLater);
@@ -550,7 +561,7 @@ fn a_withdrawn_block_fails_adds_that_were_already_queued() {
     }
     assert!(matches!(fixture.run("DEL", "early"), Answer::Done(_)));
     assert_eq!(fixture.engine.log(), ["DEL early"]);
-    fixture.allocations.set(owning("10.9.1.0/24"));
+    set_only_block(&fixture.allocations, "10.9.1.0/24");
     assert!(matches!(fixture.run("ADD", "new"), Answer::Done(_)));
 }
 
@@ -573,7 +584,7 @@ fn a_request_uses_the_blocks_at_the_time_it_is_served() {
         Ok(Done::default())
     }));
     let early = fixture.work.enter_call(call("ADD", "c1"));
-    fixture.allocations.set(owning("10.9.1.0/24"));
+    set_only_block(&fixture.allocations, "10.9.1.0/24");
     assert!(matches!(early.answer(), Answer::Done(_)));
     assert_eq!(*served.lock().unwrap(), ["10.9.1.0/24"]);
 }
@@ -601,8 +612,8 @@ fn a_full_node_retries_with_a_new_block_unless_ranges_are_configured() {
         let (blocks, mut received) = fixture.block_requests();
         let allocations = Arc::clone(&fixture.allocations);
         let store = thread::spawn(move || {
-            let Some(MembershipCommand::Grow(request)) = received.blocking_recv() else { return };
-            allocations.set(owning("10.9.1.0/24"));
+            let Some(MembershipCommand::RequestBlock(request)) = received.blocking_recv() else { return };
+            set_only_block(&allocations, "10.9.1.0/24");
             request.answer(Ok(()));
         });
         let work = fixture.work_with(blocks, serve);
@@ -674,12 +685,12 @@ fn f1_only_the_del_of_a_differing_pod_requests_a_round() {
         Ok(Done { mode, ..Done::default() })
     };
     let work = work_in(fixture.dir.path(), &fixture.agent_status, &fixture.allocations, Box::new(removed));
-    let requests_round = |container: &str| {
+    let reports_fault = |container: &str| {
         assert!(matches!(work.enter_call(call("DEL", container)).answer(), Answer::Done(_)));
         work.reconciler.take().fault
     };
-    assert_eq!(["bridged", "routed", "gone"].map(requests_round), [false; 3], "no condition is active");
+    assert_eq!(["bridged", "routed", "gone"].map(reports_fault), [false; 3], "no condition is active");
     let finding = Finding::new(types::Code::PodModeDiffers, "network podwire", "1 pod is in mode bridge");
     fixture.agent_status.set(Source::Reconcile, vec![finding]);
-    assert_eq!(["bridged", "routed", "gone"].map(requests_round), [true, false, false]);
+    assert_eq!(["bridged", "routed", "gone"].map(reports_fault), [true, false, false]);
 }

@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use testkit::{AttachedPod, Cluster, DEADLINE, PingStream, Plan, wait_until};
 
 /// The timeout of all waits in these tests.
-pub(crate) const SOON: Duration = DEADLINE;
 pub(crate) const TIMEOUT: Duration = DEADLINE;
 /// The duration of a reachability check in which some pods must not reach others. Pods that must reach each other are probed
 /// repeatedly.
-pub(crate) const BRIEFLY: Duration = Duration::from_millis(300);
+pub(crate) const PROBE_TIME: Duration = Duration::from_millis(300);
 /// The interval between two pings of a stream.
 const PING_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -32,7 +31,7 @@ pub(crate) fn pod(cluster: &Cluster, name: &str) -> Arc<AttachedPod> {
 #[track_caller]
 pub(crate) fn expect_reach(cluster: &Cluster, within: Duration) {
     let matrix = cluster.reach(within).unwrap();
-    assert!(matrix.all(), "after {within:?}: {:#?}", matrix.complaints());
+    assert!(matrix.all(), "after {within:?}: {:#?}", matrix.failures());
 }
 
 /// Continuous pings between pods, in every family that both have.

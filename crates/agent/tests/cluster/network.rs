@@ -104,7 +104,7 @@ fn set_sysctl(ns: &Ns, key: &str, value: &str) {
 #[track_caller]
 fn path(cluster: &Cluster, from: &str, to: &str) -> PodPath {
     let matrix = cluster.reach(Duration::ZERO).unwrap();
-    matrix.cell(from, to).unwrap().way
+    matrix.cell(from, to).unwrap().path
 }
 
 #[track_caller]

@@ -116,7 +116,7 @@ fn status(cluster: &Cluster, node: &str) -> Outcome {
 fn direct_routes(records: &BTreeMap<String, NodeRecord>, local: &str) -> Vec<(IpNet, IpAddr, String)> {
     let peers = records.iter().filter(|(name, _)| *name != local);
     let routes_of = |record: &NodeRecord| -> Vec<_> {
-        let route = |block: &IpNet| (*block, record.address(block).unwrap(), "eth0".to_owned());
+        let route = |block: &IpNet| (*block, record.address_for(block).unwrap(), "eth0".to_owned());
         record.blocks.iter().map(route).collect()
     };
     let mut routes: Vec<_> = peers.flat_map(|(_, record)| routes_of(record)).collect();

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use testkit::inspect::{self, Family};
 use testkit::{Agent, Cluster, Node, Plan};
 
-use crate::common::{SOON, TIMEOUT, await_that};
+use crate::common::{TIMEOUT, await_that};
 
 /// The default prefix of a cluster's keys.
 const PREFIX: &str = "/podwire";
@@ -246,5 +246,5 @@ fn blocks_of(agent: &Agent) -> Vec<IpNet> {
 fn await_saved_peers(cluster: &Cluster, node: &str, count: usize) {
     let file = cluster.node(node).unwrap().dir().join("lib/podwire/peers.json");
     let lines = || std::fs::read_to_string(&file).unwrap_or_default().lines().count();
-    await_that("the peers to be saved", SOON, || lines() >= count);
+    await_that("the peers to be saved", TIMEOUT, || lines() >= count);
 }

@@ -49,7 +49,7 @@ cd {} || exit 1
 tr '\0' '\n' </proc/$$/environ >env-$CNI_COMMAND
 case $CNI_COMMAND in
 ADD) n=2; until mkdir waiting-$n 2>/dev/null; do n=$((n + 1)); [ $n -lt 250 ] || exit 1; done
-     i=0; until [ -e open ]; do i=$((i + 1)); [ $i -lt 12000 ] || exit 1; sleep 0.01; done
+     i=0; until [ -e unblocked ]; do i=$((i + 1)); [ $i -lt 12000 ] || exit 1; sleep 0.01; done
      echo "{{\"cniVersion\":\"1.1.0\",\"ips\":[{{\"address\":\"10.77.0.$n/24\",\"gateway\":\"10.77.0.1\"}},{{\"address\":\"fd00:77::$n/64\",\"gateway\":\"fd00:77::1\"}}]}}" ;;
 DEL) echo del >>dels ;;
 esac
@@ -101,11 +101,13 @@ esac
         fs::read_to_string(self.dir.join("dels")).unwrap_or_default().lines().count()
     }
 
-    pub(crate) fn close(&self) {
-        fs::remove_file(self.dir.join("open")).unwrap();
+    /// Blocks later ADDs again.
+    pub(crate) fn block(&self) {
+        fs::remove_file(self.dir.join("unblocked")).unwrap();
     }
 
-    pub(crate) fn open(&self) {
-        fs::write(self.dir.join("open"), "").unwrap();
+    /// Lets all ADDs continue.
+    pub(crate) fn unblock(&self) {
+        fs::write(self.dir.join("unblocked"), "").unwrap();
     }
 }

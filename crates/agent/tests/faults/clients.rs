@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use api::Client;
 use serde_json::{Value, json};
-use testkit::{DEADLINE, Plugin, Pod, Verb, inspect, soak, wait_until};
+use testkit::{DEADLINE, Plugin, Pod, Verb, inspect, is_soak, wait_until};
 
 use crate::blocking_ipam::BlockingIpam;
 use crate::common::{Host, addresses_of, ips};
@@ -88,7 +88,7 @@ fn stuck_clients_do_not_block_other_clients() {
 /// The calls of concurrent clients. Each ADD is for another attachment.
 fn concurrent_call(host: &Host, pods: &[Pod], number: usize) -> api::CniCall {
     let verb = match number % 8 {
-        0..4 if soak() => Verb::Add,
+        0..4 if is_soak() => Verb::Add,
         0 => Verb::Add,
         1..4 => Verb::Check,
         _ => Verb::Status,

@@ -63,7 +63,7 @@ fn a_delegate_gets_only_the_variables_of_the_request() {
     host.agent.set_env(&[("SECRET".to_owned(), "of the agent".to_owned())]);
     host.agent.restart().unwrap();
     let (ipam, pod) = (BlockingIpam::new(&host), host.pod("a"));
-    ipam.open();
+    ipam.unblock();
     ipam.call(&host, Verb::Add, &pod).ok().unwrap();
     ipam.call(&host, Verb::Del, &pod).ok().unwrap();
     for verb in [Verb::Add, Verb::Del] {

@@ -153,14 +153,14 @@ impl Pair {
         let config = pair.config();
         pair.second_pod.1 = pair.host.plugin.add(&pair.second_pod.0, &config).unwrap().ok().unwrap();
         if mode == "bridge" {
-            pair.settle();
+            pair.wait_for_bridges();
         }
         pair
     }
 
     /// The kernel creates the link-local address of a bridge some time after its first port has a carrier. It solicits IPv6
     /// neighbours only from that address.
-    fn settle(&self) {
+    fn wait_for_bridges(&self) {
         let usable = |bridge: &str| {
             let show = ["ip", "-6", "-j", "address", "show", "dev", bridge, "scope", "link", "-tentative"];
             Ok(self.host.node.sh(&show)?.contains("\"local\""))

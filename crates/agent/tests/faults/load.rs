@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
-use testkit::{Call, DEADLINE, Ns, PingStream, Plugin, Pod, Snapshot, Verb, inspect, soak, wait_until};
+use testkit::{Call, DEADLINE, Ns, PingStream, Plugin, Pod, Snapshot, Verb, inspect, is_soak, wait_until};
 
 use crate::common::{Host, addresses_of, host_link, ips};
 
@@ -14,7 +14,7 @@ pub(crate) const THREADS: usize = 5;
 
 /// The number of repetitions: `soaking` in `make soak`, else `usual`.
 pub(crate) fn rounds(usual: usize, soaking: usize) -> usize {
-    if soak() { soaking } else { usual }
+    if is_soak() { soaking } else { usual }
 }
 
 /// The addresses of pods between the answer to their ADD and their DEL.

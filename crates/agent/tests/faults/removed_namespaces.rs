@@ -15,17 +15,17 @@ fn a_namespace_removed_during_add_leaves_no_state() {
     let ipam = BlockingIpam::new(&host);
     // The bridge of the delegated network belongs to the node and remains.
     let (first, other) = (host.pod("first"), host.attached("other"));
-    ipam.open();
+    ipam.unblock();
     ipam.call(&host, Verb::Add, &first).ok().unwrap();
     ipam.call(&host, Verb::Del, &first).ok().unwrap();
-    ipam.close();
+    ipam.block();
     let before = Snapshot::of(&host.node).unwrap();
     let state_entries = host.state_entries();
     let pod = host.pod("removed");
     let adding = ipam.spawn(&host, Verb::Add, &pod);
     ipam.wait_for(2);
     pod.destroy().unwrap();
-    ipam.open();
+    ipam.unblock();
     adding.outcome();
     ipam.call(&host, Verb::Del, &pod).ok().unwrap();
     wait_until("the attachment to be collected", DEADLINE, || Ok(host.state_entries() == state_entries))
@@ -68,7 +68,7 @@ fn b11_gc_releases_delegated_addresses_of_a_removed_pod() {
         let host = Host::with_flags("vanishleased", &["--reconcile-seconds", "1"]);
         let (mut ipam, pod) = (BlockingIpam::new(&host), host.pod("removed"));
         ipam.config = with(&ipam.config, &json!({ "mode": mode }));
-        ipam.open();
+        ipam.unblock();
         ipam.call(&host, Verb::Add, &pod).ok().unwrap();
         pod.destroy().unwrap();
         expect_pending(&host, &pod);
@@ -89,7 +89,7 @@ fn b11_a_kill_during_the_ipam_plugin_leaks_no_address() {
         let add = ipam.spawn(&host, Verb::Add, &pod);
         ipam.wait_for(1);
         host.agent.kill().unwrap();
-        ipam.open();
+        ipam.unblock();
         // The plugin finds no agent and fails after some seconds.
         add.outcome().error().unwrap();
         host.agent.launch().unwrap();

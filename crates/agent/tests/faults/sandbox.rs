@@ -142,7 +142,7 @@ fn a_sandboxed_agent_serves_and_repairs_pods() {
     }
     // Another program as a child of the agent.
     let (ipam, pod) = (BlockingIpam::new(&host), host.pod("delegated"));
-    ipam.open();
+    ipam.unblock();
     ipam.call(&host, Verb::Add, &pod).ok().unwrap();
     ipam.call(&host, Verb::Del, &pod).ok().unwrap();
     assert_eq!(ipam.dels(), 1);
@@ -185,7 +185,7 @@ fn sandboxed_agents_create_tunnels_and_routes() {
     }
     cluster.pods_everywhere(1).unwrap();
     let matrix = cluster.reach(REPAIR_DEADLINE).unwrap();
-    assert!(matrix.all(), "{:#?}", matrix.complaints());
+    assert!(matrix.all(), "{:#?}", matrix.failures());
     for name in cluster.node_names() {
         let log = cluster.agent(&name).unwrap().log().unwrap();
         assert!(!log.contains("not permitted") && !log.contains("Read-only file system"), "{log}");
@@ -258,7 +258,7 @@ fn the_units_filter_allows_all_system_calls_of_the_agent() {
         host.del(&pod);
     }
     let (ipam, pod) = (BlockingIpam::new(&host), host.pod("delegated"));
-    ipam.open();
+    ipam.unblock();
     ipam.call(&host, Verb::Add, &pod).ok().unwrap();
     ipam.call(&host, Verb::Del, &pod).ok().unwrap();
     // strace pads short process IDs with spaces.

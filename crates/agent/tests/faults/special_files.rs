@@ -1,4 +1,4 @@
-//! A FIFO or a device at the path of a file that the agent reads: the agent starts, or ends and names the file.
+//! A FIFO or a device at the path of a file that the agent reads: the agent starts, or exits with an error that names the file.
 
 use std::path::Path;
 
@@ -6,6 +6,7 @@ use testkit::{DEADLINE, wait_until};
 
 use crate::common::Host;
 
+/// A FIFO and /dev/zero: the program that creates it, and its arguments after the path.
 const KINDS: [(&str, &str); 2] = [("mkfifo", ""), ("mknod", "c 1 5")];
 
 fn create_special(host: &Host, (program, more): (&str, &str), path: &Path) {

@@ -54,7 +54,7 @@ fn tombstones_are_served_at_start_before_the_first_add() {
 
 #[test]
 fn an_add_of_an_attachment_with_a_tombstone_succeeds() {
-    let mut host = Host::new("stoneadd");
+    let mut host = Host::new("tombadd");
     let (pod, first) = host.attached("a");
     host.agent.kill().unwrap();
     host.del(&pod);
@@ -74,7 +74,7 @@ fn an_add_of_an_attachment_with_a_tombstone_succeeds() {
 /// The agent does not answer (stopped by a signal), so the runtime's DEL becomes a tombstone while its ADD is in flight.
 #[test]
 fn a_tombstone_cancels_an_add_in_flight() {
-    let host = Host::new("stoneflight");
+    let host = Host::new("tombflight");
     let (ipam, pod) = (BlockingIpam::new(&host), host.pod("a"));
     let before = Snapshot::of(&host.node).unwrap();
     let add = ipam.spawn(&host, Verb::Add, &pod);
@@ -87,7 +87,7 @@ fn a_tombstone_cancels_an_add_in_flight() {
     deleted.ok().unwrap();
     assert!(deleted.stderr.contains("tombstone"), "{}", deleted.stderr);
     assert_eq!(tombstones(&host).len(), 1);
-    ipam.open();
+    ipam.unblock();
     host.agent.signal(Signal::CONT).unwrap();
     let error = add.outcome().error().unwrap();
     assert_eq!(error.code, 11, "{error:?}");
@@ -130,7 +130,7 @@ fn a_del_cancels_an_add_in_flight() {
 
 #[test]
 fn an_unreadable_tombstone_is_put_aside_and_reported() {
-    let mut host = Host::new("stonebroken");
+    let mut host = Host::new("tombbroken");
     let dir = host.agent.run_dir().join("tombstones");
     let broken = |name: &str| {
         fs::create_dir_all(&dir).unwrap();

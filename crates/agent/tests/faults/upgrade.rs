@@ -59,7 +59,7 @@ fn sigterm_waits_for_requests_in_flight() {
             || Ok(std::fs::read_to_string(&log)?.contains("stopping; finishing in-flight requests"));
         wait_until("the agent to log its stop", DEADLINE, is_logged).unwrap();
         assert!(!stopping.is_finished(), "agent {pid} did not wait for requests in flight");
-        ipam.open();
+        ipam.unblock();
         for (add, pod) in adds.into_iter().zip(&pods) {
             let result = add.outcome().ok().unwrap();
             assert_eq!(crate::common::addresses_of(pod, "eth0"), ips(&result).into_iter().collect());
@@ -84,7 +84,7 @@ fn an_add_during_the_stop_is_served_by_the_next_agent() {
     ipam.wait_for(1);
     host.agent.signal(rustix::process::Signal::TERM).unwrap();
     let late = RunningCall::start(&host, Call::pod(Verb::Add, &pod, &host.config(&json!({}))));
-    ipam.open();
+    ipam.unblock();
     early_add.outcome().ok().unwrap();
     wait_until("the end of the agent", DEADLINE, || host.agent.has_ended()).unwrap();
     host.agent.kill().unwrap();

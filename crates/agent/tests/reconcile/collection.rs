@@ -6,7 +6,7 @@ use serde_json::json;
 use testkit::{Snapshot, inspect, wait_until};
 
 use crate::common::{Host, addresses_of, host_link, ips, v4, v6};
-use crate::scene::{BY_EVENTS, SOON, Scene, in_both_modes, run};
+use crate::scene::{BY_EVENTS, Scene, TIMEOUT, in_both_modes, run};
 
 fn host(label: &str, mode: &str) -> Host {
     Host::with_flags(label, &["--network-mode", mode, BY_EVENTS[0], BY_EVENTS[1]])
@@ -24,8 +24,8 @@ fn f4_pain1_a_pod_removed_without_del_is_collected() {
         let removed = host.add_with(&pod, &more);
         assert_ne!(host.state_entries(), state_entries);
         pod.destroy().unwrap();
-        wait_until("the collection", SOON, || Ok(host.state_entries() == state_entries)).unwrap();
-        before.wait_for_same(&host.node, SOON).unwrap();
+        wait_until("the collection", TIMEOUT, || Ok(host.state_entries() == state_entries)).unwrap();
+        before.wait_for_same(&host.node, TIMEOUT).unwrap();
         // Its port is free immediately, and its addresses can be requested.
         let next = host.pod("next");
         let requested: Vec<String> = ips(&removed).iter().map(ToString::to_string).collect();
@@ -50,7 +50,7 @@ fn pain2_a_pod_with_an_existing_link_is_never_collected() {
         // An event that causes a round.
         scene.run("ip addr add 192.0.2.9/32 dev lo");
         scene.run("ip addr del 192.0.2.9/32 dev lo");
-        wait_until("a round", SOON, || Ok(rounds() > before)).unwrap();
+        wait_until("a round", TIMEOUT, || Ok(rounds() > before)).unwrap();
         assert_eq!(scene.host.state_entries(), state_entries, "{mode}");
         assert!(inspect::link(scene.node(), host_link(result)).is_ok(), "{mode}");
         assert!(
@@ -58,7 +58,7 @@ fn pain2_a_pod_with_an_existing_link_is_never_collected() {
             "{mode}: the pod must still answer"
         );
         drop(open);
-        wait_until("the collection", SOON, || Ok(scene.host.state_entries().len() < state_entries.len()))
+        wait_until("the collection", TIMEOUT, || Ok(scene.host.state_entries().len() < state_entries.len()))
             .unwrap();
         scene.host.expect_connectivity((&scene.b.0, &scene.b.1), (&scene.b.0, &scene.b.1));
     });
@@ -77,7 +77,7 @@ fn f4_a_path_to_another_namespace_is_not_attached() {
         run(&other, "ip link add eth0 type bridge");
         run(&other, "ip addr add 198.51.100.7/32 dev eth0");
         let before = Snapshot::of(&other).unwrap();
-        wait_until("the collection", SOON, || Ok(host.state_entries() == state_entries)).unwrap();
+        wait_until("the collection", TIMEOUT, || Ok(host.state_entries() == state_entries)).unwrap();
         before.expect_same(&other).unwrap();
         assert_eq!(addresses_of(&other, "eth0"), ["198.51.100.7".parse().unwrap()].into(), "{mode}");
     });

@@ -52,7 +52,7 @@ fn wait_for_end(agent: &Agent, code: &str) {
 }
 
 #[test]
-fn a1_drift_inside_a_pod_lasts_while_rounds_skip_pods() {
+fn a1_a_condition_inside_a_pod_lasts_while_rounds_skip_pods() {
     in_both_modes(|mode| {
         let host = Host::with_flags("a1shallow", &[&BY_EVENTS[..], &["--network-mode", mode]].concat());
         let (pod, _) = host.attached("a");
@@ -63,6 +63,9 @@ fn a1_drift_inside_a_pod_lasts_while_rounds_skip_pods() {
         // The kernel then refuses the pod's address.
         ipv6("1");
         wait_for(&host.agent, "RepairFailed");
+        // Rounds report their failures for other objects. With the same object, their message would replace this one.
+        let object = conditions(&host.agent, "RepairFailed")[0]["object"].to_string();
+        assert!(object.contains("/eth0 (inside)"), "{object}");
         let repairs = || host.agent.get("/v1/status").unwrap()["reconcile"]["repairs"].as_u64().unwrap();
         for _ in 0..3 {
             let before = repairs();
@@ -150,7 +153,7 @@ fn a2_a_node_without_free_addresses_is_not_ready_in_all_reports() {
             );
             let error = host.plugin.status(&host.node, &config).unwrap().error().unwrap();
             assert!(error.code == 50 && error.details.starts_with("AddressesExhausted"), "{error:?}");
-            // The request determines whether an address is free now.
+            // An ADD is not refused because of the condition. It searches for a free address.
             let second = host.refused(&host.pod("second"));
             assert_eq!((second.code, &second.msg), (refused.code, &refused.msg), "{mode}");
             host.del(&pods.remove(0));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 use testkit::{DEADLINE, Ns, tcp_connects, tcp_echo, wait_until};
 
-use crate::scene::{OUT, SOON, Scene, in_both_modes};
+use crate::scene::{OUT, Scene, TIMEOUT, in_both_modes};
 
 const FORWARD: &str = "type filter hook forward priority filter + 10";
 const NEVER: Duration = Duration::from_millis(200);
@@ -61,7 +61,7 @@ fn pain15_a_dropping_unmanaged_chain_is_reported_with_a_working_fix() {
             for remedy in [Remedy::Fix, Remedy::Removal] {
                 sh(scene.node(), &stop);
                 assert!(!passes(NEVER), "{case}: traffic must be dropped");
-                wait_until("the condition", SOON, || Ok(!conditions(&scene).is_empty())).unwrap();
+                wait_until("the condition", TIMEOUT, || Ok(!conditions(&scene).is_empty())).unwrap();
                 let reported = conditions(&scene);
                 match remedy {
                     Remedy::Fix => {
@@ -72,7 +72,7 @@ fn pain15_a_dropping_unmanaged_chain_is_reported_with_a_working_fix() {
                     Remedy::Removal => sh(scene.node(), remove),
                 }
                 let ended =
-                    wait_until("the end of the condition", SOON, || Ok(conditions(&scene).is_empty()));
+                    wait_until("the end of the condition", TIMEOUT, || Ok(conditions(&scene).is_empty()));
                 assert!(ended.is_ok(), "{case}: {:?}", conditions(&scene));
                 assert!(passes(DEADLINE), "{case}: after {reported:?}");
                 if remedy == Remedy::Fix {
@@ -124,22 +124,22 @@ fn a9_accept_forward_adds_rules_to_unmanaged_chains() {
             // Twice, because the operator may reload the firewall.
             for _ in 0..2 {
                 sh(scene.node(), &stop);
-                let added = wait_until("the accept rules", SOON, || Ok(accept_rules(&scene) == 4));
+                let added = wait_until("the accept rules", TIMEOUT, || Ok(accept_rules(&scene) == 4));
                 assert!(added.is_ok(), "{case}: {}", accept_rules(&scene));
                 for server in &servers {
                     let to = server.address();
                     assert!(tcp_connects(&scene.a.0, to, DEADLINE).unwrap().is_some(), "{case}: {to}");
                 }
-                wait_until("no condition", SOON, || Ok(conditions(&scene).is_empty())).unwrap();
+                wait_until("no condition", TIMEOUT, || Ok(conditions(&scene).is_empty())).unwrap();
                 sh(scene.node(), remove);
                 clear(scene.node());
             }
         }
         sh(scene.node(), &dropping_firewalls()[0].1);
-        wait_until("the accept rules", SOON, || Ok(accept_rules(&scene) == 4)).unwrap();
+        wait_until("the accept rules", TIMEOUT, || Ok(accept_rules(&scene) == 4)).unwrap();
         scene.host.agent.set_env(&setting("false"));
         scene.host.agent.restart().unwrap();
-        wait_until("the removal of the accept rules", SOON, || Ok(accept_rules(&scene) == 0)).unwrap();
-        wait_until("the condition", SOON, || Ok(!conditions(&scene).is_empty())).unwrap();
+        wait_until("the removal of the accept rules", TIMEOUT, || Ok(accept_rules(&scene) == 0)).unwrap();
+        wait_until("the condition", TIMEOUT, || Ok(!conditions(&scene).is_empty())).unwrap();
     });
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use testkit::{Ns, wait_until};
 
 use crate::common::Host;
-use crate::scene::{BRIDGE, BY_EVENTS, SOON, Scene, in_both_modes, run};
+use crate::scene::{BRIDGE, BY_EVENTS, Scene, TIMEOUT, in_both_modes, run};
 
 /// The kernel events within this time.
 fn changes(node: &Ns, seconds: &str) -> String {
@@ -29,11 +29,11 @@ fn a_round_without_drift_changes_nothing() {
             |key: &str| scene.host.agent.get("/v1/status").unwrap()["reconcile"][key].as_u64().unwrap();
         let generation = || scene.node().sh(&["nft", "-j", "list", "ruleset"]).unwrap();
         // Wait for the rounds that the ADDs requested.
-        wait_until("a first round", SOON, || Ok(status("rounds") > 2)).unwrap();
+        wait_until("a first round", TIMEOUT, || Ok(status("rounds") > 2)).unwrap();
         let (rounds, repairs, rules) = (status("rounds"), status("repairs"), generation());
         let records: Vec<_> = files(&scene.host.agent.run_dir().join("networks"));
         let mut events = String::new();
-        wait_until("two rounds", SOON, || {
+        wait_until("two rounds", TIMEOUT, || {
             events += &changes(scene.node(), "2.4");
             Ok(status("rounds") >= rounds + 2)
         })
@@ -71,7 +71,7 @@ fn objects_created_on_a_new_node_are_not_repairs() {
         assert!(!log.contains("repaired: "), "{mode}: {log}");
         // Creating it again after a removal is a repair.
         run(&host.node, "nft delete table inet podwire");
-        wait_until("the repair", SOON, || Ok(status()["repairs"] == 1)).unwrap();
+        wait_until("the repair", TIMEOUT, || Ok(status()["repairs"] == 1)).unwrap();
         let what = &status()["recentRepairs"][0]["message"];
         assert_eq!(*what, "repaired the firewall: table inet podwire is missing", "{mode}");
     });
@@ -83,7 +83,7 @@ fn an_idle_agent_uses_almost_no_cpu_time() {
     let pid = scene.host.agent.pid().unwrap();
     let rounds = || scene.host.agent.get("/v1/status").unwrap()["reconcile"]["rounds"].as_u64().unwrap();
     // Wait for the rounds that the ADDs requested.
-    wait_until("the rounds of the start", SOON, || {
+    wait_until("the rounds of the start", TIMEOUT, || {
         let before = rounds();
         std::thread::sleep(Duration::from_millis(700));
         Ok(rounds() == before)

@@ -5,7 +5,7 @@ use testkit::trace::HeldThread;
 use testkit::wait_until;
 
 use crate::common::ips;
-use crate::scene::{BRIDGE, SOON, Scene, in_both_modes, run};
+use crate::scene::{BRIDGE, Scene, TIMEOUT, in_both_modes, run};
 
 #[test]
 fn a_blocked_inspection_of_pods_delays_no_repair_of_the_node() {
@@ -18,7 +18,7 @@ fn a_blocked_inspection_of_pods_delays_no_repair_of_the_node() {
         held.run_to_setns().unwrap();
 
         let wait = |what: &str, is_repaired: &dyn Fn() -> bool| {
-            wait_until(what, SOON, || Ok(is_repaired())).unwrap();
+            wait_until(what, TIMEOUT, || Ok(is_repaired())).unwrap();
         };
         let tables = || scene.node().sh(&["nft", "-s", "-t", "list", "ruleset"]).unwrap();
         let (sound, is_in_force) = (tables(), || scene.run_quietly("nft list chain inet podwire guard"));

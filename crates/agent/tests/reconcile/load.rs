@@ -9,7 +9,7 @@ use serde_json::json;
 use testkit::{Ns, wait_until};
 
 use crate::common::{Host, MODES};
-use crate::scene::{SOON, Scene};
+use crate::scene::{Scene, TIMEOUT};
 
 const THREADS: usize = 8;
 const PODS: usize = 100;
@@ -93,13 +93,16 @@ fn rounds_and_requests_do_not_conflict() {
             is_done.store(true, Ordering::Relaxed);
         });
         assert_eq!(*failures.lock().unwrap(), BTreeMap::new(), "{mode}");
-        wait_until("everything to be repaired", SOON, || {
+        wait_until("everything to be repaired", TIMEOUT, || {
             Ok(scene.host.state_entries() == state_entries && scene.observe().as_ref() == Some(&before))
         })
         .unwrap_or_else(|e| panic!("{mode}: {e:#}, {:?}", scene.difference(&before)));
         scene.expect_works("after the load");
         println!("{mode:6} {} repairs under load", scene.repairs());
         let log = scene.host.agent.log().unwrap();
-        assert!(!log.contains("which has no record"), "{mode}: a DEL under way was taken for a stray\n{log}");
+        assert!(
+            !log.contains("which has no record"),
+            "{mode}: a DEL under way was removed as an orphan\n{log}"
+        );
     }
 }

@@ -9,7 +9,7 @@ use testkit::inspect::{self, Family};
 use testkit::{DEADLINE, PacketSocket, PingStream, frames, ping, wait_until};
 
 use crate::common::{addresses_of, host_link, v4, v6};
-use crate::scene::{BRIDGE, GATEWAYS, SOON, Scene, in_both_modes, run};
+use crate::scene::{BRIDGE, GATEWAYS, Scene, TIMEOUT, in_both_modes, run};
 
 #[test]
 fn f4_a_deleted_host_end_is_created_again() {
@@ -130,8 +130,8 @@ fn a6_objects_of_an_earlier_version_are_converted_without_loss() {
     scene.expect_works("after the conversion");
     assert!(!is_noarp(&scene, scene.host_end()), "setting NOARP would briefly remove the neighbours");
     let raw = PacketSocket::open(&scene.a.0, "eth0").unwrap();
-    for (operation, target) in [(1, [10, 88, 0, 1]), (2, [10, 88, 0, 1]), (1, [10, 88, 7, 7])] {
-        let sender = ([2, 0, 0, 0, 0, 9], [10, 88, 7, 7].into());
+    for (operation, target) in [(1, [10, 83, 0, 1]), (2, [10, 83, 0, 1]), (1, [10, 83, 7, 7])] {
+        let sender = ([2, 0, 0, 0, 0, 9], [10, 83, 7, 7].into());
         raw.send(&frames::arp(([0xff; 6], sender.0), operation, sender, target.into())).unwrap();
     }
     assert!(ping(&scene.a.0, v6_gateway(), 1).unwrap().all());
@@ -180,6 +180,9 @@ fn routes_and_neighbours_of_routed_pods_are_restored() {
     for subnet in SUBNETS {
         let line = format!("ip route del unreachable {subnet} proto 112");
         scene.repairs_after("unreachable route to the subnet", || scene.run(&line));
+        let log = scene.host.agent.log().unwrap();
+        let wanted = format!("restored the route of type unreachable to {subnet}");
+        assert!(log.contains(&wanted), "{wanted}: {log}");
     }
     scene.repairs_after("all managed routes", || {
         scene.run("ip -4 route flush proto 112");
@@ -197,13 +200,13 @@ fn a_conflicting_route_is_reported_and_other_objects_are_repaired() {
     scene.run(&format!("ip route replace {} dev {end} proto static", v4(result)));
     scene.run(&format!("ip route del {} dev {end}", v6(result)));
     let restored = format!("{} dev {end}", v6(result));
-    wait_until("the other route", SOON, || Ok(routes().contains(&restored))).unwrap();
-    wait_until("the condition", SOON, || Ok(status()["conditions"].to_string().contains(scene.a.0.id())))
+    wait_until("the other route", TIMEOUT, || Ok(routes().contains(&restored))).unwrap();
+    wait_until("the condition", TIMEOUT, || Ok(status()["conditions"].to_string().contains(scene.a.0.id())))
         .unwrap();
     println!("{}", status()["conditions"]);
     scene.run(&format!("ip route del {} dev {end}", v4(result)));
     scene.run(&format!("ip neigh del {} dev {end}", v6(result)));
-    wait_until("the end of the condition", SOON, || {
+    wait_until("the end of the condition", TIMEOUT, || {
         Ok(status()["conditions"].as_array().unwrap().is_empty())
     })
     .unwrap();
@@ -238,7 +241,7 @@ fn pods_are_repaired_during_continuous_events_of_the_node() {
     in_both_modes(|mode| {
         let scene = Scene::new("busy", mode);
         let (pod, result) = &scene.a;
-        let (is_done, end) = (AtomicBool::new(false), Instant::now() + SOON * 4);
+        let (is_done, end) = (AtomicBool::new(false), Instant::now() + TIMEOUT * 4);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_done.load(Ordering::Relaxed) && Instant::now() < end {
@@ -252,7 +255,7 @@ fn pods_are_repaired_during_continuous_events_of_the_node() {
                 run(pod, &format!("ip addr del {address} dev eth0"));
                 // Half of the time for which events arrive, so that a repair after their end would be too late.
                 let restored =
-                    wait_until(address, SOON * 2, || Ok(addresses_of(pod, "eth0").contains(&ip_of(ip))));
+                    wait_until(address, TIMEOUT * 2, || Ok(addresses_of(pod, "eth0").contains(&ip_of(ip))));
                 println!("{mode:6} {address} restored after {:3} ms", started.elapsed().as_millis());
                 restored.map_err(|error| format!("{error:#}"))
             });
@@ -332,7 +335,7 @@ fn an_unmanaged_bridge_is_not_changed() {
     run(&node, &format!("ip link set {BRIDGE} alias unmanaged"));
     let mut agent = testkit::Agent::start(&node, &["--no-install", "--reconcile-seconds", "1"]).unwrap();
     let rounds = || agent.get("/v1/status").unwrap()["reconcile"]["rounds"].as_u64().unwrap();
-    wait_until("some rounds", SOON, || Ok(rounds() > 2)).unwrap();
+    wait_until("some rounds", TIMEOUT, || Ok(rounds() > 2)).unwrap();
     let link = node.json(&["ip", "-j", "-d", "link", "show", "dev", BRIDGE]).unwrap();
     assert_eq!(link[0]["ifalias"], "unmanaged", "{link}");
     assert_eq!(link[0]["linkinfo"]["info_data"]["mcast_snooping"], 1, "{link}");

@@ -7,7 +7,7 @@ use serde_json::json;
 use testkit::{Snapshot, inspect, wait_until};
 
 use crate::common::{Host, host_link, ips, with};
-use crate::scene::{BY_EVENTS, SOON, in_both_modes, observe, run};
+use crate::scene::{BY_EVENTS, TIMEOUT, in_both_modes, observe, run};
 
 const BY_TIMER: [&str; 2] = ["--reconcile-seconds", "1"];
 
@@ -35,12 +35,13 @@ fn an_orphaned_link_with_a_used_address_is_removed() {
         run(&host.node, &format!("ip link add {name} type veth peer name {name}p"));
         host.node.sh(&["ip", "link", "set", name, "alias", alias]).unwrap();
     }
-    wait_until("the removal of the orphaned link", SOON, || Ok(!has_link(&host, "pwstray"))).unwrap();
+    wait_until("the removal of the orphaned link", TIMEOUT, || Ok(!has_link(&host, "pwstray"))).unwrap();
     for name in ["pwother", "pwplain", "pwbare"] {
         assert!(has_link(&host, name), "{name}");
     }
     let message = "removed link pwstray of podwire/ghost@eth0, which has no record";
-    wait_until("the orphaned link to be reported", SOON, || Ok(host.agent.log()?.contains(message))).unwrap();
+    wait_until("the orphaned link to be reported", TIMEOUT, || Ok(host.agent.log()?.contains(message)))
+        .unwrap();
 }
 
 /// Without its records, the agent does not know the owner of a link.
@@ -56,14 +57,14 @@ fn links_are_kept_while_records_cannot_be_read() {
         exchange();
         let is_reported = || host.agent.log().unwrap().contains("code=RunDirUnusable");
         let is_removed = || !has_link(&host, host_link(&result));
-        wait_until("a round", SOON, || Ok(is_reported() || is_removed())).unwrap();
+        wait_until("a round", TIMEOUT, || Ok(is_reported() || is_removed())).unwrap();
         assert!(!is_removed(), "{mode}: {}", host.agent.log().unwrap());
-        wait_until("not ready", SOON, || Ok(!host.agent.is_ready())).unwrap();
+        wait_until("not ready", TIMEOUT, || Ok(!host.agent.is_ready())).unwrap();
         let config = host.config(&json!({}));
         let error = host.plugin.status(&host.node, &config).unwrap().error().unwrap();
         assert!(error.code == 50 && error.details.starts_with("RunDirUnusable"), "{mode}: {error:?}");
         exchange();
-        wait_until("ready", SOON, || Ok(host.agent.is_ready())).unwrap();
+        wait_until("ready", TIMEOUT, || Ok(host.agent.is_ready())).unwrap();
         assert!(!is_removed() && !host.agent.log().unwrap().contains("which has no record"), "{mode}");
         host.plugin.check(&pod, &config, &result).unwrap().ok().unwrap();
     });
@@ -83,14 +84,14 @@ fn objects_of_another_run_directory_are_not_changed() {
         let (before, inside) = (Snapshot::of(&host.node).unwrap(), Snapshot::of(&pod).unwrap());
         let status = |key: &str| host.agent.get("/v1/status").unwrap()["reconcile"][key].as_u64().unwrap();
         let (rounds, repairs) = (status("rounds"), status("repairs"));
-        wait_until("two rounds", SOON, || Ok(status("rounds") > rounds + 1)).unwrap();
+        wait_until("two rounds", TIMEOUT, || Ok(status("rounds") > rounds + 1)).unwrap();
         assert_eq!(status("repairs"), repairs, "{mode}: {}", host.agent.log().unwrap());
         before.expect_same(&host.node).unwrap();
         inside.expect_same(&pod).unwrap();
         // A repair of managed objects does not remove unmanaged ones.
         run(&host.node, "nft flush chain inet podwire nat-postrouting");
-        wait_until("the repair", SOON, || Ok(status("repairs") > repairs)).unwrap();
-        before.wait_for_same(&host.node, SOON).unwrap();
+        wait_until("the repair", TIMEOUT, || Ok(status("repairs") > repairs)).unwrap();
+        before.wait_for_same(&host.node, TIMEOUT).unwrap();
         assert!(has_link(&host, host_link(&unmanaged)) && has_link(&host, host_link(&managed.1)));
     });
 }
@@ -109,14 +110,14 @@ fn a_pod_of_the_same_network_in_another_run_directory_is_not_adopted() {
         let result = host.plugin.add(&pod, &config).unwrap().ok().unwrap();
         let rounds = || host.agent.get("/v1/status").unwrap()["reconcile"]["rounds"].as_u64().unwrap();
         let before = rounds();
-        wait_until("two rounds", SOON, || Ok(rounds() > before + 1)).unwrap();
+        wait_until("two rounds", TIMEOUT, || Ok(rounds() > before + 1)).unwrap();
         assert_eq!(host.state_entries(), state_entries, "{mode}: {}", host.agent.log().unwrap());
         host.plugin.check(&pod, &config, &result).unwrap().ok().unwrap();
         host.plugin.del(&pod, &config).unwrap().ok().unwrap();
         // Without a record in any run directory, a link of the network is orphaned.
         run(&host.node, "ip link add pwghost type veth peer name pwghostp");
         run(&host.node, "ip link set pwghost alias podwire:podwire/ghost/eth0");
-        wait_until("the link to be adopted or removed", SOON, || {
+        wait_until("the link to be adopted or removed", TIMEOUT, || {
             Ok(!has_link(&host, "pwghost") || host.state_entries() != state_entries)
         })
         .unwrap();
@@ -137,7 +138,7 @@ fn a_pending_record_is_undone() {
         host.agent.launch().unwrap();
         host.agent.wait_ready().unwrap();
         assert_eq!(host.state_entries(), state_entries, "{mode}");
-        wait_until("the kernel to be done", SOON, || Ok(observe(&host.node) == node)).unwrap();
+        wait_until("the kernel to be done", TIMEOUT, || Ok(observe(&host.node) == node)).unwrap();
         assert!(host.agent.log().unwrap().contains("undid interrupted attachment"), "{mode}");
         // The pod can be attached again, also under the same addresses.
         let requested: Vec<String> = ips(&result).iter().map(ToString::to_string).collect();

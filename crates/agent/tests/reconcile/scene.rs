@@ -11,7 +11,7 @@ use testkit::{CableEnd, DEADLINE, Node, Ns, Pod, Snapshot, ping, wait_until};
 use crate::common::{Host, MODES, host_link, ips};
 
 /// The timeout of all waits in these tests.
-pub(crate) const SOON: Duration = DEADLINE;
+pub(crate) const TIMEOUT: Duration = DEADLINE;
 /// A long interval, so that only events can cause a repair.
 pub(crate) const BY_EVENTS: [&str; 2] = ["--reconcile-seconds", "3600"];
 pub(crate) const BRIDGE: &str = "podwire0";
@@ -100,7 +100,7 @@ impl Scene {
     pub(crate) fn repairs_after(&self, what: &str, cause_drift: impl FnOnce()) {
         let (before, count) = (self.initial.get_or_init(|| self.settled()), self.repairs());
         cause_drift();
-        let repaired = wait_until(what, SOON, || Ok(self.repairs() > count));
+        let repaired = wait_until(what, TIMEOUT, || Ok(self.repairs() > count));
         assert!(repaired.is_ok(), "{}, {what}: nothing was repaired", self.mode);
         // Listing takes longer than the repair, and the kernel completes IPv6 addresses asynchronously.
         let mut difference = String::new();

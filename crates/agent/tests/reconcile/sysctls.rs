@@ -4,7 +4,7 @@ use serde_json::Value;
 use testkit::{Agent, CableEnd, Lab, Ns, Plugin, wait_until};
 
 use crate::common::{Host, MODES, host_link, ips};
-use crate::scene::{BRIDGE, BY_EVENTS, SOON, Scene, run};
+use crate::scene::{BRIDGE, BY_EVENTS, Scene, TIMEOUT, run};
 
 fn sysctl(ns: &Ns, key: &str) -> String {
     ns.sh(&["cat", &format!("/proc/sys/net/{key}")]).unwrap().trim().to_owned()
@@ -46,7 +46,7 @@ fn f1_f7_a_learnt_default_route_is_kept_and_cleanup_restores_sysctls() {
     let _pod = host.attached("a");
     run(&host.node, "sysctl -q -w net.ipv4.ip_forward=0");
     run(&host.node, &format!("ip link set {BRIDGE} down"));
-    wait_until("the repair", SOON, || Ok(sysctl(&host.node, keys[0]) == "1")).unwrap();
+    wait_until("the repair", TIMEOUT, || Ok(sysctl(&host.node, keys[0]) == "1")).unwrap();
     host.agent.stop().unwrap();
     let run_dir = host.agent.run_dir().display().to_string();
     let cleaned = host.agent.podwire(&["cleanup", "--run-dir", &run_dir]).unwrap();

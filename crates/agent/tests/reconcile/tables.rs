@@ -9,12 +9,12 @@ use testkit::{
 };
 
 use crate::common::{Host, host_link, ips, v4, v6, with};
-use crate::scene::{BY_EVENTS, GATEWAYS, NODE, OUT, SOON, Scene, in_both_modes, run};
+use crate::scene::{BY_EVENTS, GATEWAYS, NODE, OUT, Scene, TIMEOUT, in_both_modes, run};
 
 const SPOOFED: [&str; 2] = ["10.83.0.200", "fd00:88::200"];
 const HOST_PORT: u16 = 8080;
-/// How long a connection attempt to a dropped address may take.
-const CONNECT: Duration = Duration::from_millis(1500);
+/// Timeout of a connection attempt whose packets may be dropped.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(1500);
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -105,7 +105,8 @@ fn a10_the_connection_limit_is_restored_after_any_change() {
         }
         let echo = tcp_echo(&scene.out, (ip(OUT[0]), 0).into()).unwrap();
         // The scene's pings are connections, too.
-        let open = || scene.a.0.enter(|| TcpStream::connect_timeout(&echo.address(), CONNECT)).unwrap();
+        let open =
+            || scene.a.0.enter(|| TcpStream::connect_timeout(&echo.address(), CONNECT_TIMEOUT)).unwrap();
         let connections: Vec<TcpStream> = (0..17).map_while(|_| open().ok()).collect();
         assert!((1..=16).contains(&connections.len()), "{mode}: {} connections", connections.len());
     });
@@ -244,12 +245,12 @@ fn pain15_a_host_port_works_again_after_a_flush() {
             let answers = |within| tcp_connects(&scene.out, published, within).unwrap().is_some();
             assert!(answers(DEADLINE), "{mode}: before");
             scene.run("nft flush ruleset");
-            wait_until("the hostPort", SOON, || Ok(answers(Duration::from_millis(50)))).unwrap();
+            wait_until("the hostPort", TIMEOUT, || Ok(answers(Duration::from_millis(50)))).unwrap();
         }
     });
 }
 
-/// Also without pods, where repairs cause no further rounds.
+/// The node has no pods. The events of the repair itself must not cause another repair.
 #[test]
 fn an_unmanaged_chain_in_a_managed_table_is_removed_once() {
     let host = Host::with_flags("unmanaged", &BY_EVENTS);
@@ -257,12 +258,12 @@ fn an_unmanaged_chain_in_a_managed_table_is_removed_once() {
     let number = |key: &str| status()[key].as_u64().unwrap();
     let repairs = number("repairs");
     run(&host.node, "nft add chain inet podwire unmanaged");
-    wait_until("the repair", SOON, || Ok(number("repairs") > repairs)).unwrap();
+    wait_until("the repair", TIMEOUT, || Ok(number("repairs") > repairs)).unwrap();
     let tables = host.node.sh(&["nft", "list", "ruleset"]).unwrap();
     assert!(!tables.contains("unmanaged"), "{tables}");
     // The agent receives the events of its own repair, and runs one more round that finds no drift.
     let mut rounds = number("rounds");
-    wait_until("no more rounds", SOON, || {
+    wait_until("no more rounds", TIMEOUT, || {
         let before = std::mem::replace(&mut rounds, number("rounds"));
         std::thread::sleep(Duration::from_millis(600));
         Ok(before == rounds && number("rounds") == rounds)
@@ -283,7 +284,7 @@ fn b15_gc_without_pods_leaves_the_agents_masquerade_chain() {
                 |chain: &Value| chain["chain"]["name"].as_str().is_some_and(|n| n.starts_with("net-"));
             all.into_iter().filter(is_network).collect::<Vec<_>>()
         };
-        wait_until("the chain", SOON, || Ok(chains().len() == 1)).unwrap();
+        wait_until("the chain", TIMEOUT, || Ok(chains().len() == 1)).unwrap();
         let (before, repairs) =
             (chains(), || host.agent.get("/v1/status").unwrap()["reconcile"]["repairs"].clone());
         let count = repairs();

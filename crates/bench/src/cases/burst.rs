@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use types::AttachMode;
 
-use super::Stage;
+use super::CaseInput;
 use super::sequence::{self, ContenderTimes};
 use crate::contender::{Contender, PluginContender};
 use crate::floor::Floor;
@@ -45,8 +45,8 @@ pub(crate) struct BurstRates {
     pub(crate) failures: Vec<String>,
 }
 
-pub(crate) fn run(stage: &Stage<'_>, network: BenchNetwork, left: &mut Vec<String>) -> Result<Bursts> {
-    let (plugins, site, scale) = (stage.plugins, stage.site, stage.scale);
+pub(crate) fn run(input: &CaseInput<'_>, network: BenchNetwork, left: &mut Vec<String>) -> Result<Bursts> {
+    let (plugins, site, scale) = (input.plugins, input.site, input.scale);
     let contenders = [
         plugins.podwire(&site.podwire, AttachMode::Bridge, network)?,
         plugins.reference(&site.reference, network)?,

@@ -3,12 +3,13 @@
 use anyhow::Result;
 use types::AttachMode;
 
-use super::Stage;
+use super::CaseInput;
 use super::sequence::{self, ContenderTimes, Times};
 use crate::contender::Contender;
 use crate::leftovers::{self, Before, Recorded};
 use crate::networks::BenchNetwork;
 
+/// The times of all contenders in one network.
 pub(crate) struct Contest {
     pub(crate) podwire: Times,
     pub(crate) reference: Times,
@@ -18,28 +19,31 @@ pub(crate) struct Contest {
 /// Times of the other contenders.
 pub(crate) struct OtherContenders {
     pub(crate) routed: Times,
+    /// Only the netlink messages of an ADD and DEL.
     pub(crate) floor: Times,
+    /// The same messages, sent by a process that is started for each ADD.
     pub(crate) spawned_floor: Times,
     pub(crate) agent: Times,
     pub(crate) agent_bridge: Times,
 }
 
-/// The set of contenders.
+/// The contenders of a contest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sides {
+pub(crate) enum ContenderSet {
+    /// podwire-cni and the reference plugin.
     Plugins,
     /// Also mode `routed`, the raw netlink floor and the agents.
     All,
 }
 
 pub(crate) fn run(
-    stage: &Stage<'_>,
+    input: &CaseInput<'_>,
     network: BenchNetwork,
-    sides: Sides,
+    set: ContenderSet,
     left: &mut Vec<String>,
 ) -> Result<Contest> {
-    let (plugins, site) = (stage.plugins, stage.site);
-    let mut lines = vec![
+    let (plugins, site) = (input.plugins, input.site);
+    let mut contenders = vec![
         ContenderTimes::new(Contender::plugin(plugins.podwire(
             &site.podwire,
             AttachMode::Bridge,
@@ -47,9 +51,9 @@ pub(crate) fn run(
         )?)),
         ContenderTimes::new(Contender::plugin(plugins.reference(&site.reference, network)?)),
     ];
-    let pods = match sides {
-        Sides::Plugins => stage.scale.masquerade_pods,
-        Sides::All => {
+    let pods = match set {
+        ContenderSet::Plugins => input.scale.masquerade_pods,
+        ContenderSet::All => {
             let more = [
                 Contender::plugin(plugins.podwire(&site.routed, AttachMode::Routed, network)?),
                 Contender::floor(&site.floor, network)?,
@@ -57,22 +61,22 @@ pub(crate) fn run(
                 Contender::plugin(plugins.agent(&site.agent, AttachMode::Routed, network)?),
                 Contender::plugin(plugins.agent(&site.agent_bridge, AttachMode::Bridge, network)?),
             ];
-            lines.extend(more.map(ContenderTimes::new));
-            stage.scale.pods
+            contenders.extend(more.map(ContenderTimes::new));
+            input.scale.pods
         }
     };
-    sequence::warm_up(&mut lines)?;
+    sequence::warm_up(&mut contenders)?;
     let podwire_nodes = [&site.podwire, &site.routed, &site.agent, &site.agent_bridge];
     let before = podwire_nodes.map(|bench_node| Before::take(bench_node).map(|before| (bench_node, before)));
     let before = before.into_iter().collect::<Result<Vec<_>>>()?;
-    let mut times = sequence::run(lines, pods).into_iter();
+    let mut times = sequence::run(contenders, pods).into_iter();
     left.extend(before.iter().filter_map(|(bench_node, before)| before.changed(bench_node)));
-    left.extend(leftovers_of(stage, network, sides)?);
+    left.extend(leftovers_of(input, network, set)?);
     let mut next = || times.next().unwrap_or_default();
     Ok(Contest {
         podwire: next(),
         reference: next(),
-        other_times: (sides == Sides::All).then(|| OtherContenders {
+        other_times: (set == ContenderSet::All).then(|| OtherContenders {
             routed: next(),
             floor: next(),
             spawned_floor: next(),
@@ -82,8 +86,8 @@ pub(crate) fn run(
     })
 }
 
-fn leftovers_of(stage: &Stage<'_>, network: BenchNetwork, sides: Sides) -> Result<Vec<String>> {
-    let site = stage.site;
+fn leftovers_of(input: &CaseInput<'_>, network: BenchNetwork, set: ContenderSet) -> Result<Vec<String>> {
+    let site = input.site;
     let bench_nodes = [
         &site.podwire,
         &site.reference,
@@ -96,7 +100,7 @@ fn leftovers_of(stage: &Stage<'_>, network: BenchNetwork, sides: Sides) -> Resul
     let mut left: Vec<String> = bench_nodes.into_iter().flat_map(leftovers::links).collect();
     left.extend(leftovers::podwire_state(&site.podwire, network, Recorded::NOTHING)?);
     left.extend(leftovers::reference_state(&site.reference, network)?);
-    if sides == Sides::All {
+    if set == ContenderSet::All {
         for bench_node in [&site.routed, &site.agent, &site.agent_bridge] {
             left.extend(leftovers::podwire_state(bench_node, network, Recorded::NOTHING)?);
         }

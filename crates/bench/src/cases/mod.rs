@@ -1,8 +1,8 @@
 //! The measurements on one node, in order.
 
+pub(crate) mod address_use;
 pub(crate) mod burst;
 pub(crate) mod contest;
-pub(crate) mod crowd;
 pub(crate) mod resident;
 pub(crate) mod sequence;
 pub(crate) mod split;
@@ -17,9 +17,9 @@ use crate::contender::Plugins;
 use crate::networks::BenchNetwork;
 use crate::options::Scale;
 use crate::site::BenchSite;
+use address_use::AddressUseTimes;
 use burst::Bursts;
-use contest::{Contest, Sides};
-use crowd::CrowdTimes;
+use contest::{ContenderSet, Contest};
 use resident::AgentFootprint;
 pub(crate) use sequence::Times;
 use split::Split;
@@ -34,7 +34,7 @@ pub(crate) struct PodMeasurements {
     pub(crate) masquerade: Option<Contest>,
     pub(crate) bursts_v4: Bursts,
     pub(crate) bursts_dual: Bursts,
-    pub(crate) crowd: CrowdTimes,
+    pub(crate) address_use: AddressUseTimes,
     pub(crate) split_v4: Split,
     pub(crate) split_dual: Split,
     pub(crate) resident: AgentFootprint,
@@ -44,35 +44,36 @@ pub(crate) struct PodMeasurements {
 }
 
 pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<PodMeasurements> {
-    let sandboxes = 5 * scale.pods + scale.pods.max(scale.resident);
+    // One node has sandboxes for the running pods, too: `BenchSite::create`.
+    let sandboxes = 6 * scale.pods + scale.pods.max(scale.resident);
     let site =
         with_progress(&format!("{sandboxes} sandboxes are being created"), || BenchSite::create(scale))?;
     let mut agents = Agents::start(&site)?;
     let mut left = Vec::new();
     let mut remarks = Vec::new();
-    if !site.memory.in_memory {
+    if !site.state.in_memory {
         remarks.push("neither /run nor /dev/shm is a tmpfs: all state was on disk".to_owned());
     }
     let starts = with_progress("cost of a process", || starts::run(plugins, &site, scale.pods))?;
-    let stage = Stage { plugins, site: &site, scale };
+    let input = CaseInput { plugins, site: &site, scale };
     let v4 = with_progress("v4, one pod after the other", || {
-        contest::run(&stage, BenchNetwork::V4, Sides::All, &mut left)
+        contest::run(&input, BenchNetwork::V4, ContenderSet::All, &mut left)
     })?;
     let split_v4 = split::run(&agents.routed, BenchNetwork::V4, scale.pods)?;
     let dual = with_progress("dual stack, one pod after the other", || {
-        contest::run(&stage, BenchNetwork::DUAL, Sides::All, &mut left)
+        contest::run(&input, BenchNetwork::DUAL, ContenderSet::All, &mut left)
     })?;
     let split_dual = split::run(&agents.routed, BenchNetwork::DUAL, scale.pods)?;
     let masquerade = with_progress("ipMasq, one pod after the other", || {
-        contest::run(&stage, BenchNetwork::MASQUERADED, Sides::Plugins, &mut left)
+        contest::run(&input, BenchNetwork::MASQUERADED, ContenderSet::Plugins, &mut left)
     });
     let masquerade = masquerade.map_err(|e| remarks.push(format!("ipMasq was not compared: {e:#}"))).ok();
-    let crowd = with_progress("few and many addresses in use", || crowd::run(&stage, &mut left))?;
-    let bursts_v4 = with_progress("v4, in parallel", || burst::run(&stage, BenchNetwork::V4, &mut left))?;
+    let address_use = with_progress("few and many addresses in use", || address_use::run(&input, &mut left))?;
+    let bursts_v4 = with_progress("v4, in parallel", || burst::run(&input, BenchNetwork::V4, &mut left))?;
     let bursts_dual =
-        with_progress("dual stack, in parallel", || burst::run(&stage, BenchNetwork::DUAL, &mut left))?;
+        with_progress("dual stack, in parallel", || burst::run(&input, BenchNetwork::DUAL, &mut left))?;
     let running_pods = format!("{} running pods", scale.resident);
-    let resident = with_progress(&running_pods, || resident::run(&stage, &mut agents.routed, &mut left))?;
+    let resident = with_progress(&running_pods, || resident::run(&input, &mut agents.routed, &mut left))?;
     Ok(PodMeasurements {
         starts,
         v4,
@@ -80,7 +81,7 @@ pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<PodMeasurement
         masquerade,
         bursts_v4,
         bursts_dual,
-        crowd,
+        address_use,
         split_v4,
         split_dual,
         resident,
@@ -90,7 +91,7 @@ pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<PodMeasurement
 }
 
 /// Input of every case.
-pub(crate) struct Stage<'a> {
+pub(crate) struct CaseInput<'a> {
     pub(crate) plugins: &'a Plugins,
     pub(crate) site: &'a BenchSite,
     pub(crate) scale: &'a Scale,

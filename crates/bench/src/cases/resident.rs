@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use testkit::Agent;
 use types::AttachMode;
 
-use super::Stage;
+use super::CaseInput;
 use super::burst::{Burst, BurstRates};
 use crate::agents;
 use crate::leftovers::{self, Recorded};
@@ -37,13 +37,17 @@ pub(crate) struct AgentFootprint {
     pub(crate) failures: Vec<String>,
 }
 
-pub(crate) fn run(stage: &Stage<'_>, agent: &mut Agent, left: &mut Vec<String>) -> Result<AgentFootprint> {
-    let (bench_node, scale) = (&stage.site.agent, stage.scale);
-    let plugin = stage.plugins.agent(bench_node, AttachMode::Routed, BenchNetwork::RESIDENT)?;
+pub(crate) fn run(
+    input: &CaseInput<'_>,
+    agent: &mut Agent,
+    left: &mut Vec<String>,
+) -> Result<AgentFootprint> {
+    let (bench_node, scale) = (&input.site.agent, input.scale);
+    let plugin = input.plugins.agent(bench_node, AttachMode::Routed, BenchNetwork::RESIDENT)?;
     let all = Burst { plugin: &plugin, pods: scale.resident, workers: scale.parallel };
     let mut rates = BurstRates::default();
     let inputs = all.add_all(&mut rates)?;
-    let measured = measure(agent, stage);
+    let measured = measure(agent, input);
     all.del_all(&inputs, &mut rates)?;
     left.extend(leftovers::links(bench_node));
     left.extend(leftovers::podwire_state(bench_node, BenchNetwork::RESIDENT, Recorded::NOTHING)?);
@@ -52,8 +56,8 @@ pub(crate) fn run(stage: &Stage<'_>, agent: &mut Agent, left: &mut Vec<String>) 
     Ok(footprint)
 }
 
-fn measure(agent: &mut Agent, stage: &Stage<'_>) -> Result<AgentFootprint> {
-    let scale = stage.scale;
+fn measure(agent: &mut Agent, input: &CaseInput<'_>) -> Result<AgentFootprint> {
+    let scale = input.scale;
     wait_for_quiet(agent)?;
     let mut footprint = AgentFootprint { rss_mib: Some(rss_mib(pid(agent)?)?), ..AgentFootprint::default() };
     let idle = idle_percent(agent, Duration::from_secs(scale.idle_seconds))?;

@@ -23,6 +23,6 @@ pub(crate) fn run(agent: &Agent, network: BenchNetwork, pods: usize) -> Result<S
         let start = Instant::now();
         trip.note(agent.get("/v1/health").map(|_| start.elapsed()));
     }
-    let of = |verb| agents::served(agent, verb, network, pods).map(|ms| median(&ms));
+    let of = |verb| agents::logged_durations(agent, verb, network, pods).map(|ms| median(&ms));
     Ok(Split { add: of("ADD")?, del: of("DEL")?, trip })
 }

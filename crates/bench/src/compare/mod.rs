@@ -57,9 +57,10 @@ pub(crate) struct CompareScale {
 
 /// All measurements and problems.
 #[derive(Default)]
-struct Findings {
+struct CompareResults {
     series: Vec<Series>,
     failures: Vec<String>,
+    /// Objects that were not removed.
     left: Vec<String>,
 }
 
@@ -93,17 +94,17 @@ pub(crate) fn run(comparison: &Comparison) -> Result<CompareReport> {
     let copies = copies_dir()?;
     let builds =
         [comparison.old.installed(&copies.join("old"))?, comparison.new.installed(&copies.join("new"))?];
-    let mut findings = Findings::default();
+    let mut results = CompareResults::default();
     let sites = comparison.scale.sites;
     // The sites of both parts alternate, so that a change of the host's speed affects both.
     for site in 1..=sites {
         for part in &comparison.parts {
             match part {
                 BenchPart::Pods => with_progress(&format!("pods, site {site} of {sites}"), || {
-                    pods::measure(&builds, &comparison.scale, &mut findings)
+                    pods::measure(&builds, &comparison.scale, &mut results)
                 })?,
                 BenchPart::Traffic => with_progress(&format!("traffic, site {site} of {sites}"), || {
-                    traffic::measure(&builds, &comparison.scale, &mut findings)
+                    traffic::measure(&builds, &comparison.scale, &mut results)
                 })?,
                 BenchPart::Firewall
                 | BenchPart::Recovery
@@ -113,7 +114,7 @@ pub(crate) fn run(comparison: &Comparison) -> Result<CompareReport> {
             }
         }
     }
-    Ok(CompareReport::new([&comparison.old, &comparison.new], comparison.scale, findings))
+    Ok(CompareReport::new([&comparison.old, &comparison.new], comparison.scale, results))
 }
 
 /// A fixed directory next to this program, so that copies do not accumulate.
@@ -122,7 +123,7 @@ fn copies_dir() -> Result<PathBuf> {
     Ok(exe.parent().context("the path of this program has no directory")?.join("bench"))
 }
 
-impl Findings {
+impl CompareResults {
     /// The series of a case, created at its first site.
     fn series(&mut self, like: Series) -> &mut Series {
         let at = self.series.iter().position(|one| one.case == like.case).unwrap_or_else(|| {

@@ -5,14 +5,14 @@ use testkit::{Agent, Lab};
 use types::AttachMode;
 
 use super::series::Series;
-use super::{CompareScale, ComparedBuild, Findings};
+use super::{CompareResults, CompareScale, ComparedBuild};
 use crate::agents;
 use crate::cases::burst::{Burst, BurstRates};
 use crate::cases::sequence::{self, ContenderTimes, Times};
 use crate::contender::{Contender, PluginContender};
 use crate::leftovers::{self, Recorded};
 use crate::networks::BenchNetwork;
-use crate::site::{BenchNode, Directory};
+use crate::site::{BenchNode, StateDirectory};
 use crate::stats::{Better, median, p99};
 
 /// How pods are attached.
@@ -50,20 +50,19 @@ struct BuildSite<'a> {
 pub(super) fn measure(
     builds: &[ComparedBuild; 2],
     scale: &CompareScale,
-    findings: &mut Findings,
+    results: &mut CompareResults,
 ) -> Result<()> {
     let lab = Lab::new("compare")?;
-    let memory = Directory::create(&lab)?;
+    let state = StateDirectory::create(&lab)?;
     for (number, setup) in SETUPS.into_iter().enumerate() {
         let [old, new] = builds;
         let create = |build, build_name: &str| {
-            let bench_node =
-                BenchNode::create((&lab, &memory), &format!("{build_name}{number}"), scale.pods)?;
+            let bench_node = BenchNode::create((&lab, &state), &format!("{build_name}{number}"), scale.pods)?;
             BuildSite::make(build, setup, bench_node)
         };
         let build_sites = [create(old, "old")?, create(new, "new")?];
         for (stack, network) in STACKS {
-            compare(&build_sites, (&format!("{}, {stack}", setup.name), network), scale, findings)?;
+            compare(&build_sites, (&format!("{}, {stack}", setup.name), network), scale, results)?;
         }
     }
     Ok(())
@@ -73,7 +72,7 @@ fn compare(
     build_sites: &[BuildSite<'_>; 2],
     (case, network): (&str, BenchNetwork),
     scale: &CompareScale,
-    findings: &mut Findings,
+    results: &mut CompareResults,
 ) -> Result<()> {
     let contenders = [build_sites[0].contender(network)?, build_sites[1].contender(network)?];
     let mut lines: Vec<ContenderTimes<'_>> = contenders
@@ -83,7 +82,7 @@ fn compare(
     sequence::warm_up(&mut lines)?;
     let times = sequence::run(lines, scale.pods);
     if let [old, new] = times.as_slice() {
-        findings.times(case, old, new);
+        results.times(case, old, new);
     }
     let mut rates = [BurstRates::default(), BurstRates::default()];
     for round in 0..scale.bursts {
@@ -93,11 +92,11 @@ fn compare(
             burst.round(&mut rates[which])?;
         }
     }
-    findings.rates(case, &rates);
+    results.rates(case, &rates);
     for (build_site, build_name) in build_sites.iter().zip(["old", "new"]) {
         let state = leftovers::podwire_state(&build_site.bench_node, network, Recorded::NOTHING)?;
         let left = leftovers::links(&build_site.bench_node).into_iter().chain(state);
-        findings.left.extend(left.map(|left| format!("{case}, {build_name}: {left}")));
+        results.left.extend(left.map(|left| format!("{case}, {build_name}: {left}")));
     }
     Ok(())
 }
@@ -122,7 +121,7 @@ impl<'a> BuildSite<'a> {
     }
 }
 
-impl Findings {
+impl CompareResults {
     fn times(&mut self, case: &str, old: &Times, new: &Times) {
         for (verb, old, new) in [("ADD", &old.add, &new.add), ("DEL", &old.del, &new.del)] {
             for (name, statistic) in [("p50", median as super::series::Statistic), ("p99", p99)] {

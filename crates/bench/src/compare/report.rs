@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use serde::Serialize;
 
 use super::series::{Judged, SeriesVerdict};
-use super::{CompareScale, ComparedBuild, Findings};
+use super::{CompareResults, CompareScale, ComparedBuild};
 use crate::machine;
 use crate::report::date;
 use crate::report::print::{align, plain_table};
@@ -39,8 +39,8 @@ struct ComparedLine {
 }
 
 impl CompareReport {
-    pub(super) fn new([old, new]: [&ComparedBuild; 2], scale: CompareScale, findings: Findings) -> Self {
-        let Findings { series, failures, left } = findings;
+    pub(super) fn new([old, new]: [&ComparedBuild; 2], scale: CompareScale, results: CompareResults) -> Self {
+        let CompareResults { series, failures, left } = results;
         let lines = series.into_iter().map(|series| {
             let judged = series.judge();
             ComparedLine { case: series.case, unit: series.unit, better: series.better, judged }
@@ -58,7 +58,7 @@ impl CompareReport {
     }
 
     /// True if no figure is worse, no call failed and no object remains.
-    pub(crate) fn is_fine(&self) -> bool {
+    pub(crate) fn has_no_regression(&self) -> bool {
         let good = self.lines.iter().all(|line| line.judged.verdict == SeriesVerdict::Ok);
         good && !self.lines.is_empty() && self.failures.is_empty() && self.left.is_empty()
     }

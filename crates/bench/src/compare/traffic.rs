@@ -3,19 +3,20 @@
 use anyhow::{Context as _, Result};
 
 use super::series::Series;
-use super::{CompareScale, ComparedBuild, Findings};
-use crate::nodes::traffic::{FAMILIES, TRANSPORTS, TrafficRounds, pods, probe, real};
+use super::{CompareResults, CompareScale, ComparedBuild};
+use crate::nodes::traffic::{FAMILIES, TRANSPORTS, TrafficRounds, cluster_of_two, pods, probe};
 use crate::stats::{Better, median};
 
 /// One site: two clusters for each transport.
 pub(super) fn measure(
     builds: &[ComparedBuild; 2],
     scale: &CompareScale,
-    findings: &mut Findings,
+    results: &mut CompareResults,
 ) -> Result<()> {
     for (name, transport) in TRANSPORTS {
         let [old, new] = builds;
-        let clusters = [real(name, transport, Some(old))?, real(name, transport, Some(new))?];
+        let clusters =
+            [cluster_of_two(name, transport, Some(old))?, cluster_of_two(name, transport, Some(new))?];
         for (family, v4) in FAMILIES {
             let pairs = [pods(&clusters[0], v4)?, pods(&clusters[1], v4)?];
             let mut rounds = [TrafficRounds::default(), TrafficRounds::default()];
@@ -29,10 +30,10 @@ pub(super) fn measure(
             }
             let [old, new] = &rounds;
             let case = |what: &str| format!("pod to pod, {name}, {family}, {what}");
-            findings
+            results
                 .series(Series::new(case("throughput"), ("Gbit/s", Better::More), median))
                 .add(&old.gbit_per_s, &new.gbit_per_s);
-            findings
+            results
                 .series(Series::new(case("request/response"), ("µs", Better::Less), median))
                 .add(&old.trip_us, &new.trip_us);
         }

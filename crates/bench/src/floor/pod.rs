@@ -39,6 +39,7 @@ impl FloorPod {
                 host_mac: self.key.host_mac(),
                 mtu: MTU,
                 master: Some(bridge),
+                group: 0,
                 peer: &self.key.ifname,
                 peer_mac: self.key.pod_mac(),
                 peer_ns: self.netns.fd(),

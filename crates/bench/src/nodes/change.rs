@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result};
 use model::NodeRecord;
 use testkit::Cluster;
 
-use super::crowd::{self, CrowdRecords, NodeLocation};
 use super::observed::{AwaitedRoutes, RouteObserver};
+use super::simulated::{self, NodeLocation, SimulatedNodes};
 use crate::process::fine_cpu_time;
 use crate::stats::Sample;
 
@@ -29,7 +29,7 @@ pub(crate) struct ChangeTimes {
 
 /// Moves one node at a time to an unused address.
 pub(super) struct Mover<'a> {
-    crowd: &'a CrowdRecords<'a>,
+    simulated: &'a SimulatedNodes<'a>,
     records: &'a [NodeRecord],
     observer: RouteObserver,
     pid: u32,
@@ -39,18 +39,18 @@ pub(super) struct Mover<'a> {
 impl<'a> Mover<'a> {
     pub(super) fn new(
         cluster: &Cluster,
-        crowd: &'a CrowdRecords<'a>,
+        simulated: &'a SimulatedNodes<'a>,
         records: &'a [NodeRecord],
     ) -> Result<Self> {
         let pid = cluster.agent("n1")?.pid().context("the agent is not running")?;
-        Ok(Self { crowd, records, observer: RouteObserver::open(cluster.node("n1")?)?, pid, moved: 0 })
+        Ok(Self { simulated, records, observer: RouteObserver::open(cluster.node("n1")?)?, pid, moved: 0 })
     }
 
     pub(super) fn run(&mut self, times: usize) -> Result<ChangeTimes> {
         let mut change = ChangeTimes::default();
         for record in self.records.iter().cycle().take(times) {
             self.moved += 1;
-            let addresses = crowd::addresses(ELSEWHERE + self.moved, NodeLocation::OnLink)?;
+            let addresses = simulated::addresses(ELSEWHERE + self.moved, NodeLocation::OnLink)?;
             self.once(&NodeRecord { addresses, ..record.clone() }, &mut change)?;
         }
         Ok(change)
@@ -58,9 +58,9 @@ impl<'a> Mover<'a> {
 
     fn once(&mut self, moved: &NodeRecord, change: &mut ChangeTimes) -> Result<()> {
         let block = *moved.blocks.first().context("the node has no block")?;
-        let gateway = moved.address(&block).context("the node has no address")?;
+        let gateway = moved.address_for(&block).context("the node has no address")?;
         let before = fine_cpu_time(self.pid)?;
-        let committed = self.crowd.put_node(moved)?;
+        let committed = self.simulated.put_node(moved)?;
         let there = self.observer.wait(TIMEOUT, AwaitedRoutes::Via(block, gateway))?;
         std::thread::sleep(REST);
         change.cpu.note(Ok(fine_cpu_time(self.pid)?.saturating_sub(before)));

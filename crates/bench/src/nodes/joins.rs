@@ -11,7 +11,7 @@ use store::Store;
 use testkit::Cluster;
 use tokio::task::JoinSet;
 
-use super::crowd::{self, NodeLocation};
+use super::simulated::{self, NodeLocation};
 use super::{MARGIN, hosts, seed, subnets};
 use crate::options::NodesScale;
 use crate::stats::Sample;
@@ -87,8 +87,8 @@ where
     T: Send + 'static,
     F: Future<Output = Result<T>> + Send + 'static,
 {
-    let runtime = crowd::runtime()?;
-    let stores: Vec<Store> = (0..count).map(|_| crowd::open(cluster, &runtime)).collect::<Result<_>>()?;
+    let runtime = simulated::runtime()?;
+    let stores: Vec<Store> = (0..count).map(|_| simulated::open(cluster, &runtime)).collect::<Result<_>>()?;
     cluster.underlay().enter(|| {
         runtime.block_on(async {
             // All clients are connected, so only the joins are timed.
@@ -109,7 +109,7 @@ where
 /// Joins as an agent does, with retries while the store is busy. Returns the number of retries.
 async fn join(store: Store, layout: KeyLayout, number: usize) -> Result<(NodeRecord, usize)> {
     let spec = NetworkSpec { subnets: subnets(), margin: MARGIN, vni: 4077, vxlan_port: 4789 };
-    let record = NodeRecord { blocks: Vec::new(), ..crowd::record(number, NodeLocation::OnLink)? };
+    let record = NodeRecord { blocks: Vec::new(), ..simulated::record(number, NodeLocation::OnLink)? };
     let mut last = None;
     for tries in 0..TRIES {
         let (store, layout) = (store.clone(), layout.clone());

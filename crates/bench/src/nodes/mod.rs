@@ -1,7 +1,7 @@
 //! Clusters with many nodes: the cost for a node, the store and the traffic between pods.
 //!
 //! ```text
-//! hosts (underlay, etcd, real agents) ◄── crowd: records of simulated nodes, written by this program
+//! hosts (underlay, etcd, real agents) ◄── simulated: records of simulated nodes, written by this program
 //!   ├ routes   all routes at once, compared with `ip route add` for each; then one change
 //!   ├ scale    agents among a thousand nodes, some of which are added and removed
 //!   ├ joins    parallel joins, compared with a plain counter
@@ -9,13 +9,13 @@
 //! ```
 
 mod change;
-mod crowd;
 pub(crate) mod joins;
 mod observed;
 pub(crate) mod outage;
 pub(crate) mod routes;
 pub(crate) mod scale;
 mod seed;
+mod simulated;
 pub(crate) mod traffic;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -128,17 +128,17 @@ pub(super) enum RouteTransition {
 }
 
 /// Records the times of all route changes of a node in a separate thread.
-pub(super) struct Diary {
+pub(super) struct RouteRecorder {
     over: Arc<AtomicBool>,
     thread: JoinHandle<Result<Vec<(RouteTransition, Instant)>>>,
 }
 
-impl Diary {
+impl RouteRecorder {
     pub(super) fn begin(ns: &Ns) -> Result<Self> {
         let monitor = ns.enter(PeerMonitor::open)??;
         let over = Arc::new(AtomicBool::new(false));
         let stop = Arc::clone(&over);
-        let thread = std::thread::spawn(move || keep(monitor, &stop));
+        let thread = std::thread::spawn(move || record_routes(monitor, &stop));
         Ok(Self { over, thread })
     }
 
@@ -148,7 +148,7 @@ impl Diary {
     }
 }
 
-fn keep(mut monitor: PeerMonitor, over: &AtomicBool) -> Result<Vec<(RouteTransition, Instant)>> {
+fn record_routes(mut monitor: PeerMonitor, over: &AtomicBool) -> Result<Vec<(RouteTransition, Instant)>> {
     let mut transitions = Vec::new();
     while !over.load(Ordering::Relaxed) {
         wait(&monitor)?;

@@ -9,9 +9,9 @@ use testkit::{Cluster, DEADLINE, Plugin, wait_until};
 use types::Code;
 
 use super::change::Mover;
-use super::crowd::{self, CrowdRecords, NodeLocation};
 use super::observed::{AwaitedRoutes, RouteObserver};
 use super::routes::TIMEOUT;
+use super::simulated::{self, NodeLocation, SimulatedNodes};
 use super::{BLOCKS_PER_NODE, hosts, subnets};
 use crate::firewall::{Timed, note};
 use crate::options::Scale;
@@ -23,12 +23,12 @@ const ETCD_UNREACHABLE: ConditionCode = ConditionCode::Known(Code::StoreUnreacha
 pub(crate) fn run(scale: &Scale) -> Result<Timed> {
     let mut cluster = hosts("outage", 1, &subnets())?;
     cluster.start_agents()?;
-    let crowd = CrowdRecords::of(&cluster)?;
-    let records = crowd::records(0..PEERS, NodeLocation::OnLink)?;
-    crowd.add_nodes(&records)?;
+    let simulated = SimulatedNodes::of(&cluster)?;
+    let records = simulated::records(0..PEERS, NodeLocation::OnLink)?;
+    simulated.add_nodes(&records)?;
     RouteObserver::open(cluster.node("n1")?)?.wait(TIMEOUT, AwaitedRoutes::Count(PEERS * BLOCKS_PER_NODE))?;
     let mut times = Timed::new();
-    let change = Mover::new(&cluster, &crowd, &records)?.run(scale.faults)?;
+    let change = Mover::new(&cluster, &simulated, &records)?.run(scale.faults)?;
     times.push((format!("change of one of {PEERS} peers to its route"), change.route));
     for round in 0..scale.outages {
         outage(&cluster, round, &mut times)?;

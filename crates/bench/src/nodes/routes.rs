@@ -11,8 +11,8 @@ use testkit::{CableEnd, Cluster, Lab, Node};
 use types::{IfName, NodeName, PEER_PROTOCOL};
 
 use super::change::{ChangeTimes, Mover};
-use super::crowd::{self, CrowdRecords, NodeLocation};
 use super::observed::{AwaitedRoutes, RouteObserver};
+use super::simulated::{self, NodeLocation, SimulatedNodes};
 use super::{MARGIN, hosts, seed, subnets};
 use crate::options::NodesScale;
 use crate::stats::Sample;
@@ -40,11 +40,11 @@ pub(crate) struct RouteTimes {
 pub(crate) fn run(scale: &NodesScale) -> Result<RouteTimes> {
     let v4 = &subnets()[..1];
     let mut cluster = hosts("routes", 1, v4)?;
-    let mut records = crowd::records(0..scale.peers, NodeLocation::OnLink)?;
+    let mut records = simulated::records(0..scale.peers, NodeLocation::OnLink)?;
     records.iter_mut().for_each(|record| record.blocks.retain(|block| v4[0].contains(block)));
-    CrowdRecords::of(&cluster)?.add_nodes(&records)?;
-    let plain = Bench::make(cluster.lab(), "plain")?;
-    let library = Bench::make(cluster.lab(), "library")?;
+    SimulatedNodes::of(&cluster)?.add_nodes(&records)?;
+    let plain = OnLinkNode::make(cluster.lab(), "plain")?;
+    let library = OnLinkNode::make(cluster.lab(), "library")?;
     let (mut ip, mut batches, mut starts) = (Duration::ZERO, Sample::default(), Sample::default());
     let part = records.len().div_ceil(scale.route_rounds);
     for some in records.chunks(part) {
@@ -55,10 +55,10 @@ pub(crate) fn run(scale: &NodesScale) -> Result<RouteTimes> {
     }
     let few = FEW.min(scale.peers / 2);
     // The agent of the last round is still running.
-    let crowd = CrowdRecords::of(&cluster)?;
-    let mut mover = Mover::new(&cluster, &crowd, &records[..few])?;
+    let simulated = SimulatedNodes::of(&cluster)?;
+    let mut mover = Mover::new(&cluster, &simulated, &records[..few])?;
     let among_many = mover.run(scale.changes)?;
-    crowd.remove_nodes(&records[few..])?;
+    simulated.remove_nodes(&records[few..])?;
     RouteObserver::open(cluster.node("n1")?)?.wait(TIMEOUT, AwaitedRoutes::Count(few))?;
     let among_few = mover.run(scale.changes)?;
     Ok(RouteTimes { ip, library: batches, agent: starts, among_many, among_few, few })
@@ -103,12 +103,12 @@ fn flush(node: &Node) -> Result<()> {
 }
 
 /// A node with one link. All peers are on-link, and no host is at the other end.
-struct Bench {
+struct OnLinkNode {
     node: Node,
     link: u32,
 }
 
-impl Bench {
+impl OnLinkNode {
     fn make(lab: &Lab, name: &str) -> Result<Self> {
         let (node, far) = (lab.node(name)?, lab.node(&format!("{name}-far"))?);
         let here = CableEnd { ns: &node, dev: "eth0", addresses: &["10.200.0.1/16", "fd99:1::1/64"] };

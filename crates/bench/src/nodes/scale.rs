@@ -10,9 +10,9 @@ use anyhow::{Context as _, Result, ensure};
 use model::NodeRecord;
 use testkit::{Cluster, uninterrupted, wait_until};
 
-use super::crowd::{self, CommitTimes, CrowdRecords, NodeLocation};
-use super::observed::{AwaitedRoutes, Diary, RouteObserver, RouteTransition};
+use super::observed::{AwaitedRoutes, RouteObserver, RouteRecorder, RouteTransition};
 use super::routes::TIMEOUT;
+use super::simulated::{self, CommitTimes, NodeLocation, SimulatedNodes};
 use super::{BLOCKS_PER_NODE, hosts, subnets};
 use crate::options::NodesScale;
 use crate::process::rss_mib;
@@ -25,7 +25,7 @@ const PER_SECOND: u32 = 50;
 const LAST: Duration = Duration::from_secs(2);
 /// Address of the metrics of a lab's etcd, on its loopback.
 const METRICS: &str = "127.0.0.1:2381";
-const QUESTION: Duration = Duration::from_secs(2);
+const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) struct ScaleResult {
     /// Memory of the largest agent after all changes.
@@ -47,17 +47,17 @@ pub(crate) fn run(scale: &NodesScale) -> Result<ScaleResult> {
     let mut cluster = hosts("scale", AGENTS, &subnets())?;
     cluster.start_agents()?;
     let cluster = cluster;
-    let crowd = CrowdRecords::of(&cluster)?;
+    let simulated = SimulatedNodes::of(&cluster)?;
     let few = scale.few_nodes - AGENTS;
     let first = mixed(0..few)?;
-    crowd.add_nodes(&first)?;
+    simulated.add_nodes(&first)?;
     wait_for_routes(&cluster, few)?;
     let requests_few = requests_per_minute(&cluster, scale.quiet)?;
     let all = scale.crowd - AGENTS;
-    crowd.add_nodes(&mixed(few..all)?)?;
+    simulated.add_nodes(&mixed(few..all)?)?;
     wait_for_routes(&cluster, all)?;
     let requests_many = requests_per_minute(&cluster, scale.quiet)?;
-    let churn = churn(&cluster, &crowd, (all, scale.churn))?;
+    let churn = churn(&cluster, &simulated, (all, scale.churn))?;
     let mut largest = 0f64;
     for name in cluster.node_names() {
         let pid =
@@ -81,15 +81,15 @@ fn mixed(numbers: std::ops::Range<usize>) -> Result<Vec<NodeRecord>> {
     let location = |number: usize| {
         if number.is_multiple_of(2) { NodeLocation::OnLink } else { NodeLocation::BehindRouter }
     };
-    numbers.map(|number| crowd::record(number, location(number))).collect()
+    numbers.map(|number| simulated::record(number, location(number))).collect()
 }
 
 /// Waits for the routes of all agents to simulated nodes and to each other.
-fn wait_for_routes(cluster: &Cluster, crowd: usize) -> Result<()> {
+fn wait_for_routes(cluster: &Cluster, simulated: usize) -> Result<()> {
     for name in cluster.node_names() {
         let mut observer = RouteObserver::open(cluster.node(&name)?)?;
         observer
-            .wait(TIMEOUT, AwaitedRoutes::Count(BLOCKS_PER_NODE * (crowd + AGENTS - 1)))
+            .wait(TIMEOUT, AwaitedRoutes::Count(BLOCKS_PER_NODE * (simulated + AGENTS - 1)))
             .with_context(|| format!("node {name}"))?;
     }
     Ok(())
@@ -103,10 +103,14 @@ struct Churn {
 }
 
 /// Adds nodes beyond `nodes.0` and removes the oldest ones.
-fn churn(cluster: &Cluster, crowd: &CrowdRecords<'_>, (nodes, lasting): (usize, Duration)) -> Result<Churn> {
+fn churn(
+    cluster: &Cluster,
+    simulated: &SimulatedNodes<'_>,
+    (nodes, lasting): (usize, Duration),
+) -> Result<Churn> {
     let names = cluster.node_names();
-    let recorders: Vec<Diary> =
-        names.iter().map(|name| Diary::begin(cluster.node(name)?)).collect::<Result<_>>()?;
+    let recorders: Vec<RouteRecorder> =
+        names.iter().map(|name| RouteRecorder::begin(cluster.node(name)?)).collect::<Result<_>>()?;
     let count = (lasting.as_secs_f64() * f64::from(PER_SECOND)).round() as usize;
     let (added, removed) = (mixed(nodes..nodes + count)?, mixed(0..count)?);
     ensure!(count < nodes, "{nodes} nodes are too few to remove {count}");
@@ -114,8 +118,8 @@ fn churn(cluster: &Cluster, crowd: &CrowdRecords<'_>, (nodes, lasting): (usize, 
     let start = Instant::now();
     for (index, (new_node, old_node)) in added.iter().zip(&removed).enumerate() {
         pace(start, index);
-        transitions.push((RouteTransition::Added(block(new_node)?), crowd.put_node(new_node)?));
-        transitions.push((RouteTransition::Removed(block(old_node)?), crowd.remove_node(old_node)?));
+        transitions.push((RouteTransition::Added(block(new_node)?), simulated.put_node(new_node)?));
+        transitions.push((RouteTransition::Removed(block(old_node)?), simulated.remove_node(old_node)?));
     }
     let rate = count as f64 / start.elapsed().as_secs_f64();
     // Missing routes are reported below. The number of routes is the same before and after each pair of events, so the last
@@ -204,7 +208,7 @@ fn received(metrics: &str) -> impl Iterator<Item = f64> {
 
 fn metrics() -> std::io::Result<String> {
     let mut stream = TcpStream::connect(METRICS)?;
-    stream.set_read_timeout(Some(QUESTION))?;
+    stream.set_read_timeout(Some(METRICS_TIMEOUT))?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
     let mut text = String::new();
     uninterrupted(|| stream.read_to_string(&mut text))?;

@@ -14,7 +14,7 @@ pub(super) fn add_routes(ns: &Ns, records: &[NodeRecord]) -> Result<Duration> {
         .iter()
         .map(|record| {
             let block = record.blocks.first().context("the node has no block")?;
-            let via = record.address(block).context("the node has no address")?;
+            let via = record.address_for(block).context("the node has no address")?;
             Ok([block.to_string(), via.to_string()])
         })
         .collect::<Result<_>>()?;

@@ -5,7 +5,7 @@
 //! pod ── veth ── node ── veth ── underlay's bridge ── veth ── node ── veth ── pod      and VXLAN between the nodes, or not
 //! ```
 
-mod binding;
+mod peer_table;
 mod plain;
 pub(crate) mod probe;
 
@@ -16,12 +16,12 @@ use testkit::{Cluster, DEADLINE, Ns, Plan, Plugin, PodPath, TransportMode, wait_
 
 use crate::compare::ComparedBuild;
 use crate::options::NodesScale;
-pub(crate) use binding::Binding;
+pub(crate) use peer_table::PeerTableCost;
 use plain::{Plain, Tracking};
 
 pub(crate) struct Traffic {
     pub(crate) paths: Vec<TrafficPath>,
-    pub(crate) bindings: Vec<Binding>,
+    pub(crate) peer_table: Vec<PeerTableCost>,
 }
 
 /// One transport in one family.
@@ -49,7 +49,7 @@ pub(crate) struct NamespacePair {
 }
 
 /// The contenders of one transport and family.
-struct TrafficLane {
+struct PathContenders {
     name: String,
     podwire: NamespacePair,
     plain: NamespacePair,
@@ -58,7 +58,7 @@ struct TrafficLane {
 
 /// All topologies that exist at the same time. They are removed on drop.
 struct TrafficSite {
-    contenders: Vec<TrafficLane>,
+    paths: Vec<PathContenders>,
     _networks: Vec<(Cluster, [Plain; 2])>,
 }
 
@@ -74,12 +74,12 @@ pub(crate) fn run(scale: &NodesScale) -> Result<Traffic> {
     for _ in 0..scale.traffic_sites {
         let site = TrafficSite::make()?;
         for round in 0..scale.traffic_rounds {
-            for contender in &site.contenders {
-                contender.round(path_of(&mut paths, &contender.name), round, scale)?;
+            for contenders in &site.paths {
+                contenders.round(path_of(&mut paths, &contenders.name), round, scale)?;
             }
         }
     }
-    Ok(Traffic { paths, bindings: binding::run(scale)? })
+    Ok(Traffic { paths, peer_table: peer_table::run(scale)? })
 }
 
 fn path_of<'a>(paths: &'a mut Vec<TrafficPath>, name: &str) -> &'a mut TrafficPath {
@@ -92,13 +92,13 @@ fn path_of<'a>(paths: &'a mut Vec<TrafficPath>, name: &str) -> &'a mut TrafficPa
 
 impl TrafficSite {
     fn make() -> Result<Self> {
-        let (mut contenders, mut networks) = (Vec::new(), Vec::new());
+        let (mut paths, mut networks) = (Vec::new(), Vec::new());
         for (name, transport) in TRANSPORTS {
-            let cluster = real(name, transport, None)?;
+            let cluster = cluster_of_two(name, transport, None)?;
             let plain = Plain::make(transport, Tracking::Off)?;
             let tracked = Plain::make(transport, Tracking::On)?;
             for (family, v4) in FAMILIES {
-                contenders.push(TrafficLane {
+                paths.push(PathContenders {
                     name: format!("{name}, {family}"),
                     podwire: pods(&cluster, v4)?,
                     plain: plain.pair(v4)?,
@@ -107,13 +107,17 @@ impl TrafficSite {
             }
             networks.push((cluster, [plain, tracked]));
         }
-        Ok(Self { contenders, _networks: networks })
+        Ok(Self { paths, _networks: networks })
     }
 }
 
 /// Creates two nodes with an agent and a pod each and waits until the pods reach each other. Uses the programs of this build or
 /// the given ones.
-pub(crate) fn real(name: &str, transport: TransportMode, build: Option<&ComparedBuild>) -> Result<Cluster> {
+pub(crate) fn cluster_of_two(
+    name: &str,
+    transport: TransportMode,
+    build: Option<&ComparedBuild>,
+) -> Result<Cluster> {
     let plan = Plan { nodes: 2, transport, ..Plan::default() };
     let mut cluster = Cluster::hosts(&format!("traffic-{transport:?}").to_lowercase(), &plan)?;
     if let Some(build) = build {
@@ -125,10 +129,10 @@ pub(crate) fn real(name: &str, transport: TransportMode, build: Option<&Compared
     cluster.start_etcd()?;
     cluster.start_agents()?;
     cluster.pods_everywhere(1)?;
-    let way = if transport == TransportMode::Vxlan { PodPath::Vxlan } else { PodPath::Direct };
+    let path = if transport == TransportMode::Vxlan { PodPath::Vxlan } else { PodPath::Direct };
     wait_until(&format!("pods to reach each other, {name}"), DEADLINE, || {
         let matrix = cluster.reach(std::time::Duration::from_secs(2))?;
-        Ok(matrix.all() && matrix.cells.iter().all(|cell| cell.way == way))
+        Ok(matrix.all() && matrix.cells.iter().all(|cell| cell.path == path))
     })?;
     Ok(cluster)
 }
@@ -142,7 +146,7 @@ pub(crate) fn pods(cluster: &Cluster, v4: bool) -> Result<NamespacePair> {
     Ok(NamespacePair { from: (*from.pod).clone(), to: (*to.pod).clone(), address })
 }
 
-impl TrafficLane {
+impl PathContenders {
     /// The order of the contenders alternates.
     fn round(&self, path: &mut TrafficPath, round: usize, scale: &NodesScale) -> Result<()> {
         let mut sides = [

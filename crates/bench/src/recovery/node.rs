@@ -15,7 +15,7 @@ use crate::firewall::{Timed, note};
 use crate::options::Scale;
 
 /// Additional pods; also the maximum number of measured DELs.
-const CROWD: usize = 50;
+const OTHER_PODS: usize = 50;
 /// Longer than a round trip to another namespace.
 const ANSWER: Duration = Duration::from_millis(2);
 const PORT: u16 = 8080;
@@ -31,7 +31,7 @@ pub(super) struct Host {
     /// The pod with the host port 8080/UDP.
     pub(super) victim: Attached,
     pub(super) attacker: Attached,
-    crowd: Vec<Pod>,
+    other_pods: Vec<Pod>,
     _lab: Lab,
 }
 
@@ -63,7 +63,7 @@ impl Attached {
 }
 
 pub(super) fn run(mode: &str, scale: &Scale, recovery: &mut Recovery) -> Result<()> {
-    let mut host = Host::new(mode, scale.resident.min(CROWD))?;
+    let mut host = Host::new(mode, scale.resident.min(OTHER_PODS))?;
     let mut times = Timed::new();
     for is_v4 in [true, false] {
         let family = if is_v4 { "IPv4" } else { "IPv6" };
@@ -80,7 +80,7 @@ pub(super) fn run(mode: &str, scale: &Scale, recovery: &mut Recovery) -> Result<
 }
 
 impl Host {
-    fn new(mode: &str, crowd: usize) -> Result<Self> {
+    fn new(mode: &str, other_pods: usize) -> Result<Self> {
         let lab = Lab::new("recovery")?;
         let (node, out) = (lab.node("n1")?, lab.node("out")?);
         let here = CableEnd { ns: &node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
@@ -98,9 +98,9 @@ impl Host {
         let port = json!([{ "hostPort": PORT, "containerPort": PORT, "protocol": "udp" }]);
         let victim = add("victim", &json!({ "runtimeConfig": { "portMappings": port } }))?;
         let attacker = add("attacker", &json!({}))?;
-        let crowd = (0..crowd).map(|number| Ok(add(&format!("p{number}"), &json!({}))?.pod));
-        let crowd = crowd.collect::<Result<Vec<Pod>>>()?;
-        Ok(Self { plugin, agent, node, out, victim, attacker, crowd, _lab: lab })
+        let other_pods = (0..other_pods).map(|number| Ok(add(&format!("p{number}"), &json!({}))?.pod));
+        let other_pods = other_pods.collect::<Result<Vec<Pod>>>()?;
+        Ok(Self { plugin, agent, node, out, victim, attacker, other_pods, _lab: lab })
     }
 
     /// Waits until the agent's pause after the last repair is over.
@@ -133,7 +133,7 @@ impl Host {
             self.flush()?;
             let flushed = Instant::now();
             let whole = self.wait_whole(&before)?;
-            let what = format!("flush to whole firewall, {} pods", self.crowd.len() + 2);
+            let what = format!("flush to whole firewall, {} pods", self.other_pods.len() + 2);
             note(times, &what, whole.saturating_duration_since(flushed));
         }
         Ok(())
@@ -175,7 +175,7 @@ impl Host {
 
     /// Kills the agent. The plugin leaves a tombstone, and the restarted agent processes it.
     fn del_without_agent(&mut self, rounds: usize, times: &mut Timed) -> Result<()> {
-        for pod in self.crowd.iter().take(rounds) {
+        for pod in self.other_pods.iter().take(rounds) {
             self.agent.kill()?;
             let outcome = self.plugin.del(pod, &self.agent.config(&json!({})))?;
             outcome.ok()?;

@@ -57,21 +57,21 @@ pub(super) fn resident(measured: &PodMeasurements, scale: &Scale) -> Vec<Figure>
     ]
 }
 
-pub(super) fn shares(measured: &PodMeasurements) -> Vec<CallBreakdown> {
+pub(super) fn breakdowns(measured: &PodMeasurements) -> Vec<CallBreakdown> {
     let process = measured.starts.podwire.p50();
     let of = |stack: &str, contest: &Contest, split: &Split| {
         let agent = contest.other_times.as_ref().map(|other_times| &other_times.agent);
         [
-            share(format!("ADD, {stack}"), agent.and_then(|a| a.add.p50()), split.add),
-            share(format!("DEL, {stack}"), agent.and_then(|a| a.del.p50()), split.del),
+            breakdown(format!("ADD, {stack}"), agent.and_then(|a| a.add.p50()), split.add),
+            breakdown(format!("DEL, {stack}"), agent.and_then(|a| a.del.p50()), split.del),
         ]
-        .map(|share| CallBreakdown { process, trip: split.trip.p50(), ..share }.with_rest())
+        .map(|breakdown| CallBreakdown { process, trip: split.trip.p50(), ..breakdown }.with_rest())
     };
     let v4 = of("v4", &measured.v4, &measured.split_v4);
     v4.into_iter().chain(of("dual stack", &measured.dual, &measured.split_dual)).collect()
 }
 
-fn share(call: String, all: Option<f64>, agent: Option<f64>) -> CallBreakdown {
+fn breakdown(call: String, all: Option<f64>, agent: Option<f64>) -> CallBreakdown {
     CallBreakdown { call, all, agent, process: None, trip: None, rest: None }
 }
 
@@ -89,13 +89,13 @@ mod tests {
 
     #[test]
     fn the_remainder_is_the_unexplained_time() {
-        let share = CallBreakdown {
+        let breakdown = CallBreakdown {
             process: Some(1.0),
             trip: Some(0.5),
-            ..share("ADD".to_owned(), Some(4.0), Some(2.0))
+            ..breakdown("ADD".to_owned(), Some(4.0), Some(2.0))
         };
-        assert_eq!(share.with_rest().rest, Some(0.5));
-        let unknown = super::share("ADD".to_owned(), Some(4.0), None);
+        assert_eq!(breakdown.with_rest().rest, Some(0.5));
+        let unknown = super::breakdown("ADD".to_owned(), Some(4.0), None);
         assert_eq!(unknown.with_rest().rest, None);
     }
 }

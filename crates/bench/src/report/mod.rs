@@ -116,7 +116,7 @@ impl BenchReport {
         let scale = &self.scale;
         self.rows = rows::all(pods, scale);
         self.resident = figures::resident(pods, scale);
-        self.shares = figures::shares(pods);
+        self.shares = figures::breakdowns(pods);
         self.failures.extend(rows::failures(pods, scale));
         self.left.extend(pods.left.iter().cloned());
         self.remarks.extend(pods.remarks.iter().cloned());
@@ -125,7 +125,7 @@ impl BenchReport {
     }
 
     /// True if all targets are met. Aims and informational rows do not count.
-    pub(crate) fn is_fine(&self) -> bool {
+    pub(crate) fn meets_targets(&self) -> bool {
         let general = [self.static_binary, self.no_failures, self.nothing_left];
         let resident = self.resident.iter().map(|figure| figure.verdict);
         let nodes = self.nodes.iter().map(|line| line.verdict);

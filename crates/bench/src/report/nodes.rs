@@ -220,11 +220,11 @@ fn traffic_lines(traffic: &Traffic) -> Vec<NodesLine> {
             lines.push(trip.beside((who, median(&other.trip_us)), Better::Less, target));
         }
     }
-    for binding in &traffic.bindings {
-        let case = format!("pod to pod, {}, request/response on one core", binding.name);
-        let bound = NodesLine::alone(case, (median(&binding.bound), "µs"), RatioTarget::None);
-        lines.push(bound.beside(
-            ("sources unchecked", median(&binding.open)),
+    for cost in &traffic.peer_table {
+        let case = format!("pod to pod, {}, request/response on one core", cost.name);
+        let checked = NodesLine::alone(case, (median(&cost.with_table), "µs"), RatioTarget::None);
+        lines.push(checked.beside(
+            ("sources unchecked", median(&cost.without_table)),
             Better::Less,
             RatioTarget::None,
         ));

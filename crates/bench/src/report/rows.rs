@@ -87,7 +87,8 @@ impl Versus {
 }
 
 pub(super) fn all(measured: &PodMeasurements, scale: &Scale) -> Vec<Row> {
-    let (v4, dual, crowd, starts) = (&measured.v4, &measured.dual, &measured.crowd, &measured.starts);
+    let (v4, dual, address_use, starts) =
+        (&measured.v4, &measured.dual, &measured.address_use, &measured.starts);
     let mut rows = vec![
         Versus::reference(&v4.podwire.add, &v4.reference.add).row("ADD, v4", ADD),
         Versus::reference(&dual.podwire.add, &dual.reference.add).row("ADD, dual stack", ADD),
@@ -116,7 +117,7 @@ pub(super) fn all(measured: &PodMeasurements, scale: &Scale) -> Vec<Row> {
     );
     let case = format!("ADD, {} addresses in use", scale.many);
     rows.push(
-        Versus::times(ReferenceKind::FewAddresses, &crowd.many.add, &crowd.few.add)
+        Versus::times(ReferenceKind::FewAddresses, &address_use.many.add, &address_use.few.add)
             .row(case, RatioTarget::AtMost(1.2)),
     );
     rows.extend(floor_rows("v4", v4));
@@ -239,8 +240,8 @@ fn samples<'a>(measured: &'a PodMeasurements, scale: &Scale) -> Vec<(String, &'a
             put(case, "raw netlink, spawned", &other_times.spawned_floor);
         }
     }
-    put(&format!("{} in use", scale.few), "podwire", &measured.crowd.few);
-    put(&format!("{} in use", scale.many), "podwire", &measured.crowd.many);
+    put(&format!("{} in use", scale.few), "podwire", &measured.address_use.few);
+    put(&format!("{} in use", scale.many), "podwire", &measured.address_use.many);
     named
 }
 

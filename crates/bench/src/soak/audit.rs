@@ -17,7 +17,7 @@ use crate::faults::is_guarded;
 use crate::frames::name_of;
 use crate::monitor::{self, AgentSizes};
 use crate::records;
-use crate::site::{AnchorRole, LONG, ServedBy, SoakNode, SoakSite, picture};
+use crate::site::{LONG, PodRole, ServedBy, SoakNode, SoakSite, snapshot_lines};
 use crate::victims::received;
 
 /// An agent removes connections of freed addresses on its timer, which runs every 30 s.
@@ -62,7 +62,7 @@ pub(crate) fn run(soak: &Soak, site: &SoakSite, watched: &AgentSizes) -> Result<
     soak.step("links are left on h1", wait_until("h1 to have no pods", within, || expect_no_pods(site)));
     for (node, before) in &site.before {
         let same = wait_until(&format!("{} to match its snapshot", node.name()), within, || {
-            let after = picture(node)?;
+            let after = snapshot_lines(node)?;
             let removed = before.difference(&after).map(|line| format!("- {line}"));
             let lines: Vec<String> =
                 removed.chain(after.difference(before).map(|line| format!("+ {line}"))).collect();
@@ -128,7 +128,7 @@ fn start_all(site: &SoakSite) -> Result<()> {
 
 /// A listener without legal datagrams proves nothing about hostile ones.
 fn listeners(soak: &Soak, site: &SoakSite) {
-    let victims = site.with_role(AnchorRole::Victim).map(|victim| name_of(site, victim));
+    let victims = site.with_role(PodRole::Victim).map(|victim| name_of(site, victim));
     for name in victims.chain(site.machines.iter().map(|machine| machine.name.to_owned())) {
         if soak.ledger.counted(&received(&name)) == 0 {
             soak.ledger.find("a listener received nothing legal", name);
@@ -137,12 +137,12 @@ fn listeners(soak: &Soak, site: &SoakSite) {
 }
 
 fn delete_all(soak: &Soak, site: &SoakSite) -> Result<()> {
-    for anchor in &site.anchors {
-        let network = &site.networks[anchor.network];
-        soak.ledger.leave(network.scope, &anchor.ips);
-        site.plugin.del(&anchor.pod, &network.config)?.ok().with_context(|| name_of(site, anchor))?;
-        network.unregister(anchor.pod.id());
-        anchor.pod.destroy()?;
+    for permanent in &site.permanent_pods {
+        let network = &site.networks[permanent.network];
+        soak.ledger.leave(network.scope, &permanent.ips);
+        site.plugin.del(&permanent.pod, &network.config)?.ok().with_context(|| name_of(site, permanent))?;
+        network.unregister(permanent.pod.id());
+        permanent.pod.destroy()?;
     }
     for network in &site.networks {
         network.collect(&site.plugin)?.ok().with_context(|| format!("GC of {}", network.name))?;

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use testkit::{Call, DEADLINE, Outcome, Pod, Random, Verb};
 
-use crate::load::sound;
+use crate::load::error_object;
 use crate::options::Attack;
 use crate::site::{ServedBy, SoakSite};
 use crate::{Soak, jail};
@@ -155,7 +155,7 @@ impl HostileCaller<'_> {
         if outcome.success() {
             return true;
         }
-        if let Err(error) = sound(&outcome) {
+        if let Err(error) = error_object(&outcome) {
             let config = String::from_utf8_lossy(&add.stdin).chars().take(300).collect::<String>();
             self.soak.ledger.find(&format!("{attack:?}: invalid response"), format!("{config}: {error:#}"));
         }

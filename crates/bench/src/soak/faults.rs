@@ -8,7 +8,7 @@ use testkit::{Random, inspect, wait_until};
 
 use crate::Soak;
 use crate::options::Attack;
-use crate::site::{LONG, SPARED, ServedBy, SoakNode, SoakSite, picture};
+use crate::site::{LONG, NEVER_KILLED, ServedBy, SoakNode, SoakSite, snapshot_lines};
 
 /// Time until all frames in flight have arrived.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
@@ -16,7 +16,7 @@ const IN_FLIGHT: Duration = Duration::from_millis(100);
 pub(crate) fn start<'scope>(scope: &'scope Scope<'scope, '_>, soak: &'scope Soak, site: &'scope SoakSite) {
     if soak.has(Attack::AgentKills) {
         for (number, machine) in
-            site.machines.iter().enumerate().filter(|(_, machine)| machine.name != SPARED)
+            site.machines.iter().enumerate().filter(|(_, machine)| machine.name != NEVER_KILLED)
         {
             let random = soak.random(300 + number as u64);
             scope.spawn(move || kill_agents(soak, site, machine.name, random));
@@ -100,7 +100,7 @@ fn flush(soak: &Soak, site: &SoakSite) {
         soak.pause(&mut random, 4000, 12_000);
         let machine = &site.machines[random.below(site.machines.len() as u64) as usize];
         // Hostile frames are paused until the firewall is restored.
-        let _unguarded = soak.while_unguarded();
+        let _changed = soak.while_firewall_is_changed();
         std::thread::sleep(IN_FLIGHT);
         let flushed = machine.node.sh(&["nft", "flush", "ruleset"]).map(drop);
         soak.step("a firewall cannot be flushed", flushed);
@@ -119,16 +119,17 @@ pub(crate) fn is_guarded(site: &SoakSite, machine: &SoakNode) -> Result<bool> {
         // STATUS restores missing rules and reports this once.
         site.plugin.status(&network.node, &network.config)?.ok().context("STATUS")?;
     }
-    let now = picture(&machine.node)?;
+    let now = snapshot_lines(&machine.node)?;
     let before = site.before.iter().find(|(node, _)| node.name() == machine.node.name());
     let (_, before) = before.context("the node has no snapshot")?;
     for line in before.iter().filter(|line| line.starts_with("nft ")) {
         ensure!(now.contains(line), "missing: {line}");
     }
     let elements: Vec<&String> = now.iter().filter(|line| line.starts_with("nft element ")).collect();
-    for anchor in site.anchors.iter().filter(|a| site.networks[a.network].node_name == machine.name) {
-        for ip in &anchor.ips {
-            let (link, ip) = (format!("\"{}\"", anchor.host_link), format!("\"{ip}\""));
+    for permanent in site.permanent_pods.iter().filter(|a| site.networks[a.network].node_name == machine.name)
+    {
+        for ip in &permanent.ips {
+            let (link, ip) = (format!("\"{}\"", permanent.host_link), format!("\"{ip}\""));
             ensure!(
                 elements.iter().any(|line| line.contains(&link) && line.contains(&ip)),
                 "no element of {ip}"
@@ -174,11 +175,12 @@ fn delete_something(site: &SoakSite, machine: &SoakNode, random: &mut Random) ->
             "a tunnel"
         }
         3 => {
-            let anchors: Vec<&str> = site.anchors.iter().map(|anchor| anchor.host_link.as_str()).collect();
+            let permanent_pods: Vec<&str> =
+                site.permanent_pods.iter().map(|permanent| permanent.host_link.as_str()).collect();
             let links = inspect::links(node)?.into_iter().map(|link| link.name);
             let pods: Vec<String> = links
                 .filter(|name| {
-                    name.starts_with("pw") && name.len() == 15 && !anchors.contains(&name.as_str())
+                    name.starts_with("pw") && name.len() == 15 && !permanent_pods.contains(&name.as_str())
                 })
                 .collect();
             if pods.is_empty() {

@@ -10,7 +10,7 @@ use testkit::{Call, PacketSocket, Pod, Random, Verb, inspect};
 use crate::Soak;
 use crate::options::Attack;
 use crate::packets::{ARP, VLAN, arp_request, ethernet, group_mac, icmp, solicitation, udp, vxlan};
-use crate::site::{Anchor, AnchorRole, CLUSTER, SoakMode, SoakNetwork, SoakNode, SoakSite, mac_of};
+use crate::site::{CLUSTER, PermanentPod, PodRole, SoakMode, SoakNetwork, SoakNode, SoakSite, mac_of};
 use crate::victims::{HOSTILE, LEGAL, MARK, PORT, VictimListener, payload};
 
 /// The agents' defaults.
@@ -28,13 +28,13 @@ pub(crate) fn start<'scope>(
     soak: &'scope Soak,
     site: &'scope SoakSite,
 ) -> Result<()> {
-    for victim in site.with_role(AnchorRole::Victim) {
+    for victim in site.with_role(PodRole::Victim) {
         VictimListener::open(&victim.pod, &name_of(site, victim))?.start(scope, soak);
     }
     for machine in &site.machines {
         VictimListener::open(&machine.node, machine.name)?.start(scope, soak);
     }
-    for (number, mallory) in site.with_role(AnchorRole::Mallory).enumerate() {
+    for (number, mallory) in site.with_role(PodRole::Mallory).enumerate() {
         let mut attacker = Attacker::new(soak, site, mallory, soak.random(400 + number as u64))?;
         scope.spawn(move || attacker.run());
     }
@@ -50,15 +50,15 @@ pub(crate) fn start<'scope>(
 }
 
 /// Name of a permanent pod in counts and findings.
-pub(crate) fn name_of(site: &SoakSite, anchor: &Anchor) -> String {
-    format!("{:?} of {}", anchor.role, site.networks[anchor.network].name)
+pub(crate) fn name_of(site: &SoakSite, permanent: &PermanentPod) -> String {
+    format!("{:?} of {}", permanent.role, site.networks[permanent.network].name)
 }
 
 /// A pod that sends hostile frames.
 struct Attacker<'a> {
     soak: &'a Soak,
     site: &'a SoakSite,
-    own: &'a Anchor,
+    own: &'a PermanentPod,
     network: &'a SoakNetwork,
     socket: PacketSocket,
     random: Random,
@@ -66,7 +66,7 @@ struct Attacker<'a> {
 }
 
 impl<'a> Attacker<'a> {
-    fn new(soak: &'a Soak, site: &'a SoakSite, own: &'a Anchor, random: Random) -> Result<Self> {
+    fn new(soak: &'a Soak, site: &'a SoakSite, own: &'a PermanentPod, random: Random) -> Result<Self> {
         let network = &site.networks[own.network];
         let of_mode = match network.mode {
             SoakMode::Bridge => [Attack::Macs, Attack::ReservedMacs],
@@ -84,10 +84,10 @@ impl<'a> Attacker<'a> {
             self.soak.pause(&mut self.random, 20, 120);
             let attack = self.random.pick(&self.attacks);
             let soak = self.soak;
-            let _guarded = soak.while_guarded();
+            let _intact = soak.while_firewall_is_intact();
             for _ in 0..BURST {
                 let frame = match attack {
-                    Attack::Macs | Attack::RoutedMacs => self.foreign_mac(attack),
+                    Attack::Macs | Attack::RoutedMacs => self.with_other_mac(attack),
                     Attack::ReservedMacs => self.reserved(),
                     Attack::Neighbours => self.neighbours(),
                     Attack::Vxlan => self.tunnelled(),
@@ -109,7 +109,7 @@ impl<'a> Attacker<'a> {
     /// Target of hostile datagrams: a listener of the same family and the destination MAC.
     fn target(&mut self, family: usize) -> (IpAddr, [u8; 6]) {
         let (own, network) = (self.own, self.network);
-        let victims: Vec<&Anchor> = self.site.with_role(AnchorRole::Victim).collect();
+        let victims: Vec<&PermanentPod> = self.site.with_role(PodRole::Victim).collect();
         let machine = self.site.machines.iter().find(|machine| machine.name == network.node_name);
         let index = self.random.below(victims.len() as u64 + 1) as usize;
         match (victims.get(index), machine) {
@@ -123,13 +123,13 @@ impl<'a> Attacker<'a> {
         }
     }
 
-    /// An address of another pod.
-    fn foreign(&mut self, family: usize) -> IpAddr {
-        let anchors: Vec<IpAddr> = self
+    /// An address that the pod does not have: of a node, an external host or another pod, or invented.
+    fn other_address(&mut self, family: usize) -> IpAddr {
+        let permanent_pods: Vec<IpAddr> = self
             .site
-            .anchors
+            .permanent_pods
             .iter()
-            .map(|anchor| anchor.ips[family])
+            .map(|permanent| permanent.ips[family])
             .filter(|ip| *ip != self.own.ips[family])
             .collect();
         let machines: Vec<IpAddr> =
@@ -139,7 +139,7 @@ impl<'a> Attacker<'a> {
             1 if family == 0 => IpAddr::from([8, 8, 8, 8]),
             1 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 8).into(),
             2 => self.invented(family),
-            _ => anchors[self.random.below(anchors.len() as u64) as usize],
+            _ => permanent_pods[self.random.below(permanent_pods.len() as u64) as usize],
         }
     }
 
@@ -151,11 +151,11 @@ impl<'a> Attacker<'a> {
         }
     }
 
-    fn foreign_mac_address(&mut self) -> [u8; 6] {
-        let anchors: Vec<[u8; 6]> =
-            self.site.with_role(AnchorRole::Honest).map(|anchor| anchor.mac).collect();
+    fn other_mac(&mut self) -> [u8; 6] {
+        let permanent_pods: Vec<[u8; 6]> =
+            self.site.with_role(PodRole::Honest).map(|permanent| permanent.mac).collect();
         if self.random.coin() {
-            return self.random.pick(&anchors);
+            return self.random.pick(&permanent_pods);
         }
         let low = (self.random.below(1 << 16) as u16).to_be_bytes();
         [0x02, 0xba, 0xd0, 0, low[0], low[1]]
@@ -164,7 +164,7 @@ impl<'a> Attacker<'a> {
     fn spoofed(&mut self) -> Option<Vec<u8>> {
         let family = self.family();
         let (mut to, mac) = self.target(family);
-        let mut from = self.foreign(family);
+        let mut from = self.other_address(family);
         if family == 0 && self.random.below(6) == 0 {
             // The node's loopback, with the right source.
             (from, to) = (self.own.ips[0], Ipv4Addr::LOCALHOST.into());
@@ -179,20 +179,20 @@ impl<'a> Attacker<'a> {
         Some(ethernet(mac, self.own.mac, (kind, &packet)))
     }
 
-    fn foreign_mac(&mut self, attack: Attack) -> Option<Vec<u8>> {
+    fn with_other_mac(&mut self, attack: Attack) -> Option<Vec<u8>> {
         let family = self.family();
         let (to, mac) = self.target(family);
         let from = self.own.ips[family];
         let what = format!("{from} to {to} by {}", name_of(self.site, self.own));
         let (kind, packet) = udp(from, to, (PORT, PORT), &payload(attack, &what))?;
-        Some(ethernet(mac, self.foreign_mac_address(), (kind, &packet)))
+        Some(ethernet(mac, self.other_mac(), (kind, &packet)))
     }
 
     /// Frames to the reserved MACs of bridge protocols.
     fn reserved(&mut self) -> Option<Vec<u8>> {
         let family = self.family();
         let (to, _) = self.target(family);
-        let from = self.foreign(family);
+        let from = self.other_address(family);
         let last = self.random.below(16) as u8;
         let what = format!("01:80:c2:00:00:{last:02x}, {from} to {to} by {}", name_of(self.site, self.own));
         let (kind, packet) = udp(from, to, (PORT, PORT), &payload(Attack::ReservedMacs, &what))?;
@@ -239,8 +239,8 @@ impl<'a> Attacker<'a> {
         let option = [&[250, 2][..], MARK].concat();
         let local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0xbad);
         let from: IpAddr = if self.random.coin() { local.into() } else { own.ips[1] };
-        let victims: Vec<&Anchor> =
-            self.site.with_role(AnchorRole::Victim).filter(|v| v.network == own.network).collect();
+        let victims: Vec<&PermanentPod> =
+            self.site.with_role(PodRole::Victim).filter(|v| v.network == own.network).collect();
         let victim = victims.first()?;
         let (packet, to) = match self.random.below(if self.network.mode == SoakMode::Bridge { 4 } else { 3 })
         {
@@ -277,7 +277,7 @@ impl<'a> Attacker<'a> {
         Some(ethernet(to, own.mac, (packet.0, &packet.1)))
     }
 
-    fn victim_or_node(&mut self, victim: &Anchor, family: usize) -> (IpAddr, [u8; 6]) {
+    fn victim_or_node(&mut self, victim: &PermanentPod, family: usize) -> (IpAddr, [u8; 6]) {
         match self.network.mode {
             SoakMode::Bridge => (victim.ips[family], victim.mac),
             SoakMode::Routed => (victim.ips[family], self.own.gateway_mac),
@@ -301,11 +301,11 @@ fn unassigned(own: IpAddr, number: u64) -> IpAddr {
 /// The frame inside a tunnel packet: from a pod of another node or from an invented address, to a victim on the node.
 fn inner_frame(site: &SoakSite, machine: &SoakNode, (random, by): (&mut Random, &str)) -> Option<Vec<u8>> {
     let family = random.below(2) as usize;
-    let on = |anchor: &&Anchor| site.networks[anchor.network].node_name == machine.name;
-    let victims: Vec<&Anchor> = site.with_role(AnchorRole::Victim).filter(on).collect();
-    let remote_pods: Vec<&Anchor> = site
-        .with_role(AnchorRole::Honest)
-        .filter(|anchor| site.networks[anchor.network].scope == CLUSTER)
+    let on = |permanent: &&PermanentPod| site.networks[permanent.network].node_name == machine.name;
+    let victims: Vec<&PermanentPod> = site.with_role(PodRole::Victim).filter(on).collect();
+    let remote_pods: Vec<&PermanentPod> = site
+        .with_role(PodRole::Honest)
+        .filter(|permanent| site.networks[permanent.network].scope == CLUSTER)
         .collect();
     let victim = victims[random.below(victims.len() as u64) as usize];
     let from = match random.below(4) {
@@ -331,7 +331,7 @@ fn outside(soak: &Soak, site: &SoakSite, (socket, mac): (&PacketSocket, [u8; 6])
     };
     while !soak.is_over() {
         soak.pause(&mut random, 50, 200);
-        let _guarded = soak.while_guarded();
+        let _intact = soak.while_firewall_is_intact();
         for _ in 0..BURST {
             let machine = &site.machines[random.below(site.machines.len() as u64) as usize];
             if soak.has(Attack::Vxlan)
@@ -360,11 +360,12 @@ fn from_local_pod(
 ) -> Option<Vec<u8>> {
     let family = random.below(2) as usize;
     let on = |role| {
-        let mut all =
-            site.with_role(role).filter(|anchor| site.networks[anchor.network].node_name == machine.name);
+        let mut all = site
+            .with_role(role)
+            .filter(|permanent| site.networks[permanent.network].node_name == machine.name);
         all.next()
     };
-    let (from, to) = (on(AnchorRole::Honest)?.ips[family], on(AnchorRole::Victim)?.ips[family]);
+    let (from, to) = (on(PodRole::Honest)?.ips[family], on(PodRole::Victim)?.ips[family]);
     let what = format!("{from} to {to} on {}", machine.name);
     let (kind, packet) = udp(from, to, (PORT, PORT), &payload(Attack::UnderlaySource, &what))?;
     Some(ethernet(machine.mac, mac, (kind, &packet)))
@@ -385,11 +386,11 @@ fn legal(soak: &Soak, site: &SoakSite) {
         if soak.options.plant { format!("{HOSTILE} Planted datagram") } else { format!("{LEGAL} datagram") };
     while !soak.is_over() {
         soak.pause(&mut random, 100, 300);
-        for from in site.with_role(AnchorRole::Honest) {
+        for from in site.with_role(PodRole::Honest) {
             let scope = site.networks[from.network].scope;
             let node = site.networks[from.network].node_name;
             let victims =
-                site.with_role(AnchorRole::Victim).filter(|to| site.networks[to.network].scope == scope);
+                site.with_role(PodRole::Victim).filter(|to| site.networks[to.network].scope == scope);
             let own_node = site.machines.iter().filter(|machine| machine.name == node);
             let targets = victims
                 .flat_map(|to| to.ips.clone())
@@ -414,18 +415,18 @@ fn legal(soak: &Soak, site: &SoakSite) {
 fn capture(soak: &Soak, site: &SoakSite, pod: &Pod) {
     let mut random = soak.random(440);
     let network = &site.networks[0];
-    let victims: Vec<&Anchor> = site.with_role(AnchorRole::Victim).collect();
+    let victims: Vec<&PermanentPod> = site.with_role(PodRole::Victim).collect();
     while !soak.is_over() {
         soak.pause(&mut random, 500, 2000);
         let family = random.below(2) as usize;
-        let stolen = match random.below(4) {
+        let unowned = match random.below(4) {
             0 => victims[1].ips[family],
             1 => site.machines[1].addresses[family],
             2 if family == 0 => IpAddr::from([198, 51, 100, 7]),
             2 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7).into(),
             _ => victims[0].ips[family],
         };
-        let done = capture_once(soak, site, (network, pod), stolen);
+        let done = capture_once(soak, site, (network, pod), unowned);
         soak.step("a host port cannot be tried", done);
     }
     let removed = pod.destroy();
@@ -436,24 +437,24 @@ fn capture_once(
     soak: &Soak,
     site: &SoakSite,
     (network, pod): (&SoakNetwork, &Pod),
-    stolen: IpAddr,
+    unowned: IpAddr,
 ) -> Result<()> {
     let mut config = network.config.clone();
     config["runtimeConfig"] = json!({"portMappings": [
-        {"hostPort": PORT, "containerPort": PORT, "protocol": "udp", "hostIP": stolen.to_string()}]});
+        {"hostPort": PORT, "containerPort": PORT, "protocol": "udp", "hostIP": unowned.to_string()}]});
     let call =
         |verb| -> Call { Call { container: Some(pod.id().to_owned()), ..Call::pod(verb, pod, &config) } };
     network.register(pod.id());
     let added = site.plugin.call(&network.node, &call(Verb::Add))?;
     let result: Option<Value> = added.success().then(|| added.ok()).transpose()?;
     if result.is_some() {
-        let _guarded = soak.while_guarded();
+        let _intact = soak.while_firewall_is_intact();
         let listener = pod.enter(|| UdpSocket::bind(("::", PORT)))?.context("the pod cannot listen")?;
         listener.set_nonblocking(true)?;
-        for from in site.with_role(AnchorRole::Honest).filter(|anchor| anchor.network == 0) {
+        for from in site.with_role(PodRole::Honest).filter(|permanent| permanent.network == 0) {
             for ns in [&*from.pod, &*network.node] {
                 let sent = ns.enter(|| {
-                    UdpSocket::bind("[::]:0").map(|socket| socket.send_to(b"captured", dual(stolen, PORT)))
+                    UdpSocket::bind("[::]:0").map(|socket| socket.send_to(b"captured", dual(unowned, PORT)))
                 })?;
                 // A missing route is not an error.
                 if sent.is_ok_and(|sent| sent.is_ok()) {
@@ -467,7 +468,7 @@ fn capture_once(
             if &buffer[..length] == b"captured" {
                 soak.ledger.find(
                     "a host port captured packets of another address",
-                    format!("{stolen}, sent by {from}"),
+                    format!("{unowned}, sent by {from}"),
                 );
             }
         }

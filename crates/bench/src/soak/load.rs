@@ -246,7 +246,7 @@ impl Worker<'_> {
 
 /// Counts an expected error; any other error is a finding.
 fn judge(soak: &Soak, verb: &str, outcome: &Outcome) {
-    match sound(outcome) {
+    match error_object(outcome) {
         Ok(CniError { code, .. }) if EXPECTED.contains(&code) => {
             soak.ledger.count(&format!("{verb}s refused with code {code}"));
         }
@@ -260,7 +260,7 @@ fn judge(soak: &Soak, verb: &str, outcome: &Outcome) {
 }
 
 /// Checks that an error is an error object and not a panic.
-pub(crate) fn sound(outcome: &Outcome) -> Result<CniError> {
+pub(crate) fn error_object(outcome: &Outcome) -> Result<CniError> {
     ensure!(!outcome.stderr.contains("panicked"), "panic: {}", outcome.stderr);
     let error = outcome.error()?;
     ensure!(error.code != 199, "a bug was reported: {error:?}");

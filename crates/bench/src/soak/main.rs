@@ -65,11 +65,13 @@ impl Soak {
         Random::with_seed(self.seed.wrapping_add(part.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
-    pub(crate) fn while_guarded(&self) -> RwLockReadGuard<'_, ()> {
+    /// While the guard lives, no firewall is flushed. Hostile frames are sent only then.
+    pub(crate) fn while_firewall_is_intact(&self) -> RwLockReadGuard<'_, ()> {
         self.firewall.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub(crate) fn while_unguarded(&self) -> RwLockWriteGuard<'_, ()> {
+    /// While the guard lives, no hostile frames are sent.
+    pub(crate) fn while_firewall_is_changed(&self) -> RwLockWriteGuard<'_, ()> {
         self.firewall.write().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 

@@ -12,7 +12,7 @@ use testkit::{DEADLINE, inspect};
 use crate::Soak;
 use crate::frames::{INVENTED_V4, INVENTED_V6};
 use crate::options::Attack;
-use crate::site::{SPARED, SoakNode, SoakSite};
+use crate::site::{NEVER_KILLED, SoakNode, SoakSite};
 
 const EVERY: Duration = Duration::from_secs(5);
 /// Maximum number of plugin processes. More means that plugins start plugins.
@@ -102,7 +102,7 @@ fn missing(soak: &Soak) -> Vec<&'static str> {
 fn size_of(soak: &Soak, site: &SoakSite, name: &str) -> Result<Option<Size>> {
     let cluster = site.cluster();
     let agent = cluster.agent(name)?;
-    if name == SPARED && agent.has_ended()? {
+    if name == NEVER_KILLED && agent.has_ended()? {
         soak.ledger.find("an agent exited unexpectedly", name);
     }
     Ok(agent.pid().and_then(size))

@@ -23,7 +23,7 @@ const STANDALONE: &str = "standalone";
 /// Addresses of the external host on the underlay.
 pub(crate) const EXTERNAL_HOST: [&str; 2] = ["10.199.1.200", "fd99:1::c8"];
 /// The agent of this node is never killed, so that growth of its memory is visible.
-pub(crate) const SPARED: &str = "n2";
+pub(crate) const NEVER_KILLED: &str = "n2";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SoakMode {
@@ -55,7 +55,7 @@ pub(crate) struct SoakNetwork {
 
 /// Role of a permanent pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AnchorRole {
+pub(crate) enum PodRole {
     /// Sends legal datagrams.
     Honest,
     /// Listens.
@@ -64,8 +64,9 @@ pub(crate) enum AnchorRole {
     Mallory,
 }
 
-pub(crate) struct Anchor {
-    pub(crate) role: AnchorRole,
+/// A pod that runs during the whole soak.
+pub(crate) struct PermanentPod {
+    pub(crate) role: PodRole,
     /// Index in `SoakSite::networks`.
     pub(crate) network: usize,
     pub(crate) pod: Pod,
@@ -92,7 +93,7 @@ pub(crate) struct SoakNode {
 
 pub(crate) struct SoakSite {
     pub(crate) networks: Vec<SoakNetwork>,
-    pub(crate) anchors: Vec<Anchor>,
+    pub(crate) permanent_pods: Vec<PermanentPod>,
     pub(crate) machines: Vec<SoakNode>,
     pub(crate) hostile: Hostile,
     pub(crate) external_host: Node,
@@ -122,7 +123,7 @@ impl SoakSite {
         let machines = machines(&cluster)?;
         let mut site = Self {
             networks,
-            anchors: vec![],
+            permanent_pods: vec![],
             machines,
             hostile,
             external_host,
@@ -135,8 +136,8 @@ impl SoakSite {
         site.warm_up()?;
         site.wait_for_routes()?;
         let hosts = site.machines.iter().map(|machine| machine.node.clone());
-        site.before = hosts.map(|node| Ok((node.clone(), picture(&node)?))).collect::<Result<_>>()?;
-        site.anchor(soak)?;
+        site.before = hosts.map(|node| Ok((node.clone(), snapshot_lines(&node)?))).collect::<Result<_>>()?;
+        site.add_permanent_pods(soak)?;
         site.expect_reach()?;
         Ok(site)
     }
@@ -171,13 +172,11 @@ impl SoakSite {
         Ok(())
     }
 
-    fn anchor(&mut self, soak: &Soak) -> Result<()> {
+    fn add_permanent_pods(&mut self, soak: &Soak) -> Result<()> {
         for (index, network) in self.networks.iter().enumerate() {
-            for (role, name) in [
-                (AnchorRole::Honest, "honest"),
-                (AnchorRole::Victim, "victim"),
-                (AnchorRole::Mallory, "mallory"),
-            ] {
+            for (role, name) in
+                [(PodRole::Honest, "honest"), (PodRole::Victim, "victim"), (PodRole::Mallory, "mallory")]
+            {
                 let pod = network.node.pod(&format!("{name}-{}", network.scope))?;
                 network.register(pod.id());
                 let result = self.plugin.add(&pod, &network.config)?.ok().with_context(|| network.name)?;
@@ -189,7 +188,7 @@ impl SoakSite {
                     Some(bridge) => inspect::link(&network.node, bridge)?,
                     None => outside,
                 };
-                self.anchors.push(Anchor {
+                self.permanent_pods.push(PermanentPod {
                     role,
                     network: index,
                     mac: mac_of(&inspect::link(&pod, "eth0")?)?,
@@ -205,9 +204,9 @@ impl SoakSite {
 
     /// Victims and honest pods of a scope reach each other in both families.
     pub(crate) fn expect_reach(&self) -> Result<()> {
-        for from in self.with_role(AnchorRole::Honest) {
-            for to in self.with_role(AnchorRole::Victim) {
-                let scopes = [from, to].map(|anchor| self.networks[anchor.network].scope);
+        for from in self.with_role(PodRole::Honest) {
+            for to in self.with_role(PodRole::Victim) {
+                let scopes = [from, to].map(|permanent| self.networks[permanent.network].scope);
                 if scopes[0] != scopes[1] {
                     continue;
                 }
@@ -221,8 +220,8 @@ impl SoakSite {
         Ok(())
     }
 
-    pub(crate) fn with_role(&self, role: AnchorRole) -> impl Iterator<Item = &Anchor> {
-        self.anchors.iter().filter(move |anchor| anchor.role == role)
+    pub(crate) fn with_role(&self, role: PodRole) -> impl Iterator<Item = &PermanentPod> {
+        self.permanent_pods.iter().filter(move |permanent| permanent.role == role)
     }
 
     pub(crate) fn cluster(&self) -> MutexGuard<'_, Cluster> {
@@ -238,7 +237,7 @@ impl SoakSite {
         format!(
             "networks: {}; {} permanent pods; hostile configs on h1",
             names.join(", "),
-            self.anchors.len()
+            self.permanent_pods.len()
         )
     }
 }
@@ -349,7 +348,7 @@ fn external_host(cluster: &Cluster) -> Result<Node> {
 }
 
 /// A snapshot without interface indexes, because a recreated tunnel gets another one.
-pub(crate) fn picture(ns: &Ns) -> Result<BTreeSet<String>> {
+pub(crate) fn snapshot_lines(ns: &Ns) -> Result<BTreeSet<String>> {
     let without_number = |line: &str| match line.strip_prefix("link ").and_then(|rest| rest.split_once(' ')) {
         Some((_, rest)) => format!("link {rest}"),
         None => line.to_owned(),

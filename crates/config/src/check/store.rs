@@ -8,7 +8,12 @@ pub(super) fn check(draft: &Draft, origins: &Origins) -> Vec<ConfigFinding> {
     let by_store = match draft.store() {
         StoreKind::Embedded => vec![unused_endpoints(draft, origins)],
         StoreKind::Etcd => {
-            vec![missing_endpoints(draft), http_with_certificates(draft), user(draft), clear_text(draft)]
+            vec![
+                missing_endpoints(draft),
+                http_with_certificates(draft),
+                incomplete_user(draft),
+                clear_text(draft),
+            ]
         }
     };
     let always = [certificate_pair(draft), two_passwords(draft)];
@@ -24,7 +29,7 @@ fn unused_endpoints(draft: &Draft, origins: &Origins) -> Option<ConfigFinding> {
     Some(ConfigFinding {
         key: "store",
         related: &["etcd.endpoints"],
-        allowed: format!(
+        reason: format!(
             "contradicts etcd.endpoints {endpoints:?} ({origin}): set store to etcd, or remove the endpoints"
         ),
     })
@@ -34,7 +39,7 @@ fn missing_endpoints(draft: &Draft) -> Option<ConfigFinding> {
     draft.endpoints.is_empty().then(|| ConfigFinding {
         key: "store",
         related: &["etcd.endpoints"],
-        allowed: "requires etcd.endpoints (ETCD_HOST), such as https://etcd-1:2379".to_owned(),
+        reason: "requires etcd.endpoints (ETCD_HOST), such as https://etcd-1:2379".to_owned(),
     })
 }
 
@@ -45,7 +50,7 @@ fn http_with_certificates(draft: &Draft) -> Option<ConfigFinding> {
     http.then(|| ConfigFinding {
         key: "etcd.endpoints",
         related: &["etcd.ca", "etcd.cert"],
-        allowed: format!("must be https with {certificate}: http uses no certificates"),
+        reason: format!("must be https with {certificate}: http uses no certificates"),
     })
 }
 
@@ -57,7 +62,7 @@ fn clear_text(draft: &Draft) -> Option<ConfigFinding> {
     (has_secret && is_plain && draft.insecure != Some(true)).then(|| ConfigFinding {
         key: "etcd.endpoints",
         related: &["etcd.ca", "etcd.cert", "etcd.insecure"],
-        allowed: "must be https://… with etcd.user: over http (the default without a scheme) the password \
+        reason: "must be https://… with etcd.user: over http (the default without a scheme) the password \
                   is sent in clear text; etcd.insecure = true allows this"
             .to_owned(),
     })
@@ -69,26 +74,26 @@ fn certificate_pair(draft: &Draft) -> Option<ConfigFinding> {
         (None, Some(_)) => ("etcd.key", "etcd.cert"),
         (Some(_), Some(_)) | (None, None) => return None,
     };
-    let allowed = format!("requires {missing}");
-    Some(ConfigFinding { key, related: &["etcd.cert", "etcd.key"], allowed })
+    let reason = format!("requires {missing}");
+    Some(ConfigFinding { key, related: &["etcd.cert", "etcd.key"], reason })
 }
 
 fn two_passwords(draft: &Draft) -> Option<ConfigFinding> {
     (draft.password.is_some() && draft.password_file.is_some()).then(|| ConfigFinding {
         key: "etcd.password_file",
         related: &["etcd.password"],
-        allowed: "conflicts with etcd.password: set only one of them".to_owned(),
+        reason: "conflicts with etcd.password: set only one of them".to_owned(),
     })
 }
 
-fn user(draft: &Draft) -> Option<ConfigFinding> {
+fn incomplete_user(draft: &Draft) -> Option<ConfigFinding> {
     let related = &["etcd.user", "etcd.password", "etcd.password_file"];
     let has_file = draft.password_file.is_some();
-    let (key, allowed) = match (&draft.user, draft.password.is_some() || has_file) {
+    let (key, reason) = match (&draft.user, draft.password.is_some() || has_file) {
         (Some(_), false) => ("etcd.user", "requires etcd.password or etcd.password_file"),
         (None, true) if has_file => ("etcd.password_file", "requires etcd.user"),
         (None, true) => ("etcd.password", "requires etcd.user"),
         (Some(_), true) | (None, false) => return None,
     };
-    Some(ConfigFinding { key, related, allowed: allowed.to_owned() })
+    Some(ConfigFinding { key, related, reason: reason.to_owned() })
 }

@@ -15,6 +15,7 @@ fn link(alias: &str) -> Link {
         promisc: false,
         arp: false,
         master: None,
+        group: 0,
         peer: None,
         alias: Some(alias.to_owned()),
         kind: None,

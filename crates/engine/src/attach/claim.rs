@@ -14,7 +14,7 @@ use crate::state::{
     StateError,
 };
 use crate::veth::NeighbourCaches;
-use crate::{Error, alias, detach, firewall, gc};
+use crate::{Caller, Error, alias, detach, firewall, gc};
 
 /// Maximum number of addresses that are skipped for one pod because the node uses them otherwise.
 const MAX_SKIPPED: usize = 256;
@@ -69,7 +69,7 @@ pub(super) fn claim_usable_addresses(
         if let Ok(Usability::Usable { has_other_pods }) = checked {
             return Ok(Claimed { has_other_pods, ..claimed });
         }
-        // The kernel has no object of this pod yet. Its flows of these addresses belong to the other owner.
+        // The kernel has no object of this pod yet. Its conntrack entries of these addresses belong to the other owner.
         claimed.held.release(&ips)?;
         if let Usability::Unusable(Unusable { ip, reason }) = checked? {
             skipped.add(ip, reason, context.conf)?;
@@ -80,10 +80,17 @@ pub(super) fn claim_usable_addresses(
 
 /// Undoes an attachment whose link exists if another pod got one of its addresses at the same time. Both pods detect the
 /// conflict, so firewall elements of a shared address are removed only if the other pod does not exist any more.
-pub(super) fn undo_conflict(held: HeldAttachment, host: &mut RtSocket) -> Result<(), Error> {
+pub(super) fn undo_conflict(
+    held: HeldAttachment,
+    host: &mut RtSocket,
+    caller: &Caller<'_>,
+) -> Result<(), Error> {
     let Some(attachment) = held.attachment() else { return Ok(()) };
     if let Some(index) = host.index_of(&attachment.host_link)? {
         detach::delete_link(host, index)?;
+    }
+    if let Some(policies) = caller.policies {
+        policies.remove_pod(&attachment.key);
     }
     firewall::remove_link(attachment)?;
     let other_pods: Vec<IpAddr> = match host.links() {
@@ -109,8 +116,12 @@ fn begin(network: &NetworkState, context: &AttachContext<'_>, host: &mut RtSocke
         let ranges = pools.sets().iter().flat_map(ipam::RangeSet::ranges);
         firewall::check_ports(&context.conf.ports, families(ranges.map(ipam::Range::is_ipv4)))?;
     }
-    let request =
-        AllocationRequest { key: context.key, pools, requested: &requested, clean: &firewall::forget_flows };
+    let request = AllocationRequest {
+        key: context.key,
+        pools,
+        requested: &requested,
+        remove_conntrack: &firewall::remove_conntrack,
+    };
     let mut neighbours = NeighbourCaches::Clean;
     let mut new_record = |allocated: &[Allocation]| {
         neighbours = neighbours_of(context.conf.mode, allocated.iter().any(|a| a.used_before));

@@ -14,7 +14,7 @@ use crate::reconcile::subnet;
 use crate::state::{Attachment, NodeState};
 use crate::sysctl::{self, ForwardedFamilies};
 use crate::veth::{self, NeighbourCaches, PodEnd};
-use crate::{Error, detach, firewall, layer2, settle, shaping};
+use crate::{Error, detach, firewall, layer2, policy, settle, shaping};
 
 /// Sockets and state of one ADD.
 pub(crate) struct AttachKernel<'a> {
@@ -70,7 +70,11 @@ pub(super) fn create_interface(
     let (bridge, gateways) = bridge_for(attachment, families, context, kernel)?;
     // The filter is active before the link exists, so a pod is never unprotected.
     firewall::add_pod(attachment, kernel.state, context.caller.kernel_cache, context.caller.warn)?;
-    let placed = veth::create_pair(kernel.host, &context.veth_setup(attachment, &bridge), &gateways)?;
+    let policies = context.caller.policies;
+    let group = policy::add_pod(policies, attachment);
+    let setup = context.veth_setup(attachment, &bridge);
+    let placed = veth::create_pair(kernel.host, &setup, &gateways, group)?;
+    policy::link_created(policies, attachment, group);
     layer2::refuse_shared_bridge(kernel.host, attachment.addressing, &bridge, &placed)?;
     finish_gateways(&placed, &bridge, context, kernel)?;
     Ok(bridge)

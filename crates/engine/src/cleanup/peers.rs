@@ -24,10 +24,10 @@ impl CleanupRun {
             let (Some(LinkMark::Tunnel(network)), name) = (LinkMark::of(&link), &link.name) else { continue };
             if self.is_own(network) {
                 delete_link(&mut self.host, link.index)?;
-                self.report.done.push(format!("tunnel {name} removed"));
+                self.report.changes.push(format!("tunnel {name} removed"));
             } else {
                 self.other_tunnels += 1;
-                self.report.left.push(format!(
+                self.report.remaining.push(format!(
                     "tunnel {name} stays: it belongs to network {network} of another run directory"
                 ));
             }
@@ -44,7 +44,7 @@ impl CleanupRun {
         }
         if !self.other_networks.is_empty() || self.other_tunnels > 0 {
             let count = types::count(routes.len() as u64, "route");
-            self.report.left.push(format!(
+            self.report.remaining.push(format!(
                 "{count} to other nodes stay: another run directory may need them (ip route show proto {PEER_PROTOCOL})"
             ));
             return Ok(());
@@ -54,25 +54,27 @@ impl CleanupRun {
             match self.host.run(&Op::DelRoute(route)) {
                 Ok(()) => removed += 1,
                 Err(error) if error.is_missing() => {}
-                Err(error) => self.report.left.push(format!("route to {} stays: {error}", route.dst)),
+                Err(error) => self.report.remaining.push(format!("route to {} stays: {error}", route.dst)),
             }
         }
-        self.report.done.push(format!("{} to other nodes removed", types::count(removed, "route")));
+        self.report.changes.push(format!("{} to other nodes removed", types::count(removed, "route")));
         Ok(())
     }
 
     /// Removes firewall tables of these networks, after the tunnels that they protect.
     pub(super) fn remove_network_tables(&mut self) -> Result<(), Error> {
         let removed = nft::Firewall::open()?.delete_network_tables(&|network| self.is_own(network))?;
-        self.report.done.extend(removed.into_iter().map(|table| format!("nftables table {table} removed")));
+        self.report
+            .changes
+            .extend(removed.into_iter().map(|table| format!("nftables table {table} removed")));
         Ok(())
     }
 
     /// Removes rules that accept pod traffic in unmanaged chains.
     pub(super) fn remove_accept_rules(&mut self) {
         match nft::withdraw_from_unmanaged(&|network| self.is_own(network)) {
-            Ok(done) => self.report.done.extend(done),
-            Err(error) => self.report.left.push(format!(
+            Ok(done) => self.report.changes.extend(done),
+            Err(error) => self.report.remaining.push(format!(
                 "cannot remove Podwire's rules from other firewalls: {error} (nft -a list ruleset shows them)"
             )),
         }
@@ -156,8 +158,8 @@ mod tests {
             assert_eq!(tunnels, ["unmanaged"], "{report:?}");
             assert!(routes.contains("10.99.0.0/24") && !routes.contains("113"), "{routes}");
             assert!(rules.contains("table inet strict") && !rules.contains("podwire"), "{rules}");
-            assert_eq!(report.left, [""; 0]);
-            assert!(report.done.contains(&"2 routes to other nodes removed".to_owned()), "{report:?}");
+            assert_eq!(report.remaining, [""; 0]);
+            assert!(report.changes.contains(&"2 routes to other nodes removed".to_owned()), "{report:?}");
         }
     }
 
@@ -170,7 +172,7 @@ mod tests {
         assert!(routes.contains("10.88.1.0/24") && !routes.contains("10.88.2.0/24"), "{routes}");
         assert!(rules.contains("podwire red") && !rules.contains("podwire blue"), "{rules}");
         assert!(rules.contains("podwire-peers-red") && !rules.contains("podwire-peers-blue"), "{rules}");
-        let remaining = report.left.join("\n");
+        let remaining = report.remaining.join("\n");
         assert!(
             remaining.contains("tunnel pwvx6 stays") && remaining.contains("2 routes to other nodes stay"),
             "{remaining}"

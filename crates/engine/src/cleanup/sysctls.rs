@@ -18,7 +18,7 @@ impl CleanupRun {
     /// A sysctl that another program changed afterwards is not restored (F7).
     pub(super) fn restore_sysctls(&mut self, state: &NodeState) -> Result<(), Error> {
         let changes = state.sysctls().read()?;
-        self.report.left.extend(changes.refused.iter().map(|path| {
+        self.report.remaining.extend(changes.refused.iter().map(|path| {
             format!("{path:?} is recorded as a changed sysctl, but Podwire never changes it: not restored")
         }));
         if changes.known.is_empty() {
@@ -34,13 +34,15 @@ impl CleanupRun {
     /// The old values are lost with the state directory. If cleanup found no objects of Podwire, another program may have enabled
     /// forwarding, and nothing is reported.
     pub(super) fn report_sysctls(&mut self) {
-        if self.report.done.is_empty() {
+        if self.report.changes.is_empty() {
             return;
         }
         for path in FORWARDING.map(Path::new) {
             if let Some(now) = read_sysctl(path).filter(|now| now != "0") {
                 let key = sysctl_key(path);
-                self.report.kept.push(format!("{key} is {now}; its value before Podwire is not known"));
+                self.report
+                    .kept_settings
+                    .push(format!("{key} is {now}; its value before Podwire is not known"));
             }
         }
     }
@@ -49,12 +51,12 @@ impl CleanupRun {
         let Setting { sysctl, change, now } = setting;
         let (path, before) = (sysctl.path().display(), &change.before);
         if change.is_unchanged() {
-            // The host-wide setting overwrote it, and restoring that one may restore this one too.
+            // A host-wide setting overwrites it. Restoring the host-wide one may just have done so.
             return if setting.is_changed() { self.write(setting) } else { Ok(()) };
         }
         if *now != change.after {
             if now != before {
-                self.report.left.push(format!(
+                self.report.remaining.push(format!(
                     "{path} is {now}: it was {before} before Podwire set {}, and another program changed it since",
                     change.after
                 ));
@@ -67,7 +69,7 @@ impl CleanupRun {
             dependants.of(sysctl, change).map(ToOwned::to_owned)
         };
         let Some(user) = user else { return self.write(setting) };
-        self.report.kept.push(format!(
+        self.report.kept_settings.push(format!(
             "{path} stays {now}: {user} needs it; it was {before} before (sysctl -w {}={before})",
             sysctl.key()
         ));
@@ -81,7 +83,7 @@ impl CleanupRun {
             value: value.clone(),
             source,
         })?;
-        self.report.done.push(format!("{} back to {value}", path.display()));
+        self.report.changes.push(format!("{} restored to {value}", path.display()));
         Ok(())
     }
 

@@ -51,6 +51,8 @@ pub(super) struct DelegateExchange<'a> {
 }
 
 impl DelegateExchange<'_> {
+    /// Writes the config and reads the answer until the child has exited. `is_wanted` returns false after the caller cancelled the
+    /// request.
     pub(super) fn run(
         &mut self,
         deadline: Instant,

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Longer than any plugin of these tests that exits takes.
+/// Longer than any plugin of these tests runs, except for those that hang.
 const LONG: Duration = Duration::from_secs(30);
 
 /// A directory with IPAM plugins, and a request with it as CNI_PATH.

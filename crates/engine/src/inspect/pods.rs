@@ -15,7 +15,7 @@ impl Inspection<'_> {
                 .iter()
                 .filter(|record| record.phase == RecordPhase::Ready && record.attachment.is_none())
             {
-                self.operator.push(self.unreadable(&network, record));
+                self.other_findings.push(self.unreadable(&network, record));
             }
             for attachment in ready(&listed) {
                 let finding = self.pod(&network, attachment).unwrap_or_else(|error| {
@@ -27,7 +27,7 @@ impl Inspection<'_> {
                     };
                     Some(error.finding(&failed).degraded())
                 });
-                self.operator.extend(finding);
+                self.other_findings.extend(finding);
             }
         }
     }

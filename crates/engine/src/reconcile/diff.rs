@@ -20,6 +20,8 @@ pub(super) enum HostDrift {
     NoAlias,
     NotAPort,
     Hairpin,
+    /// The group of the host end differs from that of the pod's policies.
+    Group,
     NoRoute(IpAddr),
     NoNeighbour(IpAddr),
 }
@@ -32,7 +34,8 @@ impl HostDrift {
             | Self::Arp
             | Self::NoAlias
             | Self::NotAPort
-            | Self::Hairpin => RepairKind::Link,
+            | Self::Hairpin
+            | Self::Group => RepairKind::Link,
             Self::NoRoute(_) => RepairKind::Route,
             Self::NoNeighbour(_) => RepairKind::Neighbour,
         }
@@ -48,6 +51,7 @@ impl fmt::Display for HostDrift {
             Self::NoAlias => f.write_str("the alias of its host end differed from the record"),
             Self::NotAPort => f.write_str("its host end was not a port of the bridge"),
             Self::Hairpin => f.write_str("the hairpin mode of its port differed"),
+            Self::Group => f.write_str("the group of its host end did not match its policies"),
             Self::NoRoute(ip) => write!(f, "the host route to {ip} was missing"),
             Self::NoNeighbour(ip) => write!(f, "the neighbour {ip} was missing"),
         }

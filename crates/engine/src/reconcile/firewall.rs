@@ -64,7 +64,7 @@ impl ReconcileRound<'_> {
             if firewall::restore_pod(&self.state, &network, attachment)? {
                 self.repaired(
                     RepairKind::Firewall,
-                    format_args!("restored {} in the firewall", attachment.key),
+                    format_args!("restored attachment {} in the firewall", attachment.key),
                 );
                 is_changed = true;
             }
@@ -89,7 +89,7 @@ impl ReconcileRound<'_> {
         }
         // Observed after the listing, because an ADD writes its record first.
         let live = LivePods::observe(&mut self.host, Some(&self.state))?;
-        surplus.elements.retain(|element| live.owners.disowns(element));
+        surplus.elements.retain(|element| live.owners.is_unwanted(element));
         self.remove_elements(tables, surplus, &live)
     }
 
@@ -111,7 +111,7 @@ impl ReconcileRound<'_> {
     ) -> Result<(), Error> {
         let observe_again = || Ok(LivePods::observe(&mut self.host, Some(&self.state))?.owners);
         for element in tables.remove_surplus::<Error>(surplus, observe_again)? {
-            let reason = match live.owners.disowns(&element) {
+            let reason = match live.owners.is_unwanted(&element) {
                 true => "its pod should not have it",
                 false => "no pod of this node has the address",
             };
@@ -133,7 +133,7 @@ impl ReconcileRound<'_> {
         };
         let mut orphaned = BTreeSet::new();
         let bindings = elements.iter().filter(|element| element.is_binding());
-        for element in bindings.filter(|element| !has_unrecorded_links && owners.lacks(element)) {
+        for element in bindings.filter(|element| !has_unrecorded_links && owners.is_orphan(element)) {
             let is_local = element.address().map_or(Ok(true), |ip| self.is_local(ip, name, conf));
             if is_local.is_ok_and(|local| !local) {
                 orphaned.insert(element.clone());
@@ -188,17 +188,18 @@ mod tests {
         let conf =
             NetConf::parse(&cni::NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
         let name = NetworkName::try_from("blue").unwrap();
+        let request = ReconcileRequest {
+            run_dir: dir.path(),
+            network: Some((&name, &conf)),
+            mode: Some((&name, conf.mode)),
+            earlier_records: &[],
+            kernel_cache: Some(&kernel_cache),
+            policies: None,
+            is_only_agent: || true,
+            warn: |message| panic!("{message}"),
+        };
         let round = || {
-            let request = ReconcileRequest {
-                run_dir: dir.path(),
-                network: Some((&name, &conf)),
-                mode: Some((&name, conf.mode)),
-                earlier_records: &[],
-                kernel_cache: Some(&kernel_cache),
-                is_only_agent: || true,
-                warn: |message| panic!("{message}"),
-            };
-            let both = || [reconcile(request).unwrap(), inspect_pods(request).unwrap()];
+            let both = || [reconcile(request).unwrap(), inspect_pods(request, &|| false).unwrap()];
             let outcomes = node.enter(both).unwrap();
             assert!(outcomes.iter().all(|outcome| outcome.findings.is_empty()), "{outcomes:?}");
             let repairs = outcomes.into_iter().flat_map(|outcome| outcome.repairs);
@@ -231,6 +232,8 @@ mod tests {
             0,
             "found only once"
         );
+        let cancelled = node.enter(|| inspect_pods(request, &|| true).unwrap()).unwrap();
+        assert_eq!(cancelled.repairs, [], "a cancelled inspection changes nothing");
         let removed = round();
         let removed: Vec<&String> = removed.iter().filter(|message| message.starts_with("removed")).collect();
         assert_eq!(removed.len(), REMOTE.len(), "{removed:?}");
@@ -267,6 +270,7 @@ mod tests {
                 mode: Some((&name, conf.mode)),
                 earlier_records: &[],
                 kernel_cache: Some(&kernel_cache),
+                policies: None,
                 is_only_agent: || true,
                 warn: |message| panic!("{message}"),
             };

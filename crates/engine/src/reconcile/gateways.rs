@@ -51,7 +51,7 @@ impl ReconcileRound<'_> {
             if stale.is_empty() { Vec::new() } else { self.records()? }.into_iter().flat_map(|it| it.1)
         {
             match (listed.phase, listed.attachment) {
-                (RecordPhase::Pending, Some(attachment)) if attachment.is_retired() => {}
+                (RecordPhase::Pending, Some(attachment)) if attachment.needs_only_ipam_del() => {}
                 (RecordPhase::Ready, Some(attachment)) => {
                     stale.retain(|gateway| !needs_gateway(&attachment, gateway));
                 }

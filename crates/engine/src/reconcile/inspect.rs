@@ -12,7 +12,8 @@ impl ReconcileRound<'_> {
     /// may have been removed or created again, with another index.
     pub(super) fn inspect(&mut self, network: &NetworkState, attachment: &Attachment, links: &[Link]) {
         if let Err(error) = self.inspect_pod(network, attachment, links) {
-            self.report_failure(format_args!("attachment {}", attachment.key), error);
+            // A round of the node reports other failures of the same attachment. Both are shown.
+            self.report_failure(format_args!("attachment {} (inside)", attachment.key), error);
         }
     }
 
@@ -67,7 +68,7 @@ impl ReconcileRound<'_> {
         if let Some(mut pod) = pod {
             match pod_drift::repair(attachment, &mut pod) {
                 Ok(()) => faults.iter().for_each(|fault| {
-                    self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key));
+                    self.repaired(fault.kind(), format_args!("attachment {}: {fault}", attachment.key));
                 }),
                 Err(error) => errors.push(error),
             }

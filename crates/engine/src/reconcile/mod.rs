@@ -32,6 +32,7 @@ use types::{AttachMode, AttachmentKey, Code, Finding, IfName, NetworkName};
 
 use crate::condition::FailureContext;
 use crate::delegate::NONE_ALLOWED;
+use crate::policy::PodPolicies;
 use crate::state::{
     Attachment, HeldAttachment, ListedRecord, NetworkState, NodeState, RecordPhase, StateError,
 };
@@ -56,6 +57,8 @@ pub struct ReconcileRequest<'a> {
     /// The attachments of the last round. They replace lost or corrupt records.
     pub earlier_records: &'a [Attachment],
     pub kernel_cache: Option<&'a KernelCache>,
+    /// See [`Caller::policies`].
+    pub policies: Option<&'a dyn PodPolicies>,
     /// Whether no other agent runs in this network namespace. Gateways of another agent without pods may be on the same
     /// bridge.
     pub is_only_agent: fn() -> bool,
@@ -73,6 +76,7 @@ impl ReconcileRequest<'_> {
             // It undoes recorded attachments and runs no plugin.
             delegates: Delegates::Allowed(&NONE_ALLOWED),
             networks: None,
+            policies: self.policies,
             warn: &self.warn,
         }
     }
@@ -161,7 +165,7 @@ pub fn reconcile(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Erro
             round.record(network, record, &observed);
         }
     }
-    round.settle_bridges();
+    round.wait_for_changed_bridges();
     round.orphan_links(&observed);
     for (network, _) in &records {
         round.orphan_claims(network, &observed);
@@ -177,15 +181,24 @@ pub fn reconcile(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Erro
 
 /// Enters the namespace of every attached pod, compares its addresses, routes, neighbours and bandwidth limits with the record,
 /// and repairs them. A namespace may take long, so the agent does this on a thread that no other work waits for. Lost records
-/// are recovered by [`reconcile`].
-pub fn inspect_pods(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Error> {
+/// are recovered by [`reconcile`]. If `is_cancelled` returns true, the remaining pods are not inspected.
+pub fn inspect_pods(
+    request: ReconcileRequest<'_>,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<ReconcileOutcome, Error> {
     let mut round = ReconcileRound::new(request, NodeState::open(request.run_dir)?)?;
     let links = round.host.links()?;
     for (network, listed) in &round.records()? {
         let ready = listed.iter().filter(|record| record.phase == RecordPhase::Ready);
         for attachment in ready.filter_map(|record| record.attachment.as_ref()) {
+            if is_cancelled() {
+                return Ok(round.outcome);
+            }
             round.inspect(network, attachment, &links);
         }
+    }
+    if is_cancelled() {
+        return Ok(round.outcome);
     }
     if let Err(error) = round.remove_orphaned_bindings() {
         round.report_failure("tables podwire", error);
@@ -203,6 +216,7 @@ pub fn restore_bridges(run_dir: &Path, only: Option<&NetworkName>) -> Result<(),
         mode: None,
         earlier_records: &[],
         kernel_cache: None,
+        policies: None,
         is_only_agent: || false,
         // Only undoing an attachment warns, and this function does not do that.
         warn: |_| (),
@@ -231,13 +245,13 @@ pub(crate) fn is_alive(attachment: &Attachment) -> Result<bool, Error> {
     Ok(pod_drift::open(attachment)?.is_some())
 }
 
-/// Removes conntrack flows of removed pods from the kernel: all at once, and not while an ADD waits.
-pub fn forget_flows(request: &ReconcileRequest<'_>) -> Result<(), Error> {
+/// Removes conntrack entries of removed pods from the kernel: all at once, and not while an ADD waits.
+pub fn remove_conntrack(request: &ReconcileRequest<'_>) -> Result<(), Error> {
     let Some((name, conf)) = request.network else { return Ok(()) };
     let network = NodeState::open_existing(request.run_dir)?.and_then(|state| state.existing_network(name));
     match (network, &conf.addresses) {
         (Some(network), Addresses::Own(pools)) => {
-            Ok(network.clean_quarantined(pools, &crate::firewall::forget_flows)?)
+            Ok(network.clean_quarantined(pools, &crate::firewall::remove_conntrack)?)
         }
         (Some(_) | None, _) => Ok(()),
     }
@@ -368,7 +382,7 @@ impl ReconcileRound<'_> {
         observed: &ObservedHost,
     ) -> Result<(), Error> {
         let is_in_kernel =
-            |a: &Attachment| !a.is_retired() || observed.links.contains_key(a.host_link.as_str());
+            |a: &Attachment| !a.needs_only_ipam_del() || observed.links.contains_key(a.host_link.as_str());
         if !listed.attachment.as_ref().is_none_or(is_in_kernel) {
             return Ok(());
         }
@@ -380,7 +394,7 @@ impl ReconcileRound<'_> {
         let name = format!("{}/{}", network.name(), listed.stem);
         if held.attachment().is_some_and(|attachment| attachment.delegated) {
             let key = held.key();
-            detach::retire(&mut held, key.as_ref(), &self.request.caller())?;
+            detach::undo_keeping_record(&mut held, key.as_ref(), &self.request.caller())?;
             self.repaired(
                 RepairKind::Pending,
                 format_args!("removed interrupted attachment {name} from the kernel; {RELEASE_LATER}"),
@@ -423,7 +437,7 @@ impl ReconcileRound<'_> {
             held.rewrite(attachment.clone())?;
             self.repaired(
                 RepairKind::Record,
-                format_args!("rewrote the corrupt record of {}", attachment.key),
+                format_args!("rewrote the corrupt record of attachment {}", attachment.key),
             );
         }
         let claimed = match attachment.delegated {

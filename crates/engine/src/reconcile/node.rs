@@ -61,7 +61,7 @@ impl ReconcileRound<'_> {
             Ok(removed) => removed.iter().for_each(|subnet| {
                 self.repaired(
                     RepairKind::Route,
-                    format_args!("removed the unreachable route to {subnet}, which has no gateway"),
+                    format_args!("removed the route of type unreachable to {subnet}, which has no gateway"),
                 );
             }),
             Err(error) => self.report_failure("unreachable routes", error),
@@ -90,7 +90,7 @@ impl ReconcileRound<'_> {
                 Err(error) => failed.push(error.into()),
             }
         }
-        self.settle_bridges();
+        self.wait_for_changed_bridges();
         failed.extend(std::mem::take(&mut self.outcome.findings).into_iter().map(Error::Degraded));
         Error::collect(failed)
     }
@@ -206,7 +206,14 @@ impl ReconcileRound<'_> {
                     Err(e) if e.is_exists() => {}
                     other => {
                         other?;
-                        self.repaired(RepairKind::Route, format_args!("restored the {route}"));
+                        let restored = match mode {
+                            AttachMode::Routed => format!(
+                                "route of type unreachable to {}, which rejects packets to free addresses",
+                                route.dst
+                            ),
+                            AttachMode::Bridge => route.to_string(),
+                        };
+                        self.repaired(RepairKind::Route, format_args!("restored the {restored}"));
                     }
                 }
             }
@@ -284,11 +291,11 @@ impl ReconcileRound<'_> {
     }
 
     /// Called after the pods were reconnected to their bridges.
-    pub(super) fn settle_bridges(&mut self) {
+    pub(super) fn wait_for_changed_bridges(&mut self) {
         for (name, change) in std::mem::take(&mut self.changed_bridges) {
             let is_port = |a: &Attachment| a.mode == AttachMode::Bridge && a.bridge == name;
             if self.outcome.attachments.iter().any(is_port)
-                && let Err(error) = self.settle_bridge(&name, change)
+                && let Err(error) = self.wait_for_bridge(&name, change)
             {
                 self.report_bridge_failure(&name, error);
             }
@@ -296,7 +303,7 @@ impl ReconcileRound<'_> {
     }
 
     /// Waits until the bridge has carrier and can resolve neighbours. Reading its state avoids a delay of up to a second.
-    fn settle_bridge(&mut self, name: &IfName, change: BridgeChange) -> Result<(), Error> {
+    fn wait_for_bridge(&mut self, name: &IfName, change: BridgeChange) -> Result<(), Error> {
         for _ in 0..ATTEMPTS {
             let Some(bridge) = self.host.link(name)? else { return Ok(()) };
             let addresses = self.host.addresses(Some(bridge.index))?;
@@ -388,6 +395,7 @@ pub(super) mod tests {
             mode: Some((&name, conf.mode)),
             earlier_records: &[],
             kernel_cache: None,
+            policies: None,
             is_only_agent: || true,
             warn: |message| panic!("{message}"),
         };

@@ -10,6 +10,7 @@ use super::diff::{self, HostDrift};
 use super::observe::ObservedHost;
 use super::{AttachmentVerdict, RELEASE_LATER, ReconcileRound, RepairKind};
 use crate::bridge::{self, Bridge, Spec};
+use crate::policy::{self, LinkGroup};
 use crate::state::{Addressing, Attachment, HeldAttachment, NetworkState, RecordPhase};
 use crate::sysctl::HostSettings;
 use crate::veth::{self, NeighbourCaches, VethSetup, host_route};
@@ -22,7 +23,8 @@ impl ReconcileRound<'_> {
         attachment: &Attachment,
         observed: &ObservedHost,
     ) -> Result<AttachmentVerdict, Error> {
-        let faults = diff::faults(attachment, observed);
+        let mut faults = diff::faults(attachment, observed);
+        faults.extend(self.group_drift(attachment, observed));
         let unclaimed =
             !attachment.delegated && !network.has_claims(&attachment.key.file_stem(), attachment.ips());
         if faults.is_empty() && !unclaimed {
@@ -45,12 +47,19 @@ impl ReconcileRound<'_> {
         let mut errors = Vec::new();
         for fault in &faults {
             match self.repair_host_drift(attachment, &link, fault) {
-                Ok(()) => self.repaired(fault.kind(), format_args!("{}: {fault}", attachment.key)),
+                Ok(()) => self.repaired(fault.kind(), format_args!("attachment {}: {fault}", attachment.key)),
                 // The remaining faults are repaired anyway.
                 Err(error) => errors.push(error),
             }
         }
         Error::collect(errors).map(|()| AttachmentVerdict::Present)
+    }
+
+    /// Whether the host end has another group than the pod's policies need.
+    fn group_drift(&self, attachment: &Attachment, observed: &ObservedHost) -> Option<HostDrift> {
+        let policies = self.request.policies.filter(|_| !attachment.addresses.is_empty())?;
+        let link = observed.links.get(attachment.host_link.as_str())?;
+        policies.has_drift(&attachment.key, LinkGroup(link.group)).then_some(HostDrift::Group)
     }
 
     pub(super) fn restore_claims(
@@ -63,7 +72,7 @@ impl ReconcileRound<'_> {
         for address in network.restore_claims(held, &addresses)? {
             self.repaired(
                 RepairKind::Record,
-                format_args!("{}: the claim of {address} was missing", attachment.key),
+                format_args!("attachment {}: the claim of {address} was missing", attachment.key),
             );
         }
         Ok(())
@@ -110,6 +119,9 @@ impl ReconcileRound<'_> {
                 veth::allow_loopback_clients(attachment, &bridge, &self.state.sysctls())
             }
             HostDrift::Hairpin => Ok(self.host.run(&Op::SetLink(SetLink { hairpin, ..change }))?),
+            HostDrift::Group => {
+                self.request.policies.map_or(Ok(()), |policies| policies.restore_pod(attachment))
+            }
             HostDrift::NoRoute(ip) => {
                 let route = host_route(*ip, link.index);
                 Ok(self.host.run(&Op::AddRoute { route, mode: Mode::Exclusive })?)
@@ -156,7 +168,9 @@ impl ReconcileRound<'_> {
         let settings = HostSettings::open(self.request.kernel_cache)?;
         let setup = VethSetup { attachment, bridge: &bridge, netns: &netns, log: &log, settings: &settings };
         firewall::add_pod(attachment, &self.state, None, &self.request.warn)?;
-        let placed = veth::create_pair(&mut self.host, &setup, &attachment.wiring.gateways)?;
+        let group = policy::add_pod(self.request.policies, attachment);
+        let placed = veth::create_pair(&mut self.host, &setup, &attachment.wiring.gateways, group)?;
+        policy::link_created(self.request.policies, attachment, group);
         if let Err(error) =
             layer2::refuse_shared_bridge(&mut self.host, attachment.addressing, &bridge, &placed)
         {
@@ -176,7 +190,7 @@ impl ReconcileRound<'_> {
         settle::wait(&mut self.host, &mut pod, attachment)?;
         self.repaired(
             RepairKind::Link,
-            format_args!("{}: {} and was created again", attachment.key, HostDrift::LinkMissing),
+            format_args!("attachment {}: {} and was created again", attachment.key, HostDrift::LinkMissing),
         );
         Ok(AttachmentVerdict::Present)
     }
@@ -190,7 +204,7 @@ impl ReconcileRound<'_> {
         };
         self.repaired(
             RepairKind::Collected,
-            format_args!("{}: its namespace does not exist; {addresses}", attachment.key),
+            format_args!("attachment {}: its namespace does not exist; {addresses}", attachment.key),
         );
         Ok(AttachmentVerdict::Gone)
     }

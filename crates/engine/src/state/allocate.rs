@@ -11,7 +11,7 @@ use ipam::{Pools, Range, RangeSet};
 use super::file::{StateError, io, remove_if_exists};
 use super::held::holder;
 use super::index::{self, Bitmaps, Cursors, Index};
-use super::network::{Allocation, AllocationRequest, Clean, NetworkState};
+use super::network::{Allocation, AllocationRequest, NetworkState, RemoveConntrack};
 
 /// The claims of one ADD in progress. Used with the network's lock held.
 pub(super) struct AddressClaims<'a> {
@@ -39,10 +39,11 @@ impl<'a> AddressClaims<'a> {
         let mut allocations = Vec::with_capacity(pools.sets().len());
         for (number, (set, planned)) in pools.sets().iter().zip(plan).enumerate() {
             let (range, address) = match planned {
-                Some((range, address)) => {
-                    (&set.ranges()[range], self.take_requested(&set.ranges()[range], address, request.clean)?)
-                }
-                None => self.take_next(set, number, request.clean)?,
+                Some((range, address)) => (
+                    &set.ranges()[range],
+                    self.take_requested(&set.ranges()[range], address, request.remove_conntrack)?,
+                ),
+                None => self.take_next(set, number, request.remove_conntrack)?,
             };
             allocations.push(Allocation {
                 address,
@@ -58,9 +59,9 @@ impl<'a> AddressClaims<'a> {
         &mut self,
         range: &Range,
         address: IpAddr,
-        clean: &Clean<'_>,
+        remove_conntrack: &RemoveConntrack<'_>,
     ) -> Result<IpAddr, StateError> {
-        self.clean_if_quarantined(range, address, clean)?;
+        self.clean_if_quarantined(range, address, remove_conntrack)?;
         if !self.claim(address)? {
             let holder = holder(&self.network.claim_path(address));
             return Err(StateError::Taken { address, holder });
@@ -75,7 +76,7 @@ impl<'a> AddressClaims<'a> {
         &mut self,
         set: &'s RangeSet,
         number: usize,
-        clean: &Clean<'_>,
+        remove_conntrack: &RemoveConntrack<'_>,
     ) -> Result<(&'s Range, IpAddr), StateError> {
         let cursors = match self.cursors.take() {
             Some(cursors) => cursors,
@@ -94,7 +95,7 @@ impl<'a> AddressClaims<'a> {
                 continue;
             };
             let range = &set.ranges()[pick.range];
-            self.clean_if_quarantined(range, pick.ip, clean)?;
+            self.clean_if_quarantined(range, pick.ip, remove_conntrack)?;
             let claimed = self.claim(pick.ip)?;
             ipam::set(&mut self.index(range)?, pick.offset)?;
             if claimed {
@@ -106,18 +107,18 @@ impl<'a> AddressClaims<'a> {
         }
     }
 
-    /// A new owner must not inherit flows of the last one (F3).
+    /// A new owner must not inherit conntrack entries of the last one (F3).
     fn clean_if_quarantined(
         &self,
         range: &Range,
         address: IpAddr,
-        clean: &Clean<'_>,
+        remove_conntrack: &RemoveConntrack<'_>,
     ) -> Result<(), StateError> {
         let dir = &self.network.dir;
         if !index::is_quarantined(dir, range, address)? {
             return Ok(());
         }
-        clean(range, &|ip| self.network.is_claimed(ip))?;
+        remove_conntrack(range, &|ip| self.network.is_claimed(ip))?;
         index::clear_quarantine(dir, range)
     }
 

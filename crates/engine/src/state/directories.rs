@@ -13,7 +13,7 @@ use types::Digest;
 
 use super::RecordPhase;
 
-/// The same for all run directories.
+/// The directory that processes with different run directories share: locks of networks, and the entries of run directories.
 pub const LOCKS: &str = "/run/podwire-locks";
 const PREFIX: &str = "dirs-";
 /// Another process may remove the directory before this one adds its entry.
@@ -71,7 +71,8 @@ impl RunDirs {
         other_names.into_iter().any(has_record)
     }
 
-    /// The agent calls this at its start, so that other processes check for its pods. Its own ADDs look up routes only.
+    /// The agent calls this at its start, so that other processes check for its pods. Its own ADDs do not call
+    /// [`Self::has_other_run_dirs`]: they only look up routes to their addresses.
     pub fn register(&self) -> io::Result<()> {
         let mut added = self.add();
         if added.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {

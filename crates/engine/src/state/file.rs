@@ -18,7 +18,7 @@ pub enum StateError {
     #[error("{} is not a state directory of Podwire: it contains {entry}; set runDir (with an agent: run_dir) to another directory", dir.display())]
     Unmanaged { dir: PathBuf, entry: String },
     #[error("cannot remove connections of former owners of {range} from the kernel: {reason}")]
-    Clean { range: String, reason: String },
+    FormerOwner { range: String, reason: String },
     #[error("the state directory is not safe: {0}")]
     Unsafe(#[from] files::UnsafeDir),
     #[error("{} was written by a newer version of Podwire (schema {schema}) and is not overwritten", path.display())]
@@ -31,12 +31,12 @@ impl StateError {
     /// The message, including the error of the system call.
     pub fn with_cause(&self) -> String {
         match self {
-            Self::Io { source, .. } => format!("{self}: {source}"),
+            Self::Io { source, .. } => format!("{self}: {}", types::cause(source)),
             Self::Busy { .. }
             | Self::Exhausted { .. }
             | Self::Taken { .. }
             | Self::Unmanaged { .. }
-            | Self::Clean { .. }
+            | Self::FormerOwner { .. }
             | Self::Unsafe(_)
             | Self::Newer { .. }
             | Self::Request(_) => self.to_string(),
@@ -53,7 +53,7 @@ impl StateError {
             | Self::Exhausted { .. }
             | Self::Taken { .. }
             | Self::Unmanaged { .. }
-            | Self::Clean { .. }
+            | Self::FormerOwner { .. }
             | Self::Unsafe(_)
             | Self::Newer { .. }
             | Self::Request(_) => false,

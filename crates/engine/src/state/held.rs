@@ -114,8 +114,8 @@ impl HeldAttachment {
     }
 
     /// Releases the addresses and removes the record. Only claims of this record are removed. All addresses except those in
-    /// `clean` are quarantined: see [`super::AllocationRequest::clean`].
-    pub fn release(self, clean: &[IpAddr]) -> Result<(), StateError> {
+    /// `without_conntrack` are quarantined: see [`super::AllocationRequest::remove_conntrack`].
+    pub fn release(self, without_conntrack: &[IpAddr]) -> Result<(), StateError> {
         let network = &self.network;
         let section = network.enter()?;
         // The record loses its name first. Otherwise a killed process could leave a record with addresses that already belong
@@ -125,13 +125,13 @@ impl HeldAttachment {
         let renamed = optional(fs::rename(&record, &unfinished)).map_err(io("rename the record", &record))?;
         let bitmaps = Bitmaps::list(&network.dir)?;
         for address in self.attachment.iter().flat_map(Attachment::ips) {
-            self.release_address(address, clean, &bitmaps)?;
+            self.release_address(address, without_conntrack, &bitmaps)?;
         }
         // Claims that the record does not name, because it is corrupt or of a newer schema.
         if self.metadata()?.nlink() > u64::from(renamed.is_some()) || self.attachment.is_none() {
             self.claimed()?
                 .into_iter()
-                .try_for_each(|address| self.release_address(address, clean, &bitmaps))?;
+                .try_for_each(|address| self.release_address(address, without_conntrack, &bitmaps))?;
         }
         remove_if_exists(&unfinished)?;
         section.leave()
@@ -141,11 +141,11 @@ impl HeldAttachment {
     fn release_address(
         &self,
         address: IpAddr,
-        clean: &[IpAddr],
+        without_conntrack: &[IpAddr],
         bitmaps: &Bitmaps,
     ) -> Result<(), StateError> {
         if self.network.is_claimed_by(address, self)? {
-            if !clean.contains(&address) {
+            if !without_conntrack.contains(&address) {
                 bitmaps.quarantine(address)?;
             }
             remove_if_exists(&self.network.claim_path(address))?;

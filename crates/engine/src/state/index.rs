@@ -99,7 +99,7 @@ impl Bitmaps {
         self.change(address, "", ipam::clear)
     }
 
-    /// Quarantines an address: the kernel may have flows of its last owner.
+    /// Quarantines an address: the kernel may have conntrack entries of its last owner.
     pub(super) fn quarantine(&self, address: IpAddr) -> Result<(), StateError> {
         self.change(address, QUARANTINED, |index, offset| {
             // A full disk must not prevent a DEL. Without its bitmap, the complete range is quarantined.
@@ -156,11 +156,11 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// Name suffix of a range's second bitmap: quarantined addresses. The kernel may have flows of their last owner. If a range has
-/// no such file, all its addresses are quarantined.
+/// Name suffix of a range's second bitmap: quarantined addresses. The kernel may have conntrack entries of their last owner. If a
+/// range has no such file, all its addresses are quarantined.
 const QUARANTINED: &str = ".resting";
 
-/// Whether flows of the last owner must be removed before this address is allocated.
+/// Whether conntrack entries of the last owner must be removed before this address is allocated.
 pub(super) fn is_quarantined(network: &Path, range: &Range, address: IpAddr) -> Result<bool, StateError> {
     let Some(offset) = range.offset(address) else { return Ok(true) };
     let path = directory(network).join(range.name() + QUARANTINED);
@@ -181,7 +181,7 @@ pub(super) fn has_quarantined(network: &Path, range: &Range) -> bool {
     fs::symlink_metadata(path).is_ok_and(|file| file.len() > 0)
 }
 
-/// Called after all flows of former owners of this range's addresses were removed.
+/// Called after all conntrack entries of former owners of this range's addresses were removed.
 pub(super) fn clear_quarantine(network: &Path, range: &Range) -> Result<(), StateError> {
     let path = directory(network).join(range.name() + QUARANTINED);
     let emptied = open_file(&path, File::options().create(true).truncate(true).write(true));

@@ -11,8 +11,8 @@
 //! networks/NET/attachments/KEY.ready    one record per attachment (JSON); .pending while it is created or undone
 //! networks/NET/addresses/10.83.0.7   hard link to the record of the owner: the claim
 //! networks/NET/index/RANGE           bitmap of RANGE to find a free address quickly; rebuilt from the claims
-//! networks/NET/index/RANGE.resting   bitmap of quarantined addresses: the kernel may have flows of the last owner
-//! networks/NET/index/RANGE.used      bitmap of addresses that were allocated before: neighbours may have them cached
+//! networks/NET/index/RANGE.resting   bitmap of quarantined addresses: the kernel may have conntrack entries of the last owner
+//! networks/NET/index/RANGE.used      bitmap of addresses that were allocated before: other hosts may have a neighbour entry
 //! networks/NET/index/last            round-robin position of each range set
 //! ```
 //!
@@ -38,7 +38,9 @@ mod thread_lock;
 pub use directories::{LOCKS, RunDirs};
 pub use file::StateError;
 pub use held::HeldAttachment;
-pub use network::{Allocation, AllocationRequest, Begin, Clean, ListedRecord, NetworkState, RecordPhase};
+pub use network::{
+    Allocation, AllocationRequest, Begin, ListedRecord, NetworkState, RecordPhase, RemoveConntrack,
+};
 pub use record::{Addressing, Attachment, PodAddress, PodName, SCHEMA, Wiring};
 pub use repair::{OrphanCheck, RecoveredLink};
 pub(crate) use sysctls::sysctl_key;

@@ -51,13 +51,13 @@ pub struct AllocationRequest<'a> {
     /// None if Podwire does not assign the addresses. Then nothing is claimed.
     pub pools: Option<&'a ipam::Pools>,
     pub requested: &'a [(IpAddr, Option<u8>)],
-    /// Removes flows of the last owners of a range's addresses from the kernel. Called under the network's lock, and rarely: if
-    /// the round robin reaches a quarantined address, once for all of them.
-    pub clean: &'a Clean<'a>,
+    /// Removes conntrack entries of the last owners of a range's addresses from the kernel. Called under the network's lock, and
+    /// rarely: if the round robin reaches a quarantined address, once for all of them.
+    pub remove_conntrack: &'a RemoveConntrack<'a>,
 }
 
 /// Arguments: a range, and whether an address is in use. Flows of addresses in use are not removed.
-pub type Clean<'a> = dyn Fn(&ipam::Range, &dyn Fn(IpAddr) -> bool) -> Result<(), StateError> + 'a;
+pub type RemoveConntrack<'a> = dyn Fn(&ipam::Range, &dyn Fn(IpAddr) -> bool) -> Result<(), StateError> + 'a;
 
 /// A claimed address and its subnet.
 #[derive(Debug, Clone)]
@@ -372,7 +372,7 @@ impl NetworkState {
         Ok(self.open_record(stem)?.is_some())
     }
 
-    /// Quarantines addresses of an owner without a record: see [`AllocationRequest::clean`].
+    /// Quarantines addresses of an owner without a record: see [`AllocationRequest::remove_conntrack`].
     pub fn quarantine(&self, addresses: &[IpAddr]) -> Result<(), StateError> {
         if addresses.is_empty() {
             return Ok(());
@@ -384,12 +384,16 @@ impl NetworkState {
         quarantined
     }
 
-    /// Removes flows of former owners of these pools' addresses from the kernel, before the addresses are needed.
-    pub fn clean_quarantined(&self, pools: &ipam::Pools, clean: &Clean<'_>) -> Result<(), StateError> {
+    /// Removes conntrack entries of former owners of these pools' addresses from the kernel, before the addresses are needed.
+    pub fn clean_quarantined(
+        &self,
+        pools: &ipam::Pools,
+        remove_conntrack: &RemoveConntrack<'_>,
+    ) -> Result<(), StateError> {
         for range in pools.sets().iter().flat_map(ipam::RangeSet::ranges) {
             if index::has_quarantined(&self.dir, range) {
                 let section = self.enter()?;
-                let cleaned = clean(range, &|ip| self.is_claimed(ip))
+                let cleaned = remove_conntrack(range, &|ip| self.is_claimed(ip))
                     .and_then(|()| index::clear_quarantine(&self.dir, range));
                 section.leave()?;
                 cleaned?;

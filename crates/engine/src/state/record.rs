@@ -115,13 +115,18 @@ pub struct Attachment {
     pub request: Option<RequestId>,
     #[serde(flatten)]
     pub wiring: Wiring,
-    /// Unix time in seconds, for display.
+    /// Unix time in seconds, for display. 0 if the record was recovered from the link.
     pub created: u64,
 }
 
 impl Attachment {
+    /// When it was created, as Unix time. None if the record was recovered from the link, which has no time.
+    pub fn created_at(&self) -> Option<u64> {
+        Some(self.created).filter(|time| *time > 0)
+    }
+
     /// For a pending record without a host link: whether only the IPAM plugin's DEL is missing.
-    pub(crate) fn is_retired(&self) -> bool {
+    pub(crate) fn needs_only_ipam_del(&self) -> bool {
         self.delegated && self.addresses.is_empty() && self.wiring == Wiring::default()
     }
 

@@ -24,14 +24,14 @@ pub struct OrphanCheck<'a> {
     /// Whether a link has the address. Then the pod is alive although its record was lost, and the claim stays.
     pub is_alive: &'a dyn Fn(IpAddr) -> bool,
     /// Removes kernel objects of these addresses, before other pods can get the addresses.
-    pub forget: &'a dyn Fn(&[IpAddr]) -> Result<(), StateError>,
+    pub remove_objects: &'a dyn Fn(&[IpAddr]) -> Result<(), StateError>,
 }
 
 impl OrphanCheck<'_> {
     /// Frees nothing: without inspecting links, every address may belong to a live pod. Copied claims are still replaced by
     /// links to their record.
     pub(super) const FREE_NOTHING: OrphanCheck<'static> =
-        OrphanCheck { is_alive: &|_| true, forget: &|_| Ok(()) };
+        OrphanCheck { is_alive: &|_| true, remove_objects: &|_| Ok(()) };
 }
 
 /// An attachment without a record, recovered from a link's alias.
@@ -223,7 +223,7 @@ impl NetworkState {
         }
         let addresses: Vec<IpAddr> = surplus.iter().filter_map(|name| name.to_str()?.parse().ok()).collect();
         if !addresses.is_empty() {
-            (check.forget)(&addresses)?;
+            (check.remove_objects)(&addresses)?;
         }
         let claims = self.dir.join("addresses");
         surplus.iter().try_for_each(|name| self.drop_claim(&claims.join(name)))?;
@@ -273,7 +273,7 @@ impl NetworkState {
         Ok(orphans)
     }
 
-    /// Removes a claim without a record. The address is quarantined because the kernel may have flows of its owner.
+    /// Removes a claim without a record. The address is quarantined because the kernel may have conntrack entries of its owner.
     fn drop_claim(&self, claim: &Path) -> Result<(), StateError> {
         if let Some(address) = claim.file_name().and_then(|name| name.to_str()?.parse().ok()) {
             Bitmaps::list(&self.dir)?.quarantine(address)?;

@@ -77,25 +77,25 @@ fn b17_two_runtimes_get_a_common_directory_or_a_warning() {
     let runtimes = detect(&[(CONTAINERD, DEBIAN), (CRIO, "[crio]\n")]);
     let directories = runtimes.choose();
     assert_eq!(directories.plugins, Path::new("/usr/lib/cni"));
-    let complaints = runtimes.complaints(&directories);
-    assert_eq!(complaints.len(), 1, "{complaints:?}");
+    let mismatches = runtimes.mismatches(&directories);
+    assert_eq!(mismatches.len(), 1, "{mismatches:?}");
     for part in ["CRI-O uses /opt/cni/bin", "plugin_dirs = [\"/usr/lib/cni\"]", "etc/crio/crio.conf"] {
-        assert!(complaints[0].contains(part), "{part}: {complaints:?}");
+        assert!(mismatches[0].contains(part), "{part}: {mismatches:?}");
     }
 }
 
 #[test]
 fn b17_unused_directories_and_unreadable_files_are_reported() {
     let runtimes = detect(&[(CONTAINERD, DEBIAN)]);
-    assert_eq!(runtimes.complaints(&runtimes.choose()), Vec::<String>::new());
-    let complaints =
-        runtimes.complaints(&Directories { plugins: PLUGIN_DIR.into(), configs: "/elsewhere".into() });
-    assert!(complaints[0].contains("set bin_dir = \"/opt/cni/bin\" in "), "{complaints:?}");
-    assert!(complaints[1].contains("set conf_dir = \"/elsewhere\" in "), "{complaints:?}");
+    assert_eq!(runtimes.mismatches(&runtimes.choose()), Vec::<String>::new());
+    let mismatches =
+        runtimes.mismatches(&Directories { plugins: PLUGIN_DIR.into(), configs: "/elsewhere".into() });
+    assert!(mismatches[0].contains("set bin_dir = \"/opt/cni/bin\" in "), "{mismatches:?}");
+    assert!(mismatches[1].contains("set conf_dir = \"/elsewhere\" in "), "{mismatches:?}");
 
     let runtimes = detect(&[(CONTAINERD, "version = [")]);
     assert_eq!(runtimes.choose(), Directories::default());
-    assert_eq!(runtimes.complaints(&runtimes.choose()), Vec::<String>::new());
+    assert_eq!(runtimes.mismatches(&runtimes.choose()), Vec::<String>::new());
     let findings = runtimes.findings(Path::new(CONFIG_DIR), Path::new("/opt/cni/bin/podwire-cni"));
     assert_eq!((findings.len(), findings[0].severity), (1, Severity::Degraded), "{findings:?}");
     assert!(findings[0].message.contains("containerd/config.toml: "), "{findings:?}");

@@ -12,7 +12,13 @@ impl Cluster {
         self.set_port(name, Port::Cut)
     }
 
+    /// Connects the node again: also sets its link up and restores its addresses and default routes.
     pub fn heal(&mut self, name: &str) -> Result<()> {
+        let host = &self.nodes[self.index(name)?];
+        if host.power == Power::On {
+            // Without a carrier, the state of the bridge port cannot be set.
+            underlay::restore(&host.node, &self.plan.node_host(self.index(name)?), &self.plan)?;
+        }
         self.set_port(name, Port::Forwarding)
     }
 

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Nodes of one subnet are on-link; nodes of different subnets have a router between them. `Cluster::up` removes everything
-//! when the `Cluster` is dropped, and its processes exit even if the test is killed. With `Cluster::up_kept` the cluster remains,
+//! when the `Cluster` is dropped, and its processes exit even if the test is killed. With `Cluster::up_saved` the cluster remains,
 //! for `podwire lab`.
 
 mod faults;
@@ -30,8 +30,8 @@ use anyhow::{Context as _, Result};
 pub use paths::PodPath;
 pub use plan::{Extra, Families, LabStore, Plan, Tls, TransportMode};
 pub use pods::AttachedPod;
-pub use reach::{Cell, Matrix, Reachability, Spot};
-pub use removal::{RemovedLab, clear_kept, remove_kept};
+pub use reach::{Matrix, MatrixCell, MatrixPod, Reachability};
+pub use removal::{RemovedLab, clear_saved, remove_saved};
 pub use saved::{LabState, SavedLab};
 
 use crate::service::{Leash, ProcessLifetime};
@@ -117,8 +117,8 @@ impl Cluster {
     }
 
     /// Creates a cluster that outlives this process, in an existing empty directory. After a failure the caller removes the
-    /// incomplete lab with `remove_kept`.
-    pub fn up_kept(saved_lab: &SavedLab, plan: &Plan, progress: ProgressFn<'_>) -> Result<Self> {
+    /// incomplete lab with `remove_saved`.
+    pub fn up_saved(saved_lab: &SavedLab, plan: &Plan, progress: ProgressFn<'_>) -> Result<Self> {
         plan.check()?;
         let lab = Lab::saved(&saved_lab.prefix(), &saved_lab.dir, 0)?;
         let mut cluster = Self::empty(plan, lab, ProcessLifetime::Detached)?;

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::paths::{NodeRoutes, PodPath};
-use super::reach::{self, Cell, Matrix, Spot};
+use super::reach::{self, Matrix, MatrixCell, MatrixPod};
 use super::{Cluster, Power};
 use crate::{Call, Pod, Verb};
 
@@ -107,17 +107,19 @@ impl Cluster {
         for (i, from) in pods.iter().enumerate() {
             for (j, to) in pods.iter().enumerate().filter(|(j, _)| *j != i) {
                 let [v4, v6] = results.get(&(i, j)).cloned().unwrap_or_default();
-                let way = match (&routes[self.index(&from.node)?], to.addresses.first()) {
+                let path = match (&routes[self.index(&from.node)?], to.addresses.first()) {
                     _ if from.node == to.node => PodPath::Local,
                     (Some(routes), Some(address)) => routes.path_to(*address),
                     (None, _) | (_, None) => PodPath::None,
                 };
-                cells.push(Cell { from: from.name.clone(), to: to.name.clone(), v4, v6, way });
+                cells.push(MatrixCell { from: from.name.clone(), to: to.name.clone(), v4, v6, path });
             }
         }
-        let spot =
-            |attached: &Arc<AttachedPod>| Spot { name: attached.name.clone(), node: attached.node.clone() };
-        let pods = pods.iter().map(spot).collect();
+        let matrix_pod = |attached: &Arc<AttachedPod>| MatrixPod {
+            name: attached.name.clone(),
+            node: attached.node.clone(),
+        };
+        let pods = pods.iter().map(matrix_pod).collect();
         Ok(Matrix { pods, cells, took })
     }
 

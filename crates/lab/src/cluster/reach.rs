@@ -33,26 +33,26 @@ pub enum Reachability {
 
 /// Results from one pod to another. `None` if the pods do not both have an address of the family.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cell {
+pub struct MatrixCell {
     pub from: String,
     pub to: String,
     pub v4: Option<Reachability>,
     pub v6: Option<Reachability>,
-    pub way: PodPath,
+    pub path: PodPath,
 }
 
 /// Results of all pairs of pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Matrix {
-    pub pods: Vec<Spot>,
+    pub pods: Vec<MatrixPod>,
     /// In row order.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<MatrixCell>,
     pub took: Duration,
 }
 
 /// A pod and the name of its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spot {
+pub struct MatrixPod {
     pub name: String,
     pub node: String,
 }
@@ -63,7 +63,7 @@ impl Reachability {
     }
 }
 
-impl Cell {
+impl MatrixCell {
     /// True if the pods share a family and all shared families are reachable.
     pub fn is_ok(&self) -> bool {
         let all = [&self.v4, &self.v6];
@@ -75,27 +75,27 @@ impl Cell {
 impl Matrix {
     /// True if all pods reach each other.
     pub fn all(&self) -> bool {
-        self.cells.iter().all(Cell::is_ok)
+        self.cells.iter().all(MatrixCell::is_ok)
     }
 
-    pub fn cell(&self, from: &str, to: &str) -> Option<&Cell> {
+    pub fn cell(&self, from: &str, to: &str) -> Option<&MatrixCell> {
         self.cells.iter().find(|cell| cell.from == from && cell.to == to)
     }
 
     /// One line per unreachable pair.
-    pub fn complaints(&self) -> Vec<String> {
+    pub fn failures(&self) -> Vec<String> {
         let failed = self.cells.iter().filter(|cell| !cell.is_ok());
         failed
             .map(|cell| {
                 let families = [("IPv4", &cell.v4), ("IPv6", &cell.v6)];
-                let failures = families.iter().filter_map(|(name, reach)| complaint(name, reach.as_ref()?));
+                let failures = families.iter().filter_map(|(name, reach)| failure(name, reach.as_ref()?));
                 format!("{} → {}: {}", cell.from, cell.to, failures.collect::<Vec<_>>().join(", "))
             })
             .collect()
     }
 }
 
-fn complaint(family: &str, reach: &Reachability) -> Option<String> {
+fn failure(family: &str, reach: &Reachability) -> Option<String> {
     match reach {
         Reachability::Yes { .. } => None,
         Reachability::Rewritten { source } => Some(format!("{family} arrives with source {source}")),
@@ -301,8 +301,8 @@ fn parse(bytes: &[u8]) -> Option<(u8, (usize, usize))> {
 mod tests {
     use super::*;
 
-    fn cell(v4: Option<Reachability>, v6: Option<Reachability>) -> Cell {
-        Cell { from: "a".into(), to: "b".into(), v4, v6, way: PodPath::Direct }
+    fn cell(v4: Option<Reachability>, v6: Option<Reachability>) -> MatrixCell {
+        MatrixCell { from: "a".into(), to: "b".into(), v4, v6, path: PodPath::Direct }
     }
 
     #[test]
@@ -319,6 +319,6 @@ mod tests {
         assert!(cell(yes(), yes()).is_ok() && cell(yes(), None).is_ok());
         assert!(!cell(yes(), no()).is_ok() && !cell(None, None).is_ok());
         let matrix = Matrix { pods: vec![], cells: vec![cell(yes(), no())], took: Duration::ZERO };
-        assert_eq!(matrix.complaints(), ["a → b: IPv6 no route"]);
+        assert_eq!(matrix.failures(), ["a → b: IPv6 no route"]);
     }
 }

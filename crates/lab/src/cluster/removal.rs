@@ -32,14 +32,14 @@ impl RemovedLab {
 }
 
 /// Removes the lab. Missing objects are not an error.
-pub fn remove_kept(saved_lab: &SavedLab) -> Result<RemovedLab> {
-    let removed = clear_kept(saved_lab)?;
+pub fn remove_saved(saved_lab: &SavedLab) -> Result<RemovedLab> {
+    let removed = clear_saved(saved_lab)?;
     sweep::remove_directory(&saved_lab.dir)?;
     Ok(removed)
 }
 
 /// Removes the lab except for its directory, where the caller may hold a lock.
-pub fn clear_kept(saved_lab: &SavedLab) -> Result<RemovedLab> {
+pub fn clear_saved(saved_lab: &SavedLab) -> Result<RemovedLab> {
     let names = sweep::namespaces_of(&saved_lab.prefix())?;
     // If the state file is unreadable, only the processes inside the namespaces are killed.
     let recorded = Saved::read(&saved_lab.dir).map(|saved| saved.processes()).unwrap_or_default();

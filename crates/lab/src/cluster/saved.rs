@@ -139,6 +139,13 @@ impl Cluster {
     /// Opens the cluster of an earlier command and completes the work of a command that was killed. The caller holds the
     /// lab's lock.
     pub fn open(saved_lab: &SavedLab) -> Result<Self> {
+        let mut cluster = Self::read(saved_lab)?;
+        cluster.complete_interrupted_steps()?;
+        Ok(cluster)
+    }
+
+    /// Opens the cluster for reading. Another command may be changing it.
+    pub fn read(saved_lab: &SavedLab) -> Result<Self> {
         let saved = Saved::read(&saved_lab.dir)?;
         match saved_lab.condition()? {
             LabState::Up => {}
@@ -161,7 +168,6 @@ impl Cluster {
             cluster.restore_node(index, node)?;
         }
         cluster.origin = ClusterOrigin::Opened;
-        cluster.complete_interrupted_steps()?;
         Ok(cluster)
     }
 

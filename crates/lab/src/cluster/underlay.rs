@@ -59,10 +59,15 @@ pub(super) fn plug_in(
             format!("link set dev {name} master {dev} up"),
         ],
     )?;
+    restore(node, underlay_host, plan)
+}
+
+/// Sets a host's link up, adds the addresses and default routes that it lacks, and waits until the link is operational.
+pub(super) fn restore(node: &Node, underlay_host: &UnderlayHost, plan: &Plan) -> Result<()> {
     let mut lines = address_commands(UPLINK, underlay_host);
     let router = plan.router_host(underlay_host.subnet);
     lines.extend(
-        router.addresses.iter().map(|net| format!("route add default via {} dev {UPLINK}", net.addr())),
+        router.addresses.iter().map(|net| format!("route replace default via {} dev {UPLINK}", net.addr())),
     );
     ip_batch(node, &lines)?;
     let what = format!("link {UPLINK} in {} to be up", node.name());
@@ -94,7 +99,7 @@ fn address_commands(dev: &str, underlay_host: &UnderlayHost) -> Vec<String> {
     let mut lines = vec![format!("link set dev {dev} addrgenmode none")];
     for net in underlay_host.addresses.iter().chain([&underlay_host.link_local]) {
         let nodad = if matches!(net.addr(), IpAddr::V6(_)) { " nodad" } else { "" };
-        lines.push(format!("addr add {net} dev {dev}{nodad}"));
+        lines.push(format!("addr replace {net} dev {dev}{nodad}"));
     }
     lines.push(format!("link set dev {dev} up"));
     lines

@@ -98,7 +98,7 @@ pub(super) fn address_of(local_node: &LocalNode, record: &NodeRecord, family: Fa
     record.named_addresses().find(|address| Family::of(*address) == family && is_usable(local_node, *address))
 }
 
-/// The kernel accepts no broadcast or network address as a gateway. Other refused addresses are not the node's.
+/// The kernel accepts no broadcast or network address as a gateway. Addresses that admission refuses cannot be those of a node.
 pub(super) fn is_usable(local_node: &LocalNode, address: IpAddr) -> bool {
     let is_edge_of = |net: &IpNet| match (net, address) {
         (IpNet::V4(net), IpAddr::V4(address)) => {

@@ -36,6 +36,7 @@ pub(super) fn veth(body: &mut Body<'_>, veth: &Veth<'_>) {
     if let Some(master) = veth.master {
         body.u32(libc::IFLA_MASTER, master);
     }
+    body.u32(libc::IFLA_GROUP, veth.group);
     body.nest(libc::IFLA_LINKINFO, |info| {
         info.str(libc::IFLA_INFO_KIND, "veth");
         info.nest(libc::IFLA_INFO_DATA, |data| {
@@ -157,6 +158,11 @@ pub(super) fn set(body: &mut Body<'_>, set: &SetLink<'_>) {
 pub(super) fn rename(body: &mut Body<'_>, link: u32, name: &IfName) {
     body.header(&LinkHeader { index: link, ..LinkHeader::default() });
     body.str(libc::IFLA_IFNAME, name.as_str());
+}
+
+pub(super) fn set_group(body: &mut Body<'_>, link: u32, group: u32) {
+    body.header(&LinkHeader { index: link, ..LinkHeader::default() });
+    body.u32(libc::IFLA_GROUP, group);
 }
 
 fn set_header(set: &SetLink<'_>) -> LinkHeader {

@@ -42,6 +42,10 @@ pub(crate) fn encode(batch: &mut Batch, op: &Op<'_>, sequence: u32) -> Result<()
         Op::RenameLink { link, name } => {
             batch.message(head(libc::RTM_NEWLINK, CHANGE), |b| link::rename(b, *link, name))
         }
+        Op::SetLinkGroup { link, group } => {
+            // Unlike NEWLINK, SETLINK never selects links by their group. The kernel refuses index 0.
+            batch.message(head(libc::RTM_SETLINK, CHANGE), |b| link::set_group(b, *link, *group))
+        }
         Op::DelLink(index) => batch.message(head(libc::RTM_DELLINK, CHANGE), |b| link::delete(b, *index)),
         Op::AddAddress(add) => {
             batch.message(head(libc::RTM_NEWADDR, flags_of(add.mode)), |b| ip::add_address(b, add))

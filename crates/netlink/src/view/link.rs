@@ -25,6 +25,7 @@ pub struct Link {
     /// Whether ARP is enabled.
     pub arp: bool,
     pub master: Option<u32>,
+    pub group: u32,
     /// The index of the other end of a veth, in the *peer's* namespace.
     pub peer: Option<u32>,
     pub alias: Option<String>,
@@ -61,6 +62,7 @@ impl Link {
             promisc: header.flags & IFF_PROMISC != 0,
             arp: header.flags & IFF_NOARP == 0,
             master: None,
+            group: 0,
             peer: None,
             alias: None,
             kind: None,
@@ -73,6 +75,7 @@ impl Link {
                 libc::IFLA_ADDRESS => link.mac = read_mac(value),
                 libc::IFLA_MTU => link.mtu = read_u32(value)?,
                 libc::IFLA_MASTER => link.master = read_u32(value).filter(|m| *m != 0),
+                libc::IFLA_GROUP => link.group = read_u32(value)?,
                 libc::IFLA_LINK => link.peer = read_u32(value).filter(|p| *p != 0),
                 libc::IFLA_IFALIAS => link.alias = Some(read_text(value)).filter(|a| !a.is_empty()),
                 libc::IFLA_LINKINFO => link.read_info(value),

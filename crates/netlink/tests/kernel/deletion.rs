@@ -8,24 +8,25 @@ use netlink::{
 };
 use types::{IfName, ROUTE_PROTOCOL};
 
-use crate::world::{World, eventually, json, mac, name, pair};
+use crate::world::{World, command, eventually, mac, name, pair};
 
 /// Creates routed pods as ADD does, with host routes and neighbours of both families, and returns names and indices.
 fn routed(w: &mut World, count: u16) -> Vec<(IfName, u32)> {
     (0..count)
         .map(|n| {
             let (host, peer) = (name(&format!("pw{n}")), name(&format!("eth{n}")));
-            w.h.run(&Op::AddVeth(pair(&w.pod, &host, &peer))).unwrap();
+            w.host_socket.run(&Op::AddVeth(pair(&w.pod, &host, &peer))).unwrap();
             let set = SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(&peer)) };
-            w.p.run(&Op::SetLink(set)).unwrap();
-            let link = w.h.link(&host).unwrap().unwrap().index;
+            w.pod_socket.run(&Op::SetLink(set)).unwrap();
+            let link = w.host_socket.link(&host).unwrap().unwrap().index;
             for addr in addresses(n) {
                 let route = Route { link: Some(link), ..Route::to(addr.into()) };
-                w.h.run_every(&[
-                    Op::AddRoute { route, mode: Mode::Exclusive },
-                    Op::AddNeighbour(AddNeighbour { link, addr, mac: mac(3), protocol: ROUTE_PROTOCOL }),
-                ])
-                .unwrap();
+                w.host_socket
+                    .run_every(&[
+                        Op::AddRoute { route, mode: Mode::Exclusive },
+                        Op::AddNeighbour(AddNeighbour { link, addr, mac: mac(3), protocol: ROUTE_PROTOCOL }),
+                    ])
+                    .unwrap();
             }
             (host, link)
         })
@@ -65,14 +66,16 @@ fn an_early_deletion_returns_after_removal_and_before_the_grace_period() {
     for (host, index) in routed(&mut w, 8) {
         w.host.run(|| delete_link_early(index)).unwrap().unwrap();
         waiting += usize::from(pending_deletions() > 0);
-        assert!(w.h.link_at(index).unwrap().is_none() && w.h.link(&host).unwrap().is_none());
-        let routes = w.h.routes(RouteFilter::default()).unwrap();
+        assert!(
+            w.host_socket.link_at(index).unwrap().is_none() && w.host_socket.link(&host).unwrap().is_none()
+        );
+        let routes = w.host_socket.routes(RouteFilter::default()).unwrap();
         assert!(routes.iter().all(|route| route.link != Some(index)), "{routes:?}");
         // The name can be used again immediately.
-        w.h.run(&Op::AddIfb { name: &host, mtu: 1500 }).unwrap();
+        w.host_socket.run(&Op::AddIfb { name: &host, mtu: 1500 }).unwrap();
     }
     assert!(waiting > 0, "every caller waited for the grace period");
-    assert!(w.p.links().unwrap().iter().all(|link| !link.name.starts_with("eth")));
+    assert!(w.pod_socket.links().unwrap().iter().all(|link| !link.name.starts_with("eth")));
     eventually("the end of all deletions", || pending_deletions() == 0);
 }
 
@@ -82,11 +85,11 @@ fn an_early_deletion_of_a_bridge_port_waits_for_the_removal_of_the_link() {
     let bridge = w.bridge("br0");
     let (index, _) = w.veth("pwabc", "eth0");
     let port = SetLink { master: Some(bridge), ..SetLink::of(LinkRef::Index(index)) };
-    w.h.run(&Op::SetLink(port)).unwrap();
+    w.host_socket.run(&Op::SetLink(port)).unwrap();
     w.host.run(|| delete_link_early(index)).unwrap().unwrap();
-    assert!(w.h.link_at(index).unwrap().is_none());
+    assert!(w.host_socket.link_at(index).unwrap().is_none());
     w.host.run(|| delete_link_early(bridge)).unwrap().unwrap();
-    assert!(w.h.link_at(bridge).unwrap().is_none());
+    assert!(w.host_socket.link_at(bridge).unwrap().is_none());
 }
 
 #[test]
@@ -109,8 +112,8 @@ fn parallel_deletions_remove_all_links() {
         scope.spawn(|| delete_all(&w.host, &links, |index| delete_link_early(index).unwrap(), 16));
         scope.spawn(|| delete_all(&other.host, &other_links, delete_link_fully, 8));
     });
-    assert!(w.h.links().unwrap().iter().all(|link| !link.name.starts_with("pw")));
-    assert!(other.h.links().unwrap().iter().all(|link| !link.name.starts_with("pw")));
+    assert!(w.host_socket.links().unwrap().iter().all(|link| !link.name.starts_with("pw")));
+    assert!(other.host_socket.links().unwrap().iter().all(|link| !link.name.starts_with("pw")));
 }
 
 fn delete_link_fully(index: u32) {
@@ -120,14 +123,14 @@ fn delete_link_fully(index: u32) {
 #[test]
 fn a_socket_is_usable_after_deletions() {
     let mut w = World::new();
-    json(&w.host, "ip link add pair0 type veth peer name pair1");
+    command(&w.host, "ip link add pair0 type veth peer name pair1");
     // Both ends are in this namespace, so the kernel notifies for both.
-    let index = w.h.link(&name("pair0")).unwrap().unwrap().index;
-    let (deleted, result) = w.h.delete_link(index, || "ran");
+    let index = w.host_socket.link(&name("pair0")).unwrap().unwrap().index;
+    let (deleted, result) = w.host_socket.delete_link(index, || "ran");
     deleted.unwrap();
     assert_eq!(result, "ran");
     let ifb = name("ifb9");
-    w.h.run(&Op::AddIfb { name: &ifb, mtu: 1500 }).unwrap();
-    assert!(w.h.link(&ifb).unwrap().is_some());
-    assert!(w.h.delete_link(index, || ()).0.unwrap_err().is_missing());
+    w.host_socket.run(&Op::AddIfb { name: &ifb, mtu: 1500 }).unwrap();
+    assert!(w.host_socket.link(&ifb).unwrap().is_some());
+    assert!(w.host_socket.delete_link(index, || ()).0.unwrap_err().is_missing());
 }

@@ -11,7 +11,7 @@ use netlink::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use types::{IfName, ROUTE_PROTOCOL};
 
-use crate::world::{World, json, mac, name, pair};
+use crate::world::{World, command, mac, name, pair};
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()
@@ -68,11 +68,11 @@ fn remove_all(monitor: &mut Monitor, ns: &NetNs, dev: &str, namespace: EventName
     let link = link_index(ns, dev);
     let protocol = ROUTE_PROTOCOL;
     for (addr, gateway, dst) in FAMILIES {
-        json(ns, &format!("ip neigh del {gateway} dev {dev}"));
+        command(ns, &format!("ip neigh del {gateway} dev {dev}"));
         until(monitor, &LinkEvent::NeighbourRemoved { link, addr: ip(gateway), protocol, namespace });
-        json(ns, &format!("ip route del {dst}"));
+        command(ns, &format!("ip route del {dst}"));
         until(monitor, &LinkEvent::RouteRemoved { dst: net(dst), link: Some(link), protocol, namespace });
-        json(ns, &format!("ip addr del {addr} dev {dev}"));
+        command(ns, &format!("ip addr del {addr} dev {dev}"));
         until(monitor, &LinkEvent::AddressRemoved { link, addr: net(addr), namespace });
     }
 }
@@ -85,7 +85,7 @@ fn link_index(ns: &NetNs, dev: &str) -> u32 {
 fn removals_on_the_node_are_reported() {
     let mut w = World::new();
     let (link, _) = w.veth("pwabc", "eth0");
-    configure(&mut w.h, link);
+    configure(&mut w.host_socket, link);
     let mut monitor = monitor(&w.host);
     remove_all(&mut monitor, &w.host, "pwabc", EventNamespace::Own);
 }
@@ -97,9 +97,9 @@ fn removals_in_a_pod_are_reported_by_the_same_socket() {
     let (_, link) = w.veth("pwabc", "eth0");
     // A restarted agent monitors existing pods: this monitor received no event about the link.
     let mut after = monitor(&w.host);
-    configure(&mut w.p, link);
+    configure(&mut w.pod_socket, link);
     remove_all(&mut before, &w.pod, "eth0", EventNamespace::Pod);
-    configure(&mut w.p, link);
+    configure(&mut w.pod_socket, link);
     after.read().unwrap();
     remove_all(&mut after, &w.pod, "eth0", EventNamespace::Pod);
 }
@@ -108,12 +108,12 @@ fn removals_in_a_pod_are_reported_by_the_same_socket() {
 fn a_pod_with_a_moved_link_is_observed() {
     let mut w = World::new();
     let mut monitor = monitor(&w.host);
-    json(&w.host, "ip link add pwabc type veth peer name eth0");
+    command(&w.host, "ip link add pwabc type veth peer name eth0");
     let path = format!("/proc/{}/fd/{}", std::process::id(), w.pod.fd().as_raw_fd());
-    json(&w.host, &format!("ip link set eth0 netns {path}"));
+    command(&w.host, &format!("ip link set eth0 netns {path}"));
     let link = link_index(&w.pod, "eth0");
-    json(&w.pod, "ip link set eth0 up");
-    configure(&mut w.p, link);
+    command(&w.pod, "ip link set eth0 up");
+    configure(&mut w.pod_socket, link);
     remove_all(&mut monitor, &w.pod, "eth0", EventNamespace::Pod);
 }
 
@@ -122,11 +122,11 @@ fn namespaces_without_a_link_are_not_observed() {
     let mut w = World::new();
     let unrelated = NetNs::create().unwrap();
     let mut monitor = monitor(&w.host);
-    json(&unrelated, "ip link add other0 type veth peer name other1");
-    json(&unrelated, "ip link set other0 up");
-    json(&unrelated, "ip link set other1 up");
+    command(&unrelated, "ip link add other0 type veth peer name other1");
+    command(&unrelated, "ip link set other0 up");
+    command(&unrelated, "ip link set other1 up");
     configure(&mut RtSocket::open_in(&unrelated).unwrap(), link_index(&unrelated, "other0"));
-    json(&unrelated, "ip link del other0");
+    command(&unrelated, "ip link del other0");
     let bridge = w.bridge("br0");
     let reported = monitor.read().unwrap();
     assert!(!reported.is_empty());
@@ -144,22 +144,28 @@ fn link_changes_and_leaving_ports_are_reported() {
     let bridge = w.bridge("br0");
     let (index, _) = w.veth("pwabc", "eth0");
     let port = SetLink { master: Some(bridge), ..SetLink::of(LinkRef::Index(index)) };
-    w.h.run(&Op::SetLink(port)).unwrap();
+    w.host_socket.run(&Op::SetLink(port)).unwrap();
     let mut monitor = monitor(&w.host);
     let (namespace, name) = (EventNamespace::Own, Some("pwabc".to_owned()));
 
-    w.h.run(&Op::SetLink(SetLink { master: Some(0), ..port })).unwrap();
+    w.host_socket.run(&Op::SetLink(SetLink { master: Some(0), ..port })).unwrap();
     let reported = until(&mut monitor, &LinkEvent::PortLeft { index, namespace });
     assert!(
         !reported.iter().any(|event| matches!(event, LinkEvent::Link { removed: true, .. })),
         "{reported:?}"
     );
-    w.h.run(&Op::SetLink(SetLink { up: Some(false), master: None, ..port })).unwrap();
-    until(&mut monitor, &LinkEvent::Link { index, name: name.clone(), up: false, removed: false, namespace });
-    w.h.run(&Op::SetLink(SetLink { up: Some(true), master: None, ..port })).unwrap();
-    until(&mut monitor, &LinkEvent::Link { index, name: name.clone(), up: true, removed: false, namespace });
-    w.h.run(&Op::DelLink(index)).unwrap();
-    until(&mut monitor, &LinkEvent::Link { index, name, up: false, removed: true, namespace });
+    w.host_socket.run(&Op::SetLink(SetLink { up: Some(false), master: None, ..port })).unwrap();
+    until(
+        &mut monitor,
+        &LinkEvent::Link { index, name: name.clone(), up: false, group: 0, removed: false, namespace },
+    );
+    w.host_socket.run(&Op::SetLink(SetLink { up: Some(true), master: None, ..port })).unwrap();
+    until(
+        &mut monitor,
+        &LinkEvent::Link { index, name: name.clone(), up: true, group: 0, removed: false, namespace },
+    );
+    w.host_socket.run(&Op::DelLink(index)).unwrap();
+    until(&mut monitor, &LinkEvent::Link { index, name, up: false, group: 0, removed: true, namespace });
 }
 
 /// The kernel drops IPv4 routes without an event when their link goes down, so readers depend on the link event.
@@ -167,9 +173,9 @@ fn link_changes_and_leaving_ports_are_reported() {
 fn a_link_that_goes_down_is_reported() {
     let mut w = World::new();
     let (index, _) = w.veth("pwabc", "eth0");
-    configure(&mut w.h, index);
+    configure(&mut w.host_socket, index);
     let mut monitor = monitor(&w.host);
-    json(&w.host, "ip link set pwabc down");
+    command(&w.host, "ip link set pwabc down");
     let (namespace, protocol) = (EventNamespace::Own, ROUTE_PROTOCOL);
     let mut reported = until(
         &mut monitor,
@@ -180,6 +186,7 @@ fn a_link_that_goes_down_is_reported() {
         index,
         name: Some("pwabc".to_owned()),
         up: false,
+        group: 0,
         removed: false,
         namespace
     }));
@@ -190,7 +197,7 @@ fn a_link_that_goes_down_is_reported() {
             protocol,
             namespace
         }));
-        let routes = w.h.routes(netlink::RouteFilter::default()).unwrap();
+        let routes = w.host_socket.routes(netlink::RouteFilter::default()).unwrap();
         assert!(routes.iter().all(|route| route.dst != net(dst)), "{routes:?}");
     }
 }
@@ -199,11 +206,11 @@ fn a_link_that_goes_down_is_reported() {
 fn learned_neighbours_are_not_reported() {
     let mut w = World::new();
     let (link, _) = w.veth("pwabc", "eth0");
-    configure(&mut w.h, link);
-    json(&w.host, "ip neigh add 10.1.2.9 lladdr 02:00:00:00:00:09 dev pwabc nud stale");
+    configure(&mut w.host_socket, link);
+    command(&w.host, "ip neigh add 10.1.2.9 lladdr 02:00:00:00:00:09 dev pwabc nud stale");
     let mut monitor = monitor(&w.host);
-    json(&w.host, "ip neigh del 10.1.2.9 dev pwabc");
-    json(&w.host, "ip addr del 10.1.2.3/24 dev pwabc");
+    command(&w.host, "ip neigh del 10.1.2.9 dev pwabc");
+    command(&w.host, "ip addr del 10.1.2.3/24 dev pwabc");
     let reported = until(
         &mut monitor,
         &LinkEvent::AddressRemoved { link, addr: net("10.1.2.3/24"), namespace: EventNamespace::Own },
@@ -217,7 +224,7 @@ fn create_veths(w: &mut World, count: u8) -> Vec<IfName> {
     (0..count)
         .map(names)
         .map(|(host, peer)| {
-            w.h.run(&Op::AddVeth(pair(&w.pod, &host, &peer))).unwrap();
+            w.host_socket.run(&Op::AddVeth(pair(&w.pod, &host, &peer))).unwrap();
             host
         })
         .collect()
@@ -247,11 +254,11 @@ fn an_overrun_is_reported_once_and_monitoring_continues() {
     let index = link_index(&w.host, "pw3");
     let down = SetLink { up: Some(false), ..SetLink::of(LinkRef::Index(index)) };
     monitor.read().unwrap();
-    w.h.run(&Op::SetLink(down)).unwrap();
+    w.host_socket.run(&Op::SetLink(down)).unwrap();
     let name = Some("pw3".to_owned());
     until(
         &mut monitor,
-        &LinkEvent::Link { index, name, up: false, removed: false, namespace: EventNamespace::Own },
+        &LinkEvent::Link { index, name, up: false, group: 0, removed: false, namespace: EventNamespace::Own },
     );
 }
 

@@ -9,7 +9,7 @@ use netlink::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use types::{PEER_PROTOCOL, ROUTE_PROTOCOL};
 
-use crate::world::{World, json, mac, name, pair};
+use crate::world::{World, command, mac, name, pair};
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()
@@ -58,7 +58,7 @@ fn added_changed_and_removed_peer_routes_are_reported() {
     for (addr, gateway, block, _) in FAMILIES {
         let mut w = World::new();
         let (link, _) = w.veth("eth0", "eth0");
-        w.h.run(&address(link, addr)).unwrap();
+        w.host_socket.run(&address(link, addr)).unwrap();
         let mut monitor = PeerMonitor::open_in(&w.host).unwrap();
         let route = Route {
             gateway: Some(ip(gateway)),
@@ -66,7 +66,7 @@ fn added_changed_and_removed_peer_routes_are_reported() {
             protocol: PEER_PROTOCOL,
             ..Route::to(net(block))
         };
-        w.h.run(&Op::AddRoute { route, mode: Mode::Exclusive }).unwrap();
+        w.host_socket.run(&Op::AddRoute { route, mode: Mode::Exclusive }).unwrap();
         let is_route = |reported: &Route| {
             (reported.dst, reported.gateway, reported.link) == (route.dst, route.gateway, route.link)
         };
@@ -76,15 +76,15 @@ fn added_changed_and_removed_peer_routes_are_reported() {
             |event| matches!(event, PeerEvent::RouteSet(reported) if is_route(reported)),
         );
         // The operator's route replaces the managed one, which is then restored and deleted.
-        json(&w.host, &format!("ip route replace {block} via {gateway} proto static"));
+        command(&w.host, &format!("ip route replace {block} via {gateway} proto static"));
         wait_for(&mut monitor, "a replaced route", |event| *event == PeerEvent::RouteReplaced(net(block)));
-        w.h.run(&Op::AddRoute { route, mode: Mode::Replace }).unwrap();
+        w.host_socket.run(&Op::AddRoute { route, mode: Mode::Replace }).unwrap();
         wait_for(
             &mut monitor,
             "the restored route",
             |event| matches!(event, PeerEvent::RouteSet(reported) if is_route(reported)),
         );
-        json(&w.host, &format!("ip route del {block}"));
+        command(&w.host, &format!("ip route del {block}"));
         wait_for(
             &mut monitor,
             "a deleted route",
@@ -99,7 +99,7 @@ fn addresses_and_default_routes_are_reported() {
         let mut w = World::new();
         let (link, _) = w.veth("eth0", "eth0");
         let mut monitor = PeerMonitor::open_in(&w.host).unwrap();
-        w.h.run(&address(link, addr)).unwrap();
+        w.host_socket.run(&address(link, addr)).unwrap();
         let is_added = |reported: &netlink::Address| (reported.link, reported.addr) == (link, net(addr));
         wait_for(
             &mut monitor,
@@ -107,11 +107,11 @@ fn addresses_and_default_routes_are_reported() {
             |event| matches!(event, PeerEvent::AddressSet(reported) if is_added(reported)),
         );
         monitor.read().unwrap();
-        json(&w.host, &format!("ip route add {all} via {gateway} metric 5"));
+        command(&w.host, &format!("ip route add {all} via {gateway} metric 5"));
         wait_for(&mut monitor, "a default route", |event| *event == PeerEvent::DefaultRoute);
-        json(&w.host, &format!("ip route del {all} via {gateway} metric 5"));
+        command(&w.host, &format!("ip route del {all} via {gateway} metric 5"));
         wait_for(&mut monitor, "the removed default route", |event| *event == PeerEvent::DefaultRoute);
-        json(&w.host, &format!("ip addr del {addr} dev eth0"));
+        command(&w.host, &format!("ip addr del {addr} dev eth0"));
         wait_for(
             &mut monitor,
             "a removed address",
@@ -137,7 +137,7 @@ fn changes_of_the_tunnel_and_its_entries_are_reported() {
             local: ip(local),
             link: None,
         };
-        let link = w.h.create_vxlan(&add, None).unwrap();
+        let link = w.host_socket.create_vxlan(&add, None).unwrap();
         wait_for(
             &mut monitor,
             "the tunnel",
@@ -145,33 +145,33 @@ fn changes_of_the_tunnel_and_its_entries_are_reported() {
         );
         let (addr, entry) = (ip(gateway), Fdb { link, mac: mac(30), dst: ip(dst) });
         let neighbour = AddNeighbour { link, addr, mac: mac(30), protocol: PEER_PROTOCOL };
-        w.h.run_every(&[Op::AddNeighbour(neighbour), Op::AddFdb(entry)]).unwrap();
+        w.host_socket.run_every(&[Op::AddNeighbour(neighbour), Op::AddFdb(entry)]).unwrap();
         let set = |mac| PeerEvent::NeighbourSet { link, addr, mac: Some(mac) };
         let reported = wait_for(&mut monitor, "an entry", |event| *event == PeerEvent::FdbSet(entry));
         assert!(reported.contains(&set(mac(30))), "{reported:?}");
 
-        json(&w.host, &format!("ip neigh replace {gateway} lladdr {} dev pwvx nud permanent", mac(31)));
+        command(&w.host, &format!("ip neigh replace {gateway} lladdr {} dev pwvx nud permanent", mac(31)));
         wait_for(&mut monitor, "the changed MAC", |event| *event == set(mac(31)));
-        json(&w.host, &format!("ip neigh del {gateway} dev pwvx"));
+        command(&w.host, &format!("ip neigh del {gateway} dev pwvx"));
         wait_for(&mut monitor, "a removed neighbour", |event| {
             *event == PeerEvent::NeighbourRemoved { link, addr }
         });
-        json(&w.host, &format!("bridge fdb del {} dev pwvx dst {dst} self", mac(30)));
+        command(&w.host, &format!("bridge fdb del {} dev pwvx dst {dst} self", mac(30)));
         wait_for(&mut monitor, "a removed entry", |event| *event == PeerEvent::FdbRemoved(entry));
 
-        json(&w.host, "ip link set pwvx mtu 1300");
+        command(&w.host, "ip link set pwvx mtu 1300");
         wait_for(
             &mut monitor,
             "the changed MTU",
             |event| matches!(event, PeerEvent::Link(reported) if reported.mtu == 1300),
         );
-        json(&w.host, "ip link set pwvx down");
+        command(&w.host, "ip link set pwvx down");
         wait_for(
             &mut monitor,
             "the tunnel going down",
             |event| matches!(event, PeerEvent::Link(reported) if reported.index == link && !reported.up),
         );
-        w.h.run(&Op::DelLink(link)).unwrap();
+        w.host_socket.run(&Op::DelLink(link)).unwrap();
         let gone = PeerEvent::LinkRemoved { index: link, name: "pwvx".to_owned() };
         wait_for(&mut monitor, "the removed tunnel", |event| *event == gone);
     }
@@ -183,9 +183,11 @@ fn changes_unrelated_to_peers_are_not_reported() {
     let mut w = World::new();
     let (link, inside) = w.veth("eth0", "eth0");
     for (addr, ..) in FAMILIES {
-        w.h.run(&address(link, addr)).unwrap();
+        w.host_socket.run(&address(link, addr)).unwrap();
     }
-    w.h.run(&Op::SetLink(SetLink { alias: Some("x"), ..SetLink::of(LinkRef::Index(link)) })).unwrap();
+    w.host_socket
+        .run(&Op::SetLink(SetLink { alias: Some("x"), ..SetLink::of(LinkRef::Index(link)) }))
+        .unwrap();
     let bridge = w.bridge("br0");
     let mut monitor = PeerMonitor::open_in(&w.host).unwrap();
     monitor.read().unwrap();
@@ -193,21 +195,22 @@ fn changes_unrelated_to_peers_are_not_reported() {
         let route = Route { gateway: Some(ip(gateway)), link: Some(link), ..Route::to(net(block)) };
         let addr = ip(gateway);
         let neighbour = AddNeighbour { link, addr, mac: mac(40), protocol: ROUTE_PROTOCOL };
-        w.h.run_every(&[
-            Op::AddNeighbour(neighbour),
-            Op::AddRoute { route, mode: Mode::Exclusive },
-            Op::DelRoute(route),
-            Op::DelNeighbour { link, addr },
-        ])
-        .unwrap();
-        json(&w.host, &format!("ip neigh add {gateway} lladdr {} dev eth0 nud stale", mac(41)));
-        json(&w.host, &format!("ip neigh del {gateway} dev eth0"));
+        w.host_socket
+            .run_every(&[
+                Op::AddNeighbour(neighbour),
+                Op::AddRoute { route, mode: Mode::Exclusive },
+                Op::DelRoute(route),
+                Op::DelNeighbour { link, addr },
+            ])
+            .unwrap();
+        command(&w.host, &format!("ip neigh add {gateway} lladdr {} dev eth0 nud stale", mac(41)));
+        command(&w.host, &format!("ip neigh del {gateway} dev eth0"));
     }
-    json(&w.host, &format!("bridge fdb add {} dev br0 self", mac(42)));
-    w.p.run(&address(inside, "10.2.0.5/32")).unwrap();
-    json(&w.pod, "ip route add 10.9.0.0/16 dev eth0 proto 113");
+    command(&w.host, &format!("bridge fdb add {} dev br0 self", mac(42)));
+    w.pod_socket.run(&address(inside, "10.2.0.5/32")).unwrap();
+    command(&w.pod, "ip route add 10.9.0.0/16 dev eth0 proto 113");
     // Marks the end: all earlier events were received when this one arrives.
-    json(&w.host, "ip link set br0 alias end");
+    command(&w.host, "ip link set br0 alias end");
     let reported = wait_for(
         &mut monitor,
         "the end marker",
@@ -227,13 +230,13 @@ fn an_overrun_is_reported_once_and_monitoring_continues() {
     rustix::net::sockopt::set_socket_recv_buffer_size(&monitor, 4096).unwrap();
     for n in 0..20 {
         let (host, peer) = (name(&format!("pw{n}")), name(&format!("eth{n}")));
-        w.h.run(&Op::AddVeth(pair(&w.pod, &host, &peer))).unwrap();
+        w.host_socket.run(&Op::AddVeth(pair(&w.pod, &host, &peer))).unwrap();
     }
     assert_eq!(monitor.read().unwrap(), [PeerEvent::Lost]);
     // The kernel reports carrier changes later from a work queue. They must not overrun the buffer again.
     rustix::net::sockopt::set_socket_recv_buffer_size(&monitor, 1 << 20).unwrap();
     monitor.read().unwrap();
-    json(&w.host, "ip link set pw3 mtu 1300");
+    command(&w.host, "ip link set pw3 mtu 1300");
     wait_for(
         &mut monitor,
         "a change",

@@ -11,10 +11,8 @@ use types::{IfName, Mac};
 pub(crate) struct World {
     pub(crate) host: NetNs,
     pub(crate) pod: NetNs,
-    /// A socket in `host`.
-    pub(crate) h: RtSocket,
-    /// A socket in `pod`.
-    pub(crate) p: RtSocket,
+    pub(crate) host_socket: RtSocket,
+    pub(crate) pod_socket: RtSocket,
 }
 
 pub(crate) fn name(text: &str) -> IfName {
@@ -25,13 +23,13 @@ pub(crate) fn mac(tail: u8) -> Mac {
     Mac::local([0, 0, 0, 0, tail])
 }
 
-/// Runs a command inside a namespace and returns its JSON output.
-pub(crate) fn json(ns: &NetNs, command: &str) -> Value {
-    let mut words = command.split_whitespace();
+/// Runs a command inside a namespace, and returns its output as JSON.
+pub(crate) fn command(ns: &NetNs, line: &str) -> Value {
+    let mut words = line.split_whitespace();
     let program = words.next().unwrap();
     let args: Vec<_> = words.collect();
     let out = ns.run(|| Command::new(program).args(&args).output()).unwrap().unwrap();
-    assert!(out.status.success(), "{command}: {}", String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
     if out.stdout.is_empty() {
         Value::Array(Vec::new())
     } else {
@@ -42,7 +40,7 @@ pub(crate) fn json(ns: &NetNs, command: &str) -> Value {
 /// A veth with its peer in the pod's namespace.
 pub(crate) fn pair<'a>(pod: &'a NetNs, host: &'a IfName, peer: &'a IfName) -> Veth<'a> {
     let (host_mac, peer_mac) = (mac(7), mac(8));
-    Veth { host, host_mac, mtu: 1500, master: None, peer, peer_mac, peer_ns: pod.fd(), up: true }
+    Veth { host, host_mac, mtu: 1500, master: None, group: 0, peer, peer_mac, peer_ns: pod.fd(), up: true }
 }
 
 /// Waits until an asynchronous kernel operation has happened.
@@ -57,22 +55,29 @@ pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
 impl World {
     pub(crate) fn new() -> Self {
         let (host, pod) = (NetNs::create().unwrap(), NetNs::create().unwrap());
-        let (h, p) = (RtSocket::open_in(&host).unwrap(), RtSocket::open_in(&pod).unwrap());
-        Self { host, pod, h, p }
+        let (host_socket, pod_socket) = (RtSocket::open_in(&host).unwrap(), RtSocket::open_in(&pod).unwrap());
+        Self { host, pod, host_socket, pod_socket }
     }
 
     pub(crate) fn bridge(&mut self, text: &str) -> u32 {
         let n = name(text);
-        self.h.run(&Op::AddBridge(AddBridge { name: &n, mac: mac(1), mtu: 1500, up: true })).unwrap();
-        self.h.link(&n).unwrap().unwrap().index
+        self.host_socket
+            .run(&Op::AddBridge(AddBridge { name: &n, mac: mac(1), mtu: 1500, up: true }))
+            .unwrap();
+        self.host_socket.link(&n).unwrap().unwrap().index
     }
 
     /// Creates a veth with its peer in the pod's namespace, sets both up, and returns their indices.
     pub(crate) fn veth(&mut self, host: &str, peer: &str) -> (u32, u32) {
         let (host, peer) = (name(host), name(peer));
         let veth = Veth { host_mac: mac(2), peer_mac: mac(3), ..pair(&self.pod, &host, &peer) };
-        self.h.run(&Op::AddVeth(veth)).unwrap();
-        self.p.run(&Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(&peer)) })).unwrap();
-        (self.h.link(&host).unwrap().unwrap().index, self.p.link(&peer).unwrap().unwrap().index)
+        self.host_socket.run(&Op::AddVeth(veth)).unwrap();
+        self.pod_socket
+            .run(&Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Name(&peer)) }))
+            .unwrap();
+        (
+            self.host_socket.link(&host).unwrap().unwrap().index,
+            self.pod_socket.link(&peer).unwrap().unwrap().index,
+        )
     }
 }

@@ -2,9 +2,9 @@
 //! Each table has a function that returns its value. All tables are rendered, applied, observed and compared by the same code.
 //!
 //! ```text
-//! pods::tables, peers, limit, clamp ─► Table ─┬► text: `nft -f -`, one transaction       (apply)
-//!                                             └► diff: against the kernel's listing      (observe, diff)
-//! element::of(pod), PeerRules::elements ─► Element: one netlink request each             (request)
+//! pods::tables, peers, limit, clamp, policy ─► Table ─┬► text: `nft -f -`, one transaction   (apply)
+//!                                                     └► diff: against the kernel's listing  (observe, diff)
+//! pod_elements::of(pod), PeerRules::elements ─► Element: one netlink request each                (request)
 //! ```
 //!
 //! [`Firewall::keep_table`](crate::Firewall::keep_table) applies any such table with its elements and repairs drift.
@@ -13,6 +13,8 @@ pub(crate) mod clamp;
 pub(crate) mod limit;
 pub(crate) mod peers;
 pub(crate) mod pods;
+pub mod policy;
+pub(crate) mod policy_maps;
 mod text;
 
 use std::borrow::Cow;

@@ -124,8 +124,8 @@ fn in_every_chain(plan: &dyn Fn(&UnmanagedTables, &ListedChain) -> AcceptPlan) -
                 !tables.is_owned(&c.table) && [&c.table, &c.name].into_iter().all(|name| is_plain_name(name))
             };
             for chain in tables.chains.iter().filter(can_change) {
-                let address = format!("{family} {} {}", chain.table, chain.name);
-                match apply(&plan(&tables, chain), &address) {
+                let id = format!("{family} {} {}", chain.table, chain.name);
+                match apply(&plan(&tables, chain), &id) {
                     Ok(change) => done.extend(change),
                     Err(error) => failed = Some(error),
                 }

@@ -1,6 +1,6 @@
 //! Chains of other programs at the forward hook that drop traffic of pods. Podwire cannot overrule them: a packet that one chain
-//! drops is lost, regardless of other chains. So they are reported with a command as the fix. If the operator configures it,
-//! rules that accept pods are kept in them.
+//! drops is lost, regardless of other chains. So they are reported with a command as the fix. If the operator
+//! configures it, the agent inserts rules that accept pods into these chains, and restores them.
 //!
 //! All tables of the IP layer are listed, which is too slow for every ADD and DEL. Rules of `iptables-legacy` are not in nftables.
 //! [`legacy_tables`] reports only that there are some.
@@ -29,8 +29,8 @@ use verdict::{ChainVerdict, Links};
 
 /// Rules with this word in their comment accept traffic of pods.
 const MARK: &str = "podwire";
-/// The names of the host ends of pods' links.
-const PODS: &str = "pw*";
+/// The names of the host ends of pods' links, as a pattern for nft.
+const POD_LINKS: &str = "pw*";
 const POD_PREFIX: &[u8] = b"pw";
 
 /// The family of an unmanaged table.
@@ -83,26 +83,28 @@ pub struct UnmanagedDrop {
 impl UnmanagedDrop {
     pub fn finding(&self) -> Finding {
         let Self { family, table, chain, why, .. } = self;
-        let (drops, limit) = match self.certainty {
+        let (drops, caveat) = match self.certainty {
             Certainty::Certain => ("drops", ""),
             Certainty::Likely => ("may drop", "; a rule that Podwire cannot evaluate may accept it"),
         };
         let message =
-            format!("chain {chain} of table {family} {table} {drops} the traffic of pods: {why}{limit}");
+            format!("chain {chain} of table {family} {table} {drops} the traffic of pods: {why}{caveat}");
         let object = format!("chain {family} {table} {chain}");
         Finding::new(Code::PodTrafficDropped, object, message).fix(self.command.clone())
     }
 }
 
-/// Whether an unmanaged rule that Podwire cannot evaluate may accept traffic of pods.
+/// How certain it is that the chain drops traffic of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Certainty {
     /// No new connection of a pod to the outside is accepted.
     Certain,
+    /// A rule that Podwire cannot evaluate may accept it.
     Likely,
 }
 
-/// The chains in this thread's namespace that drop forwarded packets of pods. `bridges` are the bridges of pods, for the command.
+/// The chains in this thread's namespace that drop forwarded packets of pods. The commands that fix it name `bridges`, the
+/// bridges of pods.
 pub fn unmanaged_drops(bridges: &[&IfName]) -> Result<Vec<UnmanagedDrop>, Error> {
     let mut socket = NftSocket::open()?;
     let (mut found, mut uplinks) = (Vec::new(), None);
@@ -137,12 +139,12 @@ impl UnmanagedTables {
             return None;
         }
         let ChainVerdict::Drops { mut why, .. } = self.outcome(chain) else { return None };
-        let address = ChainAddress { family: self.family, table: &chain.table, chain: &chain.name };
+        let id = ChainId { family: self.family, table: &chain.table, chain: &chain.name };
         let command = if self.is_owned(&chain.table) {
             why.push_str(", and only the program that created the table can change it");
-            address.of_firewalld(bridges)
+            id.firewalld_fix(bridges)
         } else {
-            address.insertion(bridges)
+            id.insertion_fix(bridges)
         };
         let certainty = if self.is_certain(chain, links) { Certainty::Certain } else { Certainty::Likely };
         let (family, table, chain) = (self.family, chain.table.clone(), chain.name.clone());
@@ -175,7 +177,8 @@ impl UnmanagedTables {
     }
 }
 
-/// A rule that accepts and has the mark in its comment, or a jump of firewalld for the links of a zone.
+/// A rule that accepts and has the mark in its comment, or a jump for links with names of pods. firewalld has one for the
+/// links of a zone.
 fn is_for_pods(listed: &KernelRule) -> bool {
     match &listed.rule.verdict {
         RuleVerdict::Accept => listed.comment.as_ref().is_some_and(|comment| comment.contains(MARK)),
@@ -188,22 +191,23 @@ fn is_for_pods(listed: &KernelRule) -> bool {
     }
 }
 
-struct ChainAddress<'a> {
+struct ChainId<'a> {
     family: ChainFamily,
     table: &'a str,
     chain: &'a str,
 }
 
-impl ChainAddress<'_> {
+impl ChainId<'_> {
     /// Packets of routed pods have the host end of their link as an interface, those of bridged pods their bridge. Both directions and
     /// new connections are accepted, because connections to host ports and from pods of other nodes come from outside.
-    fn insertion(&self, bridges: &[&IfName]) -> Fix {
+    fn insertion_fix(&self, bridges: &[&IfName]) -> Fix {
         // Names of unmanaged objects are used in a text for nft.
         if ![self.table, self.chain].into_iter().all(is_plain_name) {
             return "nft -a list ruleset".into();
         }
         let Self { family, table, chain } = self;
-        let links = [PODS].into_iter().chain(bridges.iter().map(|b| b.as_str()).filter(|b| is_plain_name(b)));
+        let links =
+            [POD_LINKS].into_iter().chain(bridges.iter().map(|b| b.as_str()).filter(|b| is_plain_name(b)));
         let insert = |link: &str| {
             ["iifname", "oifname"].map(|side| {
                 format!(
@@ -214,8 +218,9 @@ impl ChainAddress<'_> {
         Fix::words(["nft", &links.flat_map(insert).collect::<Vec<_>>().join("; ")])
     }
 
-    /// The kernel lets no other process change the table.
-    fn of_firewalld(&self, bridges: &[&IfName]) -> Fix {
+    /// For a table with an owner: the kernel lets no other process change it. Only firewalld has a command that makes it accept
+    /// pods.
+    fn firewalld_fix(&self, bridges: &[&IfName]) -> Fix {
         if self.table != "firewalld" {
             return "nft -a list ruleset".into();
         }
@@ -240,14 +245,14 @@ mod tests {
     #[test]
     fn names_with_shell_characters_are_not_used_in_commands() {
         let bridge = IfName::try_from("br0").unwrap();
-        let address = ChainAddress { family: ChainFamily::Ip, table: "filter", chain: "FORWARD" };
-        let command = address.insertion(&[&bridge]);
+        let id = ChainId { family: ChainFamily::Ip, table: "filter", chain: "FORWARD" };
+        let command = id.insertion_fix(&[&bridge]);
         assert!(
             command.contains(r#"; insert rule ip filter FORWARD oifname "br0" counter accept"#),
             "{command}"
         );
         for chain in ["a'; reboot '", "$(reboot)", "", "9"] {
-            let command = ChainAddress { chain, ..address }.insertion(&[]);
+            let command = ChainId { chain, ..id }.insertion_fix(&[]);
             assert_eq!(&*command, "nft -a list ruleset");
         }
     }

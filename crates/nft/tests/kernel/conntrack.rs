@@ -7,12 +7,12 @@ use types::Family;
 
 use crate::common::{in_netns, run};
 
-/// A UDP entry with source port 999. The reply comes from `answers`, which differs from `to` after DNAT.
+/// A UDP entry with source port 999. The reply comes from `reply_from`, which differs from `to` after DNAT.
 struct Flow {
     from: &'static str,
     to: &'static str,
     port: u16,
-    answers: &'static str,
+    reply_from: &'static str,
 }
 
 impl Flow {
@@ -20,15 +20,15 @@ impl Flow {
         let port = self.port.to_string();
         let original = ["-I", "-s", self.from, "-d", self.to, "-p", "udp", "--sport", "999", "--dport"];
         let reply =
-            ["-r", self.answers, "-q", self.from, "--reply-port-src", &port, "--reply-port-dst", "999"];
+            ["-r", self.reply_from, "-q", self.from, "--reply-port-src", &port, "--reply-port-dst", "999"];
         let args: Vec<&str> =
             original.into_iter().chain([port.as_str()]).chain(reply).chain(["-t", "600"]).collect();
         run("conntrack", &args);
     }
 }
 
-const fn flow(from: &'static str, to: &'static str, port: u16, answers: &'static str) -> Flow {
-    Flow { from, to, port, answers }
+const fn flow(from: &'static str, to: &'static str, port: u16, reply_from: &'static str) -> Flow {
+    Flow { from, to, port, reply_from }
 }
 
 /// The original tuples of all entries: source, destination, destination port.
@@ -77,7 +77,7 @@ fn f3_only_conntrack_entries_of_the_address_are_removed() {
         assert_eq!(entries(), rest);
         conntrack::flush(&[ip("10.77.0.9")]).unwrap();
         assert_eq!(entries(), rest);
-        // Addresses that the kernel cannot select are returned. A sweep removes their entries.
+        // The kernel cannot filter a flush by IPv6 addresses, so they are returned. A sweep removes their entries.
         let unselected = conntrack::flush(&[ip("10.77.0.2"), ip("fd77::2")]).unwrap();
         assert_eq!((unselected, entries()), (vec![ip("fd77::2")], rest.map(str::to_owned).to_vec()));
         conntrack::sweep(Family::V6, &|address| address == ip("fd77::9")).unwrap();

@@ -11,6 +11,7 @@ mod mss_clamp;
 mod nat;
 mod peers;
 mod pods;
+mod policies;
 mod policy;
 mod prune;
 mod repair;

@@ -2,12 +2,13 @@
 
 use std::os::fd::AsFd as _;
 
-use nft::{AttachMode, Firewall, Idle, ManagedChange, Protocol, RulesetChange, RulesetMonitor};
+use nft::{AttachMode, Firewall, IdleChains, ManagedChange, Protocol, RulesetChange, RulesetMonitor};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 
 use crate::common::{Sample, all_elements, in_netns, nft, run};
 
-const NOTHING: RulesetChange = RulesetChange { managed: ManagedChange::None, unmanaged: false, peers: false };
+const NOTHING: RulesetChange =
+    RulesetChange { managed: ManagedChange::None, unmanaged: false, peers: false, policies: false };
 
 fn managed(managed: ManagedChange) -> RulesetChange {
     RulesetChange { managed, ..NOTHING }
@@ -71,7 +72,7 @@ fn adding_and_removing_pods_is_not_reported() {
             assert_eq!(change_by(&mut monitor, || drop(all_elements())), NOTHING, "when they expire");
             firewall.remove_pod(&Sample::new(mode, 2).pod()).unwrap();
             let pruned = change_by(&mut monitor, || {
-                assert_eq!(firewall.prune(Idle::RemoveAll, &["blue".to_owned()], None).unwrap(), 1);
+                assert_eq!(firewall.prune(IdleChains::RemoveAll, &["blue".to_owned()], None).unwrap(), 1);
             });
             assert_eq!(pruned, managed(ManagedChange::Structure));
         });
@@ -92,11 +93,17 @@ fn unmanaged_tables_that_can_drop_forwarded_packets_are_reported() {
         assert_eq!(change("add element ip filter some { 10.0.0.1 }"), NOTHING);
         assert_eq!(change("delete table ip filter"), unmanaged);
         assert_eq!(change("add table bridge other"), NOTHING);
-        assert_eq!(change("add table inet podwire-policy"), managed(ManagedChange::Structure));
+        assert_eq!(change("add table inet podwire-other"), managed(ManagedChange::Structure));
+        assert_eq!(change("add table inet podwire-policy"), RulesetChange { policies: true, ..NOTHING });
         assert_eq!(change("add table ip podwire"), unmanaged, "managed tables are inet and bridge");
         assert_eq!(
             change("flush ruleset"),
-            RulesetChange { managed: ManagedChange::Structure, unmanaged: true, peers: false }
+            RulesetChange {
+                managed: ManagedChange::Structure,
+                unmanaged: true,
+                peers: false,
+                policies: true
+            }
         );
     });
 }
@@ -112,7 +119,7 @@ fn lost_notifications_count_as_a_change_of_everything() {
         }
         assert_eq!(
             monitor.read().unwrap(),
-            RulesetChange { managed: ManagedChange::Structure, unmanaged: true, peers: true }
+            RulesetChange { managed: ManagedChange::Structure, unmanaged: true, peers: true, policies: true }
         );
         assert_eq!(monitor.read().unwrap(), NOTHING);
     });

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use nft::{AttachMode, Error, Firewall, FirewallPod, Idle, OtherPods, Protocol, Structure};
+use nft::{AttachMode, Error, Firewall, FirewallPod, IdleChains, OtherPods, Protocol, Structure};
 
 use crate::common::{Sample, all_elements, chain, drift, in_netns, nft, repair, run, structure};
 use crate::lab::{At, Lab};
@@ -220,7 +220,7 @@ fn f5_adding_and_removing_pods_is_no_drift() {
         let want = format!("chain inet podwire {idle} has 0 rules instead of 8");
         assert_eq!(drift(&[all[0].pod()]), [want]);
         let networks: Vec<String> = (0..5).map(|n| format!("net{n}")).collect();
-        assert_eq!(open().prune(Idle::RemoveAll, &networks, None).unwrap(), 5);
+        assert_eq!(open().prune(IdleChains::RemoveAll, &networks, None).unwrap(), 5);
         assert!(!run("nft", &["list", "ruleset"]).contains("net-"));
     });
 }

@@ -33,8 +33,8 @@ impl Records {
 fn known<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> KnownPods {
     let mut known = KnownPods::default();
     for sample in samples {
-        known.own(&sample.link, sample.addresses.iter().copied());
-        known.want(&sample.pod()).unwrap();
+        known.set_exclusive(&sample.link, sample.addresses.iter().copied());
+        known.add_elements(&sample.pod()).unwrap();
     }
     known
 }
@@ -52,12 +52,12 @@ fn sweep(records: &Mutex<Records>, pause: impl Fn()) -> Swept {
     let mut firewall = Firewall::open().unwrap();
     let mut surplus = firewall.pod_elements().unwrap();
     let alive = records.lock().unwrap().alive();
-    surplus.elements.retain(|element| alive.lacks(element) || alive.disowns(element));
+    surplus.elements.retain(|element| alive.is_orphan(element) || alive.is_unwanted(element));
     let found = surplus.elements.len();
     pause();
     let now = || Ok::<_, nft::Error>(records.lock().unwrap().alive());
     let removed = firewall.remove_surplus(surplus, now).unwrap();
-    let disowned = removed.iter().filter(|element| alive.disowns(element)).count();
+    let disowned = removed.iter().filter(|element| alive.is_unwanted(element)).count();
     Swept { found, removed: removed.len(), disowned }
 }
 
@@ -120,13 +120,13 @@ fn elements_that_a_running_pod_should_not_have_are_surplus() {
         assert_eq!(names(&surplus), wanted);
         // A pod of another run directory has the same addresses.
         let mut shared = alive();
-        shared.known.leave("pwpod3", own[0].addresses.iter().copied());
-        let rest = surplus.elements.iter().filter(|element| shared.disowns(element));
+        shared.known.set_shared("pwpod3", own[0].addresses.iter().copied());
+        let rest = surplus.elements.iter().filter(|element| shared.is_unwanted(element));
         assert!(rest.map(|e| &e.element).all(|e| e.contains("pwpod1 ")), "{surplus:?}");
         let removed = firewall.remove_surplus(surplus, || Ok::<_, nft::Error>(alive())).unwrap();
         assert_eq!(removed.len(), UNWANTED.len());
         let left = firewall.pod_elements().unwrap();
-        assert!(left.elements.iter().all(|element| !alive().disowns(element)), "{left:?}");
+        assert!(left.elements.iter().all(|element| !alive().is_unwanted(element)), "{left:?}");
         let left = names(&left);
         assert!(UNWANTED.iter().all(|gone| !left.contains(&short(gone))), "{left:?}");
         assert!(UNCHANGED.iter().all(|there| left.contains(&short(there))), "{left:?}");

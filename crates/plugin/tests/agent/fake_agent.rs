@@ -152,12 +152,14 @@ fn read_request(stream: &mut UnixStream) -> Option<ReceivedRequest> {
         read_some(stream, &mut bytes)?;
     };
     let text = String::from_utf8(bytes[..head].to_vec()).unwrap();
-    let length: usize =
-        text.lines().find_map(|line| line.strip_prefix("Content-Length: ")).unwrap().parse().unwrap();
+    // Only a POST has a body. The plugin also asks whether the agent is alive.
+    let length = text.lines().find_map(|line| line.strip_prefix("Content-Length: "));
+    let length: usize = length.map_or(0, |length| length.parse().unwrap());
     while bytes.len() < head + 4 + length {
         read_some(stream, &mut bytes)?;
     }
-    let call = serde_json::from_slice(&bytes[head + 4..]).unwrap();
+    let body = &bytes[head + 4..];
+    let call = if body.is_empty() { Value::Null } else { serde_json::from_slice(body).unwrap() };
     Some(ReceivedRequest { line: text.lines().next().unwrap().to_owned(), call })
 }
 

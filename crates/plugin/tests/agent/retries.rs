@@ -61,6 +61,9 @@ fn b4_requests_without_an_answer_fail_with_code_11() {
     let busy = Host::new("b4busy");
     let busy_config = crate::fake_agent::config(&busy, &json!({}));
     let _agent = FakeAgent::new(&busy.node, vec![Reply::error(503, 11, "the disk is full")]);
+    let hung = Host::new("b4hung");
+    let hung_config = crate::fake_agent::config(&hung, &json!({}));
+    let _hung_agent = FakeAgent::new(&hung.node, vec![Reply::Silence]);
     let gc = with(&config, &json!({"cni.dev/valid-attachments": []}));
     let check = with_prev_result(&config, &result()).unwrap();
     let calls = [
@@ -68,11 +71,13 @@ fn b4_requests_without_an_answer_fail_with_code_11() {
         Call::pod(Verb::Check, &pod, &check),
         Call::network(Verb::Gc, &gc),
         Call::pod(Verb::Add, &pod, &busy_config),
+        Call::pod(Verb::Add, &pod, &hung_config),
     ];
     let no_agent: &[&str] = &["no agent listens on", "agent.sock", "podwire agent", "tried"];
     std::thread::scope(|scope| {
-        for (call, words) in calls.iter().zip([no_agent, no_agent, no_agent, &["the disk is full", "tried"]])
-        {
+        let (busy, hung): (&[&str], &[&str]) =
+            (&["the disk is full", "tried"], &["did not answer within 10 s", "busy or stuck"]);
+        for (call, words) in calls.iter().zip([no_agent, no_agent, no_agent, busy, hung]) {
             let host = &host;
             scope.spawn(move || {
                 let outcome = host.plugin.call(&host.node, call).unwrap();

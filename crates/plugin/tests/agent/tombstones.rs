@@ -134,7 +134,7 @@ fn an_unwritable_tombstone_fails_with_both_causes() {
     refused_with("no directory", &host.plugin.del(&pod, &config).unwrap(), (11, &words));
 }
 
-/// The agent accepts the request and does not answer. The timeout is 20 s, so this test only runs in `make soak`.
+/// The agent accepts the request and does not answer. The plugin waits 10 s, so this test only runs in `make soak`.
 #[test]
 fn del_to_an_agent_that_does_not_answer_times_out() {
     if std::env::var_os("PODWIRE_SOAK").is_none() {
@@ -145,6 +145,6 @@ fn del_to_an_agent_that_does_not_answer_times_out() {
     let _agent = FakeAgent::new(&host.node, vec![Reply::Silence]);
     let outcome = host.plugin.del(&pod, &config).unwrap();
     outcome.ok().unwrap();
-    assert!(outcome.stderr.contains("did not answer within 20 s"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("did not answer within 10 s"), "{}", outcome.stderr);
     take_only(&host, &pod);
 }

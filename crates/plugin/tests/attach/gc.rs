@@ -1,4 +1,4 @@
-//! GC: E16.
+//! GC (E16): removes attachments that are not listed, and orphaned links, of its own network only.
 
 use serde_json::{Value, json};
 use testkit::{Call, Pod, Snapshot, Verb, inspect, ping};

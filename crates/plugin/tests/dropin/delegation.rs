@@ -429,7 +429,7 @@ fn special_or_too_many_addresses_of_a_plugin_are_released() {
     }
 }
 
-/// Enough for the plugin, a delegate, its runner, and the first process of the namespace with its helpers.
+/// Enough for the init process of the namespace with its helpers, the plugin and its delegate.
 const MAX_PIDS: usize = 12;
 
 /// Runs in a pid namespace with few pids, because a recursive plugin would use up the pids of the host.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::{Call, Pod, Random, Verb, soak};
+use testkit::{Call, Pod, Random, Verb, is_soak};
 
 use crate::common::{MODES, ips, with};
 use crate::scene::{Scene, call, ports_and_limits};
@@ -93,7 +93,7 @@ fn run_rounds(mode: &str, rounds: u64) {
 
 #[test]
 fn c3_kills_at_random_times_leave_no_state() {
-    let rounds = if soak() { 500 } else { 50 };
+    let rounds = if is_soak() { 500 } else { 50 };
     std::thread::scope(|scope| {
         let threads = MODES.map(|mode| scope.spawn(move || run_rounds(mode, rounds / 2)));
         threads.into_iter().for_each(|thread| thread.join().unwrap());

@@ -1,14 +1,14 @@
 //! Many cycles of ADD and DEL.
 
 use serde_json::json;
-use testkit::{Verb, soak};
+use testkit::{Verb, is_soak};
 
 use crate::common::{MODES, with};
 use crate::scene::{Scene, call, ports_and_limits};
 
 #[test]
 fn c5_many_cycles_leak_nothing() {
-    let cycles = if soak() { 1000 } else { 100 };
+    let cycles = if is_soak() { 1000 } else { 100 };
     let run = |mode: &str| {
         let scene = Scene::new("cycles", &json!({"mode": mode}));
         let pod = scene.host.pod("pod");

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use testkit::trace::{TraceOutcome, kill_at_syscall};
-use testkit::{Pod, Verb, soak};
+use testkit::{Pod, Verb, is_soak};
 
 use crate::common::{MODES, ips, with};
 use crate::scene::{Scene, call, network_dir, ports_and_limits};
@@ -112,7 +112,7 @@ fn a8_add_refuses_and_keeps_a_record_of_a_newer_version() {
 /// Link, elements and claims are removed in several steps, and no record stores the progress.
 #[test]
 fn a8_del_without_record_can_be_killed_at_any_system_call() {
-    let stride = if soak() { 1 } else { 11 };
+    let stride = if is_soak() { 1 } else { 11 };
     let scene = Scene::new("orphans", &json!({"mode": "routed"}));
     let pod = scene.host.pod("pod");
     let mut stop = 1;

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::{Call, Outcome, Pod, Random, Verb, inspect, ping, soak};
+use testkit::{Call, Outcome, Pod, Random, Verb, inspect, is_soak, ping};
 
 use crate::common::{MODES, ips, with};
 use crate::scene::{Scene, call, files, ports_and_limits};
@@ -68,7 +68,7 @@ fn race(scene: &Scene, [first, second]: [&Call; 2], delay: Duration) -> [Outcome
 
 #[test]
 fn b8_exactly_one_of_two_parallel_adds_succeeds() {
-    let rounds = if soak() { 500 } else { 48 };
+    let rounds = if is_soak() { 500 } else { 48 };
     let scene = Scene::new("two-adds", &json!({}));
     let mut random = Random::new("two adds");
     let pod = scene.host.pod("pod");
@@ -96,7 +96,7 @@ fn b8_exactly_one_of_two_parallel_adds_succeeds() {
 /// After a timeout, a runtime sends a DEL while its ADD still runs.
 #[test]
 fn b8_parallel_add_and_del_leave_a_complete_attachment_or_none() {
-    let rounds = if soak() { 300 } else { 30 };
+    let rounds = if is_soak() { 300 } else { 30 };
     let scene = Scene::new("add-del", &json!({}));
     let mut random = Random::new("add and del");
     let pod = scene.host.pod("pod");

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use testkit::trace::{TraceOutcome, kill_at_syscall};
-use testkit::{Call, Pod, Verb, soak};
+use testkit::{Call, Pod, Verb, is_soak};
 
 use crate::common::{nets, with};
 use crate::scene::{Scene, call};
@@ -11,7 +11,7 @@ use crate::scene::{Scene, call};
 const WORKERS: u64 = 4;
 
 fn stride() -> u64 {
-    if soak() { 1 } else { 3 }
+    if is_soak() { 1 } else { 3 }
 }
 
 /// Runs `round` for all stops, distributed over the workers, until the plugin finishes before it is killed.
@@ -126,10 +126,10 @@ fn e9_the_cost_of_add_does_not_depend_on_the_pods_routes() {
     let stops = |name: &str| {
         let add = call(Verb::Add, (&pod, name), &scene.config);
         let trace = kill_at_syscall(&scene.host.plugin, &scene.host.node, &add, u64::MAX).unwrap();
-        let TraceOutcome::Finished { syscalls, outcome } = trace else { panic!("{trace:?}") };
+        let TraceOutcome::Finished { stops, outcome } = trace else { panic!("{trace:?}") };
         outcome.ok().unwrap();
         scene.del(&call(Verb::Del, (&pod, name), &scene.config), name);
-        syscalls
+        stops
     };
     let few = stops("few");
     for words in ["link add net7 type veth peer name net8", "link set net7 up", "link set net8 up"] {

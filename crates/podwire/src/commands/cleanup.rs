@@ -35,11 +35,11 @@ pub(crate) fn run(args: &CleanupArgs) -> Result<()> {
     if let Some(state_dir) = &directories.state_dir {
         // The config is removed first. Without it the runtime starts no pods.
         let removal = install::remove(state_dir)?;
-        report.done.extend(removal.done);
-        report.left.extend(removal.left);
+        report.changes.extend(removal.done);
+        report.remaining.extend(removal.left);
         let forgotten = agent::forget(state_dir);
-        report.done.extend(forgotten.done);
-        report.left.extend(forgotten.left);
+        report.changes.extend(forgotten.done);
+        report.remaining.extend(forgotten.left);
         remove_if_empty(state_dir, &mut report);
         names = forgotten.names;
     }
@@ -52,14 +52,14 @@ pub(crate) fn run(args: &CleanupArgs) -> Result<()> {
     };
     if kernel.is_err() {
         // Report the objects that were already removed.
-        report.done.iter().try_for_each(print::sentence)?;
-        report.left.iter().try_for_each(|line| print::sentence(format_args!("left: {line}")))?;
+        report.changes.iter().try_for_each(print::sentence)?;
+        report.remaining.iter().try_for_each(|line| print::sentence(format_args!("left: {line}")))?;
     }
     let kernel = kernel?;
     kernel.warnings.iter().for_each(|warning| print::warn(format_args!("podwire: {warning}")));
-    report.done.extend(kernel.done);
-    report.kept.extend(kernel.kept);
-    report.left.extend(kernel.left);
+    report.changes.extend(kernel.changes);
+    report.kept_settings.extend(kernel.kept_settings);
+    report.remaining.extend(kernel.remaining);
     remove_socket(&directories.socket, &mut report);
     print_report(&report, &directories)?;
     for name in names {
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &CleanupArgs) -> Result<()> {
             "the cluster still has records of this node: run 'podwire node rm {name}' on another node to free its blocks"
         ))?;
     }
-    ensure!(report.left.is_empty(), "some objects were not removed; see above");
+    ensure!(report.remaining.is_empty(), "some objects were not removed; see above");
     Ok(())
 }
 
@@ -78,16 +78,16 @@ fn configured_network(directories: &AgentDirectories) -> Option<netconf::Network
 }
 
 fn print_report(report: &CleanupReport, directories: &AgentDirectories) -> Result<()> {
-    for line in &report.done {
+    for line in &report.changes {
         print::sentence(line)?;
     }
-    for line in &report.kept {
+    for line in &report.kept_settings {
         print::sentence(format_args!("kept: {line}"))?;
     }
-    for line in &report.left {
+    for line in &report.remaining {
         print::sentence(format_args!("left: {line}"))?;
     }
-    if report.done.is_empty() && report.left.is_empty() {
+    if report.changes.is_empty() && report.remaining.is_empty() {
         print::sentence("nothing to remove")?;
     }
     for path in unrecorded::files(&directories.run_dir) {
@@ -153,16 +153,16 @@ fn running_agent_error(agent: &str) -> String {
 /// The directory may have been created by the service manager.
 fn remove_if_empty(dir: &Path, report: &mut CleanupReport) {
     match fs::remove_dir(dir) {
-        Ok(()) => report.done.push(format!("directory {} removed", dir.display())),
+        Ok(()) => report.changes.push(format!("directory {} removed", dir.display())),
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         // A mount point, as in a container. Podwire did not create it.
         Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
         Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
             report
-                .left
+                .remaining
                 .push(format!("directory {} stays: it contains files of other programs", dir.display()));
         }
-        Err(error) => report.left.push(format!("directory {} stays: {error}", dir.display())),
+        Err(error) => report.remaining.push(format!("directory {} stays: {error}", dir.display())),
     }
 }
 
@@ -172,7 +172,7 @@ fn remove_socket(path: &Path, report: &mut CleanupReport) {
         return;
     }
     match fs::remove_file(path) {
-        Ok(()) => report.done.push(format!("socket {} removed", path.display())),
-        Err(error) => report.left.push(format!("socket {} stays: {error}", path.display())),
+        Ok(()) => report.changes.push(format!("socket {} removed", path.display())),
+        Err(error) => report.remaining.push(format!("socket {} stays: {error}", path.display())),
     }
 }

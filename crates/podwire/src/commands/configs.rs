@@ -10,10 +10,12 @@ use install::cni_configs::CniConfig;
 use install::runtimes::Runtimes;
 use netconf::LocalPaths;
 
+use super::plugins::runtimes_of_node;
+
 /// The configs that runtimes of this node use, with the CNI_PATH of each runtime.
 pub(super) fn of_node() -> Vec<NetworkConfig> {
     let Directories { plugins, configs } = directories();
-    let runtimes = Runtimes::detect(Path::new("/"));
+    let runtimes = runtimes_of_node();
     let users = runtimes.found.iter().filter(|runtime| runtime.config_dir == configs);
     let mut searched: Vec<Vec<PathBuf>> = users.map(|runtime| runtime.plugin_dirs.clone()).collect();
     if searched.is_empty() {

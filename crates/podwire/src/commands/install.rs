@@ -2,7 +2,7 @@
 //! installed before pods can be served.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -24,6 +24,7 @@ use serde_json::Value;
 use types::{Code, Fix};
 
 use crate::cli::InstallArgs;
+use crate::commands::plugins::runtimes_of_node;
 use crate::print;
 
 const WOULD_FAIL: &str = "nothing was installed: the first pod of this network would fail";
@@ -152,8 +153,8 @@ fn write_files(installer: &Installer, directories: &Directories) -> Result<()> {
         print::line("all files are up to date")?;
     }
     done.iter().try_for_each(print::sentence)?;
-    let runtimes = Runtimes::detect(Path::new("/"));
-    runtimes.complaints(directories).iter().for_each(print::warn);
+    let runtimes = runtimes_of_node();
+    runtimes.mismatches(directories).iter().for_each(print::warn);
     runtimes.unreadable.iter().for_each(print::warn);
     Ok(())
 }

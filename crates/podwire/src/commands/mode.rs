@@ -4,16 +4,23 @@ use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use api::{ClientError, NodeMode};
 use cni::NetworkConfig;
-use config::{Config, Flags};
+use config::{Config, DEFAULT_FILE, FILE_VARIABLE, Flags};
 use install::is_standalone;
 use types::{Code, Finding, Fix};
 
 use super::configs;
 use crate::directories::AgentDirectories;
+
+/// Where the unit of the agent is installed, by hand or by a package.
+const UNITS: [&str; 3] = [
+    "/etc/systemd/system/podwire.service",
+    "/usr/lib/systemd/system/podwire.service",
+    "/lib/systemd/system/podwire.service",
+];
 
 /// A node needs an agent if it has the agent's lock or a CNI config that names an agent, or if nothing is installed. It is
 /// standalone if the plugin has attached pods, or if a network without an agent is installed.
@@ -30,6 +37,32 @@ pub(super) fn of_node(
     } else {
         NodeMode::Agent
     }
+}
+
+/// Whether there is a sign of an installation: state, a CNI config, the agent's config or its unit.
+pub(super) fn is_installed(
+    directories: &AgentDirectories,
+    has_state: bool,
+    configs: &[NetworkConfig],
+) -> bool {
+    let config_file = std::env::var_os(FILE_VARIABLE).map_or(DEFAULT_FILE.into(), PathBuf::from);
+    has_state
+        || !configs.is_empty()
+        || directories.run_dir.join("agent.lock").exists()
+        || directories.state_dir.as_deref().is_some_and(Path::exists)
+        || config_file.exists()
+        || UNITS.iter().any(|unit| Path::new(unit).exists())
+}
+
+/// The condition of a machine where Podwire is not installed. A start of the agent cannot help.
+pub(super) fn not_installed(directories: &AgentDirectories) -> Finding {
+    let message = format!(
+        "no agent listens on {}, and Podwire is not installed on this machine: there is no {DEFAULT_FILE}, no CNI config \
+         and no pod; to install it, follow docs/install.md, which ends with `systemctl start podwire`; to try it without an \
+         installation, run `podwire lab up`",
+        directories.socket.display()
+    );
+    Finding::new(Code::AgentUnreachable, format_args!("socket {}", directories.socket.display()), message)
 }
 
 /// Whether no agent answered: it does not run, it hangs, or its socket cannot be used.

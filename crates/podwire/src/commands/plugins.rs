@@ -6,6 +6,21 @@ use install::runtimes::{Runtime, Runtimes, removed_plugin};
 use install::{PLUGIN, installed_plugin};
 use types::Finding;
 
+use super::lab::is_lab_node;
+
+/// The container runtimes that add pods to this node. A node of a lab has none: runtimes of the machine do not use it.
+pub(super) fn runtimes_of_node() -> Runtimes {
+    if is_lab_node() { Runtimes::default() } else { Runtimes::detect(Path::new("/")) }
+}
+
+/// Why the agent has installed no files.
+pub(super) fn nothing_installed() -> &'static str {
+    match is_lab_node() {
+        true => "no files: no container runtime uses a lab node",
+        false => "no files: install.enabled is not set; see 'podwire install'",
+    }
+}
+
 /// Paths of the plugin on this node.
 pub(super) struct PluginFiles {
     installed: Option<PathBuf>,

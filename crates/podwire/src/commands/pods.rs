@@ -125,9 +125,14 @@ impl RecordedAttachment {
             Column::Mode => attachment.mode.to_string(),
             Column::Phase => self.phase(),
             Column::Placement => self.placement(),
-            Column::Age => time::age(attachment.created, time::now()),
+            Column::Age => age(attachment),
         }
     }
+}
+
+/// `unknown` for a record that was recovered from the link.
+fn age(attachment: &Attachment) -> String {
+    attachment.created_at().map_or_else(|| "unknown".to_owned(), |created| time::age(created, time::now()))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,7 +168,7 @@ impl Column {
 }
 
 fn table(records: &[RecordedAttachment]) -> String {
-    let columns = [identity(records), &[Column::Addresses, Column::Phase, Column::Age]].concat();
+    let columns = [identifying_columns(records), &[Column::Addresses, Column::Phase, Column::Age]].concat();
     let (header, rows) = cells(records, &columns);
     print::table(&header, rows)
 }
@@ -191,7 +196,7 @@ fn cells(records: &[RecordedAttachment], columns: &[Column]) -> (Vec<&'static st
 }
 
 /// The fewest columns that distinguish all rows. Most pods have a unique name and one interface.
-fn identity(records: &[RecordedAttachment]) -> &'static [Column] {
+fn identifying_columns(records: &[RecordedAttachment]) -> &'static [Column] {
     const CHOICES: [&[Column]; 5] = [
         &[Column::Pod],
         &[Column::Pod, Column::Interface],

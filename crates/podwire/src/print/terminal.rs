@@ -39,7 +39,7 @@ fn limited(columns: usize) -> usize {
     if columns == 0 { MAX_WIDTH } else { columns.clamp(MIN_WIDTH, MAX_WIDTH) }
 }
 
-/// The width of tables and sentences. Only commands and paths are longer, because they are copied.
+/// The width of tables, sentences and help. Only commands and paths are longer, because they are copied.
 pub(crate) fn width() -> usize {
     TERMINAL.get().unwrap_or(&NO_TERMINAL).width
 }

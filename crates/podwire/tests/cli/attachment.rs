@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 use testkit::{Call, Verb};
 
-use crate::common::{Host, has};
+use crate::common::{Host, group_web, has};
 
 fn kernel_checks(host: &Host, attachment: &str) -> Vec<(String, String)> {
     let outcome = host.ask(&["attachment", "show", attachment, "-o", "json"]);
@@ -20,7 +20,10 @@ fn an_attachment_is_shown_with_record_and_kernel_state() {
         let host = Host::new("show");
         let agent = host.agent(&["--no-install", "--network-mode", mode]);
         let pod = host.node.pod("a").unwrap();
-        host.plugin.add(&pod, &agent.config(&json!({ "group": "web" }))).unwrap().ok().unwrap();
+        // Mode bridge has no groups.
+        let group = if mode == "routed" { "web" } else { "" };
+        host.apply(&[group_web()]);
+        host.plugin.add(&pod, &agent.config(&json!({ "group": group }))).unwrap().ok().unwrap();
         let outcome = host.ask(&["attachment", "show", &pod.id()[..pod.id().len() - 2]]);
         assert!(outcome.success(), "{}", outcome.stderr);
         let netns = pod.netns_path().display().to_string();
@@ -29,7 +32,7 @@ fn an_attachment_is_shown_with_record_and_kernel_state() {
             "10.83.0.2/",
             "fd00:88::2/",
             "via 10.83.0.1",
-            "web",
+            group,
             mode,
             &netns,
             "spoof check  on",
@@ -85,7 +88,7 @@ fn a_unique_prefix_selects_an_attachment() {
     has(&none.stderr, &["\"xyz\"", "podwire pods"]);
 }
 
-/// B16: in both modes, with and without an agent.
+/// In both modes, with and without an agent.
 #[test]
 fn b16_host_ports_and_bandwidth_limits_are_shown() {
     for (mode, standalone) in [("routed", false), ("bridge", false), ("routed", true), ("bridge", true)] {

@@ -15,7 +15,7 @@ fn cleanup(host: &Host) -> testkit::Outcome {
 }
 
 /// An agent with installed files and two pods.
-fn busy(host: &Host, flags: &[&str]) -> Agent {
+fn agent_with_pods(host: &Host, flags: &[&str]) -> Agent {
     let runtime = host.runtime();
     let agent = host.agent(&[&runtime.agent_flags()[..], flags].concat());
     for name in ["a", "b"] {
@@ -32,7 +32,7 @@ fn f7_cleanup_removes_all_kernel_objects_and_files() {
     for mode in ["routed", "bridge"] {
         let host = Host::new("leave");
         let before = Snapshot::of(&host.node).unwrap();
-        let mut agent = busy(&host, &["--network-mode", mode]);
+        let mut agent = agent_with_pods(&host, &["--network-mode", mode]);
         // A killed agent leaves its socket and lock, and a DEL without an agent leaves a tombstone.
         agent.kill().unwrap();
         let pod = host.node.pod("c").unwrap();
@@ -45,8 +45,8 @@ fn f7_cleanup_removes_all_kernel_objects_and_files() {
                 "2 attachments of podwire removed",
                 "bridge podwire0 removed",
                 "nftables",
-                "ip_forward back to 0",
-                "forwarding back to 0",
+                "ip_forward restored to 0",
+                "forwarding restored to 0",
                 "10-podwire.conflist removed",
                 "podwire-cni removed",
                 "loopback removed",
@@ -65,7 +65,7 @@ fn f7_cleanup_removes_all_kernel_objects_and_files() {
 #[test]
 fn f7_cleanup_is_refused_while_an_agent_runs() {
     let host = Host::new("refuse");
-    let mut agent = busy(&host, &[]);
+    let mut agent = agent_with_pods(&host, &[]);
     let before = Snapshot::of(&host.node).unwrap();
     let refused = |outcome: &testkit::Outcome| {
         assert!(!outcome.success());
@@ -114,7 +114,7 @@ fn f7_run_directories_of_earlier_boots_are_removed() {
 #[test]
 fn f7_files_of_other_programs_are_kept_and_listed() {
     let host = Host::new("otherfiles");
-    let mut agent = busy(&host, &[]);
+    let mut agent = agent_with_pods(&host, &[]);
     agent.stop().unwrap();
     fs::write(host.node.run_dir().join("notes"), "mine").unwrap();
     fs::write(host.state_dir().join("notes"), "mine").unwrap();
@@ -159,9 +159,13 @@ fn f7_cleanup_restores_the_node_of_a_standalone_network() {
     let state = node.run_dir();
     let outcome = host.ask(&["cleanup"]);
     assert!(outcome.success(), "{}{}", outcome.stdout, outcome.stderr);
-    for word in
-        ["3 attachments", "bridge pw-test0 removed", "nftables", "ip_forward back to 0", "state directory"]
-    {
+    for word in [
+        "3 attachments",
+        "bridge pw-test0 removed",
+        "nftables",
+        "ip_forward restored to 0",
+        "state directory",
+    ] {
         assert!(outcome.stdout.contains(word), "{word} in {}", outcome.stdout);
     }
     before.wait_for_same(node, DEADLINE).unwrap();
@@ -231,7 +235,7 @@ fn f7_cleanup_restores_an_unmanaged_bridge() {
         for word in [
             "address 10.50.0.1/24 of bridge pw-test0 removed",
             "fd00:50::1/64",
-            "accept_ra back to",
+            "accept_ra restored to",
             "ip_forward stays 1: bridge pw-test0 (192.0.2.",
         ] {
             assert!(outcome.stdout.contains(word), "{mode}: {word} in {}", outcome.stdout);
@@ -305,7 +309,7 @@ fn a14_cleanup_writes_only_sysctls_of_podwire() {
     for path in &paths {
         has(&outcome.stdout, &[&format!("left: {path:?} is recorded")]);
     }
-    has(&outcome.stdout, &["ip_forward back to 0"]);
+    has(&outcome.stdout, &["ip_forward restored to 0"]);
     assert_eq!(fs::read_to_string(&victim).unwrap(), "1");
     assert_eq!(node.sh(&["cat", &paths[2]]).unwrap().trim(), "1");
 }

@@ -54,11 +54,11 @@ impl Host {
         argv
     }
 
-    /// The same on a terminal of this width.
+    /// The same on a terminal of this width that does not report its height.
     pub(crate) fn on_terminal(&self, columns: usize, variable: &str, args: &[&str]) -> String {
         let run_dir = self.node.run_dir();
         let argv = self.argv(&[args, &["--run-dir", run_dir.to_str().unwrap()]].concat());
-        let command = format!("stty rows 24 cols {columns}; {variable} {}", argv.join(" "));
+        let command = format!("stty rows 0 cols {columns}; {variable} {}", argv.join(" "));
         let outcome = self.node.run(&["script", "-qc", &command, "/dev/null"], b"").unwrap();
         let shown = outcome.stdout.replace("\r\n", "\n");
         expect_width(args, &without_colours(&shown), columns);
@@ -69,6 +69,15 @@ impl Host {
     pub(crate) fn install(&self, args: &[&str]) -> Outcome {
         let runtime = self.runtime();
         self.ask(&[&["install"], args, &runtime.install_flags()[..]].concat())
+    }
+
+    /// Writes objects to the store of the agent.
+    pub(crate) fn apply(&self, documents: &[Value]) {
+        let file = self.node.dir().join("objects.json");
+        let text: Vec<String> = documents.iter().map(ToString::to_string).collect();
+        fs::write(&file, text.join("\n---\n")).unwrap();
+        let applied = self.ask(&["apply", "-f", file.to_str().unwrap()]);
+        assert!(applied.success(), "{}", applied.stderr);
     }
 
     /// `args` with the run directory of the node.
@@ -194,4 +203,27 @@ pub(crate) fn has(text: &str, words: &[&str]) {
         let is_contained = text.contains(word) || unwrapped(text).contains(&unwrapped(word));
         assert!(is_contained, "{word:?} in:\n{text}");
     }
+}
+
+/// A document of an object of tenant `default`, or of a tenant itself.
+pub(crate) fn document(kind: &str, (tenant, name): (&str, &str), spec: &Value) -> Value {
+    let metadata = match kind {
+        "Tenant" => json!({ "name": name }),
+        _ => json!({ "name": name, "tenant": tenant }),
+    };
+    json!({ "apiVersion": "podwire.io/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec })
+}
+
+/// Group `web` in `default-net` of tenant `default`.
+pub(crate) fn group_web() -> Value {
+    document("Group", ("default", "web"), &json!({ "network": "default-net" }))
+}
+
+/// Tenant `blue` with network `front` and group `web`.
+pub(crate) fn tenant_blue() -> [Value; 3] {
+    [
+        document("Tenant", ("", "blue"), &json!({})),
+        document("Network", ("blue", "front"), &json!({ "subnets": ["10.91.0.0/16", "fd00:91::/64"] })),
+        document("Group", ("blue", "web"), &json!({ "network": "front" })),
+    ]
 }

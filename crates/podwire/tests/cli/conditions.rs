@@ -384,6 +384,16 @@ fn a8_an_invalid_configuration_is_reported_without_an_agent() {
         assert!(found["message"].as_str().unwrap().contains("did you mean \"workers\"?"), "{shown}");
         assert!(all.iter().all(|one| one["code"] != "AgentUnreachable"), "{shown}");
     }
+    // Keys of an invalid configuration that can be read are used.
+    let status = |text: &str| {
+        fs::write(&config, text).unwrap();
+        let variable = format!("PODWIRE_CONFIG={}", config.display());
+        host.node.run(&["env", &variable, host.tool.to_str().unwrap(), "status"], b"").unwrap().stdout
+    };
+    let run_dir = host.node.run_dir().display().to_string();
+    let shown = status(&format!("run_dir = '{run_dir}'\nwrokers = 1\n"));
+    has(&shown, &[&format!("run directory  {run_dir}\n"), "attachments    0 ready"]);
+    has(&status("run_dir = \n"), &["run directory  unknown\n", "attachments    unknown\n"]);
 }
 
 /// The plugin does not read the agent's configuration, so it cannot name the cause itself.

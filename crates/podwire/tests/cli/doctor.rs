@@ -236,7 +236,7 @@ fn peers_are_reachable_unreachable_or_unknown() {
 fn a3_the_fix_raises_the_limit_of_namespaces() {
     let host = Host::new("limit");
     let doctor = format!("{} doctor --run-dir {}", host.tool.display(), host.node.run_dir().display());
-    // The limit of a user namespace, which has this one network namespace.
+    // The limit is that of the new user namespace. It already has one network namespace, so no other can be created.
     let script = format!(
         "echo 1 > /proc/sys/user/max_net_namespaces\n\
          fix=$({doctor} | grep 'sysctl -w user') && sh -c \"$fix\" && {doctor} | grep veth"
@@ -286,7 +286,7 @@ fn a8_orphaned_elements_are_found_and_the_fix_removes_them() {
     }
 }
 
-/// B16: before and after the first pod.
+/// Neither before nor after the first pod.
 #[test]
 fn b16_a_new_standalone_node_needs_no_agent() {
     let host = Host::new("fresh");
@@ -294,7 +294,10 @@ fn b16_a_new_standalone_node_needs_no_agent() {
         let found = problems(host);
         found.into_iter().filter(|(check, ..)| check == "agent").collect::<Vec<_>>()
     };
-    assert_eq!(agent_problems(&host).len(), 1, "nothing is installed, so an agent is expected");
+    let found = agent_problems(&host);
+    assert_eq!(found.len(), 1, "nothing is installed, so an agent is expected");
+    has(&found[0].1, &["Podwire is not installed on this machine", "`podwire lab up`"]);
+    assert_eq!(found[0].2, "");
     assert!(host.install(&["--standalone"]).success());
     assert_eq!(agent_problems(&host), [], "installed, without a pod");
     has(&doctor(&host, &[]).stdout, &["not needed: the pods of this node are standalone"]);

@@ -15,6 +15,7 @@ mod install;
 mod output;
 mod pages;
 mod pods;
+mod policy;
 mod reference;
 mod schemas;
 mod status;

@@ -1,4 +1,4 @@
-//! Configurations in the pages for users are those of the agent.
+//! The agent accepts the configurations in the pages for users, and the pages name all of its legacy variables.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ fn fences(path: &str) -> Vec<Fence> {
 
 /// The fix of an overlap proposes 10.84.0.0/16 first.
 #[test]
-fn examples_leave_the_subnet_that_fixes_propose() {
+fn examples_do_not_use_the_subnet_that_fixes_propose() {
     let texts: Vec<String> = docs::user_pages().unwrap().into_iter().map(|page| page.text).collect();
     assert!(texts.iter().any(|text| text.contains(r#""subnet": "10."#)));
     assert!(texts.iter().all(|text| !text.contains(r#""subnet": "10.84."#)));

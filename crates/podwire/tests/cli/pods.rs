@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 use testkit::{Call, Verb};
 
-use crate::common::{Host, has};
+use crate::common::{Host, document, has, tenant_blue};
 
 #[test]
 fn pods_are_listed_as_table_and_json() {
@@ -47,6 +47,7 @@ fn b11_a_pod_without_addresses_is_shown_as_layer_2() {
 fn b10_placement_of_pods_is_shown_with_and_without_agent() {
     let host = Host::new("placement");
     let mut agent = host.agent(&["--no-install"]);
+    host.apply(&tenant_blue());
     let config = agent.config(&json!({ "tenant": "blue", "network": "front", "group": "web" }));
     let pod = host.node.pod("a").unwrap();
     let container = "0123456789abcdef".repeat(4);
@@ -77,11 +78,24 @@ fn b10_placement_of_pods_is_shown_with_and_without_agent() {
 fn a9_recovered_pods_have_their_placement_or_none() {
     let host = Host::new("recovered");
     let mut agent = host.agent(&["--no-install"]);
+    // The alias has no space for a placement with long names.
+    let [long_tenant, long_network, long_group] = ["t", "n", "g"].map(|letter| letter.repeat(63));
+    let long = json!({ "tenant": long_tenant, "network": long_network, "group": long_group });
+    let subnets = |subnet: &str| json!({ "subnets": [subnet] });
+    host.apply(&tenant_blue());
+    host.apply(&[
+        document("Tenant", ("", &long_tenant), &json!({})),
+        document("Network", (&long_tenant, &long_network), &subnets("10.92.0.0/16")),
+        document("Group", (&long_tenant, &long_group), &json!({ "network": long_network })),
+        document("Tenant", ("", "red"), &json!({ "defaultNetwork": "back" })),
+        document("Network", ("red", "back"), &subnets("10.93.0.0/16")),
+        document("Group", ("red", "db"), &json!({ "network": "back" })),
+    ]);
     let pods = [
         ("placed", json!({ "tenant": "blue", "network": "front", "group": "web" }), "blue/front/web"),
         ("plain", json!({}), "default/default-net/-"),
-        ("long", json!({ "tenant": "t".repeat(200) }), "unplaced"),
-        ("older", json!({ "tenant": "red", "group": "db" }), "unplaced"),
+        ("long", long, "unplaced"),
+        ("older", json!({ "tenant": "red", "network": "back", "group": "db" }), "unplaced"),
     ]
     .map(|(name, more, wanted)| {
         let pod = host.node.pod(name).unwrap();
@@ -101,8 +115,15 @@ fn a9_recovered_pods_have_their_placement_or_none() {
         let line =
             table.lines().find(|line| line.contains(link.as_str())).unwrap_or_else(|| panic!("{table}"));
         has(line, &[wanted]);
+        // The link has no creation time.
+        assert!(line.trim_end().ends_with(" unknown"), "{line}");
         let shown = host.ask(&["attachment", "show", pod.id()]).stdout;
+        assert!(shown.contains("ready, recovered from its link") && !shown.contains("1970-"), "{shown}");
         assert_eq!(shown.contains("unplaced"), *wanted == "unplaced", "{shown}");
+    }
+    let list: Value = serde_json::from_str(&host.ask(&["pods", "-o", "json"]).stdout).unwrap();
+    for attachment in list["attachments"].as_array().unwrap() {
+        assert_eq!(attachment["record"].get("createdAt"), Some(&Value::Null), "{attachment}");
     }
     // The records stay the same after another restart.
     agent.restart().unwrap();

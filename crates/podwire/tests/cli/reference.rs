@@ -1,4 +1,4 @@
-//! docs/reference is true of a running agent.
+//! The tables in docs/reference match a running agent.
 
 use testkit::{DEADLINE, wait_until};
 
@@ -20,7 +20,7 @@ fn documented_metrics_are_served_by_an_agent() {
     let agent = host.agent(&["--no-install"]);
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &agent.config(&serde_json::json!({}))).unwrap().ok().unwrap();
-    // A deleted table is a repair. A counter without a value is not served.
+    // The agent restores the table and counts a repair. A counter that was never incremented is not served.
     host.node.sh(&["nft", "delete", "table", "inet", "podwire"]).unwrap();
     let mut page = String::new();
     wait_until("request and repair to be counted", DEADLINE, || {
@@ -57,7 +57,7 @@ fn documented_responses_follow_their_schemas() {
         expect_valid(schema, &agent.get(&path).unwrap().to_string());
         checked += 1;
     }
-    assert!(checked >= 8, "the page has lost its schemas");
+    assert!(checked >= 8, "only {checked} responses in api.md have a schema");
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn the_agent_prints_its_configuration_reference_and_sample() {
     assert_eq!(second.stdout, outcome.stdout, "{}", second.stderr);
     assert_eq!(host.run(&["agent", "--print-config-reference"]).stdout, config::reference());
     assert_eq!(host.run(&["agent", "--print-config-sample"]).stdout, config::sample());
-    // A wrong one is refused.
+    // An invalid setting is refused.
     let wrong = host.run(&["agent", "--workers", "0", "--print-config"]);
     assert!(!wrong.success());
     has(&wrong.stderr, &["workers", "256"]);

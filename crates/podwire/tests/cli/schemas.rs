@@ -5,14 +5,14 @@ use std::path::Path;
 
 use api::{
     AttachmentDetails, AttachmentsView, BlocksView, DoctorReport, ErrorAnswer, LabList, LabStatus, LabTest,
-    NodesView, Readiness, Removed, RoutesView, Status, StatusWithoutAgent, VersionAnswer,
+    NodesView, PolicyTestAnswer, Readiness, Removed, RoutesView, Status, StatusWithoutAgent, VersionAnswer,
 };
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 use testkit::{Call, Plan, Verb};
 
-use crate::common::{Host, has};
+use crate::common::{Host, group_web, has};
 
 fn schema<T: JsonSchema>() -> Value {
     SchemaSettings::draft2020_12().for_serialize().into_generator().into_root_schema_for::<T>().to_value()
@@ -33,6 +33,7 @@ fn schemas() -> BTreeMap<&'static str, Value> {
         ("routes", schema::<RoutesView>()),
         ("blocks", schema::<BlocksView>()),
         ("doctor", schema::<DoctorReport>()),
+        ("policy-test", schema::<PolicyTestAnswer>()),
         ("lab-ls", schema::<LabList>()),
         ("lab-status", schema::<LabStatus>()),
         ("lab-test", schema::<LabTest>()),
@@ -157,6 +158,7 @@ fn a9_output_of_commands_conforms_to_the_schemas() {
     let runtime = host.runtime();
     let agent = host.agent(&runtime.agent_flags());
     let pod = host.node.pod("a").unwrap();
+    host.apply(&[group_web()]);
     let mut config = agent.config(&json!({ "group": "web" }));
     config["runtimeConfig"] = json!({
         "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "198.51.100.7" }],

@@ -73,6 +73,14 @@ fn an_agent_that_is_not_ready_exits_with_1_and_the_reason() {
 #[test]
 fn without_an_agent_status_exits_with_3_and_shows_records() {
     let host = Host::new("noagent");
+    // Nothing is installed: no command can start an agent.
+    let fresh = host.ask(&["status"]);
+    assert_eq!(fresh.status.code(), Some(3));
+    has(&fresh.stdout, &[": not installed\n", "agent          not running", "nothing is installed"]);
+    has(&fresh.stdout, &["\n- AgentUnreachable socket ", "docs/install.md", "`podwire lab up`"]);
+    assert!(!fresh.stdout.lines().any(|line| line.starts_with("    ")), "no fix: {}", fresh.stdout);
+
+    fs::create_dir_all(host.state_dir()).unwrap();
     let empty = host.ask(&["status"]);
     assert_eq!(empty.status.code(), Some(3));
     has(&empty.stdout, &["agent          not running", "no agent is running", "0 ready, 0 pending"]);

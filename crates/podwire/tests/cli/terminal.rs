@@ -6,14 +6,14 @@ use crate::common::{Host, has, without_colours};
 
 const GREEN_READY: &str = "\x1b[32mready\x1b[0m";
 const GREEN_OK: &str = "\x1b[32mok\x1b[0m";
-const RED_NOT_READY: &str = "\x1b[31mnot\x1b[0m \x1b[31mready\x1b[0m";
+const RED_NOT_INSTALLED: &str = "\x1b[31mnot\x1b[0m \x1b[31minstalled\x1b[0m";
 
 #[test]
 fn states_are_coloured_on_a_terminal_only() {
     let host = Host::new("colours");
     has(
         &host.on_terminal(80, "", &["status"]),
-        &[RED_NOT_READY, "\x1b[31mNOT\x1b[0m \x1b[31mREADY\x1b[0m\n"],
+        &[RED_NOT_INSTALLED, "\x1b[31mNOT\x1b[0m \x1b[31mREADY\x1b[0m\n"],
     );
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &host.standalone()).unwrap().ok().unwrap();

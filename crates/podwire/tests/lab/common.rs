@@ -84,8 +84,8 @@ impl Lab {
         Path::new("/var/lib/podwire-lab").join(&self.name)
     }
 
-    /// A command for this lab, as in messages.
-    pub(crate) fn hint(&self, args: &str) -> String {
+    /// The command line for this lab, as messages and fixes name it.
+    pub(crate) fn command_line(&self, args: &str) -> String {
         format!("podwire lab --name {} {args}", self.name)
     }
 

@@ -65,13 +65,13 @@ fn host_directories() -> Vec<String> {
 fn errors_name_the_next_command() {
     let lab = Lab::new("words");
     let output = lab.ok(&["up", "--nodes", "1"]);
-    has(&output, &["nodes: n1 ", &lab.hint("cut n1")]);
+    has(&output, &["nodes: n1 ", &lab.command_line("cut n1")]);
     assert!(!output.contains("podwire lab cut"), "a command without the name selects another lab: {output}");
-    has(&lab.ok(&["cut", "n1"]), &[&lab.hint("heal n1")]);
+    has(&lab.ok(&["cut", "n1"]), &[&lab.command_line("heal n1")]);
     has(&lab.ok(&["heal", "n1"]), &["connected"]);
-    has(&lab.ok(&["kill", "agent", "n1"]), &[&lab.hint("start agent n1")]);
+    has(&lab.ok(&["kill", "agent", "n1"]), &[&lab.command_line("start agent n1")]);
     lab.ok(&["start", "agent", "n1"]);
-    has(&lab.fails(&["exec", "n7", "--", "true"]), &[&lab.hint("status")]);
+    has(&lab.fails(&["exec", "n7", "--", "true"]), &[&lab.command_line("status")]);
     has(&lab.fails(&["cut", "n2"]), &["there is no node n2: this lab has n1\n"]);
     has(&lab.fails(&["kill", "etcd", "etcd2"]), &["the only member is etcd1"]);
 

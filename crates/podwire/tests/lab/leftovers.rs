@@ -12,8 +12,8 @@ use crate::common::{Lab, has};
 fn names_are_unique_and_invalid_arguments_create_nothing() {
     let lab = Lab::new("twice");
     lab.ok(&["up", "--nodes", "1", "--pods", "0"]);
-    has(&lab.fails(&["up"]), &["is already up", &lab.hint("down"), "with --name NAME"]);
-    has(&lab.fails(&["test"]), &["has no pods", &lab.hint("pod add n1")]);
+    has(&lab.fails(&["up"]), &["is already up", &lab.command_line("down"), "with --name NAME"]);
+    has(&lab.fails(&["test"]), &["has no pods", &lab.command_line("pod add n1")]);
     let other = Lab::new("other");
     for (args, word) in [
         (&["up", "--nodes", "0"][..], "1 to 200 nodes"),
@@ -51,7 +51,7 @@ fn the_next_up_replaces_a_killed_one() {
     wait_until("the first nodes", DEADLINE, || Ok(lab.namespaces().count() > 4)).unwrap();
     up.kill().unwrap();
     up.wait().unwrap();
-    has(&lab.fails(&["status"]), &["is incomplete", &lab.hint("down")]);
+    has(&lab.fails(&["status"]), &["is incomplete", &lab.command_line("down")]);
     assert_eq!(lab.listed(), (json!(20), json!("unfinished")));
     let output = lab.ok(&["up", "--nodes", "1"]);
     has(&output, &["removing an incomplete lab first", "Up in"]);
@@ -91,7 +91,7 @@ fn down_removes_incomplete_labs() {
     let file = lab.dir().join("lab.json");
     let complete = fs::read(&file).unwrap();
     fs::write(&file, &complete[..complete.len() / 2]).unwrap();
-    has(&lab.fails(&["status"]), &["is corrupt", &lab.hint("down")]);
+    has(&lab.fails(&["status"]), &["is corrupt", &lab.command_line("down")]);
     assert_eq!(lab.listed(), (json!(null), json!("unreadable")));
     // Only the state file has the agent of the missing namespace.
     fs::write(&file, complete).unwrap();
@@ -103,14 +103,16 @@ fn down_removes_incomplete_labs() {
     remove_directory(&lab);
     has(&lab.ok(&["up", "--nodes", "1"]), &["removing orphaned namespaces first", "Up in"]);
     remove_directory(&lab);
-    assert_eq!(lab.listed(), (json!(null), json!("orphaned")));
     has(&lab.ok(&["down"]), &["removed: 2 processes"]);
     assert_eq!(lab.listed(), (json!(null), json!(null)), "a removed lab is not listed");
     assert_eq!(lab.traces(), [] as [String; 0]);
 }
 
-/// Retried, because processes of the lab write into the directory.
+/// Retried until the lab is listed without a directory, because processes of the lab write into it and may create it again.
 fn remove_directory(lab: &Lab) {
-    wait_until("the removal of the directory", DEADLINE, || Ok(fs::remove_dir_all(lab.dir()).is_ok()))
-        .unwrap();
+    wait_until("the removal of the directory", DEADLINE, || {
+        let removed = fs::remove_dir_all(lab.dir());
+        Ok(removed.is_ok() && lab.listed() == (json!(null), json!("orphaned")))
+    })
+    .unwrap();
 }

@@ -78,6 +78,23 @@ fn faults_are_shown_and_can_be_undone() {
     lab.ok(&["heal", "n2"]);
     wait_until("n2 to be reachable", DEADLINE, || Ok(all_reachable(&lab))).unwrap();
 
+    let restart = lab.command_line("restart agent n1");
+    has(&lab.fails(&["start", "agent", "n1"]), &["the agent of n1 is already running", &restart]);
+    // Commands that only read do not wait for another one that changes the lab.
+    let change = std::fs::File::open(lab.dir().join("lock")).unwrap();
+    change.lock().unwrap();
+    lab.ok(&["exec", "n1", "true"]);
+    lab.ok(&["logs", "n1"]);
+    assert_eq!(lab.json(&["status"])["nodes"].as_array().unwrap().len(), 3);
+    drop(change);
+
+    let etcd = lab.json(&["status"])["etcd"][0]["pid"].to_string();
+    assert!(Command::new("kill").args(["-STOP", &etcd]).status().unwrap().success());
+    let [kill, start] = ["kill etcd", "start etcd"].map(|args| lab.command_line(args));
+    has(
+        &lab.fails(&["start", "etcd"]),
+        &[&format!("etcd1 runs but does not answer; restart it with: {kill} && {start}")],
+    );
     lab.ok(&["kill", "etcd"]);
     assert!(all_reachable(&lab), "pods need no etcd");
     lab.ok(&["start", "etcd"]);
@@ -86,12 +103,17 @@ fn faults_are_shown_and_can_be_undone() {
     assert_eq!(lab.json(&["status"])["pods"].as_array().unwrap().len(), 2);
     let output = lab.run(&["test"]);
     assert_eq!(output.status.code(), Some(1), "a killed node is a failure: {output:?}");
-    has(&texts(&output).0, &["node n3 is down, and its pod p3 is not reachable", &lab.hint("start node n3")]);
+    has(
+        &texts(&output).0,
+        &["node n3 is down, and its pod p3 is not reachable", &lab.command_line("start node n3")],
+    );
     let report = lab.json(&["test"]);
     assert_eq!(report["killedNodes"][0]["pods"][0], "p3");
     let paths = report["paths"].as_array().unwrap();
     let is_reached = |path: &Value| ["ipv4", "ipv6"].iter().all(|family| path[family]["state"] == "reached");
     assert!(paths.len() == 2 && paths.iter().all(is_reached), "paths of the other nodes: {report}");
+    let wanted = format!("n3 is powered off; start it with: {}", lab.command_line("start node n3"));
+    has(&lab.fails(&["exec", "n3", "ip", "link"]), &[&wanted]);
     lab.ok(&["start", "node", "n3"]);
     wait_until("n3 to be reachable", DEADLINE, || Ok(all_reachable(&lab))).unwrap();
     has(&lab.ok(&["logs", "n3"]), &["agent starting"]);
@@ -142,18 +164,46 @@ fn fixes_in_a_node_work_in_a_shell_of_the_host() {
 
     lab.ok(&["kill", "agent", "n1"]);
     let fix = fix_of(&lab, "n1", "AgentUnreachable");
-    assert_eq!(fix, lab.hint("start agent n1"));
+    assert_eq!(fix, lab.command_line("start agent n1"));
+    for command in ["status", "nodes"] {
+        let (out, err) = texts(&lab.run(&["exec", "n1", "podwire", command]));
+        has(&(out.clone() + &err), &[&format!("start it with `{}`", lab.command_line("start agent n1"))]);
+        assert!(!out.contains("journalctl") && !err.contains("journalctl"), "{out}{err}");
+    }
     paste(&fix);
     wait_for_ready("the killed agent");
 
     let pid = lab.json(&["status"])["nodes"][0]["pid"].to_string();
     assert!(Command::new("kill").args(["-STOP", &pid]).status().unwrap().success());
     let fix = fix_of(&lab, "n1", "AgentUnreachable");
-    assert_eq!(fix, lab.hint("restart agent n1"));
+    assert_eq!(fix, lab.command_line("restart agent n1"));
     paste(&fix);
     wait_for_ready("the stopped agent");
+    // The configuration of runtimes is a file of the machine, not of the node.
+    let doctor = lab.ok(&["exec", "n1", "podwire", "doctor"]);
+    has(&doctor, &["skipped: this is a node of a lab", "no container runtime uses a lab node"]);
 
-    let wanted = format!("{} && {}", lab.hint("start etcd"), lab.hint("heal n1"));
+    let [start, heal, restart] =
+        ["start node n2", "heal n2", "restart agent n2"].map(|args| lab.command_line(args));
+    let wanted = format!("{start} || ({heal} && {restart})");
+    for (fault, name) in
+        [(&["kill", "node", "n2"], "the killed node"), (&["kill", "agent", "n2"], "the killed peer")]
+    {
+        lab.ok(fault);
+        let fix = fix_of(&lab, "n1", "PeerAway");
+        assert_eq!(fix, wanted);
+        paste(&fix);
+        wait_for_ready(name);
+    }
+
+    lab.ok(&["exec", "n1", "ip", "link", "set", "dev", "eth0", "down"]);
+    let fix = fix_of(&lab, "n1", "NodeAddressMissing");
+    assert_eq!(fix, lab.command_line("exec n1 ip link set dev eth0 up"));
+    // The kernel has also removed addresses and routes.
+    lab.ok(&["heal", "n1"]);
+    wait_for_ready("the link of n1");
+
+    let wanted = format!("{} && {}", lab.command_line("start etcd"), lab.command_line("heal n1"));
     for (fault, name) in [(&["kill", "etcd"], "etcd"), (&["cut", "n1"], "the link of n1")] {
         lab.ok(fault);
         let fix = fix_of(&lab, "n1", "StoreUnreachable");

@@ -2,7 +2,7 @@ use runtime::{PodSpec, Stop};
 use testkit::wait_until;
 
 use crate::common::Traces;
-use crate::site::{SOON, Site};
+use crate::site::{Site, TIMEOUT};
 
 #[test]
 fn without_an_agent_del_succeeds_and_add_fails_cleanly() {
@@ -10,7 +10,7 @@ fn without_an_agent_del_succeeds_and_add_fails_cleanly() {
     let before = Traces::before_pods(&site.world);
     let pod = site.world.run("a");
     let addresses: Vec<String> = site.world.addresses(&pod).iter().map(ToString::to_string).collect();
-    site.agent.stop(Stop::Killed).unwrap();
+    site.agent.stop(Stop::Sigkill).unwrap();
 
     let cri = site.world.cri().clone();
     let refused = std::thread::spawn(move || cri.run_sandbox(&PodSpec::named("never")).unwrap_err());
@@ -26,7 +26,7 @@ fn without_an_agent_del_succeeds_and_add_fails_cleanly() {
 
     site.agent.launch().unwrap();
     site.wait_until_ready();
-    wait_until("release of the addresses", SOON, || Ok(site.claims().is_empty())).unwrap();
+    wait_until("release of the addresses", TIMEOUT, || Ok(site.claims().is_empty())).unwrap();
     site.expect_nothing_left(&before);
     let next = site.world.run("next");
     site.world.remove(&next);

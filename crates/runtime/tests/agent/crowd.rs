@@ -5,7 +5,7 @@ use runtime::{PodSpec, Stop};
 use testkit::{Snapshot, wait_until};
 
 use crate::common::{Traces, World};
-use crate::site::{CONFIG, LOOPBACK, PLUGIN, Programs, SOON, Site, names};
+use crate::site::{CONFIG, LOOPBACK, PLUGIN, Programs, Site, TIMEOUT, names};
 
 const PODS: usize = 20;
 
@@ -21,7 +21,7 @@ fn twenty_parallel_pods_are_removed_and_cleanup_removes_the_rest() {
 
     // Cleanup also removes the objects of a running pod.
     site.world.run("last");
-    site.agent.stop(Stop::Politely).unwrap();
+    site.agent.stop(Stop::Sigterm).unwrap();
     let output = site.podwire(&["cleanup"]);
     assert!(output.contains("removed"), "{output}");
     untouched.expect_same(&site.world.node).unwrap();
@@ -29,7 +29,7 @@ fn twenty_parallel_pods_are_removed_and_cleanup_removes_the_rest() {
     for path in [CONFIG, PLUGIN, LOOPBACK, "/run/podwire", "/var/lib/podwire"] {
         assert!(!machine.path(path).exists(), "{path} still exists ({:?}): {output}", names(machine, path));
     }
-    wait_until("the runtime to report a missing network", SOON, || {
+    wait_until("the runtime to report a missing network", TIMEOUT, || {
         let error = site.world.cri().ready().err().context("the network is still ready")?;
         Ok(format!("{error:#}").contains("NetworkReady is false"))
     })

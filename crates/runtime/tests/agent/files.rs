@@ -6,7 +6,7 @@ use anyhow::ensure;
 use runtime::{Machine, Stop};
 use testkit::{Lab, wait_until};
 
-use crate::site::{CONFIG, LOOPBACK, PLUGIN, Programs, SOON, Site, start_agent, wait_for_agent};
+use crate::site::{CONFIG, LOOPBACK, PLUGIN, Programs, Site, TIMEOUT, start_agent, wait_for_agent};
 
 fn read_with_mode(path: &Path) -> anyhow::Result<(u32, Vec<u8>)> {
     Ok((fs::metadata(path)?.permissions().mode(), fs::read(path)?))
@@ -40,7 +40,7 @@ fn changed_installed_files_are_restored() {
                 continue;
             }
             apply(file);
-            wait_until(&format!("{path} to be restored after it was {change}"), SOON, || {
+            wait_until(&format!("{path} to be restored after it was {change}"), TIMEOUT, || {
                 for ((path, file), expected) in files.iter().zip(&expected) {
                     let now = read_with_mode(file)?;
                     ensure!(now == *expected, "{path}: mode {:o}, {} bytes", now.0, now.1.len());
@@ -51,7 +51,7 @@ fn changed_installed_files_are_restored() {
         }
     }
     // containerd stops watching a removed directory.
-    site.world.containerd.restart(Stop::Politely).unwrap();
+    site.world.containerd.restart(Stop::Sigterm).unwrap();
     site.wait_until_ready();
     let pod = site.world.run("a");
     site.world.remove(&pod);
@@ -68,7 +68,7 @@ fn an_unmanaged_loopback_plugin_is_not_replaced() {
     let before = read_with_mode(&existing).unwrap();
     let agent = start_agent(&machine, &Programs::built(&lab)).unwrap();
     wait_for_agent(&machine).unwrap();
-    wait_until("the config", SOON, || Ok(machine.path(CONFIG).exists())).unwrap();
+    wait_until("the config", TIMEOUT, || Ok(machine.path(CONFIG).exists())).unwrap();
     assert_eq!(read_with_mode(&existing).unwrap(), before);
     drop(agent);
 }

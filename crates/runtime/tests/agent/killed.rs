@@ -5,7 +5,7 @@ use runtime::{Machine, PodSpec, Stop};
 use serde_json::Value;
 use testkit::{DEADLINE, Snapshot, wait_until};
 
-use crate::site::{SOON, Site, names};
+use crate::site::{Site, TIMEOUT, names};
 
 const ATTACHMENTS: &str = "/run/podwire/networks/podwire/attachments";
 const NAMESPACES: &str = "/run/netns";
@@ -55,7 +55,7 @@ fn containerd_killed_during_pod_creation_leaves_no_managed_objects() {
         let run = std::thread::spawn(move || cri.run_sandbox(&PodSpec::named(&format!("p{number}"))));
         wait_until(object, DEADLINE, || Ok(run.is_finished() || exists(&site.world.machine)?)).unwrap();
         let was_finished = run.is_finished();
-        site.world.containerd.stop(Stop::Killed).unwrap();
+        site.world.containerd.stop(Stop::Sigkill).unwrap();
         // The call may finish before the kill; then it must succeed.
         let outcome = run.join().unwrap();
         let outcome = outcome.map_err(|error| format!("{error:#}"));
@@ -69,17 +69,17 @@ fn containerd_killed_during_pod_creation_leaves_no_managed_objects() {
         remove_leftovers(&site);
         remove_partial_snapshots(&site.world.machine, &layers);
         wait_for_removal(&site, object);
-        before.wait_for_same(&site.world.node, SOON).unwrap();
+        before.wait_for_same(&site.world.node, TIMEOUT).unwrap();
     }
     let pod = site.world.run("last");
     site.world.remove(&pod);
-    before.wait_for_same(&site.world.node, SOON).unwrap();
+    before.wait_for_same(&site.world.node, TIMEOUT).unwrap();
 }
 
 fn wait_for_removal(site: &Site, object: &str) {
     wait_until(
         &format!("removal of a pod after containerd was killed after the creation of {object}"),
-        SOON,
+        TIMEOUT,
         || Ok(names(&site.world.machine, ATTACHMENTS).is_empty() && site.claims().is_empty()),
     )
     .unwrap();

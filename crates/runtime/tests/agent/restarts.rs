@@ -48,9 +48,9 @@ impl Scene {
 fn agent_restarts_lose_no_packets_of_pods() {
     let mut scene = Scene::new("agent-restart");
     let addresses = scene.pods.each_ref().map(|pod| scene.site.world.addresses(pod));
-    for (name, how) in [("after-term", Stop::Politely), ("after-kill", Stop::Killed)] {
+    for (name, how) in [("after-term", Stop::Sigterm), ("after-kill", Stop::Sigkill)] {
         let status = scene.site.agent.stop(how).unwrap();
-        assert_eq!(status.success(), how == Stop::Politely, "{how:?}: {status}");
+        assert_eq!(status.success(), how == Stop::Sigterm, "{how:?}: {status}");
         // The plugin waits for the agent to start.
         let cri = scene.site.world.cri().clone();
         let meanwhile = std::thread::spawn(move || cri.run_pod(&PodSpec::named(&format!("{name}-early"))));
@@ -68,11 +68,11 @@ fn agent_restarts_lose_no_packets_of_pods() {
 fn restarts_of_containerd_and_agent_lose_no_packets_of_pods() {
     let mut scene = Scene::new("agent-containerd");
     let addresses = scene.pods.each_ref().map(|pod| scene.site.world.addresses(pod));
-    for (name, how) in [("after-term", Stop::Politely), ("after-kill", Stop::Killed)] {
+    for (name, how) in [("after-term", Stop::Sigterm), ("after-kill", Stop::Sigkill)] {
         scene.site.world.containerd.restart(how).unwrap();
         scene.expect_unchanged(name, &addresses);
     }
-    for (name, how) in [("both-term", Stop::Politely), ("both-kill", Stop::Killed)] {
+    for (name, how) in [("both-term", Stop::Sigterm), ("both-kill", Stop::Sigkill)] {
         scene.site.world.containerd.stop(how).unwrap();
         scene.site.agent.stop(how).unwrap();
         scene.streams.iter().for_each(Stream::wait_for_more);

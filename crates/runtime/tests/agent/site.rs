@@ -16,7 +16,7 @@ pub(crate) const PLUGIN: &str = "/opt/cni/bin/podwire-cni";
 pub(crate) const LOOPBACK: &str = "/opt/cni/bin/loopback";
 const NETWORK: &str = "/run/podwire/networks/podwire";
 /// Timeout of all waits in these tests.
-pub(crate) const SOON: Duration = DEADLINE;
+pub(crate) const TIMEOUT: Duration = DEADLINE;
 /// Timeout of one API request.
 const REQUEST_TIMEOUT: Duration = DEADLINE;
 
@@ -106,7 +106,7 @@ impl Site {
 
     /// Compares kernel, machine and Podwire's state with `before`, and checks that the agent has no pending work.
     pub(crate) fn expect_nothing_left(&self, before: &Traces) {
-        wait_until("processing of the tombstones", SOON, || Ok(self.tombstones().is_empty())).unwrap();
+        wait_until("processing of the tombstones", TIMEOUT, || Ok(self.tombstones().is_empty())).unwrap();
         before.expect_same(&self.world);
         assert_eq!(self.claims(), Vec::<String>::new());
         let status = self.status();

@@ -37,7 +37,7 @@ impl Stream {
     pub(crate) fn expect_unbroken(mut self) {
         self.wait_for_more();
         self.ping.expect_running().unwrap();
-        self.ping.stop(Stop::Killed).unwrap();
+        self.ping.stop(Stop::Sigkill).unwrap();
         let replied = self.replied();
         let last = replied.last().copied().unwrap();
         let lost: Vec<u32> = (1..=last).filter(|number| !replied.contains(number)).collect();

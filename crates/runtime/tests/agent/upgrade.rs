@@ -40,7 +40,7 @@ fn pods_are_created_without_errors_during_plugin_upgrades() {
         let workers = ["x", "y"].map(|worker| scope.spawn(move || create_pods(cri, worker, stop)));
         for version in 1..=UPGRADES {
             install_version(&packaged, &built.plugin, version);
-            site.restart_agent(Stop::Politely);
+            site.restart_agent(Stop::Sigterm);
             let installed = site.world.machine.path(PLUGIN);
             wait_until("the new plugin to be installed", DEADLINE, || {
                 Ok(fs::read(&installed)?.last() == Some(&version))

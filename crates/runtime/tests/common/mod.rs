@@ -12,9 +12,8 @@ use runtime::{Containerd, Cri, Machine, PodSpec, RunningPod};
 use serde_json::{Value, json};
 use testkit::{DEADLINE, Lab, Node, Plugin, Snapshot, copy_program, wait_until};
 
+/// Timeout of all waits in these tests.
 const TIMEOUT: Duration = DEADLINE;
-/// Timeout for asynchronous work of the kernel and the shims.
-const SOON: Duration = DEADLINE;
 
 /// Fields are dropped from top to bottom: the services, the machine, the lab.
 pub(crate) struct World {
@@ -151,7 +150,7 @@ impl Traces {
 
     /// Waits for the exit of the first pod's shim.
     pub(crate) fn after_first(node: &Node, machine: &Machine) -> Self {
-        wait_until("the exit of the first pod's shim", SOON, || {
+        wait_until("the exit of the first pod's shim", TIMEOUT, || {
             Ok(!machine.remains()?.iter().any(|line| line.starts_with("process")))
         })
         .unwrap();
@@ -164,8 +163,8 @@ impl Traces {
     }
 
     pub(crate) fn expect_same_on(&self, node: &Node, machine: &Machine) {
-        self.node.wait_for_same(node, SOON).unwrap();
-        wait_until("the machine to match the earlier state", SOON, || {
+        self.node.wait_for_same(node, TIMEOUT).unwrap();
+        wait_until("the machine to match the earlier state", TIMEOUT, || {
             let now = machine.remains()?;
             ensure!(now == self.machine, "before: {:#?}\nnow: {now:#?}", self.machine);
             Ok(true)

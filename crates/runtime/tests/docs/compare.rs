@@ -1,23 +1,23 @@
-//! Whether two outputs of a command say the same. Values that differ between runs do not count: times, process ids, memory, ids,
-//! MACs, and addresses of the lab's pods, because the nodes claim their blocks at the same moment. Neither do line breaks and the
-//! order of rows, which follow from these values.
+//! Compares a recorded output of a command with an actual one. Values that differ between runs are ignored: times, process ids,
+//! memory, ids, MACs, and addresses of the lab's pods, because the nodes claim their blocks at the same moment. Line breaks and
+//! the order of rows depend on these values, so they are ignored, too.
 
-/// A line that stands for any further output.
+/// A line in a recorded output that stands for any further output.
 pub(crate) const ANY: &str = "…";
-/// A number before one of these is measured.
+/// A number before one of these words is a measured value.
 const UNITS: [&str; 10] = ["ms", "s", "µs", "KiB", "MiB", "GiB", "round", "rounds", "repair", "repairs"];
-const TRIMMED: [char; 9] = ['(', ')', '[', ']', ',', ';', '`', '"', '\''];
+const PUNCTUATION: [char; 9] = ['(', ')', '[', ']', ',', ';', '`', '"', '\''];
 
 pub(crate) fn is_same(expected: &str, actual: &str) -> bool {
-    let is_open = expected.lines().any(|line| line.trim() == ANY);
+    let allows_more = expected.lines().any(|line| line.trim() == ANY);
     let (mut expected, mut actual) = (words(expected), words(actual));
     expected.retain(|word| word != ANY);
-    if !is_open {
+    if !allows_more {
         expected.sort();
         actual.sort();
         return expected == actual;
     }
-    expected.iter().all(|word| match actual.iter().position(|there| there == word) {
+    expected.iter().all(|word| match actual.iter().position(|candidate| candidate == word) {
         Some(at) => {
             actual.swap_remove(at);
             true
@@ -26,7 +26,7 @@ pub(crate) fn is_same(expected: &str, actual: &str) -> bool {
     })
 }
 
-/// The machine's own name would be recorded otherwise.
+/// Replaces the name of this machine, so that recorded outputs do not contain it.
 pub(crate) fn with_fixed_names(output: &str) -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     output
@@ -38,7 +38,7 @@ pub(crate) fn with_fixed_names(output: &str) -> String {
 fn words(text: &str) -> Vec<String> {
     let all: Vec<&str> = text.split_whitespace().collect();
     let core =
-        |n: usize| all.get(n).map_or("", |word| word.trim_matches(TRIMMED).trim_end_matches(['.', ':']));
+        |n: usize| all.get(n).map_or("", |word| word.trim_matches(PUNCTUATION).trim_end_matches(['.', ':']));
     let mut words: Vec<String> = Vec::new();
     for (n, word) in all.iter().enumerate() {
         let value = core(n);
@@ -47,10 +47,10 @@ fn words(text: &str) -> Vec<String> {
         let masked = if is_measured || (is_number(value) && before == "process") {
             Some("#")
         } else {
-            volatile(value)
+            placeholder(value)
         };
         let next = masked.map_or((*word).to_owned(), |mask| word.replacen(value, mask, 1));
-        // `2m 5s` is as long as `3m`.
+        // `2m 5s` is one duration, as `3m` is.
         if masked != Some("<time>") || words.last() != Some(&next) {
             words.push(next);
         }
@@ -62,7 +62,8 @@ fn is_number(word: &str) -> bool {
     word.starts_with(|c: char| c.is_ascii_digit()) && word.chars().all(|c| c.is_ascii_digit() || c == '.')
 }
 
-fn volatile(word: &str) -> Option<&'static str> {
+/// The placeholder for a word that differs between runs.
+fn placeholder(word: &str) -> Option<&'static str> {
     let digits = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_digit());
     let hex = |text: &str| text.chars().all(|c| c.is_ascii_hexdigit());
     let is_duration = word.ends_with(['s', 'm', 'h', 'd'])

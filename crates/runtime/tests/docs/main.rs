@@ -1,12 +1,14 @@
-//! The pages for users are true: the commands of their `console` blocks run on a machine made of namespaces, and print the output
-//! that the page shows. PODWIRE_RECORD=1 writes the real output into the pages and draws docs/images/lab.svg again.
+//! Compares the pages for users with real output: the commands of their `console` blocks run on a machine made of namespaces, and
+//! must print what the page shows. PODWIRE_RECORD=1 writes the real output into the pages and draws docs/images/lab.svg again. If one
+//! output differs, all outputs of its page are written, so that a page shows one run.
 //!
 //! - A line `$ COMMAND` runs; the lines below it are its output. A line with only `…` stands for any further lines.
 //! - A block marked `console n1` runs inside node n1 of the lab.
-//! - `<!-- run: COMMAND -->` runs a command that the page does not show. It must succeed.
+//! - `<!-- run: COMMAND -->` runs a command that the page does not show. It must succeed. Commands that a reader needs to follow the
+//!   page are in `console` blocks.
 //!
 //! Needs root and etcd.
-#![expect(clippy::unwrap_used, reason = "a test ends at its first surprise, in helpers as well")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first error, also in helper functions")]
 
 mod compare;
 mod picture;
@@ -47,6 +49,11 @@ fn recorded_output_of_the_operate_page_is_right() {
 }
 
 #[test]
+fn recorded_output_of_the_policies_page_is_right() {
+    check("docs/policies.md", "docs-policies", Programs::Installed);
+}
+
+#[test]
 fn recorded_output_of_the_troubleshoot_page_is_right() {
     check("docs/troubleshoot.md", "docs-trouble", Programs::Installed);
 }
@@ -54,9 +61,10 @@ fn recorded_output_of_the_troubleshoot_page_is_right() {
 /// A page with a `console` block that no test above runs would not be checked.
 #[test]
 fn every_page_with_console_blocks_is_checked() {
-    const CHECKED: [&str; 4] = ["docs/install.md", "docs/lab.md", "docs/operate.md", "docs/troubleshoot.md"];
-    let has_session = |page: &Page| page.fences().iter().any(|fence| fence.language() == "console");
-    let pages: Vec<Page> = docs::pages().unwrap().into_iter().filter(has_session).collect();
+    const CHECKED: [&str; 5] =
+        ["docs/install.md", "docs/lab.md", "docs/operate.md", "docs/policies.md", "docs/troubleshoot.md"];
+    let has_console_block = |page: &Page| page.fences().iter().any(|fence| fence.language() == "console");
+    let pages: Vec<Page> = docs::pages().unwrap().into_iter().filter(has_console_block).collect();
     let paths: Vec<_> = pages.iter().map(|page| page.path.to_str().unwrap()).collect();
     assert_eq!(paths, CHECKED);
 }

@@ -1,15 +1,17 @@
 //! Draws lines of a terminal as SVG. Each word has its own position, so columns align in every font.
 
-const COLUMN: f64 = 8.4;
-const LINE: usize = 19;
+// Sizes in pixels.
+const COLUMN_WIDTH: f64 = 8.4;
+const LINE_HEIGHT: usize = 19;
 const MARGIN: usize = 16;
-const BAR: usize = 30;
+const TITLE_BAR_HEIGHT: usize = 30;
+
 const MIN_COLUMNS: usize = 80;
 
 pub(crate) fn draw(lines: &[String]) -> String {
     let columns = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0).max(MIN_COLUMNS);
-    let width = (columns as f64 * COLUMN).ceil() + 2.0 * MARGIN as f64;
-    let height = BAR + lines.len() * LINE + MARGIN;
+    let width = (columns as f64 * COLUMN_WIDTH).ceil() + 2.0 * MARGIN as f64;
+    let height = TITLE_BAR_HEIGHT + lines.len() * LINE_HEIGHT + MARGIN;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
          font-family=\"ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace\" font-size=\"14\">\n\
@@ -19,7 +21,7 @@ pub(crate) fn draw(lines: &[String]) -> String {
          <circle cx=\"54\" cy=\"15\" r=\"5\" fill=\"#28c840\"/>\n"
     );
     for (number, line) in lines.iter().enumerate() {
-        let y = BAR + number * LINE + 14;
+        let y = TITLE_BAR_HEIGHT + number * LINE_HEIGHT + 14;
         let is_command = line.starts_with("$ ");
         let words: String = positions(line).map(|(column, word)| tspan(column, word, is_command)).collect();
         if !words.is_empty() {
@@ -41,7 +43,7 @@ fn positions(line: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 fn tspan(column: usize, word: &str, is_command: bool) -> String {
-    let x = MARGIN as f64 + column as f64 * COLUMN;
+    let x = MARGIN as f64 + column as f64 * COLUMN_WIDTH;
     let style = match word {
         "$" => " fill=\"#3fb950\"",
         _ if is_command => " fill=\"#ffffff\" font-weight=\"bold\"",

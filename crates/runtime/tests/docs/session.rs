@@ -61,6 +61,13 @@ struct Shown<'a> {
     output: &'a [String],
 }
 
+/// What the page should show of a command or a block.
+struct CheckedText {
+    lines: Vec<String>,
+    /// Whether the page shows something else.
+    has_changed: bool,
+}
+
 /// A part of a page that runs.
 enum Step {
     Setup(String),
@@ -109,6 +116,7 @@ impl Session {
         let mut lines: Vec<String> = page.text.lines().map(str::to_owned).collect();
         // Blocks become longer or shorter.
         let mut recorded: Vec<(Fence, Vec<String>)> = Vec::new();
+        let mut has_changed = false;
         for (line, step) in steps {
             match step {
                 Step::Setup(command) => {
@@ -116,13 +124,17 @@ impl Session {
                     assert!(success, "{}:{}: {command}: {output}", page.path.display(), line + 1);
                 }
                 Step::Block(fence) => {
-                    let text = self.block(&page, &fence);
-                    recorded.push((fence, text));
+                    let block = self.block(&page, &fence);
+                    has_changed |= block.has_changed;
+                    recorded.push((fence, block.lines));
                 }
             }
         }
-        for (fence, text) in recorded.into_iter().rev() {
-            lines.splice(fence.start..fence.start + fence.lines.len(), text);
+        // Addresses and times differ between runs, so the outputs of a page are all from one run.
+        if has_changed {
+            for (fence, text) in recorded.into_iter().rev() {
+                lines.splice(fence.start..fence.start + fence.lines.len(), text);
+            }
         }
         let text: String = lines.into_iter().map(|line| line + "\n").collect();
         if is_recording() {
@@ -131,25 +143,25 @@ impl Session {
         Page { text, ..page }
     }
 
-    /// The lines of the block as they should be.
-    fn block(&self, page: &Page, fence: &Fence) -> Vec<String> {
+    fn block(&self, page: &Page, fence: &Fence) -> CheckedText {
         let node = fence.info.split_whitespace().nth(1);
-        let mut lines = Vec::new();
+        let mut block = CheckedText { lines: Vec::new(), has_changed: false };
         let mut rest = fence.lines.as_slice();
         while let Some((first, after)) = rest.split_first() {
             let command = first.strip_prefix("$ ").unwrap_or_else(|| panic!("{first:?} is no command"));
             let length = after.iter().position(|line| line.starts_with("$ ")).unwrap_or(after.len());
             let (shown, next) = after.split_at(length);
             rest = next;
-            lines.push(first.clone());
+            block.lines.push(first.clone());
             let place = format!("{}:{}: {command}", page.path.display(), fence.start);
-            lines.extend(self.command(&Shown { place, node, command, output: shown }));
+            let outcome = self.command(&Shown { place, node, command, output: shown });
+            block.lines.extend(outcome.lines);
+            block.has_changed |= outcome.has_changed;
         }
-        lines
+        block
     }
 
-    /// The output of the command as the page should show it.
-    fn command(&self, shown: &Shown<'_>) -> Vec<String> {
+    fn command(&self, shown: &Shown<'_>) -> CheckedText {
         let Shown { ref place, node, command, output: shown } = *shown;
         let may_wait = OBSERVING.iter().any(|words| {
             command.starts_with(&format!("podwire {words}")) || command.contains(&format!(" podwire {words}"))
@@ -167,11 +179,8 @@ impl Session {
                 }
                 output = next;
             }
-            return if compare::is_same(&expected, &output) {
-                shown.to_vec()
-            } else {
-                record(&output, shown)
-            };
+            let has_changed = !compare::is_same(&expected, &output);
+            return CheckedText { lines: record(&output, shown), has_changed };
         }
         if may_wait {
             // A failure is reported below, with both texts.
@@ -187,7 +196,7 @@ impl Session {
             compare::is_same(&expected, &output),
             "{place}\n--- the page shows:\n{expected}\n--- the command prints:\n{output}\n--- {HOW_TO_RECORD}"
         );
-        shown.to_vec()
+        CheckedText { lines: shown.to_vec(), has_changed: false }
     }
 
     /// Output of both streams, and whether it succeeded.

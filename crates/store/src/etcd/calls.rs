@@ -1,4 +1,4 @@
-//! Implementation of the store's calls.
+//! The calls of the store as requests to etcd.
 
 use std::time::Duration;
 
@@ -169,6 +169,7 @@ impl EtcdBackend {
         }
     }
 
+    /// The counter is the version of the key, which etcd increments with each put.
     pub(crate) async fn put_counter(&self, call: &StoreCall, key: &str) -> Result<u64> {
         // Safe to retry: counting twice only skips a number.
         let send = |mut connection: Connection| async move {
@@ -208,7 +209,7 @@ impl EtcdBackend {
     }
 }
 
-/// etcd does not report which lease. Commits rarely use more than one.
+/// etcd does not report which lease expired. Commits rarely use more than one, so the first one is named.
 fn lease_expired(call: &StoreCall, changes: &[Change]) -> crate::Error {
     let lease = changes.iter().find_map(|change| match change {
         Change::Put { lease, .. } => *lease,

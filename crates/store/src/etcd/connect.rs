@@ -147,10 +147,10 @@ impl EtcdConnector {
                 Ok(Err(failure)) => failure,
                 Err(join) => EtcdFailure::NotExecuted(Reason::from(join.to_string())),
             };
-            // A failure that needs an operator has priority in the report.
-            if !matches!(failure, Some(EtcdFailure::Denied { .. })) {
-                failure = Some(attempt_failure);
-            }
+            failure = Some(match failure {
+                Some(earlier) => EtcdFailure::and(earlier, attempt_failure),
+                None => attempt_failure,
+            });
         }
     }
 }
@@ -167,7 +167,7 @@ async fn connect(
     match timeout(CONNECT_TIMEOUT, log_in(&target, &config)).await {
         Ok(Ok(client)) => Ok((client, index)),
         Ok(Err(EtcdFailure::NotExecuted(reason) | EtcdFailure::Unknown(reason))) => {
-            Err(EtcdFailure::NotExecuted(Reason::from(format!("{}: {reason}", target.url))))
+            Err(EtcdFailure::NotExecuted(reason.of_endpoint(&target.url)))
         }
         Ok(Err(other)) => Err(other),
         Err(_) => {

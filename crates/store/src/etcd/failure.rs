@@ -2,25 +2,31 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 
 use etcd_client::Error as EtcdError;
 use tonic::{Code, ConnectError, Status};
+use types::cause;
 
 use crate::error::{Error, Operation};
 
 /// An error with its causes as one line of text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Reason(String);
+pub(crate) struct Reason {
+    text: String,
+    /// The host answered that no process listens on the port.
+    pub(crate) is_connection_refused: bool,
+}
 
 impl From<String> for Reason {
     fn from(text: String) -> Self {
-        Self(text)
+        Self { text, is_connection_refused: false }
     }
 }
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -33,7 +39,7 @@ impl Reason {
         for error in chain(error) {
             let text = match error.downcast_ref::<Status>() {
                 Some(status) => status.message().to_owned(),
-                None => error.to_string(),
+                None => cause(error),
             };
             // Many layers repeat the message of their source, or add nothing.
             if text != "transport error" && !text.is_empty() && !parts.iter().any(|part| part.contains(&text))
@@ -42,18 +48,27 @@ impl Reason {
             }
         }
         if parts.is_empty() {
-            parts.push(error.to_string());
+            parts.push(cause(error));
         }
-        Self(parts.join(": "))
+        Self { text: parts.join(": "), is_connection_refused: chain(error).any(is_connection_refused) }
+    }
+
+    /// Adds the endpoint to the text.
+    pub(super) fn of_endpoint(self, url: &str) -> Self {
+        Self { text: format!("{url}: {}", self.text), ..self }
     }
 
     fn contains(&self, text: &str) -> bool {
-        self.0.to_ascii_lowercase().contains(text)
+        self.text.to_ascii_lowercase().contains(text)
     }
 }
 
 fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |error: &&'a (dyn StdError + 'static)| (*error).source())
+}
+
+fn is_connection_refused(error: &(dyn StdError + 'static)) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 #[derive(Debug, Clone)]
@@ -149,6 +164,20 @@ impl EtcdFailure {
         }
     }
 
+    fn is_connection_refused(&self) -> bool {
+        matches!(self, Self::NotExecuted(reason) if reason.is_connection_refused)
+    }
+
+    /// The failure to report for all endpoints if one failed with `self` and another one with `other`. A failure that needs an
+    /// operator has priority. The connection counts as refused only if all endpoints refused it.
+    pub(super) fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (denied @ Self::Denied { .. }, _) => denied,
+            (first, refused) if refused.is_connection_refused() => first,
+            (_, other) => other,
+        }
+    }
+
     /// The cause, without the operation.
     pub(super) fn reason(&self) -> Reason {
         match self {
@@ -180,3 +209,26 @@ impl EtcdFailure {
 
 const ROLE: &str = "grant the user, or the common name of the client certificate, a role that may read and write Podwire's keys";
 const PASSWORD: &str = "check the user and the password";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_refused_only_if_all_endpoints_refuse_it() {
+        let refused = || {
+            let error = io::Error::from(io::ErrorKind::ConnectionRefused);
+            EtcdFailure::NotExecuted(Reason::of(&error).of_endpoint("http://a:2379"))
+        };
+        let silent = || EtcdFailure::NotExecuted(Reason::from("no answer".to_owned()));
+        let denied = || EtcdFailure::Denied { advice: PASSWORD, reason: Reason::from("denied".to_owned()) };
+        assert!(refused().and(refused()).is_connection_refused());
+        assert!(!refused().and(silent()).is_connection_refused());
+        assert!(!silent().and(refused()).is_connection_refused());
+        for failure in [refused().and(denied()), denied().and(refused()), denied().and(silent())] {
+            assert!(matches!(failure, EtcdFailure::Denied { .. }), "{failure:?}");
+        }
+        let error = refused().into_error(Operation::new("read", "/a"), "etcd".to_owned());
+        assert!(error.is_connection_refused(), "{error}");
+    }
+}

@@ -19,6 +19,7 @@ use crate::Result;
 use crate::config::EtcdConfig;
 use connect::EtcdConnector;
 
+pub(crate) use failure::Reason;
 pub(crate) use watch::EtcdWatch;
 
 #[derive(Debug)]

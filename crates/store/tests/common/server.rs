@@ -64,7 +64,7 @@ impl Etcd {
 
     fn start_at(address: &str, options: &Options) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let child = run(address, options, &dir);
+        let child = start_and_wait(address, options, &dir);
         Self { address: address.to_owned(), options: options.clone(), child, dir }
     }
 
@@ -89,7 +89,8 @@ impl Etcd {
         format!("{scheme}://{}:{PORT}", self.address)
     }
 
-    /// Kills the server, which must have answered before: an etcd that is killed before it has a member never gets one.
+    /// Kills the server. It must have answered before: an etcd that is killed before its data directory is complete cannot start
+    /// again.
     pub(crate) fn stop(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -97,10 +98,10 @@ impl Etcd {
 
     /// Starts the server again with the same data.
     pub(crate) fn restart(&mut self) {
-        self.child = run(&self.address, &self.options, &self.dir);
+        self.child = start_and_wait(&self.address, &self.options, &self.dir);
     }
 
-    /// Stops the process: the kernel still accepts connections, but the server does not answer.
+    /// Sends SIGSTOP: the kernel still accepts connections, but the server does not answer.
     pub(crate) fn freeze(&self) {
         kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
     }
@@ -113,7 +114,8 @@ impl Drop for Etcd {
     }
 }
 
-fn run(address: &str, options: &Options, dir: &TempDir) -> Child {
+/// Starts the process and waits until it accepts connections.
+fn start_and_wait(address: &str, options: &Options, dir: &TempDir) -> Child {
     for _ in 0..MAX_TRIES {
         let mut child = spawn(address, options, dir);
         let deadline = Instant::now() + TIMEOUT;

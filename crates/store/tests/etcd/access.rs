@@ -1,6 +1,7 @@
 //! Certificates and passwords.
 
 use std::fs;
+use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, PermissionType, TlsOptions};
 use store::{Change, CommitOutcome, Compare, Error, EtcdConfig};
@@ -153,4 +154,35 @@ fn without_a_ca_the_system_trust_store_is_used() {
     }
     let stdout = connect("other-ca.pem", &url);
     assert!(stdout.contains("refused") && stdout.contains("system trust store"), "{stdout}");
+}
+
+/// The files are read for each connection. A connection that exists does not need them.
+#[tokio::test]
+async fn replaced_certificates_are_used_by_the_next_connection() {
+    let (mut server, certs) = Etcd::start_tls();
+    let replace = |name: &str| {
+        for kind in ["pem", "key"] {
+            fs::copy(certs.path(&format!("{name}.{kind}")), certs.path(&format!("node.{kind}"))).unwrap();
+        }
+    };
+    let (cert, key) = (Some(certs.path("node.pem")), Some(certs.path("node.key")));
+    replace("client");
+    let store = open(&EtcdConfig { cert, key, ..with_certs(&server, &certs) });
+    wait_until_ready(&store).await;
+    replace("other-client");
+    assert_eq!(store.get("/a").await.unwrap(), None, "the connection stays open");
+    server.stop();
+    server.restart();
+    let error = in_time(async {
+        loop {
+            match store.with_deadline(Duration::from_secs(2)).get("/a").await {
+                Err(error) if error.is_denied() => break error,
+                Ok(_) | Err(_) => {}
+            }
+        }
+    })
+    .await;
+    assert!(error.to_string().contains("does not accept the client certificate"), "{error}");
+    replace("client");
+    assert_eq!(store.get("/a").await.unwrap(), None, "without a restart");
 }

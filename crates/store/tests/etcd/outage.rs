@@ -11,7 +11,7 @@ use crate::common::{Etcd, Options, TIMEOUT, in_time, next_events, put, wait_unti
 #[tokio::test]
 async fn a_store_can_be_opened_before_etcd_is_running() {
     let mut server = Etcd::start(&Options::default());
-    // An etcd that is killed before it has a member never gets one.
+    // An etcd that is killed before it has initialized its data directory cannot start again.
     wait_until_ready(&open(&config(&[&server]))).await;
     server.stop();
     let store = open(&config(&[&server]));
@@ -41,6 +41,7 @@ async fn calls_work_immediately_after_an_outage() {
             short.get(key).await.unwrap_err()
         };
         assert!(matches!(error, Error::Unreachable { .. }) && error.is_transient(), "{error}");
+        assert!(error.is_connection_refused(), "{error}");
         assert!(error.to_string().contains(&server.url()) && error.to_string().contains(key), "{error}");
     }
     let mut waiting = tokio::task::JoinSet::new();

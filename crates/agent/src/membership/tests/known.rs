@@ -13,11 +13,16 @@ fn record(name: &str, uid: u8, block: &str) -> NodeRecord {
 }
 
 fn known() -> KnownPeers {
+    known_with_margin(spec().margin)
+}
+
+/// The saved peers of [`known`] on a node that is configured with this margin.
+fn known_with_margin(margin: u8) -> KnownPeers {
     let local_node = LocalNode {
         name: "n1".try_into().unwrap(),
         blocks: nets(&["10.2.0.0/24"]),
         subnets: spec().subnets,
-        margin: spec().margin,
+        margin,
         transport: Transport::Auto,
         underlays: Vec::new(),
         tunnels: Tunnels::default(),
@@ -113,4 +118,32 @@ fn a5_a_peer_with_one_family_joins_and_leaves() {
     assert_eq!(known.incomplete(later), [PeerChange::Joined(one.clone())]);
     assert_eq!(known.incomplete(later), []);
     assert_eq!(known.replace_all(store_listing(vec![n3()], false)), [PeerChange::Left(one)]);
+}
+
+/// The advice of `PeerRecordRefused` is to remove the peer, but this node's configuration is wrong.
+#[test]
+fn a1_saved_peers_are_not_reported_as_refused_with_another_margin() {
+    let refused = |known: &KnownPeers| {
+        known.findings().iter().any(|finding| finding.code == types::Code::PeerRecordRefused)
+    };
+    let mut known = known_with_margin(spec().margin - 1);
+    assert!(routed(&known).is_empty(), "the blocks must not fit the margin");
+    assert!(!refused(&known), "{:?}", known.findings());
+    known.set_all(store_listing(vec![record("n2", 2, "10.2.1.0/24")], false));
+    assert!(refused(&known), "the store has listed the record");
+}
+
+#[test]
+fn a1_blocks_of_another_layout_count_until_the_store_lists_its_nodes() {
+    assert!(!known().has_other_layout());
+    let mut known = known().with_other_layout(true);
+    assert!(known.has_other_layout());
+    known.set_all(store_listing(vec![record("n2", 2, "10.2.1.0/24")], false));
+    assert!(!known.has_other_layout(), "the store has accepted the configuration");
+}
+
+/// Otherwise, one wrong record would keep a node that boots without the store from all peers.
+#[test]
+fn a5_records_of_peers_with_other_blocks_are_no_other_layout() {
+    assert!(!known_with_margin(spec().margin - 1).has_other_layout());
 }

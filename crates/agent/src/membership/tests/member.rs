@@ -11,6 +11,7 @@ use super::super::block_requests::{BlockNeed, PendingBlockRequest};
 use super::super::command::MembershipCommand;
 use super::super::member::{Member, with_jitter};
 use super::super::node_state::NodeStateDir;
+use super::super::objects::ObjectMirror;
 use super::super::shared::SharedMembership;
 use super::registry::put;
 use super::*;
@@ -18,10 +19,12 @@ use crate::agent_status::AgentStatus;
 use crate::allocation::NodeAllocations;
 use crate::peers::PeerQueue;
 use crate::peers::inputs::{NodePosition, PeerRecords, inputs, reports};
+use crate::policies::Policies;
+use crate::policies::objects::defaults;
 use crate::waker::Waker;
 use config::{Config, Flags};
 
-const SOON: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A node without a peers thread.
 struct Fixture {
@@ -57,6 +60,9 @@ impl Fixture {
         let (registry, candidate) = (registry(dir.path()), candidate("n1", 1));
         let (addresses, published) = watch::channel(Some(vec!["192.0.2.1".parse().unwrap()]));
         let (commands, waiting) = mpsc::channel(16);
+        let policies =
+            Policies::new("n1".try_into().unwrap(), Waker::new().unwrap(), Arc::clone(&agent_status));
+        let policies = Arc::new(policies);
         let member = Member {
             registry: registry.clone(),
             candidate: Candidate { saved_blocks: nets(saved), ..candidate },
@@ -66,6 +72,7 @@ impl Fixture {
             name_lease: watch::channel(None).0,
             name_lost: Arc::default(),
             peers,
+            objects: ObjectMirror::new(defaults(&shared.config), policies).0,
             commands: waiting,
             revision: 0,
             unread: BTreeMap::new(),
@@ -113,7 +120,7 @@ impl Fixture {
     }
 
     async fn until(&self, condition: impl Fn(&Self) -> bool) {
-        let end = std::time::Instant::now() + SOON;
+        let end = std::time::Instant::now() + TEST_TIMEOUT;
         while !condition(self) {
             assert!(
                 std::time::Instant::now() < end,
@@ -335,7 +342,7 @@ fn a1_a_block_shortage_ends_when_no_block_is_needed() {
         task.abort();
         let failed = JoinError::from(store::Error::Config { problem: "no right to write".to_owned() });
         assert_ne!(
-            failed.finding().code,
+            failed.finding(&fixture.shared.config).code,
             types::Code::BlocksExhausted,
             "a failed store does not mean a shortage of blocks"
         );

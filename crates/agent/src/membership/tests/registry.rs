@@ -104,7 +104,8 @@ fn the_number_of_blocks_is_limited_to_one_commit() {
         let joined = join(&registry, &large).await.unwrap();
         assert_eq!(joined.record.blocks.len(), MAX_BLOCKS);
         assert_eq!(join(&registry, &large).await.unwrap().record, joined.record);
-        let error = registry.grow(joined, &block_layouts(&wide).unwrap()[0], &[]).await.unwrap_err();
+        let error =
+            registry.claim_another_block(joined, &block_layouts(&wide).unwrap()[0], &[]).await.unwrap_err();
         assert!(error.to_string().contains("100 blocks"), "{error}");
         assert!(remove(&registry, "n1", true).await.unwrap_err().to_string().contains("this node"));
     });
@@ -115,12 +116,18 @@ fn a_different_vni_or_vxlan_port_is_refused() {
     with_store(|registry| async move {
         join(&registry, &candidate("n1", 1)).await.unwrap();
         for other in [NetworkSpec { vni: 5, ..spec() }, NetworkSpec { vxlan_port: 8472, ..spec() }] {
-            let error = join(&registry, &Candidate { spec: other, ..candidate("n2", 2) }).await.unwrap_err();
+            let candidate = Candidate { spec: other.clone(), ..candidate("n2", 2) };
+            let error = join(&registry, &candidate).await.unwrap_err();
             let reported = error.to_string();
             assert!(
                 matches!(error, JoinError::Network { .. }) && reported.contains("VNI 4077 on port 4789"),
                 "{reported}"
             );
+            let config = config::Config::load(&config::Flags::default(), Vec::new()).unwrap();
+            let message = error.finding(&config).message;
+            let key = if other.vni == 5 { "network.vni" } else { "network.vxlan_port" };
+            let wanted = format!("; set {key} in /etc/podwire/agent.toml to ");
+            assert!(message.contains(&wanted) && !message.contains(" and network."), "{message}");
         }
     });
 }
@@ -157,10 +164,10 @@ fn blocks_of_known_nodes_are_not_claimed_after_a_wipe() {
             "{joined:?}"
         );
         let block_layout = block_layouts(&spec()).unwrap()[0];
-        let grown = registry.grow(joined.clone(), &block_layout, &known).await.unwrap();
-        assert!(grown.record.blocks.iter().all(|block| !known.contains(block)), "{grown:?}");
+        let after = registry.claim_another_block(joined.clone(), &block_layout, &known).await.unwrap();
+        assert!(after.record.blocks.iter().all(|block| !known.contains(block)), "{after:?}");
         let all: Vec<IpNet> = (0..16).map(|n| block_layout.block(n)).collect();
-        let error = registry.grow(grown, &block_layout, &all).await.unwrap_err();
+        let error = registry.claim_another_block(after, &block_layout, &all).await.unwrap_err();
         assert!(matches!(error, JoinError::Reserved { .. }), "{error}");
     });
 }

@@ -132,7 +132,7 @@ impl Routes {
     pub(super) fn report(&mut self) {
         let mut findings = Vec::new();
         if !self.is_alone {
-            findings.extend(self.known.mesh.findings());
+            findings.extend(self.known.findings());
             findings.extend(self.known.position.problems.iter().cloned());
             findings.extend(self.known.tunnel_findings.iter().cloned());
             findings.extend(self.known.report_state.findings());

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use model::{Transport, Tunnels};
+use netlink::{Link, Vxlan};
 use tracing::info;
 use types::{Code, Finding, IfName};
 
@@ -36,7 +37,7 @@ impl Routes {
         let mut tunnels = self.known.tunnels;
         let (mut findings, mut conflicting) = (Vec::new(), Vec::new());
         let has = |index: Option<u32>| index.is_some();
-        let peer_table = self.keep_peers((v4 || has(tunnels.v4), v6 || has(tunnels.v6)));
+        let peer_table = self.keep_peer_table((v4 || has(tunnels.v4), v6 || has(tunnels.v6)));
         let has_peer_table = peer_table.is_ok();
         findings.extend(peer_table.err());
         for (is_wanted, is_v4) in [(v4, true), (v6, false)] {
@@ -81,6 +82,31 @@ impl Routes {
             let sources = self.known.mesh.local_node().sources.clone();
             self.set_local_node(sources);
         }
+    }
+
+    /// Whether peers or tunnels are from another network configuration, and the store has not listed its nodes. A changed margin would
+    /// replace the accepted sources and remove the address of the tunnel. A changed VNI or port would replace the device.
+    pub(super) fn is_mismatched(&mut self) -> Result<bool, netlink::Error> {
+        if self.known.is_complete {
+            return Ok(false);
+        }
+        if self.known.has_other_layout() {
+            return Ok(true);
+        }
+        let names = [self.tunnel_name(true), self.tunnel_name(false)];
+        for name in names.into_iter().flatten() {
+            if self.kernel.socket.link(&name)?.is_some_and(|link| self.is_of_other_settings(&link)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether the link is a managed tunnel with another VNI or port.
+    fn is_of_other_settings(&self, link: &Link) -> bool {
+        let (alias, mesh) = (engine::alias::of_tunnel(&self.config.network.name), &self.config.cluster);
+        let has_others = |vxlan: Vxlan| (vxlan.vni, vxlan.port) != (mesh.vni, mesh.vxlan_port);
+        link.alias.as_ref() == Some(&alias) && link.vxlan.is_some_and(has_others)
     }
 
     fn tunnel(&self, v4: bool) -> Option<Tunnel> {

@@ -24,8 +24,13 @@ fn written(route: &ApiRoute) -> String {
         ApiRoute::Cluster(ClusterQuery::Routes) => api::ROUTES.to_owned(),
         ApiRoute::Cluster(ClusterQuery::Blocks) => api::BLOCKS.to_owned(),
         ApiRoute::Cluster(ClusterQuery::Remove(name)) => format!("{}/{name}", api::NODES),
+        ApiRoute::Objects(ObjectPath::List { .. }) => api::OBJECTS.to_owned(),
+        ApiRoute::Objects(ObjectPath::One(id)) => {
+            format!("{}/{}/{}/{}", api::OBJECTS, id.kind().plural(), id.tenant_name(), id.name())
+        }
     };
-    format!("`{} {path}`", route.method())
+    let method = route.method().map_or_else(|| "GET".to_owned(), |method| method.to_string());
+    format!("`{method} {path}`")
 }
 
 #[test]
@@ -46,6 +51,7 @@ fn documented_routes_are_the_routes_of_the_agent() {
         ApiRoute::Cluster(ClusterQuery::Routes),
         ApiRoute::Cluster(ClusterQuery::Blocks),
         ApiRoute::Cluster(ClusterQuery::Remove("NAME".to_owned())),
+        ApiRoute::Objects(ObjectPath::List { kind: None, tenant: None }),
     ];
     let wanted: BTreeSet<(String, &str)> =
         all.iter().map(|route| (written(route), if route.is_public() { "TCP" } else { "" })).collect();

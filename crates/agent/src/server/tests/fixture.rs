@@ -19,7 +19,8 @@ use super::super::*;
 use crate::waker::Waker;
 use crate::work::{RequestSettings, Serve, WorkParts};
 
-pub(super) const SOON: Duration = Duration::from_secs(60);
+/// Only a failing test waits this long.
+pub(super) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) const SHORT: ClientTimeouts = ClientTimeouts {
     head: Duration::from_millis(150),
     body: Duration::from_millis(150),
@@ -49,7 +50,7 @@ pub(super) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let serve = Box::new(|request: &Request, _: &Caller<'_>| done(request));
+        let serve = Box::new(|request: &Request, _: &Caller<'_>| fixed_result(request));
         Self {
             users: AllowedUsers::root_and_self(),
             timeouts: ClientTimeouts::default(),
@@ -62,17 +63,18 @@ impl Default for Options {
 
 /// Waits until the engine's caller is cancelled, and returns whether it was.
 pub(super) fn wait_for_cancel(caller: &Caller<'_>) -> bool {
-    let end = Instant::now() + SOON;
+    let end = Instant::now() + TEST_TIMEOUT;
     while !(caller.cancelled)() && Instant::now() < end {
         thread::sleep(Duration::from_millis(1));
     }
     (caller.cancelled)()
 }
 
-/// The details of a request for which [`done`] finds no address.
+/// The `details` of the response if [`fixed_result`] reports that no address is left: the agent adds why it has no other block.
 pub(super) const EXHAUSTED: &str = "254 in use; no other block: this node already has the whole network";
 
-pub(super) fn done(request: &Request) -> Result<Done, Error> {
+/// The replacement for the engine. An ADD of container `bad` finds no address.
+pub(super) fn fixed_result(request: &Request) -> Result<Done, Error> {
     match request {
         Request::Add(call) if call.container.as_str() == "bad" => {
             Err(Error::new(ErrorCode::AddressesExhausted, "no address left").with_details("254 in use"))
@@ -86,7 +88,7 @@ pub(super) fn done(request: &Request) -> Result<Done, Error> {
 }
 
 impl Fixture {
-    pub(super) fn lose_bridge(&self) {
+    pub(super) fn report_missing_bridge(&self) {
         let finding = Finding::new(Code::BridgeMissing, "bridge podwire0", "the bridge is missing");
         self.agent_status.set(Source::Reconcile, vec![finding.fix("ip link add")]);
     }
@@ -123,7 +125,8 @@ impl Fixture {
         let allocations = Arc::new(NodeAllocations::none("", Vec::new()));
         let work =
             Work::new(WorkParts::alone(settings, &agent_status, &allocations)).with_engine(options.serve);
-        allocations.set(NodeAllocation::of_default(Arc::new(Network::whole(&network_settings).unwrap())));
+        let whole = NodeAllocation::of_default(Arc::new(Network::whole(&network_settings).unwrap()));
+        allocations.set(network_settings.subnets.clone(), Ok(whole));
         let queue = Arc::new(options.queue);
         let service = ApiService {
             agent_status: Arc::clone(&agent_status),
@@ -141,6 +144,7 @@ impl Fixture {
             allocations,
             reconciler: ReconcileRequests::new(Waker::new().unwrap()),
             cluster: None,
+            // Larger than the kernel's socket buffers, for a client that does not read.
             cni_config: Box::new(|| Ok(" ".repeat(16 << 20))),
         };
         let (stop, stop_receiver) = oneshot::channel();
@@ -159,13 +163,13 @@ impl Fixture {
                 run(endpoints, Arc::new(service), async { stop_receiver.await.unwrap_or_default() }).await
             })
         });
-        let (watch, tcp) = bound.recv_timeout(SOON).unwrap();
+        let (watch, tcp) = bound.recv_timeout(TEST_TIMEOUT).unwrap();
         Self { dir, socket, tcp, agent_status, watch, queue, stop: Some(stop), thread: Some(thread) }
     }
 
     pub(super) fn connect(&self) -> Client {
         let client = Client::connect(&self.socket).unwrap();
-        client.set_read_timeout(Some(SOON)).unwrap();
+        client.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         client
     }
 
@@ -220,7 +224,7 @@ pub(super) fn call(verb: &str, container: &str) -> Value {
 }
 
 pub(super) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + SOON;
+    let end = Instant::now() + TEST_TIMEOUT;
     while !condition() {
         assert!(Instant::now() < end, "{what} did not happen");
         thread::sleep(Duration::from_millis(2));

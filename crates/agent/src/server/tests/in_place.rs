@@ -1,4 +1,4 @@
-//! Calls that the acceptor serves directly, and calls that it hands over to the runtime.
+//! Calls that the acceptor serves directly, and calls that it hands over to tokio.
 
 use super::*;
 
@@ -9,9 +9,9 @@ fn paused_adds() -> (Options, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let serve = move |request: &Request, _: &Caller<'_>| {
         if let Request::Add(_) = request {
             started.send(()).unwrap();
-            resumed.lock().unwrap().recv_timeout(SOON).unwrap();
+            resumed.lock().unwrap().recv_timeout(TEST_TIMEOUT).unwrap();
         }
-        done(request)
+        fixed_result(request)
     };
     (Options { serve: Box::new(serve), ..Options::default() }, received, resume)
 }
@@ -25,7 +25,7 @@ fn hanging_adds_leave_an_acceptor_free() {
         client.write_all(post("/v1/cni", &call("ADD", &format!("c{n}"))).as_bytes()).unwrap();
     }
     // Eight workers, two of which are reserved for other classes.
-    (0..6).for_each(|_| received.recv_timeout(SOON).unwrap());
+    (0..6).for_each(|_| received.recv_timeout(TEST_TIMEOUT).unwrap());
     wait_until("the remaining ADDs to be queued", || fixture.queue.waiting() == 20);
     assert_eq!(fixture.post("/v1/cni", &call("DEL", "a")), (200, json!({})));
     assert_eq!(fixture.get("/v1/health").0, 200);
@@ -72,13 +72,13 @@ fn a_complete_call_is_served_by_its_acceptor() {
     let (sender, receiver) = mpsc::channel();
     let serve = move |request: &Request, _: &Caller<'_>| {
         sender.send(thread::current().name().unwrap().to_owned()).unwrap();
-        done(request)
+        fixed_result(request)
     };
     let fixture = Fixture::new(Options { serve: Box::new(serve), ..Options::default() });
     // On a busy host, a worker serves a call that arrives slowly.
     wait_until("a call that an acceptor serves", || {
         assert_eq!(fixture.post("/v1/cni", &call("ADD", "a")).0, 200);
-        receiver.recv_timeout(SOON).unwrap().starts_with("podwire-accept")
+        receiver.recv_timeout(TEST_TIMEOUT).unwrap().starts_with("podwire-accept")
     });
 }
 
@@ -90,14 +90,14 @@ fn a_half_closed_connection_counts_as_hung_up() {
         assert!(!(caller.cancelled)());
         started.send(()).unwrap();
         reported.send(wait_for_cancel(caller)).unwrap();
-        done(request)
+        fixed_result(request)
     };
     let fixture = Fixture::new(Options { serve: Box::new(serve), ..Options::default() });
     let mut client = fixture.connect();
     client.write_all(post("/v1/cni", &call("ADD", "a")).as_bytes()).unwrap();
-    received.recv_timeout(SOON).unwrap();
+    received.recv_timeout(TEST_TIMEOUT).unwrap();
     client.shutdown(std::net::Shutdown::Write).unwrap();
-    assert_eq!(cancelled.recv_timeout(SOON), Ok(true));
+    assert_eq!(cancelled.recv_timeout(TEST_TIMEOUT), Ok(true));
 }
 
 #[test]
@@ -114,14 +114,14 @@ fn a_large_answer_blocks_no_acceptor() {
     assert_eq!((status, body["result"].as_str().unwrap().len()), (200, 4 << 20));
 }
 
-/// Hyper's first read requests 8 KiB. The runtime reads the remainder of a larger call.
+/// Hyper's first read requests 8 KiB. The tokio runtime reads the remainder of a larger call.
 #[test]
 fn a_call_larger_than_the_first_read_is_served() {
     let (sender, receiver) = mpsc::channel();
     let serve = move |request: &Request, _: &Caller<'_>| {
         let Request::Add(call) = request else { panic!("{request:?}") };
         sender.send(call.config.raw.len()).unwrap();
-        done(request)
+        fixed_result(request)
     };
     let fixture = Fixture::new(Options { serve: Box::new(serve), ..Options::default() });
     for size in [1 << 10, 7 << 10, 8 << 10, 9 << 10, 64 << 10, 900 << 10] {
@@ -130,7 +130,7 @@ fn a_call_larger_than_the_first_read_is_served() {
         config["padding"] = json!("x".repeat(size));
         large["config"] = json!(config.to_string());
         assert_eq!(fixture.post("/v1/cni", &large).0, 200, "{size}");
-        assert!(receiver.recv_timeout(SOON).unwrap() > size);
+        assert!(receiver.recv_timeout(TEST_TIMEOUT).unwrap() > size);
         // Two calls on one connection, written without a pause.
         let first = post("/v1/cni", &large).replace("Connection: close\r\n", "");
         let mut client = fixture.connect();
@@ -141,6 +141,6 @@ fn a_call_larger_than_the_first_read_is_served() {
         client.read_to_string(&mut text).unwrap();
         writing.join().unwrap();
         assert_eq!(text.matches("HTTP/1.1 200").count(), 2, "{size}: {text}");
-        (0..2).for_each(|_| assert!(receiver.recv_timeout(SOON).unwrap() > size));
+        (0..2).for_each(|_| assert!(receiver.recv_timeout(TEST_TIMEOUT).unwrap() > size));
     }
 }

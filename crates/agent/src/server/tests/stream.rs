@@ -91,7 +91,7 @@ impl Streaming {
 
 fn block_on<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { timeout(SOON, test).await.expect("the test timed out") })
+    runtime.block_on(async { timeout(TEST_TIMEOUT, test).await.expect("the test timed out") })
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn a_stream_waits_for_a_client_that_does_not_read() {
             let polled = connection.as_mut().poll(&mut Context::from_waker(Waker::noop()));
             assert!(polled.is_pending());
         };
-        // The runtime reports that the socket is readable and writable.
+        // Tokio reports that the socket is readable and writable.
         while streaming.produced() == 0 {
             poll_now();
             tokio::task::yield_now().await;

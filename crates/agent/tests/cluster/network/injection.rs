@@ -13,7 +13,7 @@ use testkit::{
 };
 
 use super::{TUNNEL, ip};
-use crate::common::{SOON, TIMEOUT, await_that, expect_reach, pod, up};
+use crate::common::{TIMEOUT, await_that, expect_reach, pod, up};
 use crate::store::{StoreClient, node_key};
 use frame::{Frame, PORT, VNI};
 
@@ -177,7 +177,7 @@ fn tunnels_accept_only_packets_from_the_owner_of_the_source() {
         target.expect(&[]);
         let is_learnt = |line: &str| line.contains("02:00:00:00:00:66");
         assert!(!neighbours(n1).lines().any(is_learnt), "{before}\n{}", neighbours(n1));
-        expect_reach(&cluster, SOON);
+        expect_reach(&cluster, TIMEOUT);
     }
 }
 
@@ -315,11 +315,11 @@ fn a_new_address_of_a_peer_replaces_its_old_one() {
         }
         ip(n2, &format!("addr del {old}/{length} dev eth0"));
         let listed = || n1.sh(&["nft", "list", "table", "inet", TABLE]).unwrap();
-        await_that("n1 to know only the new address", SOON, || {
+        await_that("n1 to know only the new address", TIMEOUT, || {
             let listed = listed();
             listed.contains(&format!("{new} . ")) && !listed.contains(&format!("{old} . "))
         });
-        expect_reach(&cluster, SOON);
+        expect_reach(&cluster, TIMEOUT);
         // Another host with the old address is not n2.
         ip(n3, &format!("addr add {old}/{full} dev eth0{nodad}"));
         for target in Target::both(&cluster) {
@@ -352,7 +352,7 @@ fn flushed_rules_are_restored_for_all_peers() {
         vec!["nft", "insert", "rule", "inet", TABLE, "receive", "accept"],
     ] {
         n1.sh(&fault).unwrap();
-        await_that(&format!("the rules to be restored after {fault:?}"), SOON, || {
+        await_that(&format!("the rules to be restored after {fault:?}"), TIMEOUT, || {
             // nft fails while the table is missing.
             listed() == before
         });
@@ -363,7 +363,7 @@ fn flushed_rules_are_restored_for_all_peers() {
             target.expect(&[]);
         }
     }
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
 }
 
 #[test]
@@ -399,7 +399,7 @@ fn pods_of_nodes_without_tunnels_cannot_send_to_tunnel_ports() {
         // A saved record of n1 could still allow sending through a tunnel.
         n2.sh(&["rm", "-f", n2.dir().join("lib/podwire/peers.json").to_str().unwrap()]).unwrap();
         cluster.start_agent("n2").unwrap();
-        expect_reach(&cluster, SOON);
+        expect_reach(&cluster, TIMEOUT);
         let [n1, n2] = ["n1", "n2"].map(|node| cluster.node(node).unwrap());
         assert!(inspect::link(n1, tunnel).is_ok() && inspect::link(n2, tunnel).is_err());
         let remote = pod(&cluster, "p2");
@@ -425,7 +425,7 @@ fn an_underlay_link_named_like_pod_links_carries_tunnels() {
         ip(n1, &format!("route replace {}", route.replace("eth0", "pw0").trim()));
     }
     cluster.start_agent("n1").unwrap();
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
     // The source check stops a pod that uses the address of a peer.
     cluster.pod("n1", "p4").unwrap();
     let (local, spoofed) = (pod(&cluster, "p4"), address(&cluster, "n2"));
@@ -489,7 +489,7 @@ fn no_tunnel_is_created_while_nft_fails() {
     failing.await_two();
     assert!(tunnel_mtu(n1).is_err(), "{:?}", tunnel_mtu(n1));
     failing.end();
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
     // An existing tunnel is adjusted, also by an agent that has just started.
     cluster.kill_agent("n1").unwrap();
     failing.start();
@@ -498,10 +498,10 @@ fn no_tunnel_is_created_while_nft_fails() {
     ip(n1, &format!("link set {TUNNEL} mtu 1300"));
     cluster.agent_mut("n1").unwrap().launch().unwrap();
     let n1 = cluster.node("n1").unwrap();
-    await_that("the MTU to be repaired", SOON, || tunnel_mtu(n1).is_ok_and(|mtu| mtu == before));
+    await_that("the MTU to be repaired", TIMEOUT, || tunnel_mtu(n1).is_ok_and(|mtu| mtu == before));
     failing.end();
     cluster.agent_mut("n1").unwrap().wait_ready().unwrap();
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
 }
 
 /// The store is unreachable, too.
@@ -517,7 +517,7 @@ fn an_agent_started_without_underlay_keeps_accepting_peers() {
         n1.sh(&["nft", "flush", "chain", "inet", TABLE, "receive"]).unwrap();
         cluster.agent_mut("n1").unwrap().launch().unwrap();
         let n1 = cluster.node("n1").unwrap();
-        await_that("the table to be repaired", SOON, || listed(n1).contains("@th,128,48 !="));
+        await_that("the table to be repaired", TIMEOUT, || listed(n1).contains("@th,128,48 !="));
         assert_eq!(listed(n1), before);
     }
 }
@@ -560,7 +560,7 @@ fn two_networks_on_one_port_keep_their_own_peers() {
             .iter()
             .all(|table| listed(table).is_ok_and(|text| text.contains(&format!("{n2_address} . "))))
     });
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
     // A node of one network must not send sources of another network.
     let target = Target::new(&cluster, pod(&cluster, "p1").addresses[0]);
     for from in ["10.43.0.9", "10.43.1.9"] {
@@ -570,7 +570,7 @@ fn two_networks_on_one_port_keep_their_own_peers() {
     // Restoring one table does not change the other one.
     let other_table = listed(TABLE).unwrap();
     n1.sh(&["nft", "delete", "table", "inet", "podwire-peers-red"]).unwrap();
-    await_that("the table of network red to be restored", SOON, || listed("podwire-peers-red").is_ok());
+    await_that("the table of network red to be restored", TIMEOUT, || listed("podwire-peers-red").is_ok());
     assert_eq!(listed(TABLE).unwrap(), other_table);
     drop(red);
 }

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use testkit::{Agent, Extra, Ns, Plan, inspect};
 
 use super::{PeerObjects, TUNNEL, await_peer_objects, ip, mtu_of, peer_routes, problems, routes_to};
-use crate::common::{SOON, TIMEOUT, await_that, expect_reach, up};
+use crate::common::{TIMEOUT, await_that, expect_reach, up};
 
 /// Longer than the delay between two attempts to add a route that the kernel refused.
 const RETRIES: Duration = Duration::from_secs(2);
@@ -61,13 +61,13 @@ fn two_agents_on_one_node_keep_each_others_routes() {
     // Each agent removes a stale route of its own network.
     for (route, part) in [("10.42.250.0/24", "10.42.250"), ("10.77.250.0/24", "10.77.250")] {
         ip(n1, &format!("route add {route} via 10.199.1.254 proto 113 metric 77"));
-        await_that("the removal of a stale route", SOON, || {
+        await_that("the removal of a stale route", TIMEOUT, || {
             !peer_routes(n1).iter().any(|line| line.contains(part))
         });
     }
     assert_eq!(peer_routes(n1), all);
     assert!(clamped().contains("pwvx4") && clamped().contains("red4"), "{}", clamped());
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
 }
 
 /// An agent may be killed after it created the device and before it set the alias.
@@ -80,9 +80,9 @@ fn a_tunnel_without_alias_is_still_managed() {
     n1.sh(&["ip", "link", "set", "dev", TUNNEL, "alias", ""]).unwrap();
     ip(&n1, "link set dev pwvx4 down");
     cluster.start_agent("n1").unwrap();
-    await_peer_objects(&n1, &before, "the loss of the alias", SOON);
+    await_peer_objects(&n1, &before, "the loss of the alias", TIMEOUT);
     assert_eq!(inspect::link(&n1, TUNNEL).unwrap().index, index);
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
     assert_eq!(problems(cluster.agent("n1").unwrap()), [""; 0]);
 }
 
@@ -95,8 +95,8 @@ fn an_address_of_another_nodes_block_is_removed_from_the_tunnel() {
     for block in blocks_of(n1, &cluster, "p2").iter().filter(|block| block.addr().is_ipv4()) {
         ip(n1, &format!("addr add {}/32 dev {TUNNEL}", block.network()));
     }
-    await_peer_objects(n1, &before, "an address of another node's block", SOON);
-    expect_reach(&cluster, SOON);
+    await_peer_objects(n1, &before, "an address of another node's block", TIMEOUT);
+    expect_reach(&cluster, TIMEOUT);
 }
 
 #[test]
@@ -111,15 +111,15 @@ fn a_refused_route_is_logged_once_and_reported_until_it_is_added() {
     ip(n1, "route flush proto 113");
     let agent = cluster.agent("n1").unwrap();
     let is_reported = || problems(agent).iter().any(|message| message.contains(&local.to_string()));
-    await_that("the condition", SOON, is_reported);
+    await_that("the condition", TIMEOUT, is_reported);
     let of_it = |log: String| log.lines().filter(|line| line.contains("invalid gateway")).count();
     // The agent retries several times meanwhile.
     std::thread::sleep(RETRIES);
     assert_eq!(of_it(agent.log().unwrap()), 1, "{}", agent.log().unwrap());
     ip(n1, &format!("addr del {local}/32 dev lo"));
-    await_that("the route to be restored", SOON, || peer_routes(n1) == before);
-    await_that("no condition", SOON, || problems(agent).is_empty());
-    expect_reach(&cluster, SOON);
+    await_that("the route to be restored", TIMEOUT, || peer_routes(n1) == before);
+    await_that("no condition", TIMEOUT, || problems(agent).is_empty());
+    expect_reach(&cluster, TIMEOUT);
 }
 
 #[test]
@@ -154,12 +154,42 @@ fn pods_fit_into_the_tunnel_after_the_link_lost_its_address() {
     cluster.remove_pod("p1").unwrap();
     let routes = peer_routes(n1);
     ip(n1, "addr flush dev eth0");
-    await_that("the routes to change", SOON, || peer_routes(n1) != routes);
-    await_that("the condition", SOON, || {
+    await_that("the routes to change", TIMEOUT, || peer_routes(n1) != routes);
+    await_that("the condition", TIMEOUT, || {
         problems(cluster.agent("n1").unwrap())
             .iter()
             .any(|what| what.contains("was removed, and it has no other IPv4 address"))
     });
     ip(n1, "link del dev podwire0");
     assert_eq!(mtu_of(&cluster.pod("n1", "p8").unwrap().pod, "eth0"), 1350);
+}
+
+/// The store refuses the node. Its running pods keep their routes, tunnel and accepted sources.
+#[test]
+fn a1_a_node_with_another_margin_or_vni_keeps_its_paths() {
+    let vni = "4078";
+    let flags = ["--network-vni", vni].map(str::to_owned).to_vec();
+    let mut cluster = up("mismatch", &Plan { all: Extra { flags, ..Extra::default() }, ..plan() });
+    let n1 = (**cluster.node("n1").unwrap()).clone();
+    let table = || n1.sh(&["nft", "-s", "list", "table", "inet", "podwire-peers-podwire"]).unwrap();
+    let (before, rules) = (PeerObjects::of(&n1).unwrap(), table());
+    for (flag, right, wrong) in [("--network-margin", "8", "6"), ("--network-vni", vni, "4099")] {
+        cluster.kill_agent("n1").unwrap();
+        let agent = cluster.agent_mut("n1").unwrap();
+        agent.set_flag(flag, wrong).unwrap();
+        agent.launch().unwrap();
+        await_that("the mismatch to be reported", TIMEOUT, || {
+            agent.get(api::STATUS).is_ok_and(|status| status.to_string().contains("NetworkMismatch"))
+        });
+        // The peers thread answers after its first comparison.
+        agent.get(api::ROUTES).unwrap();
+        assert_eq!(PeerObjects::of(&n1).as_ref(), Some(&before), "{flag}");
+        assert_eq!(table(), rules, "{flag}");
+        let status = agent.get(api::STATUS).unwrap().to_string();
+        assert!(!status.contains("PeerRecordRefused"), "{status}");
+        expect_reach(&cluster, TIMEOUT);
+        cluster.kill_agent("n1").unwrap();
+        cluster.agent_mut("n1").unwrap().set_flag(flag, right).unwrap();
+        cluster.start_agent("n1").unwrap();
+    }
 }

@@ -11,7 +11,7 @@ use testkit::{Cluster, Plan};
 use types::{Mac, NodeName, NodeUid};
 
 use super::peer_routes;
-use crate::common::{SOON, Streams, TIMEOUT, await_that, up};
+use crate::common::{Streams, TIMEOUT, await_that, up};
 
 const COUNT: u16 = 300;
 const MARGIN: u8 = 10;
@@ -88,7 +88,7 @@ fn a_change_of_one_of_many_peers_changes_no_other_route() {
     let mut moved = fake_record(1);
     moved.addresses = fake_record(COUNT + 1).addresses;
     commit(&cluster, &put(&moved));
-    await_that("the move", SOON, || {
+    await_that("the move", TIMEOUT, || {
         let gateway = format!("dst {} ", moved.addresses[0]);
         n1.sh(&["bridge", "fdb", "show", "dev", "pwvx4"]).unwrap().contains(&gateway)
     });
@@ -97,7 +97,7 @@ fn a_change_of_one_of_many_peers_changes_no_other_route() {
     commit(&cluster, &[Change::Delete(KeyLayout::new("/podwire", None).node(&deleted.name))]);
     let remaining: BTreeSet<IpNet> =
         all.iter().copied().filter(|net| !deleted.blocks.contains(net)).collect();
-    await_that("the removal of its routes", SOON, || destinations(&cluster) == remaining);
+    await_that("the removal of its routes", TIMEOUT, || destinations(&cluster) == remaining);
     let changed: BTreeSet<IpNet> = monitor.read().unwrap().iter().filter_map(destination).collect();
     let expected: BTreeSet<IpNet> = moved.blocks.iter().chain(&deleted.blocks).copied().collect();
     assert!(
@@ -109,7 +109,7 @@ fn a_change_of_one_of_many_peers_changes_no_other_route() {
         records.iter().map(|record| Change::Delete(KeyLayout::new("/podwire", None).node(&record.name)));
     commit(&cluster, &keys.collect::<Vec<_>>());
     await_that("the removal of all routes", TIMEOUT, || destinations(&cluster) == initial);
-    await_that("the removal of all tunnel entries but that of n2", SOON, || {
+    await_that("the removal of all tunnel entries but that of n2", TIMEOUT, || {
         n1.sh(&["bridge", "fdb", "show", "dev", "pwvx4"]).unwrap().lines().count() == 1
     });
     streams.expect_no_loss();

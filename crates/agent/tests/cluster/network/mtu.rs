@@ -5,7 +5,7 @@ use serde_json::json;
 use testkit::{AttachedPod, Cluster, Extra, Plan};
 
 use super::{TUNNEL, mtu_of, transfer};
-use crate::common::{SOON, Streams, await_that, expect_reach, pod, up};
+use crate::common::{Streams, TIMEOUT, await_that, expect_reach, pod, up};
 
 const DROP_PMTU: &[u8] = b"table inet pmtu_blackhole {
     chain in {
@@ -47,7 +47,7 @@ fn f8_too_big_packets_are_reported_and_connections_clamped() {
         let (succeeded, output) = ping_unfragmented(&p1, address, 1450);
         assert!(succeeded, "{address}: {output}");
     }
-    await_that("connections are clamped", SOON, || clamps(&cluster, "n1") && clamps(&cluster, "n2"));
+    await_that("connections are clamped", TIMEOUT, || clamps(&cluster, "n1") && clamps(&cluster, "n2"));
     // Also if ICMP errors are dropped, in both directions.
     for attached in [&p1, &p2] {
         flush_path_mtus(attached);
@@ -87,7 +87,7 @@ fn expect_mtu(cluster: &Cluster, mtu: u32) {
             transfer(from, (to, *address));
         }
     }
-    expect_reach(cluster, SOON);
+    expect_reach(cluster, TIMEOUT);
     assert!(!clamps(cluster, "n1") && !clamps(cluster, "n2"), "clamping is not necessary");
 }
 
@@ -100,7 +100,7 @@ fn a_pod_with_a_larger_configured_mtu_is_clamped() {
     let config = agent.config(&json!({"mtu": 1500}));
     assert!(!clamps(&cluster, "n1"));
     cluster.plugin().add(&pod, &config).unwrap().ok().unwrap();
-    await_that("connections are clamped", SOON, || clamps(&cluster, "n1"));
+    await_that("connections are clamped", TIMEOUT, || clamps(&cluster, "n1"));
     cluster.plugin().del(&pod, &config).unwrap().ok().unwrap();
 }
 

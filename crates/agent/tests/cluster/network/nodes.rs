@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use testkit::{Agent, Cluster, DEADLINE, Plan};
 
 use super::{peer_routes, problems, routes_to};
-use crate::common::{BRIEFLY, SOON, Streams, TIMEOUT, await_that, expect_reach, pod, up};
+use crate::common::{PROBE_TIME, Streams, TIMEOUT, await_that, expect_reach, pod, up};
 
 /// The lease of a stopped agent lasts 15 s, and a node that waits for its name retries every 3 s.
 const LEASE: Duration = DEADLINE;
@@ -34,7 +34,7 @@ fn a_disconnected_node_keeps_working_and_catches_up_later() {
     let plan = Plan { nodes: 4, subnets: 2, ..Plan::default() };
     let mut cluster = up("partition", &plan);
     cluster.pod("n3", "p5").unwrap();
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
     let connected = Streams::between(&cluster, &[("p1", "p2")]);
     let disconnected = Streams::between(&cluster, &[("p3", "p5")]);
     let before = peer_routes(cluster.node("n3").unwrap());
@@ -46,14 +46,14 @@ fn a_disconnected_node_keeps_working_and_catches_up_later() {
     let n4 = pod(&cluster, "p4").addresses.clone();
     cluster.kill_node("n4").unwrap();
     remove(cluster.agent("n1").unwrap(), "n4");
-    await_that("the removal of n4 on n1", SOON, || !has_routes_to(&cluster, "n1", &n4));
+    await_that("the removal of n4 on n1", TIMEOUT, || !has_routes_to(&cluster, "n1", &n4));
     // Pods are added on both sides, and no route changes.
     for (node, name) in [("n3", "p6"), ("n1", "p7")] {
         cluster.pod(node, name).unwrap();
     }
     let same_side = [("p3", "p6"), ("p6", "p5"), ("p1", "p7"), ("p7", "p2")];
-    await_that("pods on each side to reach each other", SOON, || {
-        let matrix = cluster.reach(BRIEFLY).unwrap();
+    await_that("pods on each side to reach each other", TIMEOUT, || {
+        let matrix = cluster.reach(PROBE_TIME).unwrap();
         assert!(!matrix.cell("p1", "p3").unwrap().is_ok(), "n3 is cut off");
         same_side.iter().all(|(from, to)| matrix.cell(from, to).unwrap().is_ok())
     });
@@ -102,12 +102,12 @@ fn routes_of_a_removed_node_are_deleted_by_a_restarted_agent() {
     cluster.kill_agent("n2").unwrap();
     cluster.kill_node("n4").unwrap();
     remove(cluster.agent("n1").unwrap(), "n4");
-    await_that("the removal of n4 on n1 and n3", SOON, || {
+    await_that("the removal of n4 on n1 and n3", TIMEOUT, || {
         ["n1", "n3"].iter().all(|node| !routes_via(&cluster, node, "n4"))
     });
     assert!(routes_via(&cluster, "n2", "n4"), "a stopped agent cannot remove routes");
     cluster.start_agent("n2").unwrap();
-    await_that("the removal of stale routes on n2", SOON, || !has_routes_to(&cluster, "n2", &removed));
+    await_that("the removal of stale routes on n2", TIMEOUT, || !has_routes_to(&cluster, "n2", &removed));
     cluster.start_agent("n5").unwrap();
     assert_eq!(blocks(cluster.agent("n1").unwrap(), "n5"), freed);
     streams.expect_no_loss();
@@ -198,7 +198,7 @@ fn a_second_host_with_a_name_takes_over_after_the_first_ended() {
     let current = nodes(cluster.agent("n1").unwrap()).into_iter().find(|view| view.name == "n2").unwrap();
     assert_ne!(current.uid, first.uid);
     assert_eq!((&current.blocks, &current.addresses), (&first.blocks, &cluster.addresses("n3").unwrap()));
-    await_that("n1 to route to the second host", SOON, || {
+    await_that("n1 to route to the second host", TIMEOUT, || {
         let routes = peer_routes(cluster.node("n1").unwrap());
         routes.len() == 2 && routes_via(&cluster, "n1", "n3") && !routes_via(&cluster, "n1", "n2")
     });

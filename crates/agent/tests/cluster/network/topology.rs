@@ -3,7 +3,7 @@
 use testkit::{Cluster, Ns, Plan, PodPath};
 
 use super::{await_path, ip, path, set_sysctl};
-use crate::common::{SOON, Streams, expect_reach, up};
+use crate::common::{Streams, TIMEOUT, expect_reach, up};
 
 /// Connects n3 to another subnet, with addresses of that subnet.
 fn move_n3(cluster: &Cluster, from: usize, to: usize) {
@@ -36,9 +36,9 @@ fn f6_paths_follow_a_node_that_moves_behind_a_router_and_back() {
         for (pair, expected) in
             [(("p1", "p3"), p1), (("p3", "p1"), p1), (("p2", "p3"), p2), (("p3", "p2"), p2)]
         {
-            await_path(&cluster, pair, expected, SOON);
+            await_path(&cluster, pair, expected, TIMEOUT);
         }
-        expect_reach(&cluster, SOON);
+        expect_reach(&cluster, TIMEOUT);
         untouched.expect_no_loss();
         moved.expect_recovery();
     }
@@ -66,9 +66,9 @@ fn f6_asymmetric_paths_work_with_strict_reverse_path_filtering() {
     {
         let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p1")]);
         set_prefix(n2, lengths, before);
-        await_path(&cluster, ("p2", "p1"), return_path, SOON);
+        await_path(&cluster, ("p2", "p1"), return_path, TIMEOUT);
         assert_eq!(path(&cluster, "p1", "p2"), PodPath::Direct);
-        expect_reach(&cluster, SOON);
+        expect_reach(&cluster, TIMEOUT);
         streams.expect_recovery();
     }
 }

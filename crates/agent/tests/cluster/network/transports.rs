@@ -9,14 +9,14 @@ use testkit::{
 };
 
 use super::{TUNNEL, mtu_of, path, problems, transfer};
-use crate::common::{BRIEFLY, SOON, Streams, await_that, expect_reach, pod, up};
+use crate::common::{PROBE_TIME, Streams, TIMEOUT, await_that, expect_reach, pod, up};
 
 #[test]
 fn the_configured_transport_is_used() {
     let cluster = up("vxlan", &Plan { nodes: 2, transport: TransportMode::Vxlan, ..Plan::default() });
     assert_eq!((path(&cluster, "p1", "p2"), path(&cluster, "p2", "p1")), (PodPath::Vxlan, PodPath::Vxlan));
     let streams = Streams::between(&cluster, &[("p1", "p2")]);
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
     streams.expect_no_loss();
     drop(cluster);
 
@@ -24,8 +24,8 @@ fn the_configured_transport_is_used() {
     let plan = Plan { subnets: 2, transport: TransportMode::Direct, ..Plan::default() };
     let cluster = Cluster::up("direct", &plan).unwrap();
     cluster.pods_everywhere(1).unwrap();
-    await_that("p1 and p3 to reach each other", SOON, || {
-        let matrix = cluster.reach(BRIEFLY).unwrap();
+    await_that("p1 and p3 to reach each other", TIMEOUT, || {
+        let matrix = cluster.reach(PROBE_TIME).unwrap();
         matrix.cell("p1", "p3").unwrap().is_ok() && matrix.cell("p3", "p1").unwrap().is_ok()
     });
     assert_eq!((path(&cluster, "p1", "p3"), path(&cluster, "p1", "p2")), (PodPath::Direct, PodPath::None));
@@ -33,7 +33,7 @@ fn the_configured_transport_is_used() {
         assert!(inspect::link(cluster.node(node).unwrap(), TUNNEL).is_err());
     }
     assert_eq!(mtu_of(&pod(&cluster, "p1").pod, "eth0"), 1500);
-    await_that("n1 to report n2", SOON, || {
+    await_that("n1 to report n2", TIMEOUT, || {
         problems(cluster.agent("n1").unwrap())
             .iter()
             .any(|what| what.contains("10.199.2.2 is not on-link; use transport auto or vxlan"))
@@ -50,14 +50,14 @@ fn nodes_change_their_transport_one_by_one_without_an_outage() {
         cluster.kill_agent(node).unwrap();
         cluster.agent_mut(node).unwrap().set_flag("--network-transport", transport).unwrap();
         cluster.start_agent(node).unwrap();
-        expect_reach(&cluster, SOON);
+        expect_reach(&cluster, TIMEOUT);
         streams.expect_recovery();
     }
     let paths = [path(&cluster, "p2", "p1"), path(&cluster, "p1", "p2"), path(&cluster, "p3", "p2")];
     assert_eq!(paths, [PodPath::Vxlan, PodPath::Direct, PodPath::Direct]);
     // Entries of the previous agent of n3 are removed without counting as repairs.
     let n3 = cluster.node("n3").unwrap();
-    await_that("no neighbour on n3's tunnel", SOON, || {
+    await_that("no neighbour on n3's tunnel", TIMEOUT, || {
         n3.sh(&["ip", "neigh", "show", "dev", TUNNEL, "nud", "permanent"]).unwrap().is_empty()
     });
     let log = cluster.agent("n3").unwrap().log().unwrap();
@@ -74,7 +74,7 @@ fn a_tunnel_can_be_renamed_by_config() {
     cluster.node("n1").unwrap().sh(&["ip", "link", "set", "near4", "alias", ""]).unwrap();
     cluster.agent_mut("n1").unwrap().set_flag("--network-tunnel", "far").unwrap();
     cluster.start_agent("n1").unwrap();
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
     let links = inspect::links(cluster.node("n1").unwrap()).unwrap();
     let tunnels: Vec<&str> =
         links.iter().filter(|link| link.kind() == Some("vxlan")).map(|link| link.name.as_str()).collect();
@@ -86,7 +86,7 @@ fn pods_of_both_families_cross_an_underlay_of_one_family() {
     for (label, underlay) in [("only4", Families::V4), ("only6", Families::V6)] {
         let plan = Plan { subnets: 2, underlay, ..Plan::default() };
         let cluster = up(label, &plan);
-        let matrix = cluster.reach(SOON).unwrap();
+        let matrix = cluster.reach(TIMEOUT).unwrap();
         assert!(matrix.cells.iter().all(|cell| cell.v4.is_some() && cell.v6.is_some()));
         let streams = Streams::between(&cluster, &[("p1", "p2"), ("p1", "p3")]);
         let (tunnel, overhead) = if underlay == Families::V4 { ("pwvx4", 50) } else { ("pwvx6", 70) };
@@ -118,7 +118,7 @@ fn nodes_and_pods_of_other_nodes_reach_each_other() {
         let attached = pod(&cluster, name);
         for (index, address) in attached.addresses.iter().enumerate() {
             let echo = udp_echo(&attached.pod, SocketAddr::new(*address, 0)).unwrap();
-            let observed = udp_connects(n1, echo.address(), SOON).unwrap().map(|observed| observed.ip());
+            let observed = udp_connects(n1, echo.address(), TIMEOUT).unwrap().map(|observed| observed.ip());
             assert_eq!(observed, Some(gateway_of(&cluster, "p1", index)), "n1 to {address}");
         }
     }
@@ -155,8 +155,8 @@ fn the_tunnel_has_the_configured_checksum_offload() {
     // A recreated device gets the same setting.
     let n1 = cluster.node("n1").unwrap();
     super::ip(n1, "link del dev pwvx4");
-    await_that("another tunnel", SOON, || inspect::link(n1, TUNNEL).is_ok_and(|link| link.is_up()));
-    expect_reach(&cluster, SOON);
+    await_that("another tunnel", TIMEOUT, || inspect::link(n1, TUNNEL).is_ok_and(|link| link.is_up()));
+    expect_reach(&cluster, TIMEOUT);
     assert!(!offloads("n1"));
 }
 
@@ -166,8 +166,9 @@ fn offloads(cluster: &Cluster, (node, tunnel): (&str, &str)) -> bool {
     ethtool.tx_checksum(inspect::link(ns, tunnel).unwrap().index).unwrap()
 }
 
-/// A trial with a node that does not answer yet takes five seconds, and the next one starts five seconds later.
-const TRIAL: Duration = DEADLINE;
+/// Timeout of a test of checksum offload. With a node that does not answer yet it takes five seconds, and the next one starts five
+/// seconds later.
+const CHECKSUM_TEST_TIMEOUT: Duration = DEADLINE;
 
 /// A NIC that computes wrong checksums for tunnelled packets, so that offloaded packets do not arrive. On the underlay such a
 /// packet has only the sum of the pseudo header as checksum.
@@ -179,16 +180,18 @@ fn wrong_checksums(label: &str, underlay: Families) {
         cluster.agent(node).unwrap().log().unwrap().matches(what).count()
     };
     let times_logged = |cluster: &Cluster, what: &str| logged_by(cluster, "n1", what);
-    let (right, wrong) =
+    let (valid, invalid) =
         ("checksums of tunnelled packets are valid", "computes invalid checksums; switched off");
-    let (helped, kept) =
+    let (answered_without_offload, already_off) =
         ("peer answers through the tunnel without checksum offload", "is off already; not changed");
-    await_that("the trial of n2", TRIAL, || logged_by(&cluster, "n2", right) == 1);
+    await_that("the checksum test of n2", CHECKSUM_TEST_TIMEOUT, || logged_by(&cluster, "n2", valid) == 1);
     let of_n1 =
         cluster.addresses("n1").unwrap().into_iter().find(|ip| ip.is_ipv4() == (family == "ip")).unwrap();
     // Each family: the position of the inner checksum, after the headers of UDP, VXLAN, Ethernet and IP.
     for (index, header) in [(0, 20), (1, 40)] {
-        await_that("the trial of n1", TRIAL, || times_logged(&cluster, right) == index + 1);
+        await_that("the checksum test of n1", CHECKSUM_TEST_TIMEOUT, || {
+            times_logged(&cluster, valid) == index + 1
+        });
         assert!(offloads(&cluster, "n1") && offloads(&cluster, "n2"));
         let (from, to) = (gateway_of(&cluster, "p1", index), gateway_of(&cluster, "p2", index));
         let (bits, sum) = (8 * (8 + 8 + 14 + header + 6), pseudo_header_sum(from, to));
@@ -197,32 +200,38 @@ fn wrong_checksums(label: &str, underlay: Families) {
         let table = format!("table inet nic {{ chain forward {{ {hook}; {rule}; }}; }}");
         cluster.underlay().sh(&["nft", &table]).unwrap();
         cluster.agent_mut("n1").unwrap().restart().unwrap();
-        await_that("the trial of n1", TRIAL, || times_logged(&cluster, wrong) == index + 1);
-        await_that("checksums by the kernel", SOON, || !offloads(&cluster, "n1"));
-        await_that("the second trial of n1", TRIAL, || times_logged(&cluster, helped) == index + 1);
+        await_that("the checksum test of n1", CHECKSUM_TEST_TIMEOUT, || {
+            times_logged(&cluster, invalid) == index + 1
+        });
+        await_that("checksums by the kernel", TIMEOUT, || !offloads(&cluster, "n1"));
+        await_that("the second checksum test of n1", CHECKSUM_TEST_TIMEOUT, || {
+            times_logged(&cluster, answered_without_offload) == index + 1
+        });
         assert!(offloads(&cluster, "n2"), "n2 has another NIC");
-        expect_reach(&cluster, SOON);
+        expect_reach(&cluster, TIMEOUT);
         // The setting is kept after a manual change, after a recreation of the tunnel and by the next agent.
         let switch = |link: u32| Ethtool::open().and_then(|mut ethtool| ethtool.set_tx_checksum(link, true));
         let n1 = cluster.node("n1").unwrap();
         let link = inspect::link(n1, tunnel).unwrap().index;
         n1.enter(|| switch(link)).unwrap().unwrap();
-        await_that("checksums by the kernel again", SOON, || !offloads(&cluster, "n1"));
+        await_that("checksums by the kernel again", TIMEOUT, || !offloads(&cluster, "n1"));
         super::ip(n1, &format!("link del dev {tunnel}"));
-        await_that("another tunnel with checksums by the kernel", SOON, || {
+        await_that("another tunnel with checksums by the kernel", TIMEOUT, || {
             inspect::link(n1, tunnel).is_ok_and(|link| link.is_up()) && !offloads(&cluster, "n1")
         });
         cluster.agent_mut("n1").unwrap().restart().unwrap();
-        await_that("the log of the next agent", TRIAL, || times_logged(&cluster, kept) == index + 1);
+        await_that("the log of the next agent", CHECKSUM_TEST_TIMEOUT, || {
+            times_logged(&cluster, already_off) == index + 1
+        });
         assert!(!offloads(&cluster, "n1"));
         // The NIC is replaced, which includes a boot, so that the tunnel is new.
         cluster.underlay().sh(&["nft", "delete table inet nic"]).unwrap();
         cluster.kill_agent("n1").unwrap();
         super::ip(cluster.node("n1").unwrap(), &format!("link del dev {tunnel}"));
         cluster.start_agent("n1").unwrap();
-        expect_reach(&cluster, SOON);
+        expect_reach(&cluster, TIMEOUT);
     }
-    await_that("the trial of n1", TRIAL, || times_logged(&cluster, right) == 3);
+    await_that("the checksum test of n1", CHECKSUM_TEST_TIMEOUT, || times_logged(&cluster, valid) == 3);
     assert!(offloads(&cluster, "n1"));
 }
 
@@ -250,7 +259,7 @@ fn checksum_offload_stays_enabled_if_a_peer_does_not_answer() {
     };
     let before = times_logged(&cluster);
     cluster.agent_mut("n1").unwrap().restart().unwrap();
-    await_that("the end of the trial", TRIAL, || times_logged(&cluster) > before);
+    await_that("the end of the checksum test", CHECKSUM_TEST_TIMEOUT, || times_logged(&cluster) > before);
     assert!(offloads(&cluster, ("n1", TUNNEL)));
 }
 

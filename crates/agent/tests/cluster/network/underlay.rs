@@ -7,7 +7,7 @@ use netlink::{NetNs, PeerEvent, PeerMonitor};
 use testkit::{Cluster, Ns, Plan, inspect};
 
 use super::{TUNNEL, ip, peer_routes, routes_to, set_sysctl};
-use crate::common::{SOON, Streams, await_that, expect_reach, up};
+use crate::common::{Streams, TIMEOUT, await_that, expect_reach, up};
 
 /// Much longer than the publication of another address takes, and much shorter than the delay for a removed one.
 const ADDRESS_GAP: Duration = Duration::from_millis(500);
@@ -64,13 +64,13 @@ fn routes_are_restored_after_a_link_flap_without_effect_on_peers() {
         let interrupted = Streams::between(&cluster, &pairs[1..]);
         ip(ns, "link set dev eth0 down");
         // The kernel removes all routes over the link, and the agent finds no address of one family.
-        await_that("the removal of routes over the link", SOON, || {
+        await_that("the removal of routes over the link", TIMEOUT, || {
             peer_routes(ns).iter().all(|route| !route.contains("dev eth0"))
         });
         ip(ns, "link set dev eth0 up");
         configure_again(&cluster, node);
-        await_that("the routes to be restored", SOON, || peer_routes(ns) == before);
-        expect_reach(&cluster, SOON);
+        await_that("the routes to be restored", TIMEOUT, || peer_routes(ns) == before);
+        expect_reach(&cluster, TIMEOUT);
         unaffected.expect_no_loss();
         interrupted.expect_recovery();
         unchanged.into_iter().for_each(NoChanges::expect);
@@ -87,15 +87,15 @@ fn a_briefly_removed_address_stays_published() {
     let removed_at = Instant::now();
     ip(n3, "addr del fd99:1::3/64 dev eth0");
     // The node uses another path immediately. The store, though reachable, is not changed.
-    await_that("n3 to change its routes", SOON, || peer_routes(n3) != routes);
-    await_that("some time", SOON, || {
+    await_that("n3 to change its routes", TIMEOUT, || peer_routes(n3) != routes);
+    await_that("some time", TIMEOUT, || {
         assert_eq!(published(&cluster, "n3"), before);
         removed_at.elapsed() > ADDRESS_GAP
     });
     ip(n3, "addr add fd99:1::3/64 dev eth0 nodad");
     ip(n3, "route replace default via fd99:1::fe dev eth0");
-    await_that("n3 to restore its routes", SOON, || peer_routes(n3) == routes);
-    expect_reach(&cluster, SOON);
+    await_that("n3 to restore its routes", TIMEOUT, || peer_routes(n3) == routes);
+    expect_reach(&cluster, TIMEOUT);
     unchanged.into_iter().for_each(NoChanges::expect);
     streams.expect_recovery();
 }
@@ -111,7 +111,7 @@ fn published(cluster: &Cluster, node: &str) -> Vec<IpAddr> {
 /// Waits for a full check of the agent, which removes a stale route.
 fn await_full_check(node: &Ns) {
     ip(node, "route add 10.42.250.0/24 via 10.199.1.254 proto 113 metric 77");
-    await_that("the removal of the stale route", SOON, || {
+    await_that("the removal of the stale route", TIMEOUT, || {
         !peer_routes(node).iter().any(|route| route.contains("10.42.250"))
     });
 }
@@ -144,13 +144,13 @@ fn only_a_changed_address_is_published_and_followed_by_peers() {
         ip(n3, &format!("addr del {address} dev eth0"));
     }
     let new: Vec<IpAddr> = ["10.199.1.33", "fd99:1::33"].map(|text| text.parse().unwrap()).to_vec();
-    await_that("the new addresses to be published", SOON, || published(&cluster, "n3") == new);
-    await_that("n1 to use the new addresses", SOON, || {
+    await_that("the new addresses to be published", TIMEOUT, || published(&cluster, "n3") == new);
+    await_that("n1 to use the new addresses", TIMEOUT, || {
         let routes = routes_to(n1, &cluster, "p3");
         routes.len() == 2
             && routes.iter().all(|route| new.iter().any(|address| route.contains(&format!("via {address} "))))
     });
-    await_that("n2's tunnel to use the new address", SOON, || {
+    await_that("n2's tunnel to use the new address", TIMEOUT, || {
         n2.sh(&["bridge", "fdb", "show", "dev", TUNNEL]).unwrap().contains("dst 10.199.1.33 ")
     });
     let local = || {
@@ -158,8 +158,8 @@ fn only_a_changed_address_is_published_and_followed_by_peers() {
         ["info_data"]["local"]
         .clone()
     };
-    await_that("the tunnel to have the new local address", SOON, || local() == "10.199.1.33");
-    expect_reach(&cluster, SOON);
+    await_that("the tunnel to have the new local address", TIMEOUT, || local() == "10.199.1.33");
+    expect_reach(&cluster, TIMEOUT);
     unaffected.expect_no_loss();
     streams.expect_recovery();
 }

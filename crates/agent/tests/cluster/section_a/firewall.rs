@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use testkit::{Cluster, Ns, Plan, PodPath, TransportMode, inspect, tcp_connects, tcp_echo, wait_until};
 
 use super::{peer_routes, problems, status};
-use crate::common::{BRIEFLY, TIMEOUT, expect_reach};
+use crate::common::{PROBE_TIME, TIMEOUT, expect_reach};
 
 const SYSCTLS: [&str; 2] = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
 
@@ -21,8 +21,8 @@ fn expect_masquerade_only_outside(transport: TransportMode, path: PodPath) {
     }
     // The matrix also fails if a source address was rewritten.
     let matrix = cluster.reach(TIMEOUT).unwrap();
-    assert!(matrix.all(), "{:#?}", matrix.complaints());
-    assert!(matrix.cells.iter().all(|cell| cell.way == path), "{matrix:?}");
+    assert!(matrix.all(), "{:#?}", matrix.failures());
+    assert!(matrix.cells.iter().all(|cell| cell.path == path), "{matrix:?}");
     // An external host without routes to pods.
     for (family, outside) in ["10.199.1.254", "fd99:1::fe"].into_iter().enumerate() {
         let to: SocketAddr = (outside.parse::<std::net::IpAddr>().unwrap(), 0).into();
@@ -81,11 +81,11 @@ fn a9_a_dropping_unmanaged_chain_is_reported_accepted_and_cleaned_up() {
     let report = doctor(&cluster, "n1");
     assert!(report.status.code() == Some(1) && report.stdout.contains(command), "{report:?}");
     wait_until("all pods but p1 to reach each other", TIMEOUT, || {
-        let matrix = cluster.reach(BRIEFLY)?;
+        let matrix = cluster.reach(PROBE_TIME)?;
         let (of_p1, other_cells): (Vec<_>, Vec<_>) =
             matrix.cells.into_iter().partition(|cell| [&cell.from, &cell.to].contains(&&"p1".to_owned()));
         assert!(of_p1.iter().all(|cell| !cell.is_ok()), "{of_p1:?}");
-        Ok(other_cells.iter().all(testkit::Cell::is_ok))
+        Ok(other_cells.iter().all(testkit::MatrixCell::is_ok))
     })
     .unwrap();
     assert_eq!(status(&cluster, "n3").stdout, "", "n3 must not be affected");

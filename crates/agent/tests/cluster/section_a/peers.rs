@@ -80,8 +80,9 @@ fn wait_for(monitor: &mut PeerMonitor, record: &NodeRecord, is_added: bool) {
         for events in monitor.read().unwrap() {
             match events {
                 PeerEvent::RouteSet(route) if is_added => {
-                    let is_route_to =
-                        |block: &ipnet::IpNet| *block == route.dst && record.address(block) == route.gateway;
+                    let is_route_to = |block: &ipnet::IpNet| {
+                        *block == route.dst && record.address_for(block) == route.gateway
+                    };
                     pending.retain(|block| !is_route_to(block));
                 }
                 PeerEvent::RouteRemoved(route) if !is_added => pending.retain(|block| *block != route.dst),

@@ -8,7 +8,7 @@ use ::store::EtcdConfig;
 use testkit::{Agent, Cluster, Plan, Tls};
 
 use super::{StoreClient, await_no_problem, await_ok_routes, await_problem, blocks_of};
-use crate::common::{SOON, Streams, TIMEOUT, await_that, expect_reach};
+use crate::common::{Streams, TIMEOUT, await_that, expect_reach};
 
 /// `ca` signed the certificates of the servers and of `good`, `other-ca` that of `other`.
 struct Certs {
@@ -78,7 +78,7 @@ impl SecuredCluster {
         let tls = Tls { ca: certs.file("ca.pem"), cert: certs.file("good.pem"), key: certs.file("good.key") };
         let mut cluster = Cluster::hosts("access", &Plan { etcd_tls: Some(tls), ..plan }).unwrap();
         cluster.start_etcd().unwrap();
-        let guarded = Self { agents: Vec::new(), cluster, certs };
+        let secured = Self { agents: Vec::new(), cluster, certs };
         for line in [
             "user add root:r00t",
             "user add podwire:s3same",
@@ -87,9 +87,9 @@ impl SecuredCluster {
             "user grant-role podwire podwire",
             "auth enable",
         ] {
-            guarded.etcdctl(line);
+            secured.etcdctl(line);
         }
-        guarded
+        secured
     }
 
     fn etcdctl(&self, line: &str) {
@@ -147,11 +147,11 @@ impl SecuredCluster {
         await_that("an agent that answers", TIMEOUT, || agent.get(api::STATUS).is_ok());
         await_problem(&agent, words);
         // One of the conditions began with this reason. The message of other ones (`BlockMissing`) may have changed since.
-        await_that(&format!("the log to contain {words:?}"), SOON, || {
+        await_that(&format!("the log to contain {words:?}"), TIMEOUT, || {
             agent.log().unwrap().lines().any(|line| words.iter().all(|word| line.contains(word)))
         });
-        await_that(&format!("readiness to contain {words:?}"), SOON, || {
-            let ready = agent.client().get(api::READY, SOON).unwrap();
+        await_that(&format!("readiness to contain {words:?}"), TIMEOUT, || {
+            let ready = agent.client().get(api::READY, TIMEOUT).unwrap();
             let body = String::from_utf8_lossy(&ready.body).into_owned();
             ready.status == 503 && words.iter().all(|word| body.contains(word))
         });
@@ -164,14 +164,14 @@ impl SecuredCluster {
 /// A8: `--check-config` reports the same problems without an agent.
 #[test]
 fn a8_check_config_logs_in_to_etcd_and_changes_nothing() {
-    let guarded = SecuredCluster::up();
+    let secured = SecuredCluster::up();
     let check = |credentials: Credentials<'_>, more: &[&str]| {
-        let mut flags = guarded.flags("n1", credentials);
+        let mut flags = secured.flags("n1", credentials);
         for pair in more.chunks(2) {
             let at = flags.iter().position(|flag| flag == pair[0]).unwrap_or(flags.len());
             flags.splice(at..flags.len().min(at + 2), pair.iter().map(|&word| word.to_owned()));
         }
-        let node = guarded.cluster.node("n1").unwrap();
+        let node = secured.cluster.node("n1").unwrap();
         let program = testkit::agent_program().unwrap().display().to_string();
         let [run, state] = ["check-run", "check-lib"].map(|name| node.dir().join(name).display().to_string());
         let mut argv =
@@ -183,29 +183,29 @@ fn a8_check_config_logs_in_to_etcd_and_changes_nothing() {
         (outcome.status.code().unwrap(), text)
     };
     let refused = |credentials: Credentials<'_>, more: &[&str], words: &[&str]| {
-        let before = guarded.store_client().all();
+        let before = secured.store_client().all();
         let (code, text) = check(credentials, more);
         assert_eq!((code, text.matches("- ").count()), (1, 1), "{text}");
         assert!(words.iter().all(|word| text.contains(word)), "{words:?} in {text}");
-        assert_eq!(guarded.store_client().all(), before);
+        assert_eq!(secured.store_client().all(), before);
     };
     let (code, text) = check(GOOD, &[]);
     assert_eq!(code, 0, "{text}");
-    assert!(guarded.store_client().all().is_empty(), "the check must write nothing");
+    assert!(secured.store_client().all().is_empty(), "the check must write nothing");
     refused(Credentials { cert: "other", ..GOOD }, &[], &["does not accept the client certificate"]);
     refused(Credentials { ca: "other-ca", ..GOOD }, &[], &["not signed by the configured CA"]);
     refused(Credentials { password: "wr0ng", ..GOOD }, &[], &["denied access", "password"]);
     refused(Credentials { ca: "missing", ..GOOD }, &[], &["missing.pem", "No such file"]);
-    let other_key = guarded.certs.path("other.key");
+    let other_key = secured.certs.path("other.key");
     refused(GOOD, &["--etcd-key", &other_key], &["key"]);
-    fs::write(guarded.certs.file("broken.pem"), "no certificate").unwrap();
-    let broken = guarded.certs.path("broken.pem");
+    fs::write(secured.certs.file("broken.pem"), "no certificate").unwrap();
+    let broken = secured.certs.path("broken.pem");
     refused(GOOD, &["--etcd-cert", &broken], &["certificate"]);
     // The role allows its own prefix only.
     refused(GOOD, &["--etcd-prefix", "/elsewhere"], &["/elsewhere", "denied access"]);
 
     // Another network configuration, and a name that is taken.
-    let mut first = guarded.agent("n2", GOOD);
+    let mut first = secured.agent("n2", GOOD);
     first.wait_ready().unwrap();
     refused(
         GOOD,
@@ -218,51 +218,51 @@ fn a8_check_config_logs_in_to_etcd_and_changes_nothing() {
 
 #[test]
 fn etcd_wrong_credentials_are_reported_and_right_ones_join() {
-    let mut guarded = SecuredCluster::up();
-    let mut first = guarded.agent("n1", GOOD);
+    let mut secured = SecuredCluster::up();
+    let mut first = secured.agent("n1", GOOD);
     first.wait_ready().unwrap();
-    guarded.agents.push(first);
-    guarded
+    secured.agents.push(first);
+    secured
         .expect_refused(Credentials { cert: "other", ..GOOD }, &["does not accept the client certificate"]);
-    guarded.expect_refused(Credentials { ca: "other-ca", ..GOOD }, &["not signed by the configured CA"]);
-    guarded.expect_refused(Credentials { password: "wr0ng", ..GOOD }, &["denied access", "password"]);
-    let mut second = guarded.agent("n2", GOOD);
+    secured.expect_refused(Credentials { ca: "other-ca", ..GOOD }, &["not signed by the configured CA"]);
+    secured.expect_refused(Credentials { password: "wr0ng", ..GOOD }, &["denied access", "password"]);
+    let mut second = secured.agent("n2", GOOD);
     second.wait_ready().unwrap();
-    guarded.agents.push(second);
+    secured.agents.push(second);
     for node in ["n1", "n2"] {
-        guarded.cluster.pod(node, &node.replace('n', "p")).unwrap();
+        secured.cluster.pod(node, &node.replace('n', "p")).unwrap();
     }
-    expect_reach(&guarded.cluster, TIMEOUT);
+    expect_reach(&secured.cluster, TIMEOUT);
 
     // F9: the permissions of the role are revoked while the watches run.
-    guarded.etcdctl("role revoke-permission podwire --prefix=true /podwire/");
-    for agent in &guarded.agents {
+    secured.etcdctl("role revoke-permission podwire --prefix=true /podwire/");
+    for agent in &secured.agents {
         await_problem(agent, &["denied access", "permission denied"]);
     }
-    guarded.etcdctl("role grant-permission podwire --prefix=true readwrite /podwire/");
-    for agent in &guarded.agents {
+    secured.etcdctl("role grant-permission podwire --prefix=true readwrite /podwire/");
+    for agent in &secured.agents {
         await_no_problem(agent);
     }
 
     // The password is changed: new connections are refused, and nothing else is affected.
-    let streams = Streams::between(&guarded.cluster, &[("p1", "p2"), ("p2", "p1")]);
-    let before = guarded.store_client().blocks();
-    guarded.etcdctl("user passwd podwire --interactive=false < 0ther");
-    guarded.cluster.etcd.members[0].kill().unwrap();
-    guarded.cluster.start_etcd().unwrap();
-    await_problem(&guarded.agents[0], &["denied access", "password"]);
-    guarded.agents[1].restart().unwrap();
-    await_problem(&guarded.agents[1], &["denied access", "password"]);
+    let streams = Streams::between(&secured.cluster, &[("p1", "p2"), ("p2", "p1")]);
+    let before = secured.store_client().blocks();
+    secured.etcdctl("user passwd podwire --interactive=false < 0ther");
+    secured.cluster.etcd.members[0].kill().unwrap();
+    secured.cluster.start_etcd().unwrap();
+    await_problem(&secured.agents[0], &["denied access", "password"]);
+    secured.agents[1].restart().unwrap();
+    await_problem(&secured.agents[1], &["denied access", "password"]);
     for node in ["n1", "n2"] {
-        guarded.cluster.pod(node, &format!("late-{node}")).unwrap();
+        secured.cluster.pod(node, &format!("late-{node}")).unwrap();
     }
-    expect_reach(&guarded.cluster, SOON);
-    guarded.etcdctl("user passwd podwire --interactive=false < s3same");
-    for agent in &guarded.agents {
+    expect_reach(&secured.cluster, TIMEOUT);
+    secured.etcdctl("user passwd podwire --interactive=false < s3same");
+    for agent in &secured.agents {
         await_no_problem(agent);
         await_ok_routes(agent, 2);
     }
-    assert_eq!(guarded.store_client().blocks(), before);
-    assert_eq!(blocks_of(&guarded.agents[1]), before["n2"]);
+    assert_eq!(secured.store_client().blocks(), before);
+    assert_eq!(blocks_of(&secured.agents[1]), before["n2"]);
     streams.expect_no_loss();
 }

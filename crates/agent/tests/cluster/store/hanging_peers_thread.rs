@@ -10,7 +10,7 @@ use testkit::{Extra, Plan};
 use types::Code;
 
 use super::{StoreClient, await_no_problem, mixed, node_key, up_with};
-use crate::common::{SOON, TIMEOUT, await_that, expect_reach};
+use crate::common::{TIMEOUT, await_that, expect_reach};
 
 /// An `nft` for one agent. It hangs on demand, and executes the real program otherwise.
 struct HangingNft(TempDir);
@@ -104,8 +104,8 @@ fn a_hanging_peers_thread_is_reported_and_delays_neither_lease_nor_watch() {
     nft.expect_during_hang("the report of the hang", || {}, || has(Code::ReconcileStuck, "routes to peers"));
 
     fs::remove_file(nft.switch()).unwrap();
-    await_that("the table", SOON, || n1.run(&["nft", &format!("list {table}")], b"").unwrap().success());
+    await_that("the table", TIMEOUT, || n1.run(&["nft", &format!("list {table}")], b"").unwrap().success());
     (1..=number).for_each(|number| store_client.delete(&junk(number)));
     await_no_problem(agent);
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
 }

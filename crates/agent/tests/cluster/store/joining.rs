@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ::store::Change;
-use testkit::{Plan, Random, soak};
+use testkit::{Plan, Random, is_soak};
 
 use super::{PREFIX, StoreClient, blocks_of, up_with};
 use crate::common::{Streams, TIMEOUT, await_that, expect_reach};
@@ -19,7 +19,7 @@ fn an_agent_killed_while_joining_leaves_no_claim() {
     let before = StoreClient::of(&cluster).blocks();
     let mut random = Random::new("kills while joining");
     let state = cluster.node("n3").unwrap().dir().join("lib");
-    for _ in 0..if soak() { 300 } else { 20 } {
+    for _ in 0..if is_soak() { 300 } else { 20 } {
         cluster.agent_mut("n3").unwrap().launch().unwrap();
         std::thread::sleep(Duration::from_millis(random.below(JOINING)));
         cluster.kill_agent("n3").unwrap();

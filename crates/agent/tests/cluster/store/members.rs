@@ -11,8 +11,8 @@ use super::{
 };
 use crate::common::{Streams, TIMEOUT, expect_reach};
 
-/// The deadline of one attempt. Attempts are repeated.
-const QUICK: Duration = Duration::from_secs(2);
+/// Attempts are repeated.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[test]
 fn the_watch_continues_after_the_etcd_leader_is_killed() {
@@ -26,7 +26,8 @@ fn the_watch_continues_after_the_etcd_leader_is_killed() {
         let store_client = StoreClient { host: cluster.node("n1").unwrap(), ..StoreClient::of(&cluster) };
         testkit::wait_until("a store that writes", TIMEOUT, || {
             // Without a leader, the store does not answer.
-            let commit = async |store: ::store::Store| store.with_deadline(QUICK).commit(&[], &change).await;
+            let commit =
+                async |store: ::store::Store| store.with_deadline(ATTEMPT_TIMEOUT).commit(&[], &change).await;
             Ok(store_client.with(commit).is_ok())
         })
         .unwrap();
@@ -66,10 +67,10 @@ fn a_compacted_watch_lists_the_store_again() {
     store_client.put(&moved, &moved_value);
     store_client.commit(&join_fake_node(4));
     store_client.delete(&key);
-    let now = store_client.with(async |store| store.list(&format!("{PREFIX}/")).await.unwrap().revision);
+    let revision = store_client.with(async |store| store.list(&format!("{PREFIX}/")).await.unwrap().revision);
     let etcd = &cluster.etcd.members[0];
     let ctl = ["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", etcd.endpoint(), "compact"];
-    etcd.node().sh(&[&ctl[..], &[&now.to_string()]].concat()).unwrap();
+    etcd.node().sh(&[&ctl[..], &[&revision.to_string()]].concat()).unwrap();
     cluster.agent("n2").unwrap().signal(Signal::CONT).unwrap();
 
     let agent = cluster.agent("n2").unwrap();

@@ -1,19 +1,21 @@
 //! Outages of etcd: stopped, killed, frozen and unreachable.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use api::{AgentState, BlocksView, ConditionCode, NodesView};
 use rustix::process::Signal;
 use serde_json::json;
-use testkit::{Cluster, Plan, soak};
+use testkit::{Cluster, Plan, is_soak};
 use types::Code;
 
 use super::{
     StoreClient, await_no_problem, await_ok_routes, await_problem, await_routes, await_saved_peers,
-    blocks_of, fake_node_blocks, join_fake_node, mixed, up_with,
+    blocks_of, fake_node_blocks, join_fake_node, mixed, problems, up_with,
 };
-use crate::common::{SOON, Streams, TIMEOUT, await_that, expect_reach};
+use crate::common::{Streams, TIMEOUT, await_that, expect_reach};
 
+/// Less than the deadline of a heartbeat, so that no failed call can be the reason of the condition.
+const REFUSAL: Duration = Duration::from_secs(2);
 const ETCD_UNREACHABLE: ConditionCode = ConditionCode::Known(Code::StoreUnreachable);
 
 #[test]
@@ -29,7 +31,7 @@ fn pods_are_served_while_etcd_is_stopped() {
     // Each node allocates addresses of its own block.
     cluster.pod("n1", "late1").unwrap();
     cluster.pod("n2", "late2").unwrap();
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
     cluster.remove_pod("late1").unwrap();
     // An agent that starts now uses its saved state.
     let before = blocks_of(cluster.agent("n2").unwrap());
@@ -38,7 +40,7 @@ fn pods_are_served_while_etcd_is_stopped() {
     assert_eq!(blocks_of(cluster.agent("n2").unwrap()), before);
     cluster.pod("n2", "later2").unwrap();
     cluster.remove_pod("late2").unwrap();
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
 
     cluster.start_etcd().unwrap();
     for node in ["n1", "n2"] {
@@ -49,7 +51,7 @@ fn pods_are_served_while_etcd_is_stopped() {
     cluster.pod("n3", "p3").unwrap();
     let blocks = blocks_of(cluster.agent("n3").unwrap());
     await_routes(&cluster, &["n1", "n2"], &blocks);
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
     streams.expect_no_loss();
 }
 
@@ -95,6 +97,25 @@ fn await_unreachable(cluster: &Cluster, node: &str) {
         let mut matching = status.conditions.iter().filter(|condition| condition.code == ETCD_UNREACHABLE);
         matching.any(|condition| condition.object == "store" && condition.since.is_some())
     });
+}
+
+/// Calls retry for seconds before they fail. A host that refuses connections is reported before that.
+#[test]
+fn a4_a_killed_etcd_is_reported_at_once_and_a_frozen_one_is_not() {
+    let plan = Plan { nodes: 1, ..Plan::default() };
+    let mut cluster = up_with("killed", &plan, &["n1"]);
+    let etcd = |cluster: &Cluster, signal| cluster.etcd.members[0].signal(signal).unwrap();
+    etcd(&cluster, Signal::STOP);
+    std::thread::sleep(REFUSAL);
+    let conditions = problems(cluster.agent("n1").unwrap());
+    etcd(&cluster, Signal::CONT);
+    assert_eq!(conditions, [""; 0]);
+    cluster.etcd.members[0].kill().unwrap();
+    let killed = Instant::now();
+    await_unreachable(&cluster, "n1");
+    assert!(killed.elapsed() < REFUSAL, "{:?}", killed.elapsed());
+    cluster.start_etcd().unwrap();
+    await_no_problem(cluster.agent("n1").unwrap());
 }
 
 /// The states of the agents of n1, n2 and n3.
@@ -202,7 +223,7 @@ fn pods_are_served_while_packets_to_etcd_are_dropped() {
     for node in ["n1", "n2"] {
         cluster.pod(node, &format!("late-{node}")).unwrap();
     }
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
     etcd(&cluster, "nft delete table inet hole");
     await_no_problem(cluster.agent("n2").unwrap());
     StoreClient::of(&cluster).commit(&join_fake_node(1));
@@ -223,7 +244,7 @@ fn an_agent_stopped_longer_than_its_lease_loses_only_its_alive_key() {
     let (before, blocks) = (store_client.blocks(), blocks_of(cluster.agent("n2").unwrap()));
     let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p1")]);
     cluster.agent("n2").unwrap().signal(Signal::STOP).unwrap();
-    if !soak() {
+    if !is_soak() {
         // Revoking the lease has the same effect as its expiry.
         store_client.revoke_lease_of(&alive);
     }
@@ -238,7 +259,7 @@ fn an_agent_stopped_longer_than_its_lease_loses_only_its_alive_key() {
     cluster.agent("n2").unwrap().signal(Signal::CONT).unwrap();
     await_that("alive/n2 to be restored", TIMEOUT, || store_client.has(&alive));
     cluster.pod("n2", "late").unwrap();
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
     await_no_problem(cluster.agent("n1").unwrap());
     assert_eq!(store_client.blocks(), before);
     streams.expect_no_loss();

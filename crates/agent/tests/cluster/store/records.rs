@@ -1,4 +1,4 @@
-//! Wrong or stale records: the claims decide who owns a block, and a record cannot close the routes of another node.
+//! Wrong or stale records: the claims decide who owns a block, and a record cannot remove the routes of another node.
 
 use api::NodeView;
 use ipnet::IpNet;
@@ -39,7 +39,7 @@ fn hostile(cluster: &Cluster, store_client: &StoreClient<'_>) -> [NodeRecord; 2]
         version: "0".to_owned(),
         ..n3
     };
-    // An address inside a block would close the route to that block.
+    // An address inside a block must not affect the route to that block.
     let inside = [&n2.blocks[0], &n2.blocks[1]].map(|block| block.hosts().nth(9).unwrap()).to_vec();
     let inside = NodeRecord { name: "aab".try_into().unwrap(), addresses: inside, blocks: Vec::new(), ..n2 };
     [impostor, inside]

@@ -7,7 +7,7 @@ use super::{
     PREFIX, StoreClient, await_no_problem, await_ok_routes, await_problem, await_saved_peers, blocks_of,
     fake_node, fake_node_blocks, up_with,
 };
-use crate::common::{SOON, Streams, TIMEOUT, await_that, expect_reach};
+use crate::common::{Streams, TIMEOUT, await_that, expect_reach};
 
 #[test]
 fn unreadable_values_are_reported_and_never_overwritten() {
@@ -60,7 +60,7 @@ fn unreadable_values_are_reported_and_never_overwritten() {
     await_ok_routes(cluster.agent("n1").unwrap(), 4);
     assert_eq!(blocks_of(cluster.agent("n3").unwrap()), before);
     cluster.pod("n3", "late").unwrap();
-    expect_reach(&cluster, SOON);
+    expect_reach(&cluster, TIMEOUT);
     let store_client = StoreClient::of(&cluster);
     let all = store_client.with(async |store| store.list(&format!("{PREFIX}/nodes/")).await.unwrap());
     for (key, value) in &unreadable {
@@ -87,7 +87,7 @@ fn deleted_or_corrupt_keys_of_a_running_node_are_restored() {
     await_that("n2 to be alive", TIMEOUT, || store_client.all().contains_key(&alive));
     let readable = store_client.all().remove(&record).unwrap();
     store_client.put(&record, b"\xff\xfe not JSON");
-    await_that("the record to be repaired", SOON, || store_client.all().get(&record) == Some(&readable));
+    await_that("the record to be repaired", TIMEOUT, || store_client.all().get(&record) == Some(&readable));
     // Only the key is deleted. Its lease still exists.
     store_client.delete(&alive);
     await_that("n2 to be alive again", TIMEOUT, || store_client.all().contains_key(&alive));

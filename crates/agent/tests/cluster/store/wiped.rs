@@ -28,7 +28,7 @@ fn nodes_keep_their_blocks_after_all_keys_were_deleted() {
     let before = StoreClient::of(&cluster).blocks();
     let streams = Streams::between(&cluster, &PAIRS);
     cluster.kill_agent("n3").unwrap();
-    // The second deletion checks that the agents still wait for n3.
+    // The second deletion checks that the agents still keep the routes to n3 until it registers again.
     for _ in 0..2 {
         let etcd = &cluster.etcd.members[0];
         let ctl = ["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", etcd.endpoint()];
@@ -38,7 +38,7 @@ fn nodes_keep_their_blocks_after_all_keys_were_deleted() {
             await_ok_routes(cluster.agent(node).unwrap(), 4);
         }
     }
-    // The watch breaks while they wait. The next listing does not contain n3 either.
+    // The watch breaks before n3 registers. The next listing does not contain n3 either.
     cluster.etcd.members[0].kill().unwrap();
     cluster.start_etcd().unwrap();
     let store_client = StoreClient::of(&cluster);

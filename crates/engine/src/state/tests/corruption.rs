@@ -209,7 +209,7 @@ fn f3_a_claim_removed_by_a_repair_is_quarantined() {
     assert!(!index::is_quarantined(&state.path(""), range, address).unwrap());
 }
 
-const NO_LIVE_PODS: OrphanCheck<'static> = OrphanCheck { is_alive: &|_| false, forget: &|_| Ok(()) };
+const NO_LIVE_PODS: OrphanCheck<'static> = OrphanCheck { is_alive: &|_| false, remove_objects: &|_| Ok(()) };
 
 #[test]
 fn c3_only_claims_without_a_record_are_freed() {
@@ -306,15 +306,15 @@ fn a8_an_address_on_a_live_link_stays_claimed_without_a_record() {
     let state = TestState::new(DUAL);
     drop(state.ready(&key("lost")));
     fs::remove_file(state.path("attachments/lost@eth0.ready")).unwrap();
-    let forgotten = std::cell::RefCell::new(Vec::<IpAddr>::new());
-    let forget = |addresses: &[IpAddr]| {
-        forgotten.borrow_mut().extend(addresses);
+    let removed = std::cell::RefCell::new(Vec::<IpAddr>::new());
+    let remove_objects = |addresses: &[IpAddr]| {
+        removed.borrow_mut().extend(addresses);
         Ok(())
     };
-    let check = OrphanCheck { is_alive: &|address| address.is_ipv4(), forget: &forget };
+    let check = OrphanCheck { is_alive: &|address| address.is_ipv4(), remove_objects: &remove_objects };
     assert_eq!(state.network.free_orphans(&check).unwrap(), 1);
     assert_eq!(state.names("addresses"), ["10.0.0.2".to_owned()].into());
-    assert_eq!(*forgotten.borrow(), [ip("fd00::2")]);
+    assert_eq!(*removed.borrow(), [ip("fd00::2")]);
 }
 
 #[test]

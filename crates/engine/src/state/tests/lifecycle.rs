@@ -94,21 +94,25 @@ fn f3_quarantined_addresses_are_cleaned_once_before_reuse() {
     let state = TestState::new("10.0.0.0/29,fd00::/125");
     let cleaned = RefCell::new(Vec::new());
     let in_use = ip("10.0.0.2");
-    let clean = |range: &ipam::Range, is_used: &dyn Fn(IpAddr) -> bool| {
+    let remove_conntrack = |range: &ipam::Range, is_used: &dyn Fn(IpAddr) -> bool| {
         cleaned.borrow_mut().push((range.subnet().to_string(), is_used(in_use)));
         Ok(())
     };
     let add = |name: &str| {
         let key = key(name);
-        let request =
-            AllocationRequest { key: &key, pools: Some(&state.pools), requested: &[], clean: &clean };
+        let request = AllocationRequest {
+            key: &key,
+            pools: Some(&state.pools),
+            requested: &[],
+            remove_conntrack: &remove_conntrack,
+        };
         started(state.network.begin(&request, |allocated| record(&key, allocated)))
     };
     // A new range is quarantined and cleaned once.
     let first = add("first");
     assert_eq!(ips(&first)[0], in_use);
     assert_eq!(cleaned.take(), [("10.0.0.0/29".to_owned(), false), ("fd00::/125".to_owned(), true)]);
-    // Four more use all addresses. The IPv4 addresses are released clean, the IPv6 addresses are not.
+    // Four more use all addresses. The IPv4 addresses are released without conntrack entries, the IPv6 addresses are quarantined.
     for n in 0..4 {
         let held = add(&format!("c{n}"));
         let v4: Vec<IpAddr> = ips(&held).into_iter().filter(IpAddr::is_ipv4).collect();
@@ -127,12 +131,17 @@ fn f3_quarantined_addresses_are_cleaned_once_before_reuse() {
 fn f3_an_address_that_cannot_be_cleaned_is_not_allocated() {
     let state = TestState::new("10.0.0.0/29");
     let failing = |range: &ipam::Range, _: &dyn Fn(IpAddr) -> bool| {
-        Err(StateError::Clean { range: range.to_string(), reason: "no".to_owned() })
+        Err(StateError::FormerOwner { range: range.to_string(), reason: "no".to_owned() })
     };
     let key = key("c1");
-    let request = AllocationRequest { key: &key, pools: Some(&state.pools), requested: &[], clean: &failing };
+    let request = AllocationRequest {
+        key: &key,
+        pools: Some(&state.pools),
+        requested: &[],
+        remove_conntrack: &failing,
+    };
     let refused = state.network.begin(&request, |allocated| record(&key, allocated)).unwrap_err();
-    assert!(matches!(refused, StateError::Clean { .. }), "{refused}");
+    assert!(matches!(refused, StateError::FormerOwner { .. }), "{refused}");
     assert_eq!((state.names("addresses").len(), state.names("attachments").len()), (0, 0));
 }
 

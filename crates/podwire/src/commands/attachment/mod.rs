@@ -84,11 +84,13 @@ fn rows(record: &RecordedAttachment) -> Vec<(&'static str, String)> {
     } else {
         rows.push(("placement", format!("{} (recovered from its link)", pods::UNPLACED)));
     }
-    let age = time::age(attachment.created, time::now());
-    rows.push((
-        "phase",
-        format!("{}, created {age} ago at {}", record.phase(), time::utc(attachment.created)),
-    ));
+    let created = match attachment.created_at() {
+        Some(created) => {
+            format!("created {} ago at {}", time::age(created, time::now()), time::utc(created))
+        }
+        None => "recovered from its link".to_owned(),
+    };
+    rows.push(("phase", format!("{}, {created}", record.phase())));
     rows.extend(network_rows(attachment));
     rows.extend(attachment.request.as_ref().map(|request| ("request", request.to_string())));
     rows

@@ -11,6 +11,8 @@ use install::cni_configs::CniConfig;
 use install::runtimes::Runtimes;
 use install::{LOOPBACK, PLUGIN, is_podwire_program};
 
+use crate::commands::lab::is_lab_node;
+
 /// Files of this run directory. Copies of the plugin are listed only if no config of another run directory needs them.
 pub(super) fn files(run_dir: &Path) -> Vec<PathBuf> {
     let (plugin_dirs, config_dirs) = directories();
@@ -31,7 +33,10 @@ fn uses(config: &CniConfig, run_dir: &Path) -> bool {
 
 /// Directories in which runtimes search for plugins and configs, and those of the agent's installation.
 fn directories() -> (BTreeSet<PathBuf>, BTreeSet<PathBuf>) {
-    let (mut plugins, mut configs) = Runtimes::detect(Path::new("/")).searched();
+    let (mut plugins, mut configs) = match is_lab_node() {
+        true => Default::default(),
+        false => Runtimes::detect(Path::new("/")).searched(),
+    };
     let install: (OsString, OsString) = ("PODWIRE_INSTALL_ENABLED".into(), "true".into());
     let env = std::env::vars_os().chain([install]);
     let configured = Config::load_with(&Flags::default(), env, Runtimes::directories).ok();

@@ -4,22 +4,24 @@ use types::Code;
 
 use super::check::Check;
 use super::node::{CheckedNode, NodeServer};
-use crate::commands::{configs, mode};
+use crate::commands::{configs, mode, plugins};
 
 pub(super) fn answers(node: &CheckedNode) -> Vec<Check> {
     const CHECK: &str = "agent";
     vec![match &node.server {
         NodeServer::Standalone => Check::ok(CHECK, "not needed: the pods of this node are standalone"),
         NodeServer::Missing(error) => Check::problem(CHECK, mode::agent_missing(&node.directories, error)),
+        NodeServer::NotInstalled => Check::problem(CHECK, mode::not_installed(&node.directories)),
         NodeServer::Denied(reason) => Check::unknown(CHECK, reason),
         NodeServer::Unclear(found) => Check::problem(CHECK, found.clone()),
         NodeServer::Agent(status) if status.ready => {
-            Check::ok(CHECK, format!("process {} is ready", status.pid))
+            Check::ok(CHECK, format!("the agent (process {}) is ready", status.pid))
         }
         // The check `conditions` reports the reasons.
-        NodeServer::Agent(status) => {
-            Check::ok(CHECK, format!("process {} answers and is not ready", status.pid))
-        }
+        NodeServer::Agent(status) => Check::ok(
+            CHECK,
+            format!("the agent (process {}) answers and is not ready: see the conditions below", status.pid),
+        ),
     }]
 }
 
@@ -43,7 +45,7 @@ pub(super) fn conditions(node: &CheckedNode, found: &[Check]) -> Vec<Check> {
     };
     let is_new = |condition: &&api::Condition| !found.iter().any(|check| check.reports(condition));
     let new: Vec<Check> = conditions.iter().filter(is_new).map(|one| Check::condition(CHECK, one)).collect();
-    if new.is_empty() { vec![Check::ok(CHECK, "no other conditions")] } else { new }
+    if new.is_empty() { vec![Check::ok(CHECK, "no further problems")] } else { new }
 }
 
 pub(super) fn installed(node: &CheckedNode, found: &[Check]) -> Vec<Check> {
@@ -58,7 +60,7 @@ pub(super) fn installed(node: &CheckedNode, found: &[Check]) -> Vec<Check> {
     let waiting = status.installed.iter().filter(|file| !file.ok).count();
     match (problems.is_empty(), waiting, status.installed.len()) {
         (false, _, _) => problems,
-        (true, _, 0) => vec![Check::ok(CHECK, "disabled for this agent; use 'podwire install'")],
+        (true, _, 0) => vec![Check::ok(CHECK, plugins::nothing_installed())],
         (true, 0, count) => vec![Check::ok(CHECK, format!("{count} files are installed"))],
         (true, _, _) => vec![Check::ok(CHECK, "the agent installs its files when it is ready")],
     }

@@ -4,6 +4,7 @@ use api::DoctorCheck;
 pub(super) use api::Verdict;
 use types::{Code, Finding, Severity};
 
+use crate::commands::lab::FixableCondition;
 use crate::print;
 
 #[derive(Debug, Clone)]
@@ -34,13 +35,20 @@ impl From<Check> for DoctorCheck {
     }
 }
 
+impl<'a> From<&'a mut Check> for FixableCondition<'a> {
+    fn from(check: &'a mut Check) -> Self {
+        let Check { code, object, message, fix, .. } = check;
+        Self { code: code.clone(), object: object.as_deref(), message, fix }
+    }
+}
+
 impl Check {
     pub(super) fn ok(check: &'static str, message: impl Into<String>) -> Self {
         Self { verdict: Verdict::Ok, ..Self::unknown(check, message) }
     }
 
     pub(super) fn unknown(check: &'static str, message: impl Into<String>) -> Self {
-        let (message, verdict) = (message.into(), Verdict::Unknown);
+        let (message, verdict) = (types::cause(message.into()), Verdict::Unknown);
         Self { check, verdict, code: None, severity: None, object: None, message, fix: None }
     }
 
@@ -104,7 +112,7 @@ mod tests {
         let moved = Finding::new(Code::PodLinkMoved, "attachment podwire/a/eth0", "it was moved");
         assert_eq!(Check::problem("conditions", moved.clone()).advice(), Some(Code::PodLinkMoved.advice()));
         assert_eq!(Check::problem("conditions", moved.fix("ip link set")).advice(), None);
-        assert_eq!(Check::ok("conditions", "no other conditions").advice(), None);
+        assert_eq!(Check::ok("conditions", "no further problems").advice(), None);
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub(super) fn unmanaged_chains(node: &CheckedNode) -> Vec<Check> {
         Err(error) => checks.push(Check::unknown(CHECK, error.to_string())),
     }
     if checks.is_empty() {
-        checks.push(Check::ok(CHECK, "no unmanaged chain drops forwarded pod traffic"));
+        checks.push(Check::ok(CHECK, "no firewall of another program drops pod traffic"));
     }
     checks
 }
@@ -49,7 +49,7 @@ pub(super) fn podwire_tables(node: &CheckedNode) -> Vec<Check> {
         Err(error) => Some(Check::problem(CHECK, failure(error, run_dir))),
     });
     if checks.is_empty() {
-        checks.push(Check::ok(CHECK, "as expected, with all pods"));
+        checks.push(Check::ok(CHECK, "complete, with the rules and addresses of all pods"));
     }
     checks
 }
@@ -60,6 +60,6 @@ fn with_agent_fix(node: &CheckedNode, found: Finding) -> Finding {
         NodeServer::Agent(_) | NodeServer::Denied(_) | NodeServer::Unclear(_) | NodeServer::Missing(_) => {
             found.fix("systemctl restart podwire")
         }
-        NodeServer::Standalone => found,
+        NodeServer::Standalone | NodeServer::NotInstalled => found,
     }
 }

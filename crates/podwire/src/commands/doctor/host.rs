@@ -86,7 +86,7 @@ pub(super) fn reverse_paths(node: &CheckedNode) -> Vec<Check> {
         }
     }
     if findings.is_empty() {
-        findings.push(Check::ok(CHECK, "rp_filter is correct on all tunnels"));
+        findings.push(Check::ok(CHECK, "no tunnel has a strict rp_filter"));
     }
     findings
 }

@@ -110,6 +110,7 @@ fn veth(pod: &NetNs) -> Result<()> {
         host_mac,
         mtu: MTU,
         master: None,
+        group: 0,
         peer: &peer,
         peer_mac,
         peer_ns: pod.fd(),

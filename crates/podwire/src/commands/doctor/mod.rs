@@ -37,7 +37,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitStatus> {
         repair(&node)?;
     }
     let mut checks = run_checks(&node);
-    adapt_fixes(checks.iter_mut().map(|check| &mut check.fix));
+    adapt_fixes(&mut checks);
     match args.output {
         Output::Json => {
             let ok = checks.iter().all(|check| check.verdict != Verdict::Problem);
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitStatus> {
 /// Refused on nodes with an agent, which repairs bridges and tables itself.
 fn repair(node: &CheckedNode) -> Result<()> {
     match &node.server {
-        NodeServer::Standalone | NodeServer::Missing(_) => {}
+        NodeServer::Standalone | NodeServer::Missing(_) | NodeServer::NotInstalled => {}
         NodeServer::Agent(_) => {
             bail!(
                 "an agent runs on this node and repairs bridges and tables itself; restart it with 'systemctl restart podwire'"

@@ -37,17 +37,35 @@ pub(super) fn check_mtu(node: &CheckedNode) -> Vec<Check> {
             checks.push(Check::unknown(CHECK, message));
             return checks;
         }
-        let message = format!(
-            "pods send up to {pods} bytes and {name} carries {mtu}: network.mtu must be at most {mtu}"
-        );
+        let message = format!("pods send up to {pods} bytes and {name} carries {mtu}: {}", remedy(node, mtu));
         checks.push(Check::problem(CHECK, Finding::new(Code::MtuTooLarge, "pods", message)));
     }
     if checks.is_empty() {
-        let carried = narrowest.map_or(String::new(), |(name, mtu)| format!("; {name} carries {mtu}"));
+        let carried = narrowest.map_or(String::new(), |(name, mtu)| format!("; link {name} carries {mtu}"));
         let pods = largest.map_or("no pods yet".to_owned(), |pods| format!("pods send up to {pods} bytes"));
         checks.push(Check::ok(CHECK, format!("{pods}{carried}")));
     }
     checks
+}
+
+/// New pods may already get a smaller MTU. Then only old pods have to be restarted.
+fn remedy(node: &CheckedNode, most: u32) -> String {
+    let old: Vec<String> = node
+        .attachments
+        .iter()
+        .filter(|attachment| attachment.mtu > most)
+        .map(|attachment| attachment.key.to_string())
+        .collect();
+    let pods = match old.as_slice() {
+        [first, .., last] if old.len() > 3 => format!("{} pods, {first} to {last}", old.len()),
+        few => few.join(", "),
+    };
+    match node.status().and_then(|status| status.network.mtu) {
+        Some(mtu) if mtu <= most => format!("new pods get {mtu}; restart {pods}"),
+        Some(_) | None => format!(
+            "network.mtu must be at most {most}; set it, restart the agent (systemctl restart podwire), then restart {pods}"
+        ),
+    }
 }
 
 fn too_large(node: &CheckedNode, tunnel: &Link, uplink: Option<&Link>) -> Option<Check> {

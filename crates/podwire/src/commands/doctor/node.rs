@@ -31,6 +31,8 @@ pub(super) enum NodeServer {
     Standalone,
     /// The node needs an agent, and none listens.
     Missing(ClientError),
+    /// No agent listens, and nothing is installed.
+    NotInstalled,
 }
 
 pub(super) struct CheckedNode {
@@ -62,7 +64,8 @@ impl CheckedNode {
             NodeServer::Unclear(_)
             | NodeServer::Denied(_)
             | NodeServer::Standalone
-            | NodeServer::Missing(_) => None,
+            | NodeServer::Missing(_)
+            | NodeServer::NotInstalled => None,
         }
     }
 
@@ -142,6 +145,9 @@ fn node_server(client: &Client, directories: &AgentDirectories, configs: &[Netwo
         Err(error @ ClientError::NoListener { .. }) => {
             let has_state = matches!(NodeState::open_existing(&directories.run_dir), Ok(Some(_)));
             match mode::of_node(directories, has_state, configs) {
+                NodeMode::Agent if !mode::is_installed(directories, has_state, configs) => {
+                    NodeServer::NotInstalled
+                }
                 NodeMode::Agent => NodeServer::Missing(error),
                 NodeMode::Standalone => NodeServer::Standalone,
             }

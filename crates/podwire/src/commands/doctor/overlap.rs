@@ -30,7 +30,7 @@ pub(super) fn subnets(node: &CheckedNode) -> Vec<Check> {
         checks.extend(found.into_iter().map(|found| node.as_reported(CHECK, found)));
     }
     if checks.is_empty() {
-        checks.push(Check::ok(CHECK, "no overlap with other routes and addresses of this node"));
+        checks.push(Check::ok(CHECK, "no overlap with another route or address of this node"));
     }
     checks
 }

@@ -59,12 +59,24 @@ pub(crate) enum LabCommand {
     #[command(after_long_help = examples::LAB_HEAL)]
     Heal(LabNodeArgs),
     /// Kill an agent, an etcd member or a node
-    #[command(subcommand, after_long_help = examples::LAB_KILL)]
+    #[command(
+        subcommand,
+        after_long_help = examples::LAB_KILL,
+        mut_subcommand("agent", |agent| agent.about("Kill the agent of a node; its pods keep their network")),
+        mut_subcommand("etcd", |etcd| etcd.about("Kill one etcd member, or all members; their data stays")),
+        mut_subcommand("node", |node| node.about("Switch a node off with its pods, as in a power failure"))
+    )]
     Kill(LabTarget),
     /// Start a killed agent, etcd member or node
-    #[command(subcommand, after_long_help = examples::LAB_START)]
+    #[command(
+        subcommand,
+        after_long_help = examples::LAB_START,
+        mut_subcommand("agent", |agent| agent.about("Start a killed agent, and wait until it is ready")),
+        mut_subcommand("etcd", |etcd| etcd.about("Start a killed etcd member, or all of them")),
+        mut_subcommand("node", |node| node.about("Boot a node that is off; its agent and pods start again"))
+    )]
     Start(LabTarget),
-    /// Kill an agent, also one that hangs, and start it
+    /// Restart an agent, also one that hangs
     #[command(subcommand, after_long_help = examples::LAB_RESTART)]
     Restart(LabRestartTarget),
     /// Print the log of an agent or of an etcd member
@@ -172,9 +184,10 @@ pub(crate) struct LabNodeArgs {
     pub(crate) node: String,
 }
 
+/// `kill` and `start` replace the descriptions.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LabTarget {
-    /// The agent of a node; its pods keep their network
+    /// The agent of a node
     #[command(after_long_help = examples::LAB_AGENT)]
     Agent {
         /// Name of the node
@@ -186,7 +199,7 @@ pub(crate) enum LabTarget {
         /// Name of the member [default: all members]
         member: Option<String>,
     },
-    /// A node with its agent and pods, as after a power failure
+    /// A node with its agent and pods
     #[command(after_long_help = examples::LAB_NODE)]
     Node {
         /// Name of the node
@@ -196,7 +209,7 @@ pub(crate) enum LabTarget {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum LabRestartTarget {
-    /// The agent of a node; its pods keep their network
+    /// Kill the agent of a node, also one that hangs, and start it
     #[command(after_long_help = examples::LAB_RESTART)]
     Agent {
         /// Name of the node

@@ -1,6 +1,6 @@
 //! Commands that change a lab: add and remove pods, inject faults and undo them.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow, bail};
 use lab::{Cluster, LabState};
 
 use super::args::{LabNodeArgs, LabPodCommand, LabRestartTarget, LabTarget};
@@ -71,14 +71,26 @@ pub(super) fn kill(name: &str, target: &LabTarget) -> Result<()> {
 pub(super) fn start(name: &str, target: &LabTarget) -> Result<()> {
     change_lab(name, |cluster| match target {
         LabTarget::Agent { node } => {
-            cluster.start_agent(node)?;
+            if !cluster.agent(node)?.has_ended()? {
+                let restart = hint::command(name, &format!("restart agent {node}"));
+                bail!("the agent of {node} is already running; restart it with: {restart}");
+            }
+            with_status(name, node, cluster.start_agent(node))?;
             print_line(format!("the agent of {node} is ready"));
             Ok(())
         }
         LabTarget::Etcd { member } => {
             let indices = members(cluster, member.as_deref())?;
             for &index in &indices {
-                if !cluster.etcd.members[index].runs() {
+                let member = &cluster.etcd.members[index];
+                if member.runs() && !member.answers() {
+                    let [kill, start] = ["kill etcd", "start etcd"].map(|verb| {
+                        let target = format!("{verb} {}", member.name());
+                        hint::command(name, if cluster.etcd.members.len() == 1 { verb } else { &target })
+                    });
+                    bail!("{} runs but does not answer; restart it with: {kill} && {start}", member.name());
+                }
+                if !member.runs() {
                     cluster.etcd.members[index].start()?;
                     // Saved before the wait, because this process may be killed during it.
                     cluster.save(LabState::Up)?;
@@ -100,9 +112,17 @@ pub(super) fn start(name: &str, target: &LabTarget) -> Result<()> {
 
 pub(super) fn restart(name: &str, target: &LabRestartTarget) -> Result<()> {
     let LabRestartTarget::Agent { node } = target;
-    change_lab(name, |cluster| cluster.restart_agent(node))?;
+    change_lab(name, |cluster| with_status(name, node, cluster.restart_agent(node)))?;
     print_line(format!("the agent of {node} is ready"));
     Ok(())
+}
+
+/// Adds the command that shows why an agent does not become ready.
+fn with_status(name: &str, node: &str, started: Result<()>) -> Result<()> {
+    started.map_err(|error| {
+        let status = hint::command(name, &format!("exec {node} podwire status"));
+        anyhow!("{error:#}\nits status: {status}")
+    })
 }
 
 /// The index of a member by name, or of all members.

@@ -13,12 +13,15 @@ use rustix::io::Errno;
 
 use super::hint;
 use crate::exit::Usage;
+use crate::print;
 
 /// Not in /run, which is a tmpfs: an etcd member needs more than 100 MB.
 const BASE: &str = "/var/lib/podwire-lab";
 const LOCK: &str = "lock";
 /// Longer than any command holds the lock.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// A command that waits longer says so.
+const NOTE: Duration = Duration::from_secs(1);
 /// Another command may remove the empty base directory while a lab is created in it.
 const ATTEMPTS: usize = 10;
 
@@ -99,6 +102,12 @@ pub(super) fn lock(saved: &SavedLab) -> Result<Option<LockedLab>> {
     }
 }
 
+/// Whether another command has locked the lab.
+pub(super) fn is_locked(saved: &SavedLab) -> bool {
+    let file = File::open(saved.dir().join(LOCK));
+    file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
+}
+
 /// Locks a lab that must exist.
 pub(super) fn lock_existing(name: &str) -> Result<LockedLab> {
     lock(&saved_lab(name)?)?.with_context(|| no_such_lab(name))
@@ -116,6 +125,7 @@ fn no_such_lab(name: &str) -> String {
 }
 
 fn wait_for_lock(file: &File, saved: &SavedLab, deadline: Instant) -> Result<()> {
+    let mut note_at = Some(Instant::now() + NOTE);
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),
@@ -128,6 +138,12 @@ fn wait_for_lock(file: &File, saved: &SavedLab, deadline: Instant) -> Result<()>
             saved.name(),
             saved.dir().join(LOCK).display()
         );
+        if note_at.take_if(|at| *at <= Instant::now()).is_some() {
+            print::warn(format_args!(
+                "podwire: waiting for another command that changes lab {}",
+                saved.name()
+            ));
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
 }

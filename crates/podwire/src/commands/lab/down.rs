@@ -1,7 +1,7 @@
 //! `podwire lab down`.
 
 use anyhow::Result;
-use lab::{RemovedLab, SavedLab, remove_kept};
+use lab::{RemovedLab, SavedLab, remove_saved};
 
 use super::args::LabDownArgs;
 use super::directory;
@@ -40,6 +40,6 @@ fn summary(name: &str, removed: RemovedLab) -> String {
 fn remove(saved: &SavedLab) -> Result<Option<RemovedLab>> {
     // Without a directory there is no lock. Namespaces are removed in any case.
     let held = directory::lock(saved)?;
-    let removed = remove_kept(saved)?;
+    let removed = remove_saved(saved)?;
     Ok((held.is_some() || !removed.nothing()).then_some(removed))
 }

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use config::KEYS;
 use lab::{Cluster, Ns};
 
@@ -29,6 +29,11 @@ pub(super) fn run(name: &str, args: &LabExecArgs) -> Result<ExitStatus> {
         let status = hint::command(name, "status");
         format!("there is no {} in lab {name}; list nodes and pods with '{status}'", args.target)
     })?;
+    // The namespace of a killed node does not exist.
+    if cluster.has_power(&args.target).is_ok_and(|has_power| !has_power) {
+        let start = hint::command(name, &format!("start node {}", args.target));
+        bail!("{} is powered off; start it with: {start}", args.target);
+    }
     let path = search_path(&cluster)?;
     if let Some(code) = args.command.first().and_then(|program| program_error(program, &path)) {
         return Ok(code);
@@ -110,11 +115,11 @@ fn program_error(program: &str, path: &OsStr) -> Option<ExitStatus> {
     let modes: Vec<u32> = files.map(|file| file.permissions().mode()).collect();
     if modes.is_empty() {
         print::warn(format_args!("podwire: program {program} not found"));
-        return Some(ExitStatus::Program(NOT_FOUND));
+        return Some(ExitStatus::CannotStart(NOT_FOUND));
     }
     if modes.iter().all(|mode| mode & 0o111 == 0) {
         print::warn(format_args!("podwire: {program} is not executable"));
-        return Some(ExitStatus::Program(NOT_EXECUTABLE));
+        return Some(ExitStatus::CannotStart(NOT_EXECUTABLE));
     }
     None
 }

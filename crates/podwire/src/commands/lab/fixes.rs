@@ -1,7 +1,7 @@
 //! Fixes that are shown inside a node of a lab. Its agent is not a systemd service, and commands must not change the agent, etcd
 //! and network of the host. They are replaced by commands of `podwire lab`.
 
-use types::Fix;
+use types::{Code, Fix};
 
 use super::hint;
 
@@ -14,15 +14,83 @@ struct LabLocation<'a> {
     node: &'a str,
 }
 
-/// Replaces commands in fixes. Outside of a lab it changes nothing.
-pub(crate) fn adapt_fixes<'a>(fixes: impl IntoIterator<Item = &'a mut Option<String>>) {
-    let Ok(location) = std::env::var(config::LAB_VARIABLE) else { return };
-    let Some((lab, node)) = location.split_once('/') else { return };
-    let location = LabLocation { lab, node };
-    fixes.into_iter().flatten().for_each(|fix| *fix = location.adapt(fix));
+/// The commands of a condition, and the parts that they depend on.
+pub(crate) struct FixableCondition<'a> {
+    pub(crate) code: Option<String>,
+    pub(crate) object: Option<&'a str>,
+    pub(crate) message: &'a mut String,
+    pub(crate) fix: &'a mut Option<String>,
 }
 
-impl LabLocation<'_> {
+impl<'a> From<&'a mut api::Condition> for FixableCondition<'a> {
+    fn from(condition: &'a mut api::Condition) -> Self {
+        let api::Condition { code, object, message, fix, .. } = condition;
+        Self { code: Some(code.to_string()), object: Some(object.as_str()), message, fix }
+    }
+}
+
+/// Whether this command runs in a node of a lab. The node shares files such as the configuration of runtimes with the machine.
+pub(crate) fn is_lab_node() -> bool {
+    std::env::var_os(config::LAB_VARIABLE).is_some()
+}
+
+/// Replaces commands in fixes and messages. Outside of a lab it changes nothing.
+pub(crate) fn adapt_fixes<'a>(conditions: impl IntoIterator<Item = impl Into<FixableCondition<'a>>>) {
+    let variable = std::env::var(config::LAB_VARIABLE).unwrap_or_default();
+    let Some(location) = LabLocation::parse(&variable) else { return };
+    conditions.into_iter().for_each(|condition| location.adapt_condition(condition.into()));
+}
+
+/// Replaces commands in an error message. Outside of a lab it changes nothing.
+pub(crate) fn adapt_message(message: String) -> String {
+    let variable = std::env::var(config::LAB_VARIABLE).unwrap_or_default();
+    match LabLocation::parse(&variable) {
+        Some(location) => location.adapt_text(&message),
+        None => message,
+    }
+}
+
+impl<'a> LabLocation<'a> {
+    fn parse(variable: &'a str) -> Option<Self> {
+        variable.split_once('/').map(|(lab, node)| Self { lab, node })
+    }
+
+    fn adapt_condition(&self, condition: FixableCondition<'_>) {
+        let FixableCondition { code, object, message, fix } = condition;
+        *message = self.adapt_text(message);
+        if fix.as_ref().is_some_and(|fix| fix.starts_with("curl ")) {
+            // The command that replaces it starts etcd.
+            *message = message.replace(" (the command checks them)", "");
+        }
+        let is_away = code.as_deref() == Some(Code::PeerAway.as_str());
+        let peer = object.filter(|_| is_away).and_then(|object| object.strip_prefix("node "));
+        *fix = fix.as_deref().map(|fix| self.adapt(fix)).or_else(|| peer.map(|peer| self.start_peer(peer)));
+    }
+
+    /// Starts a node that is powered off. Otherwise the node may be disconnected, or its agent may not run.
+    fn start_peer(&self, peer: &str) -> String {
+        let command = |verb: &str| hint::command(self.lab, &format!("{verb} {peer}"));
+        format!("{} || ({} && {})", command("start node"), command("heal"), command("restart agent"))
+    }
+
+    /// Replaces commands for the agent and its log.
+    fn adapt_text(&self, text: &str) -> String {
+        let Self { lab, node } = self;
+        [
+            ("systemctl start podwire", "start agent"),
+            ("systemctl restart podwire", "restart agent"),
+            ("systemctl disable --now podwire", "kill agent"),
+            ("`podwire agent`", "start agent"),
+            ("journalctl -u podwire", "logs"),
+        ]
+        .iter()
+        .fold(text.to_owned(), |text, (command, verb)| {
+            let replacement = hint::command(lab, &format!("{verb} {node}"));
+            let quoted = if command.starts_with('`') { format!("`{replacement}`") } else { replacement };
+            text.replace(command, &quoted)
+        })
+    }
+
     /// The equivalent command. It works in a shell of the host and of the node.
     fn adapt(&self, fix: &str) -> String {
         let Self { lab, node } = self;
@@ -31,10 +99,7 @@ impl LabLocation<'_> {
             let heal = hint::command(lab, &format!("heal {node}"));
             return format!("{} && {heal}", hint::command(lab, "start etcd"));
         }
-        let adapted = ["start", "restart"].iter().fold(fix.to_owned(), |fix, verb| {
-            let replacement = hint::command(lab, &format!("{verb} agent {node}"));
-            fix.replace(&format!("systemctl {verb} podwire"), &replacement)
-        });
+        let adapted = self.adapt_text(fix);
         let program = adapted.split(' ').next().unwrap_or_default();
         if adapted.starts_with("podwire lab ") || !NODE_PROGRAMS.contains(&program) {
             return adapted;
@@ -66,6 +131,27 @@ mod tests {
         ] {
             assert_eq!(location.adapt(fix), wanted);
         }
+        let fix_of = |code: Code, fix: Option<&str>| {
+            let (mut fix, mut message) = (fix.map(str::to_owned), String::new());
+            let (code, object) = (Some(code.to_string()), Some("node n3"));
+            location.adapt_condition(FixableCondition { code, object, message: &mut message, fix: &mut fix });
+            fix
+        };
+        let start_n3 =
+            "podwire lab start node n3 || (podwire lab heal n3 && podwire lab restart agent n3)".to_owned();
+        assert_eq!(fix_of(Code::PeerAway, None), Some(start_n3));
+        assert_eq!(fix_of(Code::PeerUnrouted, None), None);
+        let ping = fix_of(Code::PeerUnreachable, Some("ping n3"));
+        assert_eq!(ping.as_deref(), Some("podwire lab exec n1 ping n3"));
+        let no_listener =
+            api::ClientError::NoListener { socket: "/s".into(), source: std::io::Error::other("missing") };
+        assert_eq!(
+            location.adapt_text(&no_listener.to_string()),
+            "no agent listens on /s (missing): start it with `podwire lab start agent n1`, or see `podwire lab logs n1`"
+        );
+        assert!(
+            location.adapt_text("'systemctl disable --now podwire'").contains("'podwire lab kill agent n1'")
+        );
         let two = LabLocation { lab: "two", node: "n3" };
         assert_eq!(two.adapt("systemctl start podwire"), "podwire lab --name two start agent n3");
     }

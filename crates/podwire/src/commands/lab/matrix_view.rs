@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lab::{Cell, Matrix, PodPath, Reachability, Spot};
+use lab::{Matrix, MatrixCell, MatrixPod, PodPath, Reachability};
 
 use crate::print;
 
@@ -27,11 +27,11 @@ enum PathSymbol {
 type Symbols<'a> = BTreeMap<(&'a str, &'a str), PathSymbol>;
 
 impl PathSymbol {
-    fn of(cell: &Cell) -> Self {
+    fn of(cell: &MatrixCell) -> Self {
         let rewritten =
             [&cell.v4, &cell.v6].iter().any(|r| matches!(r, Some(Reachability::Rewritten { .. })));
         let is_ok = |reach: &Option<Reachability>| reach.as_ref().is_some_and(Reachability::is_ok);
-        match (cell.is_ok(), cell.way) {
+        match (cell.is_ok(), cell.path) {
             (true, PodPath::Local) => Self::SameNode,
             (true, PodPath::Direct) => Self::Direct,
             (true, PodPath::Vxlan) => Self::Vxlan,
@@ -92,7 +92,7 @@ pub(super) fn draw(matrix: &Matrix) -> String {
     lines.extend(legend);
     lines.push(String::new());
     lines.push(summary(matrix));
-    let problems = matrix.complaints();
+    let problems = matrix.failures();
     lines.extend(
         problems
             .iter()
@@ -110,8 +110,8 @@ pub(super) fn draw(matrix: &Matrix) -> String {
 fn grid(matrix: &Matrix, symbols: &Symbols<'_>) -> Option<Vec<String>> {
     let longest =
         |texts: &mut dyn Iterator<Item = &String>| texts.map(|text| text.chars().count()).max().unwrap_or(0);
-    let names = longest(&mut matrix.pods.iter().map(|spot| &spot.name));
-    let nodes = longest(&mut matrix.pods.iter().map(|spot| &spot.node));
+    let names = longest(&mut matrix.pods.iter().map(|pod| &pod.name));
+    let nodes = longest(&mut matrix.pods.iter().map(|pod| &pod.node));
     let count = matrix.pods.len();
     let (digits, margin) = (count.to_string().len(), names + nodes + 4);
     let named = names.max(nodes) + 2;
@@ -125,15 +125,15 @@ fn grid(matrix: &Matrix, symbols: &Symbols<'_>) -> Option<Vec<String>> {
         format!("{:margin$}{texts}", "")
     };
     let mut lines = if is_named {
-        let nodes = header(&mut matrix.pods.iter().map(|spot| spot.node.clone()));
-        vec![nodes, header(&mut matrix.pods.iter().map(|spot| spot.name.clone()))]
+        let nodes = header(&mut matrix.pods.iter().map(|pod| pod.node.clone()));
+        vec![nodes, header(&mut matrix.pods.iter().map(|pod| pod.name.clone()))]
     } else {
         vec![header(&mut (1..=count).map(|number| number.to_string()))]
     };
-    for (number, Spot { name: from, node }) in matrix.pods.iter().enumerate() {
+    for (number, MatrixPod { name: from, node }) in matrix.pods.iter().enumerate() {
         let label = if is_named { String::new() } else { format!("{:>digits$}  ", number + 1) };
         let mut line = format!("  {label}{node:<nodes$}  {from:<names$}");
-        for Spot { name: to, .. } in &matrix.pods {
+        for MatrixPod { name: to, .. } in &matrix.pods {
             let symbol =
                 symbols.get(&(from.as_str(), to.as_str())).map_or("·".to_owned(), |symbol| painted(*symbol));
             line.push_str(&" ".repeat(width - 1));
@@ -147,7 +147,7 @@ fn grid(matrix: &Matrix, symbols: &Symbols<'_>) -> Option<Vec<String>> {
 /// For each node, the number of reachable paths from and to its pods.
 fn by_node(matrix: &Matrix, symbols: &Symbols<'_>) -> Vec<String> {
     let nodes: BTreeMap<&str, &str> =
-        matrix.pods.iter().map(|spot| (spot.name.as_str(), spot.node.as_str())).collect();
+        matrix.pods.iter().map(|pod| (pod.name.as_str(), pod.node.as_str())).collect();
     let mut tallies: BTreeMap<&str, [Tally; 2]> = BTreeMap::new();
     for ((from, to), symbol) in symbols {
         for (side, pod) in [from, to].into_iter().enumerate() {
@@ -157,13 +157,13 @@ fn by_node(matrix: &Matrix, symbols: &Symbols<'_>) -> Vec<String> {
         }
     }
     let mut order: Vec<&str> = Vec::new();
-    for spot in &matrix.pods {
-        if order.last() != Some(&spot.node.as_str()) {
-            order.push(&spot.node);
+    for pod in &matrix.pods {
+        if order.last() != Some(&pod.node.as_str()) {
+            order.push(&pod.node);
         }
     }
     let rows = order.into_iter().map(|node| {
-        let pods = matrix.pods.iter().filter(|spot| spot.node == node).count();
+        let pods = matrix.pods.iter().filter(|pod| pod.node == node).count();
         let [from, to] = tallies.remove(node).unwrap_or_default().map(|tally| tally.to_string());
         vec![node.to_owned(), pods.to_string(), from, to]
     });
@@ -194,7 +194,8 @@ fn summary(matrix: &Matrix) -> String {
     if all == 0 {
         return format!("{}: no paths to test", print::count(matrix.pods.len() as u64, "pod"));
     }
-    let has = |pick: fn(&Cell) -> &Option<Reachability>| matrix.cells.iter().any(|cell| pick(cell).is_some());
+    let has =
+        |pick: fn(&MatrixCell) -> &Option<Reachability>| matrix.cells.iter().any(|cell| pick(cell).is_some());
     let families = match (has(|cell| &cell.v4), has(|cell| &cell.v6)) {
         (true, true) => "IPv4 and IPv6",
         (true, false) => "IPv4",
@@ -212,13 +213,13 @@ mod tests {
 
     use super::*;
 
-    fn cell(from: &str, to: &str, reach: [Option<Reachability>; 2], way: PodPath) -> Cell {
+    fn cell(from: &str, to: &str, reach: [Option<Reachability>; 2], path: PodPath) -> MatrixCell {
         let [v4, v6] = reach;
-        Cell { from: from.into(), to: to.into(), v4, v6, way }
+        MatrixCell { from: from.into(), to: to.into(), v4, v6, path }
     }
 
-    fn spot(number: usize) -> Spot {
-        Spot { name: format!("p{number}"), node: format!("n{number}") }
+    fn pod(number: usize) -> MatrixPod {
+        MatrixPod { name: format!("p{number}"), node: format!("n{number}") }
     }
 
     #[test]
@@ -226,7 +227,7 @@ mod tests {
         let yes = || Some(Reachability::Yes { micros: 90 });
         let no = || Some(Reachability::No { why: None });
         let matrix = Matrix {
-            pods: vec![spot(1), spot(2)],
+            pods: vec![pod(1), pod(2)],
             cells: vec![
                 cell("p1", "p2", [yes(), yes()], PodPath::Vxlan),
                 cell("p2", "p1", [yes(), no()], PodPath::Direct),
@@ -248,9 +249,9 @@ mod tests {
 
     /// All paths are reachable, except for those to the last pod.
     fn large(count: usize) -> Matrix {
-        let pods: Vec<Spot> = (1..=count).map(spot).collect();
+        let pods: Vec<MatrixPod> = (1..=count).map(pod).collect();
         let last = &pods[count - 1].name;
-        let cells = pods.iter().flat_map(|Spot { name: from, .. }| {
+        let cells = pods.iter().flat_map(|MatrixPod { name: from, .. }| {
             let destinations = pods.iter().filter(move |to| to.name != *from);
             destinations.map(move |to| {
                 let reach = if to.name == *last {

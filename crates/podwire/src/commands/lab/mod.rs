@@ -20,7 +20,7 @@ use lab::{Cluster, LabState};
 
 pub(crate) use args::LabArgs;
 use args::LabCommand;
-pub(crate) use fixes::adapt_fixes;
+pub(crate) use fixes::{FixableCondition, adapt_fixes, adapt_message, is_lab_node};
 
 use crate::exit::ExitStatus;
 
@@ -53,15 +53,23 @@ fn change_lab<T>(name: &str, change: impl FnOnce(&mut Cluster) -> Result<T>) -> 
     result
 }
 
-/// Opens a lab for reading. The lock is released, so another command may change the lab.
+/// Opens a lab for reading. The lock is released, so another command may change the lab. A command that already changes it, for
+/// example one that waits for an agent, is not awaited.
 fn open_lab(name: &str) -> Result<Cluster> {
+    let saved = directory::saved_lab(name)?;
+    if directory::is_locked(&saved) && matches!(saved.condition(), Ok(LabState::Up)) {
+        return unless_unusable(name, Cluster::read(&saved));
+    }
     let held = directory::lock_existing(name)?;
     open(&held)
 }
 
 fn open(held: &directory::LockedLab) -> Result<Cluster> {
-    let name = held.saved.name();
-    Cluster::open(&held.saved).map_err(|error| {
+    unless_unusable(held.saved.name(), Cluster::open(&held.saved))
+}
+
+fn unless_unusable(name: &str, opened: Result<Cluster>) -> Result<Cluster> {
+    opened.map_err(|error| {
         let down = hint::command(name, "down");
         error.context(format!("lab {name} cannot be used; remove it with '{down}'"))
     })

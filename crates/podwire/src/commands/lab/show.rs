@@ -9,7 +9,7 @@ use api::{
     LabAgent, LabKilledNode, LabLink, LabMember, LabMemberState, LabNode, LabPath, LabPod, LabReach,
     LabStatus, LabTest, LabTransport,
 };
-use lab::{Cell, Cluster, EtcdMember, PodPath, Reachability};
+use lab::{Cluster, EtcdMember, MatrixCell, PodPath, Reachability};
 
 use super::args::{LabLogsArgs, LabOutputArgs, LabTestArgs};
 use super::matrix_view;
@@ -99,8 +99,8 @@ pub(super) fn logs(name: &str, args: &LabLogsArgs) -> Result<()> {
     Ok(())
 }
 
-fn path(cell: &Cell) -> LabPath {
-    let transport = match cell.way {
+fn path(cell: &MatrixCell) -> LabPath {
+    let transport = match cell.path {
         PodPath::Local => LabTransport::Local,
         PodPath::Direct => LabTransport::Direct,
         PodPath::Vxlan => LabTransport::Vxlan,

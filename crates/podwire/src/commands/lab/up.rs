@@ -1,7 +1,7 @@
 //! `podwire lab up`.
 
 use anyhow::{Context as _, Result, bail};
-use lab::{Cluster, LabState, Plan, SavedLab, clear_kept, remove_kept};
+use lab::{Cluster, LabState, Plan, SavedLab, clear_saved, remove_saved};
 
 use super::args::{LabUpArgs, StoreArg, TransportArg};
 use super::directory::{self, CreateResult, LockedLab};
@@ -26,8 +26,8 @@ pub(super) fn run(name: &str, args: &LabUpArgs) -> Result<()> {
     print_line(print::wrap(&format!("lab {name}: {}", title(&plan)), print::width()));
     let stop = || {
         print_line(format!("\ninterrupted; removing lab {name}"));
-        // Without its namespaces the creation fails soon. An error is ignored here, because `remove_kept` below repeats it.
-        let _ = clear_kept(&held.saved);
+        // Without its namespaces the creation fails soon. An error is ignored here, because `remove_saved` below repeats it.
+        let _ = clear_saved(&held.saved);
     };
     let created =
         interrupt::run_interruptible(|| create_cluster(&held.saved, &plan, args.pods, &progress), stop);
@@ -41,7 +41,7 @@ pub(super) fn run(name: &str, args: &LabUpArgs) -> Result<()> {
         Ok((Err(error), Completion::Finished)) | Err(error) => error,
     };
     progress.failed();
-    let removed = remove_kept(&held.saved);
+    let removed = remove_saved(&held.saved);
     directory::remove_if_empty();
     removed.with_context(|| {
         let down = hint::command(name, "down");
@@ -74,7 +74,7 @@ fn plan(args: &LabUpArgs) -> Result<Plan> {
 }
 
 fn create_cluster(saved: &SavedLab, plan: &Plan, pods: usize, progress: &Progress) -> Result<()> {
-    let cluster = Cluster::up_kept(saved, plan, &|step| progress.step(step))?;
+    let cluster = Cluster::up_saved(saved, plan, &|step| progress.step(step))?;
     if pods > 0 {
         progress.step(&format!("pods: {} on each node", print::count(pods as u64, "pod")));
         cluster.pods_everywhere(pods)?;
@@ -89,7 +89,7 @@ fn create_directory(saved: &SavedLab) -> Result<LockedLab> {
     let in_kernel = SavedLab::names_in_kernel()?.iter().any(|name| name == saved.name());
     if in_kernel && !saved.dir().exists() {
         print_line(format!("lab {}: removing orphaned namespaces first", saved.name()));
-        remove_kept(saved)?;
+        remove_saved(saved)?;
     }
     if let CreateResult::Created(held) = directory::create(saved)? {
         return Ok(held);
@@ -105,7 +105,7 @@ fn create_directory(saved: &SavedLab) -> Result<LockedLab> {
             // This process has the lock, so the command that created the lab has ended. Without a state file it had just started.
             Ok(LabState::Unfinished | LabState::Stale) | Err(_) => {
                 print_line(format!("lab {name}: removing an incomplete lab first"));
-                remove_kept(&held.saved)?;
+                remove_saved(&held.saved)?;
             }
         }
     }

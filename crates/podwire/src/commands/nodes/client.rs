@@ -3,11 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use api::{Client, ErrorAnswer, HttpAnswer, PAGE_NOT_FOUND};
+use api::{Client, ClientError, ErrorAnswer, HttpAnswer, PAGE_NOT_FOUND};
+use engine::state::NodeState;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::cli::AgentSelector;
+use crate::commands::{configs, mode};
 use crate::directories::AgentDirectories;
+use crate::exit::NotInstalled;
 
 /// Longer than the agent's own timeout for the store, so that the agent's error message arrives.
 pub(in crate::commands) const TIMEOUT: Duration = Duration::from_secs(12);
@@ -15,19 +19,38 @@ pub(in crate::commands) const TIMEOUT: Duration = Duration::from_secs(12);
 /// The running agent was started before this program was installed.
 const OTHER_VERSION: &str = "the agent has another version; restart it with 'systemctl restart podwire'";
 
-pub(crate) struct AgentClient(Client);
+pub(crate) struct AgentClient {
+    client: Client,
+    directories: AgentDirectories,
+}
 
 impl AgentClient {
     pub(crate) fn find(selector: &AgentSelector) -> Self {
-        Self(Client::new(&AgentDirectories::find(selector, None).socket))
+        let directories = AgentDirectories::find(selector, None);
+        Self { client: Client::new(&directories.socket), directories }
     }
 
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        read(&self.0.get(path, TIMEOUT)?)
+        self.read(self.client.get(path, TIMEOUT))
+    }
+
+    pub(crate) fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
+        self.read(self.client.post(path, body, TIMEOUT))
     }
 
     pub(crate) fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        read(&self.0.delete(path, TIMEOUT)?)
+        self.read(self.client.delete(path, TIMEOUT))
+    }
+
+    /// On a machine without Podwire, a start of the agent cannot help.
+    fn read<T: DeserializeOwned>(&self, answer: Result<HttpAnswer, ClientError>) -> Result<T> {
+        if let Err(ClientError::NoListener { .. }) = answer {
+            let has_state = !matches!(NodeState::open_existing(&self.directories.run_dir), Ok(None));
+            if !mode::is_installed(&self.directories, has_state, &configs::of_node()) {
+                return Err(NotInstalled(mode::not_installed(&self.directories).message).into());
+            }
+        }
+        read(&answer?)
     }
 }
 

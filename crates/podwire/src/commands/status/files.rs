@@ -1,15 +1,12 @@
 //! The status of a node where no agent answers. Pods keep their network, and the plugin may work standalone.
 
-use std::path::Path;
-
 use anyhow::Result;
 use api::{ClientError, Condition, Counts, NodeMode, StatusWithoutAgent, Tombstones};
 use engine::state::{Attachment, NodeState, RecordPhase, StateError};
-use install::runtimes::Runtimes;
 use netlink::RtSocket;
 
 use super::page;
-use crate::commands::plugins::PluginFiles;
+use crate::commands::plugins::{PluginFiles, runtimes_of_node};
 use crate::commands::{configs, mode};
 use crate::directories::AgentDirectories;
 use crate::exit::ExitStatus;
@@ -22,6 +19,8 @@ pub(super) struct StatusFromFiles {
     mode_text: String,
     /// A process has the socket and did not answer.
     is_hanging: bool,
+    is_installed: bool,
+    is_run_dir_known: bool,
 }
 
 impl StatusFromFiles {
@@ -34,6 +33,8 @@ impl StatusFromFiles {
         let records = state.and_then(|state| count(state.as_ref()));
         let mut configs = configs::of_node();
         let is_hanging = mode::is_hanging(error);
+        let is_missing = matches!(error, ClientError::NoListener { .. });
+        let is_installed = !is_missing || mode::is_installed(directories, has_state, &configs);
         let mode = match mode::of_node(directories, has_state, &configs) {
             NodeMode::Standalone if !is_hanging => NodeMode::Standalone,
             NodeMode::Standalone | NodeMode::Agent => NodeMode::Agent,
@@ -48,6 +49,7 @@ impl StatusFromFiles {
             (NodeMode::Agent, Some(pid), _) => {
                 format!("the agent (process {}) has ended", pid.trim())
             }
+            (NodeMode::Agent, None, _) if !is_installed => "nothing is installed".to_owned(),
             (NodeMode::Agent, None, _) => {
                 "no agent is running, and the run directory has no lock file".to_owned()
             }
@@ -55,6 +57,8 @@ impl StatusFromFiles {
             (NodeMode::Standalone, _, false) => "standalone: installed, no pod attached yet".to_owned(),
         };
         let (attachments, running) = match &records {
+            // The agent may use another directory.
+            Ok((_, running)) if directories.is_guess => (None, running.as_slice()),
             Ok((counts, running)) => (Some(*counts), running.as_slice()),
             Err(_) => (None, Default::default()),
         };
@@ -64,14 +68,16 @@ impl StatusFromFiles {
         // The agent checks configs that name it.
         configs.retain(|config| !configs::names_agent(config));
         let mut found = engine::inspect(run_dir, &configs);
-        let runtimes = Runtimes::detect(Path::new("/"));
+        let runtimes = runtimes_of_node();
         let plugin = PluginFiles::find(directories.state_dir.as_deref());
         found.extend(plugin.into_iter().flat_map(|plugin| plugin.missing(&runtimes)));
         if is_hanging {
             mode::leave_repairs_to_agent(&mut found);
         }
-        if mode == NodeMode::Agent {
-            found.push(mode::agent_missing(directories, error));
+        match mode {
+            NodeMode::Agent if is_installed => found.push(mode::agent_missing(directories, error)),
+            NodeMode::Agent => found.push(mode::not_installed(directories)),
+            NodeMode::Standalone => {}
         }
         found.sort_by_key(|finding| (finding.severity, finding.code));
         let conditions: Vec<Condition> =
@@ -85,7 +91,8 @@ impl StatusFromFiles {
             inactive_ports: inactive.iter().map(agent::inactive_port).collect(),
             conditions,
         };
-        Ok(Self { status, mode_text, is_hanging })
+        let is_run_dir_known = !directories.is_guess;
+        Ok(Self { status, mode_text, is_hanging, is_installed, is_run_dir_known })
     }
 
     pub(super) fn exit_status(&self) -> ExitStatus {
@@ -96,15 +103,20 @@ impl StatusFromFiles {
     }
 
     pub(super) fn page(&self, now: u64) -> String {
-        let title = format!("podwire {}: {}", env!("CARGO_PKG_VERSION"), page::readiness(self.status.ready));
+        let readiness = match self.is_installed {
+            true => page::readiness(self.status.ready),
+            false => print::bad("not installed"),
+        };
+        let title = format!("podwire {}: {readiness}", env!("CARGO_PKG_VERSION"));
         let agent = match self.status.mode {
             NodeMode::Agent if self.is_hanging => "does not answer",
             NodeMode::Agent => "not running",
             NodeMode::Standalone => "not needed",
         };
+        let run_dir = self.status.run_dir.display().to_string();
         let mut rows = vec![
             ("agent", agent.to_owned()),
-            ("run directory", self.status.run_dir.display().to_string()),
+            ("run directory", if self.is_run_dir_known { run_dir } else { page::unknown() }),
             ("mode", self.mode_text.clone()),
             ("attachments", self.status.attachments.map_or_else(page::unknown, page::attachments)),
         ];

@@ -30,7 +30,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<ExitStatus> {
         Ok(answer) => answer,
         Err(error) if mode::is_unreachable(&error) => {
             let mut files = StatusFromFiles::read(&directories, &error)?;
-            adapt_fixes(files.status.conditions.iter_mut().map(|condition| &mut condition.fix));
+            adapt_fixes(&mut files.status.conditions);
             match args.output {
                 Output::Json => print::json(&files.status)?,
                 Output::Table | Output::Wide => print::line(files.page(time::now()))?,
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<ExitStatus> {
         answer.status
     );
     let mut status: api::Status = serde_json::from_str(&text).context("the agent has another version")?;
-    adapt_fixes(status.conditions.iter_mut().map(|condition| &mut condition.fix));
+    adapt_fixes(&mut status.conditions);
     match args.output {
         Output::Json => print::json(&status)?,
         Output::Table | Output::Wide => print::line(page(&status))?,

@@ -4,6 +4,7 @@ use api::{Condition, Counts, InactivePort, InstalledFile, NetworkStatus, Reconci
 
 use types::Code;
 
+use crate::commands::plugins;
 use crate::print;
 use crate::time;
 
@@ -11,7 +12,10 @@ use crate::time;
 const LATEST: usize = 5;
 
 pub(super) fn page(status: &Status, now: u64) -> String {
-    let mut parts = vec![title(status), print::key_values(rows(status, now)), blocks(&status.network)];
+    let mut parts = vec![title(status), print::key_values(rows(status, now))];
+    if !status.network.blocks.is_empty() {
+        parts.push(blocks(&status.network));
+    }
     parts.extend(repairs(&status.reconcile, now));
     parts.push(conditions(&status.conditions, now));
     parts.join("\n\n")
@@ -84,7 +88,7 @@ fn reconcile(status: &ReconcileStatus, now: u64) -> String {
 
 fn installed(status: &Status) -> String {
     if status.installed.is_empty() {
-        return "disabled for this agent; use 'podwire install'".to_owned();
+        return plugins::nothing_installed().to_owned();
     }
     // A file that the agent installs when it is ready is not a problem.
     let has_problem = status.conditions.iter().any(|condition| condition.code == Code::InstallIncomplete);
@@ -129,17 +133,27 @@ fn network_note(network: &NetworkStatus) -> Option<String> {
     Some(format!("of the network {}; 'podwire blocks' lists the blocks of all nodes", subnets.join(" ")))
 }
 
-/// The latest repair is the last row.
+/// The latest repair is the last row. Earlier repairs are counted.
 fn repairs(status: &ReconcileStatus, now: u64) -> Option<String> {
-    let latest = &status.recent_repairs[status.recent_repairs.len().saturating_sub(LATEST)..];
+    let earlier = status.recent_repairs.len().saturating_sub(LATEST);
+    let latest = &status.recent_repairs[earlier..];
     if latest.is_empty() {
         return None;
     }
-    let rows = latest.iter().map(|repair| {
-        let message = print::short_ids(&print::one_line(&repair.message));
-        vec![format!("{} ago", time::age(repair.at.0, now)), message]
-    });
-    Some(print::table(&["REPAIRED", ""], rows.collect()))
+    let rows: Vec<(String, String)> = latest
+        .iter()
+        .map(|repair| {
+            let message = print::short_ids(&print::one_line(&repair.message));
+            (format!("{} ago", time::age(repair.at.0, now)), message)
+        })
+        .collect();
+    let title = "REPAIRED: the agent found and corrected these differences; no action is needed";
+    let mut lines = vec![print::wrap(title, print::width())];
+    lines.push(print::key_values(rows.iter().map(|(ago, message)| (ago.as_str(), message.clone()))));
+    lines.extend(
+        (earlier > 0).then(|| format!("{} before: see the log", print::count(earlier as u64, "repair"))),
+    );
+    Some(lines.join("\n"))
 }
 
 /// Conditions that prevent readiness come first.
@@ -154,7 +168,10 @@ pub(super) fn conditions(all: &[Condition], now: u64) -> String {
             format!("{title}\n{}", lines.join("\n"))
         })
         .collect();
-    if parts.is_empty() { print::good("no problems") } else { parts.join("\n\n") }
+    match parts.is_empty() {
+        true => format!("{}; podwire doctor also tests peers and MTU", print::good("no problems")),
+        false => parts.join("\n\n"),
+    }
 }
 
 fn condition(condition: &Condition, now: u64) -> String {

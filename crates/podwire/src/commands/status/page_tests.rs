@@ -43,6 +43,13 @@ fn status() -> Status {
 }
 
 #[test]
+fn a_node_without_a_block_has_no_table_of_blocks() {
+    let mut status = status();
+    status.network.blocks.clear();
+    assert!(!page(&status, 1_003_600).contains("BLOCK"));
+}
+
+#[test]
 fn a_ready_node_is_shown_on_one_page() {
     let wanted = "\
 podwire 0.1.0 on worker-1: ready
@@ -61,7 +68,7 @@ BLOCK         USED   FREE
 10.83.0.0/16  32766  32766    ██████████░░░░░░░░░░  50 %
 fd00:88::/64  2      1048573  █░░░░░░░░░░░░░░░░░░░  <1 %
 
-no problems";
+no problems; podwire doctor also tests peers and MTU";
     assert_eq!(page(&status(), 1_003_600), wanted);
 }
 
@@ -103,14 +110,16 @@ fn problems_are_shown_with_fixes_and_fit_the_width() {
     let page = page(&status, 1_003_600);
     assert!(page.starts_with("podwire 0.1.0 on worker-1: not ready\n"), "{page}");
     for word in [
+        "\n\nREPAIRED: the agent found and corrected these differences; no action is needed\n",
         "wait /opt",
         "\n\nNOT READY\n- NftMissing program nft, for 42s\n  short\n  advice: `apt install nftables`\n\n",
         "\n\nDEGRADED\n- PodTrafficDropped chain inet filter forward, for 42s\n  another",
-        " ago    8 another",
+        " ago  8 another",
     ] {
         assert!(page.contains(word), "{word:?} in {page}");
     }
-    assert!(!page.contains(" ago    3 another"), "only the latest: {page}");
+    assert!(!page.contains(" ago  3 another"), "only the latest: {page}");
+    assert!(page.contains("\n4 repairs before: see the log\n\n"), "{page}");
     assert!(page.ends_with(&format!("\n    {command}")), "{page}");
     let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > print::width()).collect();
     assert_eq!(wide, [format!("    {command}")], "only the command is wider");

@@ -242,7 +242,10 @@ fn f7_cleanup_all_removes_pods_of_other_run_directories() {
         let (blue, _red) = (blue(&host, mode), red(&host, mode));
         let outcome = host.run(&["cleanup", "--all", "--run-dir", blue.run_dir.to_str().unwrap()]);
         assert!(outcome.success(), "{mode}: {}{}", outcome.stdout, outcome.stderr);
-        has(&outcome.stdout, &["bridge pw-red removed", "bridge pw-blue removed", "ip_forward back to 0"]);
+        has(
+            &outcome.stdout,
+            &["bridge pw-red removed", "bridge pw-blue removed", "ip_forward restored to 0"],
+        );
         before.wait_for_same(&host.node, DEADLINE).unwrap();
     }
 }

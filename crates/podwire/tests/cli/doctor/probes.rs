@@ -96,7 +96,7 @@ fn a_lost_node_address_is_reported_without_wrong_fixes() {
     wait_for_ok(&cluster);
     wait_until("the conditions to end", DEADLINE, || Ok(conditions().is_empty())).unwrap();
     n1.sh(&["ip", "link", "show", "pwvx6"]).unwrap();
-    has(&podwire(&cluster, &["doctor"]).stdout, &["pods send up to 1450 bytes; pwvx4 carries 1450"]);
+    has(&podwire(&cluster, &["doctor"]).stdout, &["pods send up to 1450 bytes; link pwvx4 carries 1450"]);
 }
 
 /// F3: the path MTU is smaller than the MTU of the links. The advice of the condition solves it.

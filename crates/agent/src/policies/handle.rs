@@ -1,0 +1,262 @@
+//! The input of the policy thread from requests and membership, and the groups that it publishes.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use engine::policy::{LinkGroup, PodPolicies};
+use engine::state::Attachment;
+use model::Catalog;
+use types::{AttachMode, AttachmentKey, Code, Finding, NodeName, Placement};
+
+use super::placement;
+use super::pods::{LocalPod, LocalPods};
+use crate::agent_status::AgentStatus;
+use crate::conditions::Source;
+use crate::waker::Waker;
+
+/// How long an ADD waits for the policy thread. The pod starts isolated afterwards.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Shared by requests, the reconciler, membership and the policy thread.
+///
+/// An ADD hands its pod to the policy thread and waits, so that no lock is held across a system call, and concurrent ADDs share one
+/// transaction. While no policy is enforced, ADD and DEL only read a flag: the thread lists the records when enforcement begins.
+#[derive(Debug)]
+pub(crate) struct Policies {
+    node: NodeName,
+    state: Mutex<PolicyState>,
+    pub(super) waker: Waker,
+    agent_status: Arc<AgentStatus>,
+    /// Held while isolated pods are reported, so that an earlier list cannot replace a later one.
+    reporting: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct PolicyState {
+    is_enforced: bool,
+    requests: Vec<PodRequest>,
+    /// None until the store was read.
+    objects: Option<Arc<Catalog>>,
+    /// The groups of all pods that the policy thread knows.
+    groups: HashMap<AttachmentKey, LinkGroup>,
+    /// The same by host end.
+    links: HashMap<String, LinkGroup>,
+    /// Pods that started isolated because the policy thread did not answer.
+    isolated: BTreeSet<AttachmentKey>,
+}
+
+/// A request to the policy thread. If it has ended or takes too long, the receiver gets no answer.
+#[derive(Debug)]
+pub(super) enum PodRequest {
+    Add {
+        pod: LocalPod,
+        done: SyncSender<LinkGroup>,
+    },
+    Remove(AttachmentKey),
+    /// Sets the group of the link, too.
+    Restore {
+        pod: LocalPod,
+        done: SyncSender<Result<(), String>>,
+    },
+}
+
+/// Input that the policy thread has not taken yet, and the current objects.
+#[derive(Debug, Default)]
+pub(super) struct PolicyInputs {
+    pub(super) requests: Vec<PodRequest>,
+    pub(super) objects: Option<Arc<Catalog>>,
+}
+
+impl Policies {
+    /// `waker` wakes the policy thread.
+    pub(crate) fn new(node: NodeName, waker: Waker, agent_status: Arc<AgentStatus>) -> Self {
+        Self { node, state: Mutex::default(), waker, agent_status, reporting: Mutex::default() }
+    }
+
+    /// Replaces the objects.
+    pub(crate) fn set_objects(&self, objects: Arc<Catalog>) {
+        let is_changed = {
+            let mut state = self.lock();
+            let is_changed = state.objects.as_ref() != Some(&objects);
+            state.objects = Some(objects);
+            is_changed
+        };
+        if is_changed {
+            self.waker.wake();
+        }
+    }
+
+    pub(crate) fn objects(&self) -> Option<Arc<Catalog>> {
+        self.lock().objects.clone()
+    }
+
+    /// The group that the host end with this name should have. None if it is not known, or no policy is enforced.
+    pub(crate) fn group_of_link(&self, name: &str) -> Option<LinkGroup> {
+        let state = self.lock();
+        state.links.get(name).copied().filter(|_| state.is_enforced)
+    }
+
+    pub(super) fn node(&self) -> &NodeName {
+        &self.node
+    }
+
+    pub(super) fn take(&self) -> PolicyInputs {
+        // First, so that later input wakes the thread again.
+        self.waker.clear();
+        let mut state = self.lock();
+        PolicyInputs { requests: std::mem::take(&mut state.requests), objects: state.objects.clone() }
+    }
+
+    /// From now on, ADDs and DELs are handed to the thread. ADDs before have a record, which the thread lists afterwards.
+    pub(super) fn begin(&self) {
+        self.lock().is_enforced = true;
+    }
+
+    /// ADDs that wait are answered: their pods need no group.
+    pub(super) fn end(&self) {
+        {
+            let mut state = self.lock();
+            let objects = state.objects.take();
+            *state = PolicyState { objects, ..PolicyState::default() };
+        }
+        self.report_isolated();
+    }
+
+    /// Publishes groups before the links get them: an ADD that creates its link at the same time finds the new group.
+    pub(super) fn publish<'a>(&self, groups: impl IntoIterator<Item = (&'a LocalPod, LinkGroup)>) {
+        let mut state = self.lock();
+        for (pod, group) in groups {
+            state.groups.insert(pod.key.clone(), group);
+            state.links.insert(pod.link.to_string(), group);
+        }
+    }
+
+    pub(super) fn forget(&self, pod: &LocalPod) {
+        let mut state = self.lock();
+        state.groups.remove(&pod.key);
+        state.links.remove(pod.link.as_str());
+    }
+
+    /// Forgets all pods but these.
+    pub(super) fn retain(&self, pods: &LocalPods) {
+        let links: HashSet<&str> = pods.iter().map(|pod| pod.link.as_str()).collect();
+        {
+            let mut state = self.lock();
+            state.groups.retain(|key, _| pods.get(key).is_some());
+            state.links.retain(|link, _| links.contains(link.as_str()));
+            state.isolated.retain(|key| pods.get(key).is_some());
+        }
+        self.report_isolated();
+    }
+
+    pub(super) fn group(&self, key: &AttachmentKey) -> LinkGroup {
+        self.lock().groups.get(key).copied().unwrap_or(LinkGroup::CLOSED)
+    }
+
+    /// The link has its group, or does not exist any more.
+    pub(super) fn set_connected(&self, key: &AttachmentKey) {
+        let was_isolated = self.lock().isolated.remove(key);
+        if was_isolated {
+            self.report_isolated();
+        }
+    }
+
+    /// Returns whether policies are enforced. Otherwise the request is dropped.
+    fn send(&self, request: PodRequest) -> bool {
+        {
+            let mut state = self.lock();
+            if !state.is_enforced {
+                return false;
+            }
+            state.requests.push(request);
+        }
+        self.waker.wake();
+        true
+    }
+
+    fn isolate(&self, key: &AttachmentKey) {
+        let is_new = {
+            let mut state = self.lock();
+            // Enforcement may have ended meanwhile.
+            state.is_enforced && state.isolated.insert(key.clone())
+        };
+        if is_new {
+            self.report_isolated();
+        }
+    }
+
+    fn report_isolated(&self) {
+        let _reporting = self.reporting.lock().unwrap_or_else(PoisonError::into_inner);
+        let message = "the agent could not determine the policies of the pod in time, so all its flows are dropped until the \
+                       agent repairs this";
+        let finding =
+            |key: &AttachmentKey| Finding::new(Code::PodIsolated, format_args!("attachment {key}"), message);
+        let findings: Vec<Finding> = self.lock().isolated.iter().map(finding).collect();
+        self.agent_status.set(Source::IsolatedPods, findings);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PolicyState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PodPolicies for Policies {
+    fn check(&self, placement: &Placement, mode: AttachMode) -> Result<(), cni::Error> {
+        if *placement == Placement::default() {
+            return Ok(());
+        }
+        placement::check(self.objects().as_deref(), placement, mode)
+    }
+
+    fn add_pod(&self, pod: &Attachment) -> LinkGroup {
+        if !self.lock().is_enforced {
+            return LinkGroup::CLOSED;
+        }
+        let (done, answer) = mpsc::sync_channel(1);
+        if !self.send(PodRequest::Add { pod: LocalPod::of(&self.node, pod), done }) {
+            return LinkGroup::CLOSED;
+        }
+        answer.recv_timeout(DEADLINE).unwrap_or_else(|_| {
+            self.isolate(&pod.key);
+            LinkGroup::CLOSED
+        })
+    }
+
+    fn link_created(&self, pod: &Attachment, group: LinkGroup) {
+        let expected = {
+            let state = self.lock();
+            state.groups.get(&pod.key).copied().filter(|_| state.is_enforced)
+        };
+        // If the pod has no group yet, the thread finds the link when it publishes one.
+        if expected.is_some_and(|expected| expected != group) && self.restore_pod(pod).is_err() {
+            self.isolate(&pod.key);
+        }
+    }
+
+    fn remove_pod(&self, key: &AttachmentKey) {
+        if self.send(PodRequest::Remove(key.clone())) {
+            self.set_connected(key);
+        }
+    }
+
+    fn has_drift(&self, key: &AttachmentKey, group: LinkGroup) -> bool {
+        let state = self.lock();
+        state.is_enforced && state.groups.get(key) != Some(&group)
+    }
+
+    fn restore_pod(&self, pod: &Attachment) -> Result<(), engine::Error> {
+        let (done, answer) = mpsc::sync_channel(1);
+        if !self.send(PodRequest::Restore { pod: LocalPod::of(&self.node, pod), done }) {
+            return Ok(());
+        }
+        let failed = |reason: String| {
+            engine::Error::NotAvailable(format!("cannot set the group of link {}: {reason}", pod.host_link))
+        };
+        match answer.recv_timeout(DEADLINE) {
+            Ok(result) => result.map_err(failed),
+            Err(_) => Err(failed(format!("the policy thread did not answer within {DEADLINE:?}"))),
+        }
+    }
+}

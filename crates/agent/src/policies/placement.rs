@@ -1,0 +1,119 @@
+//! Checks the placement of a new pod. Pure.
+
+use cni::{Error, ErrorCode};
+use model::{Catalog, ObjectId, ObjectKind};
+use types::{AttachMode, Placement, TenantName};
+
+/// Tenant `default` and network `default-net` of each tenant always exist. `objects` is None until the store was read.
+pub(crate) fn check(objects: Option<&Catalog>, placement: &Placement, mode: AttachMode) -> Result<(), Error> {
+    if *placement == Placement::default() {
+        return Ok(());
+    }
+    let Placement { tenant, network, group } = placement;
+    let Some(objects) = objects else {
+        let message = "the agent has not read tenants and groups from the store yet";
+        return Err(Error::new(ErrorCode::TryAgainLater, message));
+    };
+    let has_policies = *tenant != TenantName::default() || group.is_some();
+    if mode == AttachMode::Bridge && has_policies {
+        return Err(invalid(format!(
+            "tenants and groups need attach mode routed, because policies are not enforced in mode bridge: remove tenant \
+             {tenant}{} from the pod, or set the mode of the network to routed",
+            group.as_ref().map(|group| format!(" and group {group}")).unwrap_or_default()
+        )));
+    }
+    if *tenant != TenantName::default() {
+        exists(objects, &ObjectId::tenant(tenant))?;
+    }
+    if *network != Placement::default().network {
+        exists(objects, &ObjectId::network(tenant, network))?;
+    }
+    group.as_ref().map_or(Ok(()), |group| exists(objects, &ObjectId::group(tenant, group)))
+}
+
+fn exists(objects: &Catalog, id: &ObjectId) -> Result<(), Error> {
+    if objects.get(id).is_some() {
+        return Ok(());
+    }
+    let kind = id.kind();
+    let others = objects.records().map(|(other, _)| other).filter(|other| {
+        other.kind() == kind && (kind == ObjectKind::Tenant || other.tenant_name() == id.tenant_name())
+    });
+    let mut names: Vec<&str> = others.map(ObjectId::name).collect();
+    match kind {
+        ObjectKind::Tenant => names.push(types::DEFAULT_TENANT),
+        ObjectKind::Network => names.push(types::DEFAULT_NETWORK),
+        ObjectKind::Profile | ObjectKind::Group | ObjectKind::Policy | ObjectKind::Share => {}
+    }
+    names.sort_unstable();
+    names.dedup();
+    let known = if names.is_empty() {
+        "there are none".to_owned()
+    } else {
+        format!("there are: {}", names.join(", "))
+    };
+    Err(invalid(format!("{id} does not exist; {known}")))
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorCode::InvalidConfig, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn objects() -> Catalog {
+        let network = model::objects::TenantNetwork::default_net(Vec::new(), 0);
+        let mut catalog = Catalog::new(network);
+        for (kind, metadata, spec) in [
+            ("Tenant", json!({ "name": "blue" }), json!({})),
+            ("Group", json!({ "name": "web", "tenant": "blue" }), json!({ "network": "default-net" })),
+        ] {
+            let document =
+                json!({ "apiVersion": model::API_VERSION, "kind": kind, "metadata": metadata, "spec": spec });
+            let object = model::ClusterObject::from_document(document).unwrap();
+            catalog.observe(&object.id(), &model::ObjectRecord::from(object).encode()).unwrap();
+        }
+        catalog
+    }
+
+    fn error(placement: [Option<&str>; 3], mode: AttachMode) -> Option<String> {
+        let placement = Placement::parse(placement[0], placement[1], placement[2]).unwrap();
+        check(Some(&objects()), &placement, mode).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn d_unknown_names_are_refused_with_the_names_that_exist() {
+        use AttachMode::Routed;
+        assert_eq!(error([None, None, None], Routed), None);
+        assert_eq!(error([Some("blue"), None, Some("web")], Routed), None);
+        let unknown = error([Some("blu"), None, None], Routed).unwrap();
+        assert!(unknown.contains("tenant blu does not exist; there are: blue, default"), "{unknown}");
+        let unknown = error([Some("blue"), Some("front"), None], Routed).unwrap();
+        assert!(unknown.contains("there are: default-net"), "{unknown}");
+        // The group belongs to another tenant.
+        let unknown = error([None, None, Some("web")], Routed).unwrap();
+        assert!(unknown.contains("group web of tenant default does not exist; there are none"), "{unknown}");
+    }
+
+    #[test]
+    fn c_mode_bridge_refuses_placements_that_need_policies() {
+        use AttachMode::Bridge;
+        assert_eq!(error([None, None, None], Bridge), None);
+        for placement in [[Some("blue"), None, None], [Some("blue"), None, Some("web")]] {
+            let refused = error(placement, Bridge).unwrap();
+            assert!(refused.contains("not enforced in mode bridge"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn before_the_store_was_read_only_the_default_placement_is_accepted() {
+        let blue = Placement::parse(Some("blue"), None, None).unwrap();
+        assert_eq!(check(None, &Placement::default(), AttachMode::Routed), Ok(()));
+        let error = check(None, &blue, AttachMode::Routed).unwrap_err();
+        assert_eq!(error.code, ErrorCode::TryAgainLater);
+    }
+}

@@ -1,0 +1,125 @@
+//! Rules and groups that were changed by another program or while the agent was down.
+
+use testkit::{DEADLINE, wait_until};
+
+use crate::scene::{PlacedPod, Scene, tenant};
+
+/// A long interval, so that only events can cause a repair.
+const BY_EVENTS: [&str; 2] = ["--reconcile-seconds", "3600"];
+
+fn scene(label: &str) -> (Scene, PlacedPod, PlacedPod) {
+    let scene = Scene::new(label, &BY_EVENTS);
+    scene.apply(&[tenant("blue"), tenant("red")]);
+    scene.wait_for_table(true);
+    let (blue, red) = (scene.pod("a", "blue", ""), scene.pod("b", "red", ""));
+    scene.expect((&blue, &red), 80, false);
+    (scene, blue, red)
+}
+
+#[test]
+fn a_flushed_table_is_complete_again() {
+    let (scene, blue, red) = scene("policy-flush");
+    let before = scene.table();
+    let changes: [(&str, &dyn Fn()); 4] = [
+        ("flush ruleset", &|| scene.nft("flush ruleset")),
+        ("delete table", &|| scene.nft("delete table inet podwire-policy")),
+        ("flush table", &|| scene.flush_table()),
+        ("flush a map", &|| scene.nft("flush map inet podwire-policy class4")),
+    ];
+    for (what, change) in changes {
+        change();
+        let restored = wait_until(what, DEADLINE, || Ok(scene.table() == before));
+        let now = scene.table();
+        let differing = |one: &[String], other: &[String]| -> Vec<String> {
+            one.iter().filter(|part| !other.contains(part)).cloned().collect()
+        };
+        let (missing, surplus) = (differing(&before, &now), differing(&now, &before));
+        assert!(restored.is_ok(), "{what}: missing {missing:#?}, surplus {surplus:#?}");
+        scene.expect((&blue, &red), 80, false);
+    }
+}
+
+#[test]
+fn a_changed_group_of_a_link_is_restored() {
+    let (scene, blue, red) = scene("policy-group");
+    let group = blue.group(&scene);
+    for other in ["default", &red.group(&scene), "77"] {
+        scene.node().sh(&["ip", "link", "set", "dev", blue.link(), "group", other]).unwrap();
+        let restored = wait_until("the group", DEADLINE, || Ok(blue.group(&scene) == group));
+        assert!(restored.is_ok(), "{other}: {}", blue.group(&scene));
+    }
+    // A link that is created again.
+    scene.node().sh(&["ip", "link", "del", "dev", blue.link()]).unwrap();
+    let exists = || scene.node().run(&["ip", "link", "show", "dev", blue.link()], b"").unwrap().success();
+    wait_until("the link", DEADLINE, || Ok(exists() && blue.group(&scene) == group)).unwrap();
+    scene.expect((&blue, &red), 80, false);
+    scene.expect((&blue, &blue), 80, true);
+}
+
+fn start(scene: &mut Scene) {
+    scene.host.agent.launch().unwrap();
+    scene.host.agent.wait_ready().unwrap();
+}
+
+#[test]
+fn rules_stay_while_the_agent_is_down_and_numbers_stay_after_its_restart() {
+    let (mut scene, blue, red) = scene("policy-restart");
+    let (table, groups) = (scene.table(), [blue.group(&scene), red.group(&scene)]);
+    scene.host.agent.kill().unwrap();
+    assert_eq!(scene.table(), table);
+    scene.expect((&blue, &red), 80, false);
+    for _ in 0..3 {
+        start(&mut scene);
+        assert_eq!([blue.group(&scene), red.group(&scene)], groups);
+        assert_eq!(scene.table(), table);
+        scene.expect((&blue, &red), 80, false);
+        scene.host.agent.kill().unwrap();
+    }
+    // Changed while no agent ran.
+    scene.nft("delete table inet podwire-policy");
+    scene.node().sh(&["ip", "link", "set", "dev", blue.link(), "group", "default"]).unwrap();
+    start(&mut scene);
+    wait_until("the table", DEADLINE, || Ok(scene.table() == table)).unwrap();
+    assert_eq!([blue.group(&scene), red.group(&scene)], groups);
+}
+
+#[test]
+fn elements_of_removed_pods_are_removed() {
+    let (scene, blue, red) = scene("policy-del");
+    let before = scene.table();
+    let other = scene.pod("c", "blue", "");
+    let address = crate::common::v4(&other.result).to_string();
+    assert!(scene.table().concat().contains(&address));
+    scene.host.del(&other.pod);
+    wait_until("the elements", DEADLINE, || Ok(scene.table() == before)).unwrap();
+    scene.host.del(&blue.pod);
+    scene.host.del(&red.pod);
+    wait_until("the profiles", DEADLINE, || Ok(!scene.table().concat().contains("0x5057"))).unwrap();
+}
+
+/// The agent uses the objects that it saved.
+#[test]
+fn policies_are_enforced_while_the_store_cannot_be_used() {
+    let (mut scene, blue, red) = scene("policy-store");
+    let saved = wait_until("the objects to be saved", DEADLINE, || {
+        let found = std::fs::read_to_string(state_dir(&scene).join("objects.json")).unwrap_or_default();
+        Ok(found.contains("blue") && found.contains("red"))
+    });
+    assert!(saved.is_ok());
+    let table = scene.table();
+    scene.host.agent.kill().unwrap();
+    scene.nft("delete table inet podwire-policy");
+    let store = state_dir(&scene).join("store");
+    std::fs::rename(&store, store.with_extension("away")).unwrap();
+    std::fs::write(&store, "not a directory").unwrap();
+    start(&mut scene);
+    wait_until("the table", DEADLINE, || Ok(scene.table() == table)).unwrap();
+    let other = scene.pod("c", "blue", "");
+    scene.expect((&blue, &other), 80, true);
+    scene.expect((&other, &red), 80, false);
+}
+
+/// The state of the agent's network.
+fn state_dir(scene: &Scene) -> std::path::PathBuf {
+    scene.host.agent.run_dir().parent().unwrap().join("lib/podwire")
+}

@@ -1,0 +1,54 @@
+//! The policies of pods, as the engine needs them. The agent implements them. A standalone plugin has none.
+
+use std::fmt;
+
+use types::{AttachMode, AttachmentKey, Placement};
+
+use crate::Error;
+use crate::state::Attachment;
+
+/// The group of a pod's host end. It selects the rules that apply to the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkGroup(pub u32);
+
+impl LinkGroup {
+    /// The kernel's default. While policies are enforced, a pod with it is isolated.
+    pub const CLOSED: Self = Self(0);
+}
+
+/// The policies of this node's pods. No method fails an ADD or DEL, except [`Self::check`] before anything is changed.
+pub trait PodPolicies: fmt::Debug + Sync {
+    /// Refuses a tenant, network or group that does not exist, and a placement whose policies cannot be enforced in this mode.
+    fn check(&self, placement: &Placement, mode: AttachMode) -> Result<(), cni::Error>;
+
+    /// Called when the pod's addresses are recorded. When it returns, the firewall has the elements that the group needs. The
+    /// group is [`LinkGroup::CLOSED`] if it cannot be determined in time.
+    fn add_pod(&self, pod: &Attachment) -> LinkGroup;
+
+    /// Called when the link exists, with the group that it has. The pod's group may have changed since [`Self::add_pod`].
+    fn link_created(&self, pod: &Attachment, group: LinkGroup);
+
+    /// Called when the pod's link was removed, before its addresses are released.
+    fn remove_pod(&self, key: &AttachmentKey);
+
+    /// Whether the link of a running pod should have another group, or the pod is not known.
+    fn has_drift(&self, key: &AttachmentKey, group: LinkGroup) -> bool;
+
+    /// Adds a running pod if it is not known, and sets the group of its link.
+    fn restore_pod(&self, pod: &Attachment) -> Result<(), Error>;
+}
+
+/// The group for the link of a new pod.
+pub(crate) fn add_pod(policies: Option<&dyn PodPolicies>, pod: &Attachment) -> LinkGroup {
+    // Addresses of an IPAM plugin follow after the link was created.
+    match policies.filter(|_| !pod.addresses.is_empty()) {
+        Some(policies) => policies.add_pod(pod),
+        None => LinkGroup::CLOSED,
+    }
+}
+
+pub(crate) fn link_created(policies: Option<&dyn PodPolicies>, pod: &Attachment, group: LinkGroup) {
+    if let Some(policies) = policies.filter(|_| !pod.addresses.is_empty()) {
+        policies.link_created(pod, group);
+    }
+}

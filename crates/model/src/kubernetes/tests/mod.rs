@@ -1,0 +1,3 @@
+mod cluster_policy;
+mod network_policy;
+mod workload;

@@ -1,0 +1,159 @@
+//! The policy engine with everything that files describe.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use ipnet::IpNet;
+use model::Labels;
+use model::kubernetes::KubePod;
+use model::objects::Identity;
+use policy::{NodeEntry, PodEntry, PodPhase, PodUid, PolicyEngine, WorldChange};
+use types::{Family, NodeName, Placement};
+
+use super::files::PolicyFiles;
+
+/// The node of pods without one.
+const DEFAULT_NODE: &str = "node";
+
+#[derive(Debug)]
+pub(super) struct PolicyWorld {
+    pub(super) engine: PolicyEngine,
+}
+
+/// Assigns addresses of the pod's network to pods that have none.
+struct FreeAddresses {
+    used: BTreeSet<IpAddr>,
+}
+
+impl PolicyWorld {
+    pub(super) fn new(files: &PolicyFiles) -> Result<Self> {
+        let node = NodeName::try_from(DEFAULT_NODE)?;
+        let mut engine = PolicyEngine::new(node.clone());
+        let objects =
+            files.catalog.records().filter_map(|(_, record)| WorldChange::of_object(&record.object));
+        let nodes = files.nodes.iter().map(|node| {
+            let entry = NodeEntry { addresses: node.addresses.clone(), labels: node.labels.clone() };
+            WorldChange::SetNode(node.name.clone(), entry)
+        });
+        let namespaces = namespaces(files);
+        let pods = pods(files, &namespaces, &node)?;
+        let labels = namespaces.into_iter().map(|(name, labels)| WorldChange::SetNamespace(name, labels));
+        let network_policies = files.network_policies.iter().cloned().map(WorldChange::SetNetworkPolicy);
+        let cluster_policies = files.cluster_policies.iter().cloned().map(WorldChange::SetClusterPolicy);
+        let changes = objects.chain(nodes).chain(labels).chain(network_policies).chain(cluster_policies);
+        let changes: Vec<WorldChange> = changes.chain(pods.into_iter().map(WorldChange::SetPod)).collect();
+        engine.apply(changes);
+        Ok(Self { engine })
+    }
+}
+
+/// The namespaces of all documents. The API server labels each one with its name.
+fn namespaces(files: &PolicyFiles) -> BTreeMap<String, Labels> {
+    let described = files.namespaces.iter().map(|one| (one.name.clone(), one.labels.clone()));
+    let mut namespaces: BTreeMap<String, Labels> = described.collect();
+    let used = files.pods.iter().filter_map(|pod| pod.name.namespace.clone());
+    let used = used.chain(files.network_policies.iter().map(|policy| policy.namespace.clone()));
+    for name in used {
+        namespaces.entry(name).or_default();
+    }
+    for (name, labels) in &mut namespaces {
+        labels.insert("kubernetes.io/metadata.name".to_owned(), name.clone());
+    }
+    namespaces
+}
+
+fn pods(
+    files: &PolicyFiles,
+    namespaces: &BTreeMap<String, Labels>,
+    node: &NodeName,
+) -> Result<Vec<PodEntry>> {
+    let listed = files.pods.iter().flat_map(|pod| pod.addresses.iter().flatten().copied());
+    let mut free = FreeAddresses { used: listed.collect() };
+    let mut names = BTreeSet::new();
+    let entry = |pod: &KubePod| {
+        let name = &pod.name;
+        if !names.insert(name.clone()) {
+            bail!("pod {name} is described twice");
+        }
+        pod_entry(pod, files, namespaces, (node, &mut free)).with_context(|| format!("pod {name}"))
+    };
+    files.pods.iter().map(entry).collect()
+}
+
+fn pod_entry(
+    pod: &KubePod,
+    files: &PolicyFiles,
+    namespaces: &BTreeMap<String, Labels>,
+    (node, free): (&NodeName, &mut FreeAddresses),
+) -> Result<PodEntry> {
+    let mut request = pod.placement.clone();
+    let namespace = pod.name.namespace.as_ref().and_then(|name| namespaces.get(name));
+    let of_namespace = namespace.map(model::PlacementRequest::of_labels).unwrap_or_default();
+    request.tenant = request.tenant.or(of_namespace.tenant);
+    let placement = files.catalog.resolve(&request)?;
+    let phase = if pod.is_completed { PodPhase::Completed } else { PodPhase::Running };
+    let addresses = match &pod.addresses {
+        None => None,
+        Some(listed) if listed.is_empty() => Some(free.take(files, &placement)?),
+        Some(listed) => Some(listed.clone()),
+    };
+    Ok(PodEntry {
+        uid: PodUid::from(pod.uid.as_str()),
+        name: pod.name.clone(),
+        node: pod.node.clone().unwrap_or_else(|| node.clone()),
+        identity: Arc::new(Identity {
+            placement,
+            namespace: pod.name.namespace.clone(),
+            labels: pod.labels.clone(),
+            ports: pod.ports.clone(),
+        }),
+        addresses,
+        phase,
+    })
+}
+
+impl FreeAddresses {
+    /// One address per family of the network.
+    fn take(&mut self, files: &PolicyFiles, placement: &Placement) -> Result<Vec<IpAddr>> {
+        let network = files.catalog.network(&placement.tenant, &placement.network);
+        let subnets: Vec<IpNet> = network.map(|network| network.subnets.clone()).unwrap_or_default();
+        let take = |subnet: &IpNet| {
+            // The first address of a subnet is its gateway.
+            let free = subnet.hosts().skip(1).find(|address| !self.used.contains(address));
+            let free = free.with_context(|| format!("{subnet} has no free address"))?;
+            self.used.insert(free);
+            Ok(free)
+        };
+        subnets.iter().map(take).collect()
+    }
+}
+
+impl PolicyWorld {
+    /// The running pod of this name. `default` is the namespace of a name without one.
+    pub(super) fn pod(&self, name: &str) -> Option<&PodEntry> {
+        let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
+        let is_named =
+            |pod: &&PodEntry| pod.name.name == name && pod.name.namespace.as_deref() == Some(namespace);
+        self.engine.world().pods.values().find(is_named)
+    }
+
+    /// An address of no network, no node and no CIDR of a policy, if there is one. Blocks such as 0.0.0.0/0 contain all addresses.
+    pub(super) fn outside(&self, family: Family) -> IpAddr {
+        let world = self.engine.world();
+        let candidates: [&str; 3] = match family {
+            Family::V4 => ["192.0.2.1", "198.51.100.1", "203.0.113.1"],
+            Family::V6 => ["2001:db8::1", "2001:db8:1::1", "2001:db8:2::1"],
+        };
+        let parsed: Vec<IpAddr> = candidates.iter().filter_map(|text| text.parse().ok()).collect();
+        let is_outside = |address: &&IpAddr| {
+            let mut subnets = world.networks.values().flat_map(|network| &network.subnets);
+            let block = self.engine.smallest_block(**address);
+            subnets.all(|subnet| !subnet.contains(*address))
+                && block.is_none_or(|block| block.prefix_len() == 0)
+        };
+        let first = parsed.first().copied().unwrap_or(IpAddr::from([192, 0, 2, 1]));
+        parsed.iter().find(is_outside).copied().unwrap_or(first)
+    }
+}

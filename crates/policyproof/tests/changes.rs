@@ -1,0 +1,134 @@
+//! The engine's changes against the naive model: after each one, and between its steps.
+
+use policy::{Delta, PodPhase, PodUid, PolicyEngine, World, WorldChange};
+use policyproof::compare::{self, PodProfiles};
+use policyproof::interpret::Kernel;
+use policyproof::worlds::{random_change, random_world, some_flows};
+use policyproof::{Dice, JudgedFlow};
+
+mod common;
+
+/// The kernel and the links of local pods, as the agent changes them.
+struct Node {
+    engine: PolicyEngine,
+    world: World,
+    kernel: Kernel,
+    profiles: PodProfiles,
+}
+
+impl Node {
+    fn new(world: World, seed: u64) -> Result<Self, String> {
+        let engine = common::engine(&world, seed);
+        let kernel = Kernel::load(engine.elements()).map_err(|refused| refused.to_string())?;
+        let profiles = common::profiles(&engine);
+        Ok(Self { engine, world, kernel, profiles })
+    }
+
+    /// Applies the changes. Returns the number of compared flows.
+    fn apply(&mut self, changes: Vec<WorldChange>, dice: &mut Dice) -> Result<usize, String> {
+        let mut world = self.world.clone();
+        changes.iter().cloned().for_each(|change| world.apply(change));
+        let flows = some_flows(&world, dice, 3);
+        let unchanged = if keeps_distinctions(&changes, &self.world) {
+            compare::unchanged(&self.world, &world, &flows)
+        } else {
+            Vec::new()
+        };
+        let Delta { replaced, set, profiles, removed } = self.engine.apply(changes);
+
+        self.kernel.transaction(replaced, set).map_err(|refused| format!("replaced and set: {refused}"))?;
+        self.keeps(&unchanged, "after set")?;
+        self.profiles.extend(profiles);
+        self.keeps(&unchanged, "after profiles")?;
+        self.kernel.transaction(removed, []).map_err(|refused| format!("removed: {refused}"))?;
+
+        self.world = world;
+        self.profiles.retain(|uid, _| is_judged(&self.world, uid));
+        self.agrees_with_the_engine()?;
+        compare::compare_flows(&self.world, (&self.kernel, &self.profiles), &flows)
+            .map_err(|mismatch| format!("at the end: {mismatch}"))
+    }
+
+    fn keeps(&self, unchanged: &[(JudgedFlow, policy::PolicyVerdict)], step: &str) -> Result<(), String> {
+        for (flow, verdict) in unchanged {
+            let found = compare::found(&self.kernel, &self.profiles, flow);
+            if found != *verdict {
+                return Err(format!("{step}: {flow:?} must stay {verdict:?}, found {found:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn agrees_with_the_engine(&self) -> Result<(), String> {
+        let (missing, unexpected) = compare::difference(&self.kernel, self.engine.elements());
+        if !missing.is_empty() || !unexpected.is_empty() {
+            return Err(format!("the kernel lacks {missing:?} and has left {unexpected:?}"));
+        }
+        let wanted = common::profiles(&self.engine);
+        if wanted != self.profiles {
+            return Err(format!("profiles {:?} instead of {wanted:?}", self.profiles));
+        }
+        Ok(())
+    }
+}
+
+/// Only then the steps of a delta keep all unchanged flows. Several changes together can lead through verdicts that none of them has
+/// alone. A policy that goes can unite classes that the earlier profiles still distinguish.
+fn keeps_distinctions(changes: &[WorldChange], world: &World) -> bool {
+    let [change] = changes else { return false };
+    match change {
+        WorldChange::RemoveNetworkPolicy(..)
+        | WorldChange::RemoveClusterPolicy(_)
+        | WorldChange::RemoveGroupPolicy(..) => false,
+        WorldChange::SetNetworkPolicy(policy) => {
+            !world.network_policies.contains_key(&(policy.namespace.clone(), policy.name.clone()))
+        }
+        WorldChange::SetClusterPolicy(policy) => !world.cluster_policies.contains_key(&policy.name),
+        WorldChange::SetGroupPolicy(policy) => {
+            !world.group_policies.contains_key(&(policy.tenant.clone(), policy.name.clone()))
+        }
+        WorldChange::SetPod(_)
+        | WorldChange::RemovePod(_)
+        | WorldChange::SetNode(..)
+        | WorldChange::RemoveNode(_)
+        | WorldChange::SetNetwork(_)
+        | WorldChange::RemoveNetwork(..)
+        | WorldChange::SetTenant(_)
+        | WorldChange::RemoveTenant(_)
+        | WorldChange::SetGroup(_)
+        | WorldChange::RemoveGroup(..)
+        | WorldChange::SetShare(_)
+        | WorldChange::RemoveShare(..)
+        | WorldChange::SetNamespace(..)
+        | WorldChange::RemoveNamespace(_) => true,
+    }
+}
+
+/// Local pods with a network of their own.
+fn is_judged(world: &World, uid: &PodUid) -> bool {
+    world.pods.get(uid).is_some_and(|pod| {
+        let has_addresses = pod.addresses.as_ref().is_some_and(|list| !list.is_empty());
+        pod.node == world.local_node && pod.phase == PodPhase::Running && has_addresses
+    })
+}
+
+#[test]
+fn d_changes_keep_unchanged_flows_and_end_with_the_verdicts_of_the_naive_model() {
+    const STEPS: usize = 25;
+    let (mut total, mut steps) = (0, 0);
+    for seed in common::seeds(20) {
+        let dice = &mut Dice::new(seed);
+        let mut node =
+            Node::new(random_world(seed), seed).unwrap_or_else(|refused| panic!("seed {seed}: {refused}"));
+        for step in 0..STEPS {
+            let changes = dice.list(1, 3, |dice| random_change(dice, &node.world));
+            let described = format!("{changes:#?}");
+            match node.apply(changes, dice) {
+                Ok(count) => total += count,
+                Err(wrong) => panic!("seed {seed}, step {step}: {wrong}\nafter {described}"),
+            }
+            steps += 1;
+        }
+    }
+    println!("{steps} changes, {total} flows");
+}
