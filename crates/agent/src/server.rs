@@ -10,6 +10,7 @@ mod client_socket;
 mod http;
 mod listen;
 mod nodes;
+mod object_details;
 mod objects;
 mod peer;
 mod reply;

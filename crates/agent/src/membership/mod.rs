@@ -60,7 +60,7 @@ pub(crate) use handle::{Membership, MembershipHandle};
 use join::{Candidate, Registry};
 pub use node_state::{Forgotten, forget};
 use node_state::{NodeStateDir, NodeStateDirError};
-pub(crate) use object_changes::ObjectChanges;
+pub(crate) use object_changes::{ObjectChanges, RequestedObjects, object_name};
 use objects::ObjectMirror;
 use shared::SharedMembership;
 pub(crate) use view::{blocks, nodes};

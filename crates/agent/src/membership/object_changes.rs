@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use api::{ObjectAction, ObjectName, ObjectStep, ObjectSteps};
 use model::{
-    ApplyStep, Catalog, Document, Object as _, ObjectError, ObjectErrorCause, ObjectId, ObjectKind,
-    RuleCounter, StepAction,
+    ApplyStep, Catalog, ClusterObject, Document, Object as _, ObjectError, ObjectErrorCause, ObjectId,
+    ObjectKind, PolicyEdit, RuleCounter, StepAction,
 };
 use store::{Change, CommitOutcome, Compare, Listing};
 use types::Placement;
@@ -23,15 +23,24 @@ const STEPS_PER_COMMIT: usize = 100;
 /// A change that a client requests.
 #[derive(Debug)]
 pub(crate) struct ObjectChanges {
-    /// The objects of an empty store.
-    pub(crate) defaults: Catalog,
-    /// Objects to create or replace.
-    pub(crate) documents: Vec<Document>,
-    /// Objects to remove afterwards.
-    pub(crate) removed: Vec<ObjectId>,
+    /// The objects that are in force on this node. Values of the store that can be read have precedence.
+    pub(crate) known: Catalog,
+    pub(crate) requested: RequestedObjects,
     /// The placements of this node's pods, which need their objects.
     pub(crate) pods: Vec<Placement>,
     pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct RequestedObjects {
+    /// Objects to create or replace.
+    pub(crate) documents: Vec<Document>,
+    /// Those of the documents that must not exist.
+    pub(crate) created: Vec<ObjectId>,
+    /// Changes of rules, computed from the policies in the store.
+    pub(crate) edits: Vec<PolicyEdit>,
+    /// Objects to remove afterwards.
+    pub(crate) removed: Vec<ObjectId>,
 }
 
 /// One object to write or delete.
@@ -55,8 +64,8 @@ pub(crate) async fn change_objects(
     let mut done: Vec<ObjectStep> = Vec::new();
     for _ in 0..TRIES {
         let listing = registry.store.list(&registry.layout.root()).await?;
-        let ListedObjects { catalog, counter, guard } = listed(registry, changes.defaults.clone(), &listing)?;
-        let steps = plan(registry, catalog, changes)?;
+        let ListedObjects { catalog, counter, guard } = listed(registry, changes.known.clone(), &listing)?;
+        let steps = plan(registry, catalog, changes, &done)?;
         let views = |steps: &[ObjectWrite]| steps.iter().map(|step| step.view.clone()).collect::<Vec<_>>();
         if changes.dry_run {
             return Ok(ObjectSteps { steps: views(&steps), dry_run: true });
@@ -74,8 +83,10 @@ pub(crate) async fn change_objects(
     Err(AskError::ObjectsContended)
 }
 
-fn listed(registry: &Registry, defaults: Catalog, listing: &Listing) -> Result<ListedObjects, AskError> {
-    let (mut catalog, mut counter, mut guard) = (defaults, RuleCounter::default(), None);
+fn listed(registry: &Registry, known: Catalog, listing: &Listing) -> Result<ListedObjects, AskError> {
+    let (mut catalog, mut counter, mut guard) = (known, RuleCounter::default(), None);
+    let objects = listing.entries.iter().filter_map(|entry| registry.layout.object_of(&entry.key));
+    catalog.retain(&objects.collect());
     let counter_key = registry.layout.rule_counter();
     for entry in &listing.entries {
         if entry.key == counter_key {
@@ -94,54 +105,51 @@ fn listed(registry: &Registry, defaults: Catalog, listing: &Listing) -> Result<L
     Ok(ListedObjects { catalog, counter, guard })
 }
 
+/// `done` are steps of earlier attempts.
 fn plan(
     registry: &Registry,
     mut catalog: Catalog,
     changes: &ObjectChanges,
+    done: &[ObjectStep],
 ) -> Result<Vec<ObjectWrite>, AskError> {
+    let ObjectChanges { requested, pods, .. } = changes;
     let layout = &registry.layout;
-    let applied =
-        catalog.plan(changes.documents.clone(), &changes.pods).map_err(|errors| refused(&errors))?;
+    let is_new = |id: &&ObjectId| !done.iter().any(|step| step.object == object_name(id));
+    let created: Vec<ObjectId> = requested.created.iter().filter(is_new).cloned().collect();
+    catalog.must_be_new(&created).map_err(|errors| refused(&errors))?;
+    let edited: Result<Vec<Document>, _> = requested.edits.iter().map(|edit| catalog.edited(edit)).collect();
+    let edited = edited.map_err(|error| refused(&[error]))?;
+    let documents = requested.documents.iter().cloned().chain(edited).collect();
+    let applied = catalog.plan(documents, pods).map_err(|errors| refused(&errors))?;
     let mut steps = Vec::new();
     for ApplyStep { action, record, counter } in applied {
         let id = record.object.id();
-        catalog.set(record.object.clone(), &changes.pods).map_err(|error| refused(&[error]))?;
+        let new_rules = new_rules(&catalog, &record.object);
+        catalog.set(record.object.clone(), pods).map_err(|error| refused(&[error]))?;
         let put = Change::Put { key: layout.object(&id), value: record.encode(), lease: None };
         let (action, change) = match action {
             StepAction::Create => (ObjectAction::Create, Some(put)),
             StepAction::Update => (ObjectAction::Update, Some(put)),
             StepAction::Keep => (ObjectAction::Keep, None),
         };
-        steps.push(ObjectWrite { view: ObjectStep { action, object: name(&id) }, change, counter });
+        let view = ObjectStep { action, object: object_name(&id), new_rules };
+        steps.push(ObjectWrite { view, change, counter });
     }
-    for id in removal_order(catalog, changes)? {
-        let view = ObjectStep { action: ObjectAction::Remove, object: name(&id) };
+    let removed = catalog.removal_order(&requested.removed, pods).map_err(|errors| refused(&errors))?;
+    for id in removed {
+        let view =
+            ObjectStep { action: ObjectAction::Remove, object: object_name(&id), new_rules: Vec::new() };
         steps.push(ObjectWrite { view, change: Some(Change::Delete(layout.object(&id))), counter: None });
     }
     Ok(steps)
 }
 
-/// Removes what no other object needs until nothing is left.
-fn removal_order(mut catalog: Catalog, changes: &ObjectChanges) -> Result<Vec<ObjectId>, AskError> {
-    let (mut pending, mut order) = (changes.removed.clone(), Vec::new());
-    while !pending.is_empty() {
-        let mut errors = Vec::new();
-        let before = order.len();
-        pending.retain(|id| match catalog.remove(id, &changes.pods) {
-            Ok(_) => {
-                order.push(id.clone());
-                false
-            }
-            Err(error) => {
-                errors.push(error);
-                true
-            }
-        });
-        if order.len() == before {
-            return Err(refused(&errors));
-        }
-    }
-    Ok(order)
+/// The ids of rules that the policy did not have before.
+fn new_rules(before: &Catalog, object: &ClusterObject) -> Vec<u32> {
+    let ClusterObject::Policy(policy) = object else { return Vec::new() };
+    let known = before.policies().find(|known| known.tenant == policy.tenant && known.name == policy.name);
+    let is_known = |id: u32| known.is_some_and(|known| known.rules.iter().any(|rule| rule.id == id));
+    policy.rules.iter().map(|rule| rule.id).filter(|id| !is_known(*id)).collect()
 }
 
 /// Returns how many steps were written before another writer changed an object.
@@ -178,7 +186,7 @@ fn last_changes(steps: &[ObjectWrite]) -> Vec<Change> {
     last.into_values().cloned().collect()
 }
 
-fn name(id: &ObjectId) -> ObjectName {
+pub(crate) fn object_name(id: &ObjectId) -> ObjectName {
     let tenant = match id.kind() {
         ObjectKind::Tenant => String::new(),
         ObjectKind::Network
@@ -193,13 +201,18 @@ fn name(id: &ObjectId) -> ObjectName {
 fn refused(errors: &[ObjectError]) -> AskError {
     let reasons = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
     let is = |matches: fn(&ObjectErrorCause) -> bool| errors.iter().all(|error| matches(&error.cause));
-    if is(|cause| matches!(cause, ObjectErrorCause::NotFound { .. })) {
+    if is(|cause| matches!(cause, ObjectErrorCause::NotFound { .. } | ObjectErrorCause::NoRule { .. })) {
         return AskError::ObjectMissing(reasons);
     }
     let conflicts = |cause: &ObjectErrorCause| {
         matches!(
             cause,
-            ObjectErrorCause::InUse { .. } | ObjectErrorCause::Permanent | ObjectErrorCause::Newer(_)
+            ObjectErrorCause::InUse { .. }
+                | ObjectErrorCause::Permanent
+                | ObjectErrorCause::Newer(_)
+                | ObjectErrorCause::Unreadable(_)
+                | ObjectErrorCause::Exists
+                | ObjectErrorCause::SameRule { .. }
         )
     };
     if is(conflicts) { AskError::ObjectConflict(reasons) } else { AskError::ObjectInvalid(reasons) }

@@ -98,7 +98,7 @@ impl Policies {
         state.links.get(name).copied().filter(|_| state.is_enforced)
     }
 
-    pub(super) fn node(&self) -> &NodeName {
+    pub(crate) fn node(&self) -> &NodeName {
         &self.node
     }
 

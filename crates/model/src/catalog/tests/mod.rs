@@ -1,3 +1,4 @@
+mod edit;
 mod plan;
 
 use serde_json::{Value, json};
