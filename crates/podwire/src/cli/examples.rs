@@ -67,23 +67,6 @@ Examples:
   podwire blocks
   podwire blocks -o json";
 
-pub(crate) const APPLY: &str = "\
-Examples:
-  podwire apply -f tenants.yaml
-  # Check only
-  podwire apply -f tenants.yaml --dry-run";
-
-pub(crate) const GET: &str = "\
-Examples:
-  podwire get
-  podwire get groups --tenant blue
-  podwire get policy from-web --tenant blue -o yaml";
-
-pub(crate) const DELETE: &str = "\
-Examples:
-  podwire delete group web --tenant blue
-  podwire delete -f tenants.yaml";
-
 pub(crate) const ATTACHMENT: &str = "\
 Examples:
   podwire attachment show 0f2c5a9be1d7";
@@ -197,16 +180,6 @@ Examples:
   # A saved state of a cluster
   podwire explain world shop/web --port 443 -f cluster.yaml
   podwire explain group:blue/web node:n1 --proto icmp -f policies.yaml";
-
-pub(crate) const POLICY: &str = "\
-Examples:
-  podwire policy test -f policies.yaml -f cases.yaml";
-
-pub(crate) const POLICY_TEST: &str = "\
-Examples:
-  # A document of kind PolicyTest has the cases; docs/policies.md has an example
-  podwire policy test -f policies.yaml -f cases.yaml
-  podwire policy test -f cases.yaml -o json";
 
 pub(crate) const LAB_LOGS: &str = "\
 Examples:
