@@ -23,8 +23,8 @@ mod tombstone;
 
 pub use attachment::{
     AddressView, AttachmentDetails, AttachmentPhase, AttachmentRecord, AttachmentView, AttachmentsView,
-    BandwidthView, DnsView, IpamView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodRouteView,
-    PodView, PortView,
+    BandwidthView, DnsView, IpamView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodPolicies,
+    PodRouteView, PodView, PortView,
 };
 pub use client::{Client, ClientError, HttpAnswer};
 pub use cluster::{
@@ -40,7 +40,7 @@ pub use lab::{
 pub use message::{CniAnswer, CniCall, ErrorAnswer, VersionAnswer};
 pub use objects::{
     ObjectAction, ObjectChange, ObjectDetails, ObjectDocument, ObjectList, ObjectName, ObjectPod,
-    ObjectProblem, ObjectStep, ObjectSteps, RuleChange, RuleView, VersionInForce,
+    ObjectProblem, ObjectStep, ObjectSteps, PolicyRules, RuleChange, RuleView, VersionInForce,
 };
 pub use paths::{
     API_VERSION, ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, OBJECT_DETAILS,

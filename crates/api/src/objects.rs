@@ -61,6 +61,14 @@ pub struct ObjectDetails {
     pub blocks: Option<Vec<crate::BlockView>>,
 }
 
+/// The output of `podwire policy rule ls -o json`, in the order of evaluation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyRules {
+    pub rules: Vec<RuleView>,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]

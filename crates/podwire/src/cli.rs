@@ -281,7 +281,7 @@ pub(crate) struct PodsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AttachmentCommand {
-    /// Show the record and the kernel state of an attachment
+    /// Show an attachment with its policies and kernel state
     ///
     /// Exit codes: 0, or 1 if a kernel object is missing.
     #[command(after_long_help = examples::ATTACHMENT_SHOW)]

@@ -1,16 +1,19 @@
 //! `podwire attachment show`: the record and the kernel state of one attachment.
 
 mod kernel;
+mod policies;
 
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use api::{AttachmentDetails, KernelCheck, KernelState};
+use api::{AttachmentDetails, KernelCheck, KernelState, PodPolicies};
 use cni::{Bandwidth, PortMapping};
 use engine::state::{Addressing, Attachment};
+use model::ObjectKind;
 
+use super::objects;
 use super::pods::{self, RecordedAttachment};
-use crate::cli::{Output, ShowAttachmentArgs};
+use crate::cli::{AgentSelector, Output, ShowAttachmentArgs};
 use crate::directories::AgentDirectories;
 use crate::exit::ExitStatus;
 use crate::{print, time};
@@ -36,12 +39,19 @@ pub(crate) fn show(args: &ShowAttachmentArgs) -> Result<ExitStatus> {
         ),
     })?;
     let checks = kernel::inspect(&record.attachment);
+    let agent = AgentSelector { run_dir: args.run_dir.clone(), socket: None };
+    let policies = policies::of_pod(&record.attachment, &agent);
     match args.output {
         Output::Json => {
-            print::json(&AttachmentDetails { attachment: record.view.clone(), kernel: checks.clone() })?;
+            let (attachment, kernel) = (record.view.clone(), checks.clone());
+            print::json(&AttachmentDetails { attachment, kernel, policies })?;
         }
         Output::Table | Output::Wide => {
-            print::line(format_args!("{}\n", print::key_values(rows(&record))))?;
+            print::line(format_args!("{}\n", print::key_values(rows(&record, policies.as_ref()))))?;
+            if let Some(policies) = policies.filter(|policies| !policies.rules.is_empty()) {
+                let table = objects::rule_table(ObjectKind::Group, &policies.rules);
+                print::line(format_args!("{table}\n"))?;
+            }
             let row = |check: &KernelCheck| vec![kernel::word(check.state), check.object.clone()];
             print::line(print::table(&["KERNEL", ""], checks.iter().map(row).collect()))?;
         }
@@ -66,7 +76,7 @@ fn select(records: Vec<RecordedAttachment>, container: &str) -> Result<RecordedA
     }
 }
 
-fn rows(record: &RecordedAttachment) -> Vec<(&'static str, String)> {
+fn rows(record: &RecordedAttachment, policies: Option<&PodPolicies>) -> Vec<(&'static str, String)> {
     let attachment = &record.attachment;
     let key = &attachment.key;
     let uid = attachment.pod.as_ref().and_then(|pod| pod.uid.as_ref());
@@ -81,6 +91,12 @@ fn rows(record: &RecordedAttachment) -> Vec<(&'static str, String)> {
         rows.push(("tenant", placement.tenant.to_string()));
         rows.push(("network", placement.network.to_string()));
         rows.push(("group", placement.group.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)));
+        if let Some(policies) = policies {
+            rows.push(("profile", policies.profile.clone().unwrap_or_else(|| "-".to_owned())));
+            rows.push(("policies", print::list(&policies.policies)));
+        } else if placement.group.is_some() {
+            rows.push(("policies", "unknown: no agent answers".to_owned()));
+        }
     } else {
         rows.push(("placement", format!("{} (recovered from its link)", pods::UNPLACED)));
     }

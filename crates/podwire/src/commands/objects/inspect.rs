@@ -1,7 +1,7 @@
 //! `podwire KIND inspect` and `podwire policy rule ls`: one object in detail.
 
 use anyhow::Result;
-use api::{BlockView, ObjectDetails, ObjectName, ObjectPod, RuleView};
+use api::{BlockView, ObjectDetails, ObjectName, ObjectPod, PolicyRules, RuleView};
 use model::{ObjectId, ObjectKind};
 use serde_json::Value;
 
@@ -24,13 +24,14 @@ pub(super) fn inspect(id: &ObjectId, show: &ShowArgs) -> Result<ExitStatus> {
 
 pub(super) fn rules(id: &ObjectId, show: &ShowArgs) -> Result<ExitStatus> {
     let details: ObjectDetails = AgentClient::find(&show.agent).get(&path(api::OBJECT_DETAILS, id))?;
+    let ObjectDetails { rules, problems, .. } = details;
     match show.output {
-        DocumentOutput::Json => print::json(&details.rules)?,
-        DocumentOutput::Yaml => yaml(&[serde_json::to_value(&details.rules)?])?,
-        DocumentOutput::Table if details.rules.is_empty() => print::line("no rules")?,
-        DocumentOutput::Table => print::line(rule_table(ObjectKind::Policy, &details.rules))?,
+        DocumentOutput::Table if rules.is_empty() => print::line("no rules")?,
+        DocumentOutput::Table => print::line(rule_table(ObjectKind::Policy, &rules))?,
+        DocumentOutput::Json => print::json(&PolicyRules { rules })?,
+        DocumentOutput::Yaml => yaml(&[serde_json::to_value(&PolicyRules { rules })?])?,
     }
-    Ok(warn(&details.problems))
+    Ok(warn(&problems))
 }
 
 /// Settings, then tables of rules, blocks and pods.
@@ -98,7 +99,7 @@ fn users(users: &[ObjectName]) -> String {
 }
 
 /// Rules of a group are of several policies.
-fn rule_table(kind: ObjectKind, rules: &[RuleView]) -> String {
+pub(in crate::commands) fn rule_table(kind: ObjectKind, rules: &[RuleView]) -> String {
     let has_policies = kind == ObjectKind::Group;
     let row = |rule: &RuleView| {
         let RuleView { policy, id, direction, priority, peer, traffic, action } = rule;

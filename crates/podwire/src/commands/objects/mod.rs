@@ -19,6 +19,7 @@ use crate::cli::objects::{
 };
 use crate::exit::ExitStatus;
 use crate::print;
+pub(super) use inspect::rule_table;
 
 pub(crate) fn run(command: &ObjectCommand) -> Result<ExitStatus> {
     match command {
@@ -136,7 +137,7 @@ fn show(done: &ObjectSteps, args: &ChangeArgs, lines: &[String]) -> Result<ExitS
     Ok(ExitStatus::Success)
 }
 
-fn path(root: &str, id: &ObjectId) -> String {
+pub(super) fn path(root: &str, id: &ObjectId) -> String {
     let (kind, name) = (id.kind().plural(), id.name());
     match id.kind() {
         ObjectKind::Tenant => format!("{root}/{kind}/{name}"),
