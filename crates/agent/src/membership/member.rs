@@ -179,9 +179,10 @@ impl Member {
         let mut watch = self.registry.store.watch(&root, listing.revision + 1).await?;
         let store_listing = self.store_listing(&listing);
         self.revision = listing.revision;
+        self.list_objects(&listing);
+        // After all values of the listing were read.
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.peers.update(RecordUpdate::All(store_listing));
-        self.list_objects(&listing);
         self.was_wiped = false;
         let layout = &self.registry.layout;
         let agents = listing.entries.iter().filter_map(|entry| alive_at(layout, &entry.key, &entry.value));
@@ -441,9 +442,13 @@ impl Member {
 
     fn put_object(&mut self, id: &ObjectId, entry: &Entry) {
         let read = self.objects.put(id, &entry.value);
+        let in_force = match self.objects.is_known(id) {
+            true => "; the last valid version is in force",
+            false => "",
+        };
         self.track_unread(
             &entry.key,
-            read.map_err(|error| format!("{} in the store is not used: {error}", entry.key)),
+            read.map_err(|error| format!("{} in the store is not used: {error}{in_force}", entry.key)),
         );
     }
 

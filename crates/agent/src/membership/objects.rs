@@ -37,6 +37,11 @@ impl ObjectMirror {
         self.catalog.observe(id, value)
     }
 
+    /// Whether a valid version of the object is in force.
+    pub(crate) fn is_known(&self, id: &ObjectId) -> bool {
+        self.catalog.get(id).is_some()
+    }
+
     pub(crate) fn delete(&mut self, id: &ObjectId) {
         self.catalog.forget(id);
     }
