@@ -55,8 +55,10 @@ pub struct ObjectDetails {
     pub users: Vec<ObjectName>,
     /// Rules in the order in which they are evaluated: of a policy, or of all policies of a group.
     pub rules: Vec<RuleView>,
-    /// The pods on this node to which it applies.
+    /// The pods of all nodes to which it applies.
     pub pods: Vec<ObjectPod>,
+    /// Why pods of other nodes are missing. Null if they are listed.
+    pub pods_missing: Option<String>,
     /// The blocks of a network. Null for other kinds, and if the blocks are not known.
     pub blocks: Option<Vec<crate::BlockView>>,
 }
@@ -91,8 +93,10 @@ pub struct RuleView {
 #[serde(rename_all = "camelCase")]
 pub struct ObjectPod {
     pub node: String,
-    pub container_id: String,
-    pub interface: String,
+    /// Null for pods of other nodes.
+    pub container_id: Option<String>,
+    /// Null for pods of other nodes.
+    pub interface: Option<String>,
     /// `NAMESPACE/NAME`. Null if the runtime passed no pod name.
     pub pod: Option<String>,
     pub addresses: Vec<std::net::IpAddr>,

@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use types::{Digest, Mac, NodeName};
 
 use super::ask_error::AskError;
+use super::cluster_pods::ClusterPod;
 use super::command::{MembershipCommand, StoreContents, StoreQuery};
 use super::contact::{Age, Contact};
 use super::node_state::NodeStateDir;
@@ -304,6 +305,14 @@ impl MembershipHandle {
     pub(crate) async fn change_objects(&self, changes: ObjectChanges) -> Result<ObjectSteps, AskError> {
         let changes = Box::new(changes);
         self.query(|done| StoreQuery::ChangeObjects { changes, done }).await
+    }
+
+    /// The pods of other nodes.
+    pub(crate) async fn pods_of_other_nodes(&self) -> Result<Vec<ClusterPod>, AskError> {
+        match self.contact.failure() {
+            Some(reason) => Err(AskError::Unreachable(self.reason(&reason))),
+            None => self.query(StoreQuery::ReadPods).await,
+        }
     }
 
     /// The objects of an empty store.

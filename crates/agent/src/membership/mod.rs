@@ -13,6 +13,7 @@
 pub(crate) mod ask_error;
 mod block_requests;
 mod claim;
+mod cluster_pods;
 pub(crate) mod command;
 mod contact;
 mod handle;
@@ -53,6 +54,7 @@ use crate::policies::Policies;
 use crate::policies::objects::defaults;
 pub(crate) use ask_error::AskError;
 pub(crate) use block_requests::{BlockRequestError, BlockRequests};
+pub(crate) use cluster_pods::ClusterPod;
 use command::MembershipCommand;
 use config::Config;
 pub(crate) use contact::Contact;

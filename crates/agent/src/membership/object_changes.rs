@@ -11,9 +11,10 @@ use model::{
     ObjectKind, PolicyEdit, RuleCounter, StepAction,
 };
 use store::{Change, CommitOutcome, Compare, Listing};
-use types::Placement;
+use types::{NodeName, Placement};
 
 use super::ask_error::AskError;
+use super::cluster_pods::pods_of_other_nodes;
 use super::command::TRIES;
 use super::join::Registry;
 
@@ -59,13 +60,17 @@ struct ListedObjects {
 
 pub(crate) async fn change_objects(
     registry: &Registry,
+    own: &NodeName,
     changes: &ObjectChanges,
 ) -> Result<ObjectSteps, AskError> {
     let mut done: Vec<ObjectStep> = Vec::new();
     for _ in 0..TRIES {
         let listing = registry.store.list(&registry.layout.root()).await?;
         let ListedObjects { catalog, counter, guard } = listed(registry, changes.known.clone(), &listing)?;
-        let steps = plan(registry, catalog, changes, &done)?;
+        let others = pods_of_other_nodes(&registry.layout, own, listing.entries.iter());
+        let others = others.into_iter().map(|pod| pod.placement);
+        let pods: Vec<Placement> = changes.pods.iter().cloned().chain(others).collect();
+        let steps = plan(registry, catalog, (&changes.requested, &pods), &done)?;
         let views = |steps: &[ObjectWrite]| steps.iter().map(|step| step.view.clone()).collect::<Vec<_>>();
         if changes.dry_run {
             return Ok(ObjectSteps { steps: views(&steps), dry_run: true });
@@ -109,10 +114,9 @@ fn listed(registry: &Registry, known: Catalog, listing: &Listing) -> Result<List
 fn plan(
     registry: &Registry,
     mut catalog: Catalog,
-    changes: &ObjectChanges,
+    (requested, pods): (&RequestedObjects, &[Placement]),
     done: &[ObjectStep],
 ) -> Result<Vec<ObjectWrite>, AskError> {
-    let ObjectChanges { requested, pods, .. } = changes;
     let layout = &registry.layout;
     let is_new = |id: &&ObjectId| !done.iter().any(|step| step.object == object_name(id));
     let created: Vec<ObjectId> = requested.created.iter().filter(is_new).cloned().collect();

@@ -6,9 +6,9 @@ use api::{ObjectDetails, ObjectPod, ObjectProblem, PlacementView, RuleView, Vers
 use engine::state::Attachment;
 use model::objects::{Direction, GroupPolicy, GroupRule};
 use model::{Catalog, ClusterObject, DecodeError, ObjectErrorCause, ObjectId};
-use types::NodeName;
+use types::{NodeName, Placement};
 
-use crate::membership::object_name;
+use crate::membership::{ClusterPod, object_name};
 
 /// The objects that cannot be read, and those that do not fit to the others.
 pub(super) fn problems(objects: &Catalog, is_wanted: impl Fn(&ObjectId) -> bool) -> Vec<ObjectProblem> {
@@ -32,43 +32,60 @@ pub(super) fn problems(objects: &Catalog, is_wanted: impl Fn(&ObjectId) -> bool)
     unreadable.chain(unfit).collect()
 }
 
+/// The pods to which an object may apply.
+pub(super) struct KnownPods<'a> {
+    pub(super) node: &'a NodeName,
+    pub(super) local: &'a [Attachment],
+    pub(super) others: &'a [ClusterPod],
+}
+
 /// None if there is no such object, not even an invalid one.
-pub(super) fn details(
-    objects: &Catalog,
-    id: &ObjectId,
-    (node, pods): (&NodeName, &[Attachment]),
-) -> Option<ObjectDetails> {
+pub(super) fn details(objects: &Catalog, id: &ObjectId, pods: &KnownPods<'_>) -> Option<ObjectDetails> {
     let record = objects.get(id);
     let problems = problems(objects, |other| other == id);
     if record.is_none() && problems.is_empty() {
         return None;
     }
-    let pods = pods.iter().filter_map(|pod| {
-        let placement = pod.placement.as_ref().filter(|placement| objects.applies_to(id, placement))?;
+    let applies = |placement: &&Placement| objects.applies_to(id, placement);
+    let local = pods.local.iter().filter_map(|pod| {
+        let placement = pod.placement.as_ref().filter(applies)?;
         Some(ObjectPod {
-            node: node.to_string(),
-            container_id: pod.key.container.to_string(),
-            interface: pod.key.ifname.to_string(),
+            node: pods.node.to_string(),
+            container_id: Some(pod.key.container.to_string()),
+            interface: Some(pod.key.ifname.to_string()),
             pod: pod.pod.as_ref().map(|name| match name.namespace.as_str() {
                 "" => name.name.clone(),
                 namespace => format!("{namespace}/{}", name.name),
             }),
             addresses: pod.ips().collect::<Vec<IpAddr>>(),
-            placement: PlacementView {
-                tenant: placement.tenant.to_string(),
-                network: placement.network.to_string(),
-                group: placement.group.as_ref().map(ToString::to_string),
-            },
+            placement: placement_view(placement),
         })
+    });
+    let others = pods.others.iter().filter(|pod| applies(&&pod.placement)).map(|pod| ObjectPod {
+        node: pod.node.to_string(),
+        container_id: None,
+        interface: None,
+        pod: Some(pod.name.to_string()),
+        addresses: pod.addresses.clone(),
+        placement: placement_view(&pod.placement),
     });
     Some(ObjectDetails {
         document: record.map(|record| record.object.to_document()),
         problems,
         users: objects.dependents(id).iter().map(object_name).collect(),
         rules: record.map(|record| rules(objects, &record.object)).unwrap_or_default(),
-        pods: pods.collect(),
+        pods: local.chain(others).collect(),
+        pods_missing: None,
         blocks: None,
     })
+}
+
+fn placement_view(placement: &Placement) -> PlacementView {
+    PlacementView {
+        tenant: placement.tenant.to_string(),
+        network: placement.network.to_string(),
+        group: placement.group.as_ref().map(ToString::to_string),
+    }
 }
 
 /// The rules of a policy, or of all policies of a group, in the order in which they are evaluated.
@@ -138,7 +155,7 @@ mod tests {
     }
 
     fn show(objects: &Catalog, id: &ObjectId) -> Option<ObjectDetails> {
-        details(objects, id, (&"n1".try_into().unwrap(), &[]))
+        details(objects, id, &KnownPods { node: &"n1".try_into().unwrap(), local: &[], others: &[] })
     }
 
     #[test]

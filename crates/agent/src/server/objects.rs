@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::task::spawn_blocking;
 
 use super::nodes::refusal;
+use super::object_details::KnownPods;
 use super::reply::{self, HttpReply};
 use super::{ApiService, nodes, object_details};
 use crate::membership::{AskError, ObjectChanges, RequestedObjects};
@@ -140,10 +141,18 @@ pub(super) async fn details(service: &Arc<ApiService>, id: &ObjectId) -> HttpRep
         Ok(pods) => pods,
         Err(error) => return refusal(&error),
     };
-    let node = service.work.policies().node();
-    let Some(details) = object_details::details(&objects, id, (node, &pods)) else {
+    let (others, pods_missing) = match &service.cluster {
+        Some(cluster) => match cluster.pods_of_other_nodes().await {
+            Ok(others) => (others, None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        },
+        None => (Vec::new(), Some(nodes::NO_STORE.to_owned())),
+    };
+    let known = KnownPods { node: service.work.policies().node(), local: &pods, others: &others };
+    let Some(details) = object_details::details(&objects, id, &known) else {
         return missing(&objects, id);
     };
+    let details = ObjectDetails { pods_missing, ..details };
     let subnets = match objects.get(id).map(|record| &record.object) {
         Some(ClusterObject::Network(network)) => network.subnets.as_slice(),
         Some(_) | None => return reply::json(StatusCode::OK, &details),

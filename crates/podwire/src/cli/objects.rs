@@ -88,8 +88,7 @@ macro_rules! kind_commands {
             #[command(
                 about = concat!("Show a ", $one, ", its users and its pods"),
                 long_about = concat!(
-                    "Show a ", $one, ", its users and its pods\n\nPods are those of this node.",
-                    "\n\nExit codes: 0, or 1 if it is invalid."
+                    "Show a ", $one, ", its users and its pods\n\nExit codes: 0, or 1 if it is invalid."
                 ),
                 after_long_help = $examples.inspect
             )]

@@ -110,7 +110,7 @@ fn d_every_kind_is_created_listed_shown_and_removed() {
     }
     assert_eq!(objects.ok("share ls -t red"), "no shares of tenant red\n");
     for (command, words) in [
-        ("tenant inspect blue", &["network blue/front", "share blue/dns", "no pods on this node"][..]),
+        ("tenant inspect blue", &["network blue/front", "share blue/dns", "no pods"][..]),
         ("network inspect front -t blue", &["10.3.0.0/16", "masquerade no", "group blue/web", "no blocks"]),
         ("network inspect default-net", &["10.83.0.0/16", "BLOCK", "USED"]),
         ("group inspect web -t blue", &["policies p1", "used by share blue/dns"]),
@@ -170,7 +170,8 @@ fn d_rules_are_added_and_removed_by_id_and_apply_to_the_pods_of_the_group() {
     expect_valid("policy-rules", &objects.ok("policy rule ls p1 -t blue -o json"));
     let pod = objects.pod("web-1", &json!({ "tenant": "blue", "group": "web" }));
     objects.pod("db-1", &json!({ "tenant": "blue", "group": "db" }));
-    let shown = objects.wait_for("policy inspect p1 -t blue", &["used by group blue/web", "shop/web-1 eth0"]);
+    let shown =
+        objects.wait_for("policy inspect p1 -t blue", &["used by group blue/web", "shop/web-1 10.83.0."]);
     assert!(!shown.contains("db-1"), "{shown}");
     expect_valid("object-inspect", &objects.ok("policy inspect p1 -t blue -o json"));
     let attachment = objects.ok(&format!("attachment show {}", pod.id()));

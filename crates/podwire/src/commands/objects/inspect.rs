@@ -51,6 +51,11 @@ fn page(id: &ObjectId, details: &ObjectDetails) -> String {
     }
     parts.extend(details.blocks.as_ref().map(|blocks| block_table(blocks)));
     parts.push(pod_table(&details.pods));
+    let missing =
+        details.pods_missing.as_ref().map(|reason| format!("pods of other nodes are not known: {reason}"));
+    parts.extend(
+        missing.map(|text| print::hanging(&print::wrap(&print::one_line(&text), print::width() - 2), 2)),
+    );
     parts.join("\n\n")
 }
 
@@ -136,16 +141,17 @@ fn block_table(blocks: &[BlockView]) -> String {
 
 fn pod_table(pods: &[ObjectPod]) -> String {
     if pods.is_empty() {
-        return "no pods on this node".to_owned();
+        return "no pods".to_owned();
     }
     let row = |pod: &ObjectPod| {
         let group = pod.placement.group.as_deref().unwrap_or("-");
+        let container = || pod.container_id.as_deref().map_or_else(|| "-".to_owned(), print::short_ids);
         vec![
-            pod.pod.as_deref().map_or_else(|| print::short_ids(&pod.container_id), print::one_line),
-            print::one_line(&pod.interface),
+            print::one_line(&pod.node),
+            pod.pod.as_deref().map_or_else(container, print::one_line),
             print::list(&pod.addresses),
             format!("{}/{group}", pod.placement.network),
         ]
     };
-    print::table(&["POD", "IF", "ADDRESSES", "NETWORK/GROUP"], pods.iter().map(row).collect())
+    print::table(&["NODE", "POD", "ADDRESSES", "NETWORK/GROUP"], pods.iter().map(row).collect())
 }
