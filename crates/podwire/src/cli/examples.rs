@@ -144,7 +144,9 @@ Examples:
 pub(crate) const LAB_POD_ADD: &str = "\
 Examples:
   podwire lab pod add n1
-  podwire lab pod add n2 web";
+  podwire lab pod add n2 web
+  # In a group of a tenant, which 'podwire group create' has created
+  podwire lab pod add n1 db --tenant blue --group db";
 
 pub(crate) const LAB_POD_RM: &str = "\
 Examples:

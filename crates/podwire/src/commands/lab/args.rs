@@ -153,19 +153,31 @@ pub(crate) struct LabTestArgs {
 pub(crate) enum LabPodCommand {
     /// Add a pod to a node
     #[command(after_long_help = examples::LAB_POD_ADD)]
-    Add {
-        /// Name of the node
-        node: String,
-        /// Name of the pod [default: the first free name of p1, p2, …]
-        #[arg(value_parser = pod_name)]
-        pod: Option<String>,
-    },
+    Add(LabPodAddArgs),
     /// Remove a pod
     #[command(after_long_help = examples::LAB_POD_RM)]
     Rm {
         /// Name of the pod
         pod: String,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LabPodAddArgs {
+    /// Name of the node
+    pub(super) node: String,
+    /// Name of the pod [default: the first free name of p1, p2, …]
+    #[arg(value_parser = pod_name)]
+    pub(super) pod: Option<String>,
+    /// Tenant of the pod [default: default]
+    #[arg(short, long)]
+    pub(super) tenant: Option<String>,
+    /// Network of the pod [default: that of its group or tenant]
+    #[arg(long)]
+    pub(super) network: Option<String>,
+    /// Group of the pod [default: none]
+    #[arg(long)]
+    pub(super) group: Option<String>,
 }
 
 #[derive(Debug, Args)]
