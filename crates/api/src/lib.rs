@@ -23,7 +23,7 @@ mod tombstone;
 
 pub use attachment::{
     AddressView, AttachmentDetails, AttachmentPhase, AttachmentRecord, AttachmentView, AttachmentsView,
-    BandwidthView, DnsView, IpamView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodPolicies,
+    BandwidthView, DnsView, IpamView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodGroupView,
     PodRouteView, PodView, PortView,
 };
 pub use client::{Client, ClientError, HttpAnswer};

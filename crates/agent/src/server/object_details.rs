@@ -33,14 +33,14 @@ pub(super) fn problems(objects: &Catalog, is_wanted: impl Fn(&ObjectId) -> bool)
 }
 
 /// The pods to which an object may apply.
-pub(super) struct KnownPods<'a> {
+pub(super) struct CandidatePods<'a> {
     pub(super) node: &'a NodeName,
     pub(super) local: &'a [Attachment],
     pub(super) others: &'a [ClusterPod],
 }
 
 /// None if there is no such object, not even an invalid one.
-pub(super) fn details(objects: &Catalog, id: &ObjectId, pods: &KnownPods<'_>) -> Option<ObjectDetails> {
+pub(super) fn details(objects: &Catalog, id: &ObjectId, pods: &CandidatePods<'_>) -> Option<ObjectDetails> {
     let record = objects.get(id);
     let problems = problems(objects, |other| other == id);
     if record.is_none() && problems.is_empty() {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     fn show(objects: &Catalog, id: &ObjectId) -> Option<ObjectDetails> {
-        details(objects, id, &KnownPods { node: &"n1".try_into().unwrap(), local: &[], others: &[] })
+        details(objects, id, &CandidatePods { node: &"n1".try_into().unwrap(), local: &[], others: &[] })
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::task::spawn_blocking;
 
 use super::nodes::refusal;
-use super::object_details::KnownPods;
+use super::object_details::CandidatePods;
 use super::reply::{self, HttpReply};
 use super::{ApiService, nodes, object_details};
 use crate::membership::{AskError, ObjectChanges, RequestedObjects};
@@ -148,7 +148,7 @@ pub(super) async fn details(service: &Arc<ApiService>, id: &ObjectId) -> HttpRep
         },
         None => (Vec::new(), Some(nodes::NO_STORE.to_owned())),
     };
-    let known = KnownPods { node: service.work.policies().node(), local: &pods, others: &others };
+    let known = CandidatePods { node: service.work.policies().node(), local: &pods, others: &others };
     let Some(details) = object_details::details(&objects, id, &known) else {
         return missing(&objects, id);
     };

@@ -17,7 +17,7 @@ fn scene(label: &str) -> (Scene, PlacedPod, PlacedPod) {
 }
 
 #[test]
-fn a_flushed_table_is_complete_again() {
+fn d_a_flushed_table_is_complete_again() {
     let (scene, blue, red) = scene("policy-flush");
     let before = scene.table();
     let changes: [(&str, &dyn Fn()); 4] = [
@@ -40,7 +40,7 @@ fn a_flushed_table_is_complete_again() {
 }
 
 #[test]
-fn a_changed_group_of_a_link_is_restored() {
+fn d_a_changed_group_of_a_link_is_restored() {
     let (scene, blue, red) = scene("policy-group");
     let group = blue.group(&scene);
     for other in ["default", &red.group(&scene), "77"] {
@@ -62,7 +62,7 @@ fn start(scene: &mut Scene) {
 }
 
 #[test]
-fn rules_stay_while_the_agent_is_down_and_numbers_stay_after_its_restart() {
+fn d_rules_stay_while_the_agent_is_down_and_numbers_stay_after_its_restart() {
     let (mut scene, blue, red) = scene("policy-restart");
     let (table, groups) = (scene.table(), [blue.group(&scene), red.group(&scene)]);
     scene.host.agent.kill().unwrap();
@@ -84,7 +84,7 @@ fn rules_stay_while_the_agent_is_down_and_numbers_stay_after_its_restart() {
 }
 
 #[test]
-fn elements_of_removed_pods_are_removed() {
+fn d_elements_of_removed_pods_are_removed() {
     let (scene, blue, red) = scene("policy-del");
     let before = scene.table();
     let other = scene.pod("c", "blue", "");
@@ -99,7 +99,7 @@ fn elements_of_removed_pods_are_removed() {
 
 /// The agent uses the objects that it saved.
 #[test]
-fn policies_are_enforced_while_the_store_cannot_be_used() {
+fn d_policies_are_enforced_while_the_store_cannot_be_used() {
     let (mut scene, blue, red) = scene("policy-store");
     let saved = wait_until("the objects to be saved", DEADLINE, || {
         let found = std::fs::read_to_string(state_dir(&scene).join("objects.json")).unwrap_or_default();

@@ -19,7 +19,8 @@ use create::{
 pub(crate) enum ObjectCommand {
     /// Create or update tenants, networks, groups and policies
     ///
-    /// The kinds are tenant, network, group, policy, profile and share.
+    /// The kinds are tenant, network, group, policy, profile and share. Of a directory, all files that end with .yaml, .yml or
+    /// .json are read.
     ///
     /// All documents are checked together before the first change.
     #[command(after_long_help = examples::APPLY)]
@@ -61,7 +62,7 @@ impl ObjectCommand {
 }
 
 /// A command of one kind.
-pub(crate) enum Verb<'a> {
+pub(crate) enum KindVerb<'a> {
     Create(&'a dyn CreateArgs),
     List { tenant: Option<&'a str>, show: &'a ShowArgs },
     Inspect { tenant: Option<&'a str>, name: &'a str, show: &'a ShowArgs },
@@ -102,15 +103,15 @@ macro_rules! kind_commands {
         }
 
         impl $command {
-            pub(crate) fn verb(&self) -> Verb<'_> {
+            pub(crate) fn verb(&self) -> KindVerb<'_> {
                 match self {
-                    Self::Create(args) => Verb::Create(args),
-                    Self::Ls(args) => Verb::List { tenant: args.tenant.tenant(), show: &args.show },
+                    Self::Create(args) => KindVerb::Create(args),
+                    Self::Ls(args) => KindVerb::List { tenant: args.tenant.tenant(), show: &args.show },
                     Self::Inspect(args) => {
-                        Verb::Inspect { tenant: args.tenant.tenant(), name: &args.name, show: &args.show }
+                        KindVerb::Inspect { tenant: args.tenant.tenant(), name: &args.name, show: &args.show }
                     }
                     Self::Rm(args) => {
-                        Verb::Remove { tenant: args.tenant.tenant(), names: &args.names, change: &args.change }
+                        KindVerb::Remove { tenant: args.tenant.tenant(), names: &args.names, change: &args.change }
                     }
                 }
             }
@@ -251,7 +252,7 @@ pub(crate) struct ShowArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ApplyArgs {
-    /// File with documents in YAML or JSON, or `-` for standard input; can be repeated
+    /// File or directory with YAML or JSON, or `-` for standard input; can be repeated
     #[arg(short, long = "file", value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
     #[command(flatten)]
@@ -282,7 +283,7 @@ pub(crate) struct DeleteArgs {
     /// Tenant of the object
     #[arg(short, long, default_value = types::DEFAULT_TENANT)]
     pub(crate) tenant: String,
-    /// File with documents of the objects to delete, or `-` for standard input; can be repeated
+    /// File or directory with the objects to delete, or `-` for standard input; can be repeated
     #[arg(short, long = "file", value_name = "FILE", conflicts_with = "kind")]
     pub(crate) files: Vec<PathBuf>,
     #[command(flatten)]

@@ -6,7 +6,7 @@ mod policies;
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use api::{AttachmentDetails, KernelCheck, KernelState, PodPolicies};
+use api::{AttachmentDetails, KernelCheck, KernelState, PodGroupView};
 use cni::{Bandwidth, PortMapping};
 use engine::state::{Addressing, Attachment};
 use model::ObjectKind;
@@ -76,7 +76,7 @@ fn select(records: Vec<RecordedAttachment>, container: &str) -> Result<RecordedA
     }
 }
 
-fn rows(record: &RecordedAttachment, policies: Option<&PodPolicies>) -> Vec<(&'static str, String)> {
+fn rows(record: &RecordedAttachment, policies: Option<&PodGroupView>) -> Vec<(&'static str, String)> {
     let attachment = &record.attachment;
     let key = &attachment.key;
     let uid = attachment.pod.as_ref().and_then(|pod| pod.uid.as_ref());

@@ -4,8 +4,9 @@
 mod inspect;
 mod list;
 
+use std::fs;
 use std::io::Read as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use api::{ObjectAction, ObjectChange, ObjectDocument, ObjectName, ObjectStep, ObjectSteps, RuleChange};
@@ -15,11 +16,14 @@ use serde_json::{Value, json};
 use super::nodes::AgentClient;
 use crate::cli::objects::create::{AddRuleArgs, CreateArgs, RemoveRulesArgs, RuleCommand};
 use crate::cli::objects::{
-    ApplyArgs, ChangeArgs, DeleteArgs, DocumentOutput, ObjectCommand, PolicyCommand, Verb,
+    ApplyArgs, ChangeArgs, DeleteArgs, DocumentOutput, KindVerb, ObjectCommand, PolicyCommand,
 };
 use crate::exit::ExitStatus;
 use crate::print;
 pub(super) use inspect::rule_table;
+
+/// Files of a directory with another extension are ignored.
+const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
 pub(crate) fn run(command: &ObjectCommand) -> Result<ExitStatus> {
     match command {
@@ -39,13 +43,13 @@ pub(crate) fn run(command: &ObjectCommand) -> Result<ExitStatus> {
     }
 }
 
-fn run_verb(kind: ObjectKind, verb: &Verb<'_>) -> Result<ExitStatus> {
+fn run_verb(kind: ObjectKind, verb: &KindVerb<'_>) -> Result<ExitStatus> {
     let id = |tenant: Option<&str>, name: &str| ObjectId::parse(kind, tenant.unwrap_or(name), name);
     match verb {
-        Verb::Create(args) => create(kind, *args),
-        Verb::List { tenant, show } => list::list(Some(kind), *tenant, show),
-        Verb::Inspect { tenant, name, show } => inspect::inspect(&id(*tenant, name)?, show),
-        Verb::Remove { tenant, names, change } => {
+        KindVerb::Create(args) => create(kind, *args),
+        KindVerb::List { tenant, show } => list::list(Some(kind), *tenant, show),
+        KindVerb::Inspect { tenant, name, show } => inspect::inspect(&id(*tenant, name)?, show),
+        KindVerb::Remove { tenant, names, change } => {
             let ids = names.iter().map(|name| Ok(object_name(&id(*tenant, name)?)));
             let remove = ids.collect::<Result<_>>()?;
             submit(ObjectChange { remove, ..ObjectChange::default() }, change)
@@ -151,19 +155,42 @@ pub(super) fn path(root: &str, id: &ObjectId) -> String {
     }
 }
 
-fn documents(files: &[PathBuf]) -> Result<Vec<Document>> {
+/// The documents of files, of all files in directories, and of standard input.
+fn documents(paths: &[PathBuf]) -> Result<Vec<Document>> {
     let mut all = Vec::new();
-    for file in files {
-        let name = file.display().to_string();
-        let mut bytes = Vec::new();
-        if name == "-" {
+    for path in paths {
+        if path.as_os_str() == "-" {
+            let mut bytes = Vec::new();
             std::io::stdin().read_to_end(&mut bytes).context("cannot read standard input")?;
-        } else {
-            bytes = std::fs::read(file).with_context(|| format!("cannot read {name}"))?;
+            all.extend(documents::parse("standard input", &bytes)?);
+            continue;
         }
-        all.extend(documents::parse(if name == "-" { "standard input" } else { &name }, &bytes)?);
+        for file in if path.is_dir() { files_of(path)? } else { vec![path.clone()] } {
+            let name = file.display().to_string();
+            let bytes = fs::read(&file).with_context(|| format!("cannot read {name}"))?;
+            all.extend(documents::parse(&name, &bytes)?);
+        }
     }
     Ok(all)
+}
+
+/// The files of a directory that may have documents, by name. Its directories are left out.
+fn files_of(dir: &Path) -> Result<Vec<PathBuf>> {
+    let context = || format!("cannot read {}", dir.display());
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).with_context(context)? {
+        let path = entry.with_context(context)?.path();
+        let has_documents =
+            path.extension().is_some_and(|end| EXTENSIONS.iter().any(|extension| end == *extension));
+        if has_documents && path.is_file() {
+            files.push(path);
+        }
+    }
+    if files.is_empty() {
+        bail!("{} has no file that ends with .yaml, .yml or .json", dir.display());
+    }
+    files.sort();
+    Ok(files)
 }
 
 fn named(document: &Document) -> Result<ObjectName> {
