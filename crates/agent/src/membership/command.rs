@@ -14,7 +14,7 @@ use super::block_requests::{BlockRequest, BlockRequestError};
 use super::cluster_pods::{ClusterPod, read_pods};
 use super::contact::Contact;
 use super::join::Registry;
-use super::object_changes::{ObjectChanges, change_objects};
+use super::object_changes::{ChangedObjects, ObjectChanges, change_objects};
 
 /// How often a read is repeated if the object changed meanwhile. Also the limit of transactions for the claims of a removed
 /// node.
@@ -39,7 +39,7 @@ pub(crate) enum StoreQuery {
     /// Removes a node permanently. Returns the blocks that it freed.
     Remove { name: NodeName, force: bool, done: oneshot::Sender<Result<Vec<IpNet>, AskError>> },
     /// Checks and changes objects.
-    ChangeObjects { changes: Box<ObjectChanges>, done: oneshot::Sender<Result<api::ObjectSteps, AskError>> },
+    ChangeObjects { changes: Box<ObjectChanges>, done: oneshot::Sender<Result<ChangedObjects, AskError>> },
 }
 
 /// The contents of the store.

@@ -31,6 +31,8 @@ use crate::thread::AgentThread;
 
 /// How long a query waits for the store.
 const TIMEOUT: Duration = Duration::from_secs(8);
+/// How long the answer to a change waits until this node knows the change.
+const OBSERVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Why a query cannot be answered from the copy.
 const NO_COPY: &str = "this node has no saved state of the cluster";
 /// How long each thread may take to end.
@@ -304,7 +306,11 @@ impl MembershipHandle {
     /// Checks objects against all others and writes them to the store.
     pub(crate) async fn change_objects(&self, changes: ObjectChanges) -> Result<ObjectSteps, AskError> {
         let changes = Box::new(changes);
-        self.query(|done| StoreQuery::ChangeObjects { changes, done }).await
+        let changed = self.query(|done| StoreQuery::ChangeObjects { changes, done }).await?;
+        if let Some(revision) = changed.revision {
+            self.shared.wait_for_objects(revision, OBSERVE_TIMEOUT).await;
+        }
+        Ok(changed.steps)
     }
 
     /// The pods of other nodes.

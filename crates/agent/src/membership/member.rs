@@ -180,6 +180,7 @@ impl Member {
         let store_listing = self.store_listing(&listing);
         self.revision = listing.revision;
         self.list_objects(&listing);
+        self.shared.set_objects_revision(listing.revision);
         // After all values of the listing were read.
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.peers.update(RecordUpdate::All(store_listing));
@@ -253,9 +254,14 @@ impl Member {
                     self.watch_confirmed();
                     Ok(Next::Continue(joined))
                 }
-                Watched::Events { events, .. } => {
+                Watched::Events { events, revision } => {
                     self.watch_confirmed();
-                    self.apply_events(events, joined).await
+                    let next = self.apply_events(events, joined).await?;
+                    match &next {
+                        Next::Continue(_) => self.shared.set_objects_revision(revision),
+                        Next::End(_) => {}
+                    }
+                    Ok(next)
                 }
             },
             () = sleep_until(report_at.unwrap_or_else(Instant::now)), if report_at.is_some() => {

@@ -58,11 +58,20 @@ struct ListedObjects {
     guard: Option<u64>,
 }
 
+/// The steps of a change.
+#[derive(Debug)]
+pub(crate) struct ChangedObjects {
+    pub(crate) steps: ObjectSteps,
+    /// The revision of the last write. None: nothing was written.
+    pub(crate) revision: Option<u64>,
+}
+
 pub(crate) async fn change_objects(
     registry: &Registry,
     own: &NodeName,
     changes: &ObjectChanges,
-) -> Result<ObjectSteps, AskError> {
+) -> Result<ChangedObjects, AskError> {
+    let mut revision = None;
     let mut done: Vec<ObjectStep> = Vec::new();
     for _ in 0..TRIES {
         let listing = registry.store.list(&registry.layout.root()).await?;
@@ -73,16 +82,17 @@ pub(crate) async fn change_objects(
         let steps = plan(registry, catalog, (&changes.requested, &pods), &done)?;
         let views = |steps: &[ObjectWrite]| steps.iter().map(|step| step.view.clone()).collect::<Vec<_>>();
         if changes.dry_run {
-            return Ok(ObjectSteps { steps: views(&steps), dry_run: true });
+            let steps = ObjectSteps { steps: views(&steps), dry_run: true };
+            return Ok(ChangedObjects { steps, revision });
         }
-        let written = write(registry, &steps, (counter, guard)).await?;
+        let written = write(registry, &steps, (counter, guard), &mut revision).await?;
         done.extend(views(&steps).into_iter().take(written).filter(|step| step.action != ObjectAction::Keep));
         if written == steps.len() {
             let kept = views(&steps).into_iter().filter(|step| {
                 step.action == ObjectAction::Keep && !done.iter().any(|earlier| earlier.object == step.object)
             });
             let steps = done.iter().cloned().chain(kept).collect();
-            return Ok(ObjectSteps { steps, dry_run: false });
+            return Ok(ChangedObjects { steps: ObjectSteps { steps, dry_run: false }, revision });
         }
     }
     Err(AskError::ObjectsContended)
@@ -156,11 +166,12 @@ fn new_rules(before: &Catalog, object: &ClusterObject) -> Vec<u32> {
     policy.rules.iter().map(|rule| rule.id).filter(|id| !is_known(*id)).collect()
 }
 
-/// Returns how many steps were written before another writer changed an object.
+/// Returns how many steps were written before another writer changed an object. `last` is the revision of the last write.
 async fn write(
     registry: &Registry,
     steps: &[ObjectWrite],
     (mut counter, mut guard): (RuleCounter, Option<u64>),
+    last: &mut Option<u64>,
 ) -> Result<usize, AskError> {
     let key = registry.layout.rule_counter();
     let mut written = 0;
@@ -174,7 +185,10 @@ async fn write(
                 None => Compare::Absent(key.clone()),
             };
             match registry.store.commit(&[compare], &changes).await? {
-                CommitOutcome::Done { revision } => guard = Some(revision),
+                CommitOutcome::Done { revision } => {
+                    guard = Some(revision);
+                    *last = Some(revision);
+                }
                 CommitOutcome::Refused => return Ok(written),
             }
         }

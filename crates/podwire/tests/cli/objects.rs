@@ -149,6 +149,8 @@ fn d_rules_are_added_and_removed_by_id_and_apply_to_the_pods_of_the_group() {
     let add = "policy rule add p1 -t blue --in";
     let first = objects.ok(&format!("{add} --protocol tcp --port 5432 --deny"));
     assert_eq!(first, "rule 1 of policy p1 of tenant blue added\n");
+    // The agent answers when it knows its own change.
+    has(&objects.ok("policy rule ls p1 -t blue"), &["tcp/5432"]);
     let planned = objects.ok(&format!("{add} --from group:db --allow --priority 10 --dry-run"));
     assert_eq!(planned, "rule 2 of policy p1 of tenant blue would be added\n");
     let steps: Value = objects.json(&format!("{add} --from group:db --allow --priority 10"));
@@ -262,6 +264,34 @@ fn d_no_rule_of_parallel_writers_is_lost() {
     let rules = answer["rules"].as_array().unwrap();
     let of = |field: &str| rules.iter().map(|rule| rule[field].to_string()).collect::<BTreeSet<_>>();
     assert_eq!((of("id").len(), of("traffic").len()), (usize::from(2 * WRITERS), usize::from(2 * WRITERS)));
+}
+
+/// `Objects::run` measures every line.
+#[test]
+fn d_names_of_maximum_length_fit_80_columns() {
+    let objects = Objects::new("longnames");
+    let name = "x".repeat(63);
+    for command in [
+        format!("tenant create {name}"),
+        format!("network create {name} -t {name} --subnet fd00:1234:5678:9abc::/64 --block-margin 32"),
+        format!("policy create {name} -t {name}"),
+        format!("profile create {name} -t {name} --ingress 999999999 --egress 7777777"),
+        format!("group create {name} -t {name} --network {name} --policy {name} --profile {name}"),
+        format!("policy rule add {name} -t {name} --in --from group:{name} --protocol tcp --port 60000-60001 --deny"),
+        format!("policy rule add {name} -t {name} --out --to fd00:1234:5678:9abc:def0:1234:5678:9abc --allow"),
+        format!("share create {name} -t {name} --with default --group {name} --port tcp/60000-60001"),
+    ] {
+        objects.ok(&command);
+    }
+    objects.ok("get");
+    objects.ok(&format!("policy rule ls {name} -t {name}"));
+    for kind in ["tenant", "network", "policy", "profile", "group", "share"] {
+        let owner = if kind == "tenant" { String::new() } else { format!(" -t {name}") };
+        assert!(objects.ok(&format!("{kind} ls")).contains("xxx"));
+        assert!(objects.ok(&format!("{kind} inspect {name}{owner}")).contains("xxx"));
+    }
+    let refused = objects.error(&format!("tenant rm {name}"));
+    has(&refused, &["in use by"]);
 }
 
 #[test]

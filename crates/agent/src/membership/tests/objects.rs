@@ -27,7 +27,7 @@ fn id(kind: ObjectKind, name: &str) -> ObjectId {
 async fn change(registry: &Registry, requested: RequestedObjects) -> Result<ObjectSteps, AskError> {
     let known = Catalog::new(TenantNetwork::default_net(Vec::new(), 0));
     let changes = ObjectChanges { known, requested, pods: Vec::new(), dry_run: false };
-    change_objects(registry, &"n1".try_into().unwrap(), &changes).await
+    change_objects(registry, &"n1".try_into().unwrap(), &changes).await.map(|changed| changed.steps)
 }
 
 async fn create_group(registry: &Registry) {
