@@ -277,8 +277,12 @@ fn d_names_of_maximum_length_fit_80_columns() {
         format!("policy create {name} -t {name}"),
         format!("profile create {name} -t {name} --ingress 999999999 --egress 7777777"),
         format!("group create {name} -t {name} --network {name} --policy {name} --profile {name}"),
-        format!("policy rule add {name} -t {name} --in --from group:{name} --protocol tcp --port 60000-60001 --deny"),
-        format!("policy rule add {name} -t {name} --out --to fd00:1234:5678:9abc:def0:1234:5678:9abc --allow"),
+        format!(
+            "policy rule add {name} -t {name} --in --from group:{name} --protocol tcp --port 60000-60001 --deny"
+        ),
+        format!(
+            "policy rule add {name} -t {name} --out --to fd00:1234:5678:9abc:def0:1234:5678:9abc --allow"
+        ),
         format!("share create {name} -t {name} --with default --group {name} --port tcp/60000-60001"),
     ] {
         objects.ok(&command);
