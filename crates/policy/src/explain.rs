@@ -49,7 +49,7 @@ pub enum FlowParty {
         address: Option<IpAddr>,
     },
     /// Outside of the cluster.
-    World(IpAddr),
+    Outside(IpAddr),
     /// Inside a network of the cluster, but of no known pod.
     Unknown(IpAddr),
     /// No running pod has this uid.
@@ -109,7 +109,7 @@ impl FlowParty {
     fn address(&self) -> Option<IpAddr> {
         match self {
             Self::Pod { address, .. } | Self::Node { address, .. } => *address,
-            Self::World(address) | Self::Unknown(address) => Some(*address),
+            Self::Outside(address) | Self::Unknown(address) => Some(*address),
             Self::NoPod(_) => None,
         }
     }
@@ -184,7 +184,7 @@ impl PolicyEngine {
                 None => FlowParty::NoPod(PodUid::clone(uid)),
             },
             None if self.networks.smallest(address).is_some() => FlowParty::Unknown(address),
-            None => FlowParty::World(address),
+            None => FlowParty::Outside(address),
         }
     }
 
@@ -218,7 +218,7 @@ impl PolicyEngine {
                 let entry = self.world.nodes.get(name).cloned().unwrap_or_default();
                 return Some(self.uses.node_class(&entry, name == node));
             }
-            FlowParty::World(_) => PeerKind::World,
+            FlowParty::Outside(_) => PeerKind::Outside,
             FlowParty::Unknown(_) => PeerKind::Unknown,
             FlowParty::NoPod(_) => return None,
         };

@@ -144,7 +144,7 @@ impl PeerBase {
     /// The base that fits typical peers.
     pub(crate) fn new(plan: &RulePlan, inputs: SideInputs<'_>, tenant: &TenantName) -> Self {
         let any_peer = plan.accepted_of_key(inputs, &typical_pod(tenant.clone()));
-        let world = plan.accepted_of_key(inputs, &ClassKey { kind: PeerKind::World, cidrs: Vec::new() });
+        let world = plan.accepted_of_key(inputs, &ClassKey { kind: PeerKind::Outside, cidrs: Vec::new() });
         let other = plan.accepted_of_key(inputs, &typical_pod(other_tenant(tenant)));
         Self {
             no_tenant: verdict_for(&world, &any_peer),

@@ -20,7 +20,7 @@ pub(crate) struct UnderlayCandidates {
     pub(crate) defaults: Vec<Route>,
 }
 
-/// The chosen links and addresses, at most one of each family, and findings about the choice.
+/// The position of this node in the underlay: the chosen links and addresses, at most one of each family, and findings about the choice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) underlays: Vec<Underlay>,

@@ -63,7 +63,7 @@ impl Attached {
 }
 
 pub(super) fn run(mode: &str, scale: &Scale, recovery: &mut Recovery) -> Result<()> {
-    let mut host = Host::new(mode, scale.resident.min(OTHER_PODS))?;
+    let mut host = Host::new(mode, scale.running_pods.min(OTHER_PODS))?;
     let mut times = Timed::new();
     for is_v4 in [true, false] {
         let family = if is_v4 { "IPv4" } else { "IPv6" };

@@ -39,7 +39,7 @@ impl fmt::Display for FlowParty {
                 write!(f, "node {name}")?;
                 address.map_or(Ok(()), |address| write!(f, " ({address})"))
             }
-            Self::World(address) => write!(f, "{address} outside of the cluster"),
+            Self::Outside(address) => write!(f, "{address} outside of the cluster"),
             Self::Unknown(address) => write!(f, "{address}, which belongs to no known pod"),
             Self::NoPod(uid) => write!(f, "pod {uid}, which does not run"),
         }

@@ -108,7 +108,7 @@ impl PolicyEngine {
     pub(super) fn divide_ranges(&mut self, journal: &mut Journal) {
         let mut ranges: Vec<AddressRange> = Vec::new();
         for part in partition(&self.uses.cidrs, &self.networks) {
-            let kind = if part.is_in_network { PeerKind::Unknown } else { PeerKind::World };
+            let kind = if part.is_in_network { PeerKind::Unknown } else { PeerKind::Outside };
             let key = ClassKey { kind, cidrs: part.cidr.into_iter().collect() };
             let Some(class) = self.classes.acquire(key, &mut self.slots) else { continue };
             match ranges.last_mut() {
