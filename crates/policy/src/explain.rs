@@ -1,4 +1,4 @@
-//! Explains the verdict of a flow: rule by rule, from the lists that are compiled, but without the elements.
+//! Explains the verdict of a flow rule by rule. It reads the same lists of rules as the compiler, but not the elements.
 
 mod text;
 
@@ -34,7 +34,7 @@ pub enum FlowEnd {
     Pod(PodUid),
 }
 
-/// What the world knows about an end of a flow.
+/// An end of a flow, as the engine's inputs describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FlowParty {
     Pod {
@@ -208,7 +208,7 @@ impl PolicyEngine {
         Some(Judgement { direction, node: node.clone(), reason, verdict })
     }
 
-    /// The facts about a peer that rules read, from the view of a node.
+    /// The properties of a peer that rules read. `node` is the node that judges the flow.
     fn peer_key(&self, peer: &FlowParty, node: &NodeName) -> Option<ClassKey> {
         let kind = match peer {
             FlowParty::Pod { uid, .. } => {
