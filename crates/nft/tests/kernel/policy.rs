@@ -1,5 +1,5 @@
-//! The common code applies, compares and repairs any table. This one has the parts that network policies need: verdict maps by
-//! link group, interval sets of CIDRs with sizes, maps to classes, and counters, for IPv4 and IPv6.
+//! `Firewall::reconcile_table` applies, compares and repairs any table. The table of these tests has the parts that network policies
+//! need: verdict maps by link group, interval sets of CIDRs with sizes, maps to classes, and counters, for IPv4 and IPv6.
 
 use nft::desired::{
     Chain, ChainType, Data, Element, Field, HookPoint, MapVerdict, Set, SetKeys, SetValue, Table,
