@@ -125,7 +125,7 @@ impl Testbed {
         let sender = self.lab.inside(from, || UdpSocket::bind(any(target)).unwrap());
         sender.send_to(b"probe", target).unwrap();
         Box::new(move || {
-            // The sender is not closed before.
+            // Keeps the sender open until the packet was judged.
             let _ = &sender;
             is_received(server.recv(&mut [0; 100]))
         })
@@ -170,7 +170,7 @@ fn bind_when_free<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
     }
 }
 
-/// An unconnected socket's address.
+/// Any local address and port of the same family.
 pub(crate) fn any(like: SocketAddr) -> SocketAddr {
     if like.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap()
 }
@@ -213,7 +213,7 @@ fn increased(before: DeniedPackets, now: DeniedPackets) -> Option<Judged> {
     parts.into_iter().find(|(before, now, _)| now > before).map(|(_, _, judged)| judged)
 }
 
-/// A group as a profile's number.
+/// The link group of pods with this profile.
 pub(crate) fn group(profile: ProfileId) -> u32 {
     profile.0
 }
