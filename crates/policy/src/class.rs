@@ -84,7 +84,7 @@ impl PodClass {
     }
 }
 
-/// Without the values that no selector names, so that most classes keep their number when a key comes into use.
+/// Omits values that no selector names, so that most classes keep their number when a key comes into use.
 fn push_labels(words: &mut Vec<String>, labels: &Labels) {
     let named = labels.iter().filter(|(_, value)| *value != OTHER_VALUE);
     words.extend(named.map(|(key, value)| format!("{key}={value}")));

@@ -49,7 +49,11 @@ impl Node {
             .map_err(|mismatch| format!("at the end: {mismatch}"))
     }
 
-    fn check_unchanged(&self, unchanged: &[(JudgedFlow, policy::PolicyVerdict)], step: &str) -> Result<(), String> {
+    fn check_unchanged(
+        &self,
+        unchanged: &[(JudgedFlow, policy::PolicyVerdict)],
+        step: &str,
+    ) -> Result<(), String> {
         for (flow, verdict) in unchanged {
             let found = compare::found(&self.kernel, &self.profiles, flow);
             if found != *verdict {

@@ -1,3 +1,5 @@
+//! The rules of group policies and NetworkPolicies.
+
 use std::cmp::Reverse;
 
 use model::objects::{

@@ -1,3 +1,5 @@
+//! The rules between tenants: the own tenant, nodes and shares.
+
 use model::objects::{Direction, NodeAccess, PortRange, Share, SharedPart};
 use types::Protocol;
 

@@ -102,7 +102,7 @@ impl Testbed {
     }
 }
 
-/// podwire-cni without an agent.
+/// Installs podwire-cni with a config that needs no agent.
 pub(crate) fn standalone(machine: &Machine) -> Result<()> {
     install_plugins(machine)?;
     let network = json!({
