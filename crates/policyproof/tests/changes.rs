@@ -117,7 +117,7 @@ fn is_judged(world: &World, uid: &PodUid) -> bool {
 }
 
 #[test]
-fn d_changes_keep_unchanged_flows_and_end_with_the_verdicts_of_the_naive_model() {
+fn d_changes_keep_unchanged_flows_and_match_the_naive_model() {
     const STEPS: usize = 25;
     let (mut total, mut steps) = (0, 0);
     for seed in common::seeds(20) {

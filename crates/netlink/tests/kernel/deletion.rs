@@ -80,7 +80,7 @@ fn an_early_deletion_returns_after_removal_and_before_the_grace_period() {
 }
 
 #[test]
-fn an_early_deletion_of_a_bridge_port_waits_for_the_removal_of_the_link() {
+fn early_deletion_of_a_bridge_port_waits_for_its_removal() {
     let mut w = Testbed::new();
     let bridge = w.bridge("br0");
     let (index, _) = w.veth("pwabc", "eth0");

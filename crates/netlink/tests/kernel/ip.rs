@@ -182,7 +182,7 @@ fn host_routes_are_exclusive_and_a_gateway_can_be_onlink() {
 }
 
 #[test]
-fn a_v4_route_can_have_a_v6_gateway_and_host_bits_are_ignored() {
+fn a_v4_route_accepts_a_v6_gateway_and_ignores_host_bits() {
     let mut w = Testbed::new();
     let (_, link) = w.veth("pwabc", "eth0");
     let route = Route { gateway: Some(ip("fe80::1")), link: Some(link), ..Route::to(net("10.9.8.7/16")) };

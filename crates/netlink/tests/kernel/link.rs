@@ -66,7 +66,7 @@ fn no_link_local_address_is_added_when_the_peer_goes_up() {
 }
 
 #[test]
-fn a_veth_is_created_with_its_group_and_only_one_link_changes_its_group() {
+fn a_veth_has_its_group_and_a_change_affects_one_link() {
     let mut w = Testbed::new();
     let (first, second, eth0, eth1) = (name("pwfirst"), name("pwsecond"), name("eth0"), name("eth1"));
     let other = Veth { host_mac: mac(9), peer_mac: mac(10), ..pair(&w.pod, &second, &eth1) };

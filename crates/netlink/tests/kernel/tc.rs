@@ -6,7 +6,7 @@ use crate::testbed::{Testbed, command, name};
 use netlink::{AddTbf, Op, QdiscAt, Tbf};
 
 #[test]
-fn a_token_bucket_has_the_given_rate_also_above_4_gib_per_second() {
+fn a_token_bucket_has_its_rate_above_4_gib_per_second() {
     let mut w = Testbed::new();
     let (link, _) = w.veth("pwabc", "eth0");
     for (rate, burst) in [(125_000, 20_000), (1_250_000_000, 1 << 20), (10_000_000_000, 4 << 20)] {

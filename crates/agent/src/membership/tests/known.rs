@@ -58,7 +58,7 @@ fn routed(known: &KnownPeers) -> Vec<String> {
 }
 
 #[test]
-fn nodes_missing_in_a_wiped_store_are_kept_until_their_block_is_claimed() {
+fn nodes_missing_after_a_wipe_are_kept_until_their_block_is_claimed() {
     let mut known = known();
     known.set_all(store_listing(vec![record("n3", 3, "10.2.2.0/24")], true));
     known.remove_expired();

@@ -33,7 +33,7 @@ fn testbed(own_node: OwnNode) -> Testbed {
 }
 
 #[test]
-fn flows_to_the_own_node_are_denied_only_by_elements_of_its_class() {
+fn only_elements_of_its_class_deny_flows_to_the_own_node() {
     let (judged, accepted) = (testbed(OwnNode::Judged), testbed(OwnNode::Accepted));
     let key = VerdictKey::PeerPort { profile: profile(1), class: NODE, protocol: Protocol::Tcp, port: 22 };
     let of_any_pod = VerdictKey::AnyPodProtocol { class: NODE, protocol: Protocol::Udp.number() };

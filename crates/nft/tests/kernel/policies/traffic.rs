@@ -344,7 +344,7 @@ fn packets_without_a_flow_are_judged_but_not_counted_as_flows() {
 }
 
 #[test]
-fn a_tunnel_with_a_name_like_that_of_a_pod_is_not_judged() {
+fn a_tunnel_named_like_a_pod_link_is_not_judged() {
     let testbed = testbed(&[]);
     let lab: &Lab = &testbed.lab;
     for (at, local, remote) in [(At::Host, 1, 2), (At::Outside, 2, 1)] {
