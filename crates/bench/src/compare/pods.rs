@@ -107,8 +107,8 @@ impl<'a> BuildSite<'a> {
             AttachMode::Bridge => "bridge",
             AttachMode::Routed => "routed",
         };
-        let agent = (setup.by == AttachedBy::Agent)
-            .then(|| agents::start(&bench_node, mode, Some(&build.agent)));
+        let agent =
+            (setup.by == AttachedBy::Agent).then(|| agents::start(&bench_node, mode, Some(&build.agent)));
         Ok(Self { _agent: agent.transpose()?, bench_node, build, setup })
     }
 
