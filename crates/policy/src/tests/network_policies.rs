@@ -39,7 +39,7 @@ fn everything() -> Vec<NetworkPolicyRule> {
 }
 
 #[test]
-fn np_pods_without_policies_are_open() {
+fn np_pods_without_policies_accept_all_flows() {
     let lab = lab();
     assert!(
         lab.accepts(WEB, DB, TCP(80)) && lab.accepts(OUTSIDE, DB, ICMP) && lab.accepts(DB, OUTSIDE, UDP(53))
@@ -86,7 +86,7 @@ fn np_not_in_and_does_not_exist_match_a_missing_key() {
 }
 
 #[test]
-fn np_both_selectors_in_a_peer_are_and_and_two_peers_are_or() {
+fn np_selectors_of_one_peer_are_combined_and_peers_are_alternatives() {
     let both = np_rule(&[np_pods(Some("name=other"), "app=web")], &[]);
     let lab = lab_with([np("a", "app=db", Some(vec![both]), None)]);
     assert!(lab.accepts(OTHER, DB, TCP(80)) && !lab.accepts(WEB, DB, TCP(80)));
