@@ -147,7 +147,7 @@ impl Agent {
                 let status = ended.wait()?.map_or_else(String::new, |status| format!(" with {status}"));
                 bail!("the agent exited{status}: {}", cause_first(&self.log_of_start()));
             }
-            ensure!(Instant::now() < end, "the agent is not ready after {DEADLINE:?}: {}", self.log_tail());
+            ensure!(Instant::now() < end, "the agent is not ready after {DEADLINE:?}: {}", self.obstacles());
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
@@ -242,6 +242,17 @@ impl Agent {
 
     pub fn log(&self) -> Result<String> {
         fs::read_to_string(&self.log).with_context(|| format!("cannot read {}", self.log.display()))
+    }
+
+    /// The conditions of the agent, or the end of its log if it does not answer.
+    fn obstacles(&self) -> String {
+        let status = self.get(api::STATUS).and_then(|value| Ok(serde_json::from_value::<api::Status>(value)?));
+        let conditions = status.map(|status| status.conditions).unwrap_or_default();
+        if conditions.is_empty() {
+            return self.log_tail();
+        }
+        let lines = conditions.iter().map(|one| format!("{} {}: {}", one.code, one.object, one.message));
+        lines.collect::<Vec<_>>().join("\n")
     }
 
     /// The log since the last start.

@@ -12,7 +12,7 @@ use config::{Config, DEFAULT_FILE, FILE_VARIABLE, Flags};
 use install::is_standalone;
 use types::{Code, Finding, Fix};
 
-use super::configs;
+use super::{configs, lab};
 use crate::directories::AgentDirectories;
 
 /// Where the unit of the agent is installed, by hand or by a package.
@@ -56,10 +56,18 @@ pub(super) fn is_installed(
 
 /// The condition of a machine where Podwire is not installed. A start of the agent cannot help.
 pub(super) fn not_installed(directories: &AgentDirectories) -> Finding {
+    let labs = lab::labs_up();
+    let try_it = match labs.first() {
+        None => "to try it without an installation, run `podwire lab up`".to_owned(),
+        Some(first) => format!(
+            "lab {} is up on this machine; `{}` shows the status of its node n1",
+            labs.join(", "),
+            lab::status_command(first)
+        ),
+    };
     let message = format!(
         "no agent listens on {}, and Podwire is not installed on this machine: there is no {DEFAULT_FILE}, no CNI config \
-         and no pod; to install it, follow docs/install.md, which ends with `systemctl start podwire`; to try it without an \
-         installation, run `podwire lab up`",
+         and no pod; to install it, follow docs/install.md, which ends with `systemctl start podwire`; {try_it}",
         directories.socket.display()
     );
     Finding::new(Code::AgentUnreachable, format_args!("socket {}", directories.socket.display()), message)
