@@ -246,7 +246,8 @@ impl Agent {
 
     /// The conditions of the agent, or the end of its log if it does not answer.
     fn obstacles(&self) -> String {
-        let status = self.get(api::STATUS).and_then(|value| Ok(serde_json::from_value::<api::Status>(value)?));
+        let status =
+            self.get(api::STATUS).and_then(|value| Ok(serde_json::from_value::<api::Status>(value)?));
         let conditions = status.map(|status| status.conditions).unwrap_or_default();
         if conditions.is_empty() {
             return self.log_tail();

@@ -73,7 +73,8 @@ fn rank(record: &RecordedAttachment, wanted: &str) -> Option<MatchRank> {
     let names = [Some(wanted), without_interface];
     let pod = record.attachment.pod.as_ref();
     let is_exact = |name: &str| {
-        let is_pod = pod.is_some_and(|pod| name == pod.name || name == format!("{}/{}", pod.namespace, pod.name));
+        let is_pod =
+            pod.is_some_and(|pod| name == pod.name || name == format!("{}/{}", pod.namespace, pod.name));
         is_pod || name == key.container.as_str()
     };
     let has_prefix = |name: &str| key.container.as_str().starts_with(name);

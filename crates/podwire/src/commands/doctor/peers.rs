@@ -414,7 +414,9 @@ mod tests {
         assert_eq!(messages(vec![problem("node"), problem("tunnel")]), ["node"]);
         assert_eq!(
             messages(vec![PeerProbeResult::Reached(Sizes::Full), PeerProbeResult::Reached(Sizes::Small)]),
-            ["1 address reachable, the 1 that pods use also with packets of full size; 1 path to pod networks reachable"]
+            [
+                "1 address reachable, the 1 that pods use also with packets of full size; 1 path to pod networks reachable"
+            ]
         );
     }
 }

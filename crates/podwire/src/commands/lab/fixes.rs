@@ -71,8 +71,7 @@ impl<'a> LabLocation<'a> {
             *message = message.replace(" (the command checks them)", "");
         }
         let is_code = |wanted: Code| code.as_deref() == Some(wanted.as_str());
-        let peer =
-            object.filter(|_| is_code(Code::PeerAway)).and_then(|object| object.strip_prefix("node "));
+        let peer = object.filter(|_| is_code(Code::PeerAway)).and_then(|object| object.strip_prefix("node "));
         // The lab knows the addresses and routes of its nodes.
         if is_code(Code::NodeAddressMissing) || fix.as_deref() == Some(SHOW_ADDRESSES) {
             *fix = Some(hint::command(self.lab, &format!("heal {}", self.node)));

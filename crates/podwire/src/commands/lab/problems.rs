@@ -50,10 +50,9 @@ fn member(member: &LabMember) -> Option<Problem> {
     match member.state {
         LabMemberState::Leader | LabMemberState::Healthy => None,
         LabMemberState::NotRunning => Some((format!("{name} does not run:"), format!("start etcd {name}"))),
-        LabMemberState::NotHealthy => Some((
-            format!("{name} runs and is not healthy; its log has the reason:"),
-            format!("logs {name}"),
-        )),
+        LabMemberState::NotHealthy => {
+            Some((format!("{name} runs and is not healthy; its log has the reason:"), format!("logs {name}")))
+        }
     }
 }
 
@@ -86,8 +85,7 @@ mod tests {
     #[test]
     fn f13_a_healthy_lab_has_no_section_of_problems() {
         let nodes = vec![node("n1", LabLink::Up, LabAgent::Ready, &[])];
-        let etcd =
-            vec![member("etcd1", LabMemberState::Leader), member("etcd2", LabMemberState::Healthy)];
+        let etcd = vec![member("etcd1", LabMemberState::Leader), member("etcd2", LabMemberState::Healthy)];
         assert_eq!(section(&status(nodes, etcd)), None);
     }
 
@@ -101,10 +99,8 @@ mod tests {
             node("n5", LabLink::Up, LabAgent::Ready, &["PeerAway", "StoreUnreachable"]),
             node("n6", LabLink::Up, LabAgent::NotReady, &[]),
         ];
-        let etcd = vec![
-            member("etcd1", LabMemberState::NotRunning),
-            member("etcd2", LabMemberState::NotHealthy),
-        ];
+        let etcd =
+            vec![member("etcd1", LabMemberState::NotRunning), member("etcd2", LabMemberState::NotHealthy)];
         let wanted = "\
 PROBLEMS
 - node n1 has no running agent:

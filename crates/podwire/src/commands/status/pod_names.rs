@@ -70,8 +70,7 @@ mod tests {
     }
 
     fn objects(objects: [&str; 3]) -> Vec<String> {
-        let condition =
-            |object| Condition::new(Finding::new(Code::PodMacChanged, object, "message"), None);
+        let condition = |object| Condition::new(Finding::new(Code::PodMacChanged, object, "message"), None);
         let mut conditions: Vec<Condition> = objects.into_iter().map(condition).collect();
         names().add_to_conditions(&mut conditions);
         conditions.into_iter().map(|condition| condition.object).collect()
@@ -81,11 +80,7 @@ mod tests {
     fn f13_conditions_and_repairs_have_the_name_of_the_pod() {
         assert_eq!(
             objects(["attachment podwire/0f2c/eth0", "attachment podwire/0f2c/eth1", "node n1"]),
-            [
-                "attachment podwire/0f2c/eth0 (pod shop/web)",
-                "attachment podwire/0f2c/eth1",
-                "node n1"
-            ]
+            ["attachment podwire/0f2c/eth0 (pod shop/web)", "attachment podwire/0f2c/eth1", "node n1"]
         );
         let repaired = |message: &str| {
             let mut repairs = vec![Repair { at: Timestamp(1), message: message.to_owned() }];
