@@ -6,12 +6,12 @@ use super::hint;
 use crate::print;
 
 /// A sentence, and the arguments of the `podwire lab` command that helps.
-type Problem = (String, String);
+type LabProblem = (String, String);
 
 /// None if there is no problem.
 pub(super) fn section(status: &LabStatus) -> Option<String> {
     let nodes = status.nodes.iter().filter_map(node);
-    let problems: Vec<Problem> = nodes.chain(status.etcd.iter().filter_map(member)).collect();
+    let problems: Vec<LabProblem> = nodes.chain(status.etcd.iter().filter_map(member)).collect();
     if problems.is_empty() {
         return None;
     }
@@ -23,7 +23,7 @@ pub(super) fn section(status: &LabStatus) -> Option<String> {
 }
 
 /// The cause that has to be removed first.
-fn node(node: &LabNode) -> Option<Problem> {
+fn node(node: &LabNode) -> Option<LabProblem> {
     let LabNode { name, link, agent, conditions, .. } = node;
     let status = format!("exec {name} podwire status");
     let (problem, command) = match (link, agent) {
@@ -45,7 +45,7 @@ fn node(node: &LabNode) -> Option<Problem> {
     Some((format!("node {name} {problem}:"), command))
 }
 
-fn member(member: &LabMember) -> Option<Problem> {
+fn member(member: &LabMember) -> Option<LabProblem> {
     let name = &member.name;
     match member.state {
         LabMemberState::Leader | LabMemberState::Healthy => None,
