@@ -96,6 +96,21 @@ fn errors_name_the_next_command() {
 }
 
 #[test]
+fn f13_an_agent_that_cannot_join_is_reported_with_its_conditions() {
+    let lab = Lab::new("mismatch");
+    lab.ok(&["up", "--nodes", "2", "--pods", "0"]);
+    let file = lab.dir().join("n1/agent.toml");
+    let config = fs::read_to_string(&file).unwrap();
+    fs::write(&file, config.replace("margin = 8", "margin = 4")).unwrap();
+    let error = lab.fails(&["restart", "agent", "n1"]);
+    let [restart, status] = ["restart agent n1", "exec n1 podwire status"].map(|args| lab.command_line(args));
+    has(&error, &["the agent cannot become ready: ", "NetworkMismatch", &restart, &status]);
+    assert!(!error.contains("systemctl"), "{error}");
+    fs::write(&file, config).unwrap();
+    lab.ok(&["restart", "agent", "n1"]);
+}
+
+#[test]
 fn f13_the_fix_of_a_lost_address_restores_it() {
     let lab = Lab::new("lost");
     lab.ok(&["up", "--nodes", "1", "--pods", "0"]);

@@ -135,8 +135,7 @@ fn observe(name: &str, cluster: &Cluster) -> Result<LabStatus> {
 fn node(cluster: &Cluster, name: &str) -> Result<LabNode> {
     let agent = cluster.agent(name)?;
     let runs = !agent.has_ended()?;
-    let status = runs.then(|| agent.get(api::STATUS).ok()).flatten();
-    let status = status.and_then(|value| serde_json::from_value::<api::Status>(value).ok());
+    let status = runs.then(|| agent.status().ok()).flatten();
     let link = match (cluster.has_power(name)?, cluster.is_cut(name)?) {
         (false, _) => LabLink::NoPower,
         (true, true) => LabLink::Cut,
