@@ -150,7 +150,7 @@ impl UnderlayFamily<'_> {
             .fix("ip address show"),
             None => finding(format!(
                 "address {address} of this node was removed, and it has no other {family} address for the pod network: \
-                 add it again, or restart the agent if that is intended"
+                 add it again, with the routes that were removed with it, or restart the agent if that is intended"
             ))
             .fix("ip address show"),
         }
