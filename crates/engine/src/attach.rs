@@ -21,10 +21,13 @@ use self::kernel::{AttachKernel, AttachedInterface, BridgeLookup, configure_inte
 use crate::bridge::{self, Bridge};
 use crate::delegate::Delegate;
 use crate::lease::{self, Lease};
+use crate::policy::PodProfile;
 use crate::state::{Attachment, NetworkState, NodeState, RecordPhase, RunDirs, SysctlLog};
 use crate::sysctl::{ForwardedFamilies, HostSettings};
 use crate::veth::VethSetup;
-use crate::{Caller, Error, alias, detach, kernel_cache, overlap, privileges, recover, replay, result};
+use crate::{
+    Caller, Error, alias, detach, kernel_cache, overlap, privileges, recover, replay, result, shaping,
+};
 
 /// Number of names to try for the host end if unmanaged links have them.
 const NAME_ATTEMPTS: u8 = 8;
@@ -77,7 +80,7 @@ pub(crate) fn attach(
     let lease = Lease::new(delegate_of(conf, call, caller)?);
     let mut kernel = AttachKernel { host: &mut host, pod: &mut pod, state: &state, bridge, lease };
     let mut skipped = Skipped::default();
-    let AttachResult { attachment, bridge, routes } = loop {
+    let AttachResult { attachment, bridge, routes, profile: _ } = loop {
         let claimed = claim_usable_addresses(&network, &context, &mut kernel, &mut skipped)?;
         match finish(claimed, &context, &mut kernel) {
             Err(Error::AddressInUse { ip, reason }) => skipped.add(ip, reason, conf)?,
@@ -142,6 +145,7 @@ pub(crate) struct AttachResult {
     attachment: Attachment,
     bridge: Bridge,
     routes: Vec<PodRoute>,
+    profile: Option<PodProfile>,
 }
 
 pub(crate) fn netns_path(call: &AttachmentRequest) -> &str {
@@ -224,6 +228,11 @@ fn finish(
             return Err(Error::Cancelled(context.key.clone()));
         }
         claimed.held.commit()?;
+        if let Some(policies) =
+            context.caller.policies.filter(|_| shaping::may_have_limits(&result.attachment))
+        {
+            policies.profile_applied(&result.attachment, result.profile);
+        }
         Ok(result)
     });
     ready.map_err(|error| {

@@ -9,5 +9,6 @@ mod common;
 mod drift;
 mod groups;
 mod objects;
+mod profiles;
 mod scene;
 mod tenants;

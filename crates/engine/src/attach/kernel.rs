@@ -124,14 +124,15 @@ pub(super) fn configure_interface(
         veth::route_to_pod(kernel.host, &attachment, host_index)?;
     }
     veth::allow_loopback_clients(&attachment, &bridge, &context.log)?;
-    shaping::apply(kernel.host, &attachment, host_index)?;
+    let profile = policy::profile(context.caller.policies, &attachment);
+    shaping::apply(kernel.host, &attachment, host_index, profile.as_ref())?;
     settle::wait(kernel.host, kernel.pod, &attachment)?;
     veth::announce(kernel.pod, &attachment, neighbours)?;
     if let Some(kernel_cache) = context.caller.kernel_cache {
         kernel_cache.remember_host_end(context.key, host_index);
         kernel_cache.remember_bridge(&bridge, &attachment);
     }
-    Ok(AttachResult { attachment, bridge, routes })
+    Ok(AttachResult { attachment, bridge, routes, profile })
 }
 
 /// Returns the bridge, created or repaired if needed, and the gateways that it may lack.

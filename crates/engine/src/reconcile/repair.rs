@@ -186,7 +186,8 @@ impl ReconcileRound<'_> {
             veth::route_to_pod(&mut self.host, attachment, host_index)?;
         }
         veth::allow_loopback_clients(attachment, &bridge, &log)?;
-        shaping::apply(&mut self.host, attachment, host_index)?;
+        let profile = policy::profile(self.request.policies, attachment);
+        shaping::apply(&mut self.host, attachment, host_index, profile.as_ref())?;
         settle::wait(&mut self.host, &mut pod, attachment)?;
         self.repaired(
             RepairKind::Link,
