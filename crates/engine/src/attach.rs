@@ -26,7 +26,7 @@ use crate::state::{Attachment, NetworkState, NodeState, RecordPhase, RunDirs, Sy
 use crate::sysctl::{ForwardedFamilies, HostSettings};
 use crate::veth::VethSetup;
 use crate::{
-    Caller, Error, alias, detach, kernel_cache, overlap, privileges, recover, replay, result, shaping,
+    Caller, Error, alias, detach, kernel_cache, overlap, policy, privileges, recover, replay, result, shaping,
 };
 
 /// Number of names to try for the host end if unmanaged links have them.
@@ -75,12 +75,13 @@ pub(crate) fn attach(
             None => Some(RunDirs::new(host.netns_cookie()?, state.dir())),
         },
         now: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        profile: policy::profile(caller.policies, Some(&conf.placement)),
         caller,
     };
     let lease = Lease::new(delegate_of(conf, call, caller)?);
     let mut kernel = AttachKernel { host: &mut host, pod: &mut pod, state: &state, bridge, lease };
     let mut skipped = Skipped::default();
-    let AttachResult { attachment, bridge, routes, profile: _ } = loop {
+    let AttachResult { attachment, bridge, routes } = loop {
         let claimed = claim_usable_addresses(&network, &context, &mut kernel, &mut skipped)?;
         match finish(claimed, &context, &mut kernel) {
             Err(Error::AddressInUse { ip, reason }) => skipped.add(ip, reason, conf)?,
@@ -123,6 +124,8 @@ pub(crate) struct AttachContext<'a> {
     run_dirs: Option<RunDirs>,
     /// Unix time in seconds.
     now: u64,
+    /// None if it is not known.
+    pub(crate) profile: Option<PodProfile>,
     pub(crate) caller: &'a Caller<'a>,
 }
 
@@ -145,7 +148,6 @@ pub(crate) struct AttachResult {
     attachment: Attachment,
     bridge: Bridge,
     routes: Vec<PodRoute>,
-    profile: Option<PodProfile>,
 }
 
 pub(crate) fn netns_path(call: &AttachmentRequest) -> &str {
@@ -231,7 +233,7 @@ fn finish(
         if let Some(policies) =
             context.caller.policies.filter(|_| shaping::may_have_limits(&result.attachment))
         {
-            policies.profile_applied(&result.attachment, result.profile);
+            policies.profile_applied(&result.attachment, context.profile);
         }
         Ok(result)
     });

@@ -11,7 +11,9 @@ use types::{AttachmentKey, IfName};
 use crate::alias::Alias;
 use crate::delegate::{self, Delegate};
 use crate::state::{Addressing, Attachment, HeldAttachment, NetworkState, Wiring};
-use crate::{Caller, Error, Wait, Warn, alias, firewall, gc, kernel_cache, recover, shaping, sibling_routes};
+use crate::{
+    Caller, Error, Wait, Warn, alias, dscp, firewall, gc, kernel_cache, recover, shaping, sibling_routes,
+};
 
 /// Returns the removed attachment, for the log.
 pub(crate) fn detach(
@@ -263,6 +265,7 @@ fn remove_objects(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec
         }
     };
     errors.extend(removed.err());
+    errors.extend(dscp::remove_pod(attachment, caller).err());
     without_conntrack
 }
 

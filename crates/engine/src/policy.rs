@@ -3,6 +3,7 @@
 use std::fmt;
 
 use cni::Bandwidth;
+use nft::Dscp;
 use types::{AttachMode, AttachmentKey, Placement};
 
 use crate::Error;
@@ -21,6 +22,7 @@ impl LinkGroup {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PodProfile {
     pub bandwidth: Option<Bandwidth>,
+    pub dscp: Option<Dscp>,
 }
 
 /// The policies of this node's pods. No method fails an ADD or DEL, except [`Self::check`] before anything is changed.
@@ -47,14 +49,20 @@ pub trait PodPolicies: fmt::Debug + Sync {
     /// The profile of a group. None while the objects of the cluster are not known.
     fn profile(&self, placement: &Placement) -> Option<PodProfile>;
 
+    /// Whether a profile of any group has a DSCP. None while the objects of the cluster are not known.
+    fn uses_dscp(&self) -> Option<bool>;
+
     /// Called when the record of a new pod is ready, with the profile that was applied. If the pod's profile has changed since, the
     /// running pods are compared.
     fn profile_applied(&self, pod: &Attachment, profile: Option<PodProfile>);
 }
 
-/// The pod's profile. None if it is not known.
-pub(crate) fn profile(policies: Option<&dyn PodPolicies>, pod: &Attachment) -> Option<PodProfile> {
-    match pod.placement.as_ref().filter(|placement| placement.group.is_some()) {
+/// The profile of a pod with this placement. None if it is not known. A pod without a known placement has none.
+pub(crate) fn profile(
+    policies: Option<&dyn PodPolicies>,
+    placement: Option<&Placement>,
+) -> Option<PodProfile> {
+    match placement.filter(|placement| placement.group.is_some()) {
         Some(placement) => policies?.profile(placement),
         None => Some(PodProfile::default()),
     }

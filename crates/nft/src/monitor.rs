@@ -217,7 +217,9 @@ fn of_managed(table: &str, object: ChangedObject) -> RulesetChange {
         (_, ChangedObject::TableChainOrRule | ChangedObject::Set) => managed(ManagedChange::Structure),
         // Each element counts the connections of a pod. The kernel creates it again, so there is nothing to repair.
         (Some(NetworkTable::Limit), ChangedObject::DeletedElement) => none,
-        (Some(NetworkTable::Clamp) | None, ChangedObject::DeletedElement) => managed(ManagedChange::Elements),
+        (Some(NetworkTable::Clamp | NetworkTable::Dscp) | None, ChangedObject::DeletedElement) => {
+            managed(ManagedChange::Elements)
+        }
     }
 }
 

@@ -290,6 +290,11 @@ impl PodPolicies for Policies {
         self.objects().map(|objects| profiles::of_placement(&objects, placement))
     }
 
+    fn uses_dscp(&self) -> Option<bool> {
+        let objects = self.objects()?;
+        Some(profiles::of_groups(&objects).into_values().any(|profile| profile.dscp.is_some()))
+    }
+
     fn profile_applied(&self, pod: &Attachment, profile: Option<PodProfile>) {
         let current = pod.placement.as_ref().and_then(|placement| self.profile(placement));
         if current != profile {

@@ -6,6 +6,7 @@ use cni::Bandwidth;
 use engine::policy::PodProfile;
 use model::objects::{TenantGroup, TrafficLimit, TrafficProfile};
 use model::{Catalog, ClusterObject, ObjectId};
+use nft::Dscp;
 use types::Placement;
 
 /// The profile of a placement's group. Empty without a group, and if the group or its profile does not exist.
@@ -57,7 +58,7 @@ fn of_profile(profile: &TrafficProfile) -> PodProfile {
         egress_rate: egress.rate,
         egress_burst: egress.burst,
     });
-    PodProfile { bandwidth }
+    PodProfile { bandwidth, dscp: profile.dscp.and_then(Dscp::new) }
 }
 
 #[cfg(test)]
@@ -79,7 +80,7 @@ mod tests {
 
     #[test]
     fn pods_get_the_profile_of_their_group() {
-        let slow = json!({ "egress": { "rate": "8M", "burst": 800_000 } });
+        let slow = json!({ "egress": { "rate": "8M", "burst": 800_000 }, "dscp": 46 });
         let group = json!({ "network": "default-net", "profile": "slow" });
         let placed = |group: Option<&str>| Placement::parse(None, None, group).unwrap();
         let catalog = objects(&slow, &group);
@@ -90,6 +91,7 @@ mod tests {
                 egress_rate: 8_000_000,
                 egress_burst: 800_000,
             }),
+            dscp: Dscp::new(46),
         };
         assert_eq!(of_placement(&catalog, &placed(Some("web"))), limited);
         assert_eq!(of_placement(&catalog, &placed(Some("db"))), PodProfile::default());

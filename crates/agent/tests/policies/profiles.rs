@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use testkit::{DEADLINE, wait_until};
 
-use crate::common::host_link;
+use crate::common::{host_link, ips};
 use crate::scene::{PlacedPod, Scene, document, placement};
 
 /// Rates in bytes per second: to the pod, and from the pod.
@@ -110,4 +110,72 @@ fn limits_of_the_runtime_precede_the_profile_in_their_direction() {
     scene.apply(&[group(None)]);
     wait_for(&scene, &pod, (Some(10_000_000), None));
     assert_eq!(host_link(&pod.result), pod.link());
+}
+
+/// The DSCPs, of these candidates, of echo requests that arrive in a pod, for IPv4 and IPv6. The sender sets DSCP 10 itself.
+fn received(from: &PlacedPod, to: &PlacedPod) -> [Vec<u8>; 2] {
+    const CANDIDATES: [u8; 4] = [0, 10, 34, 46];
+    let counter = |family: &str, value: u8| {
+        let request = if family == "ip" { "icmp type echo-request" } else { "icmpv6 type echo-request" };
+        format!("{request} {family} dscp {value} counter;")
+    };
+    let families = ["ip", "ip6"];
+    let rules: String =
+        families.iter().flat_map(|family| CANDIDATES.map(|value| counter(family, value))).collect();
+    let table = "table inet count { }; delete table inet count; table inet count";
+    to.pod
+        .sh(&[
+            "nft",
+            &format!("{table} {{ chain c {{ type filter hook prerouting priority 0; {rules} }}; }}"),
+        ])
+        .unwrap();
+    for ip in ips(&to.result) {
+        from.pod.sh(&["ping", "-n", "-c", "1", "-W", "5", "-Q", "40", &ip.to_string()]).unwrap();
+    }
+    let listed = to.pod.sh(&["nft", "list", "table", "inet", "count"]).unwrap();
+    let mut counters = listed
+        .lines()
+        .filter(|line| line.contains("counter packets"))
+        .map(|line| !line.contains("packets 0 "));
+    families.map(|_| CANDIDATES.iter().filter(|_| counters.next().unwrap()).copied().collect())
+}
+
+#[test]
+fn packets_of_pods_get_the_dscp_of_their_profile() {
+    let scene = Scene::new("profile-dscp", &[]);
+    let dscp = |value: u8| profile(&json!({ "dscp": value }));
+    let tables = || scene.node().sh(&["nft", "list", "tables"]).unwrap().contains("podwire-dscp-");
+    let other = scene.pod("b", "", "");
+    assert!(!tables());
+    scene.apply(&[dscp(46), group(Some("slow"))]);
+    let pod = scene.pod("a", "", "web");
+    // In force when ADD returned. The pod's own value is replaced.
+    assert_eq!(received(&pod, &other), [[46], [46]]);
+    assert_eq!(received(&other, &pod), [[10], [10]]);
+    scene.host.check(&pod.pod, &pod.result);
+    let wait_for = |expected: u8| {
+        let reached =
+            wait_until("the DSCP", DEADLINE, || Ok(received(&pod, &other) == [[expected], [expected]]));
+        assert!(reached.is_ok(), "{:?} instead of {expected}", received(&pod, &other));
+    };
+    scene.apply(&[dscp(34)]);
+    wait_for(34);
+    // Other programs.
+    for change in [
+        "flush ruleset",
+        "delete table inet podwire-dscp-podwire",
+        "flush map inet podwire-dscp-podwire links",
+    ] {
+        scene.nft(change);
+        wait_for(34);
+    }
+    scene.apply(&[group(None)]);
+    wait_for(10);
+    wait_until("the table to be removed", DEADLINE, || Ok(!tables())).unwrap();
+    // A DEL and an ADD while the table exists.
+    scene.apply(&[group(Some("slow"))]);
+    wait_for(34);
+    scene.host.del(&pod.pod);
+    let links = || scene.node().sh(&["nft", "list", "map", "inet", "podwire-dscp-podwire", "links"]).unwrap();
+    wait_until("the element to be removed", DEADLINE, || Ok(!links().contains(pod.link()))).unwrap();
 }

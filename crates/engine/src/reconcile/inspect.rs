@@ -28,7 +28,7 @@ impl ReconcileRound<'_> {
             let of = |name: &str| links.get(name).filter(|link| alias::is_of(link, &attachment.key));
             let Some(host_link) = of(attachment.host_link.as_str()) else { continue };
             let shaper = of(attachment.key.shaper_link().as_str()).map(|link| link.index);
-            let profile = policy::profile(self.request.policies, attachment);
+            let profile = policy::profile(self.request.policies, attachment.placement.as_ref());
             if shaping::has_drift(attachment, profile.as_ref(), &qdiscs, (host_link.index, shaper))
                 && let Err(error) = self.repair_limits(network, attachment, profile)
             {

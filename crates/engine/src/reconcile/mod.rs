@@ -11,6 +11,7 @@
 //! host is observed without locks. Detected drift is checked again with the record locked.
 
 mod diff;
+mod dscp;
 mod firewall;
 mod gateways;
 mod inspect;
@@ -171,6 +172,7 @@ pub fn reconcile(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Erro
         round.orphan_claims(network, &observed);
     }
     round.firewall();
+    round.dscp();
     round.modes();
     match inactive_ports(&round.outcome.attachments, &mut round.host) {
         Ok(inactive) => round.outcome.inactive_ports = inactive,
