@@ -7,6 +7,7 @@
 mod common;
 
 mod drift;
+mod faults;
 mod groups;
 mod objects;
 mod profiles;
