@@ -99,11 +99,16 @@ impl Policies {
 
     /// Replaces the objects.
     pub(crate) fn set_objects(&self, objects: Arc<Catalog>) {
-        let earlier = self.lock().objects.replace(Arc::clone(&objects));
-        if earlier.as_ref() != Some(&objects) {
+        let profiles = profiles::of_groups(&objects);
+        let (is_changed, earlier) = {
+            let mut state = self.lock();
+            let is_changed = state.objects.as_ref() != Some(&objects);
+            (is_changed, state.objects.replace(objects))
+        };
+        if is_changed {
             self.waker.wake();
         }
-        if earlier.map(|earlier| profiles::of_groups(&earlier)) != Some(profiles::of_groups(&objects)) {
+        if earlier.map(|earlier| profiles::of_groups(&earlier)) != Some(profiles) {
             self.wake_profile_readers();
         }
     }

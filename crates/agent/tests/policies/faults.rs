@@ -186,7 +186,7 @@ fn a_thousand_policies_that_are_created_and_deleted_leave_nothing() {
 #[test]
 fn a_policy_that_needs_too_many_elements_isolates_its_pods_and_all_others_stay_in_force() {
     const GROUPS: usize = 15;
-    const PORTS: usize = 1000;
+    const PORTS: usize = 2500;
     /// For the compilation of all elements.
     const COMPILED: Duration = Duration::from_secs(300);
     if !is_soak() {
@@ -211,7 +211,8 @@ fn a_policy_that_needs_too_many_elements_isolates_its_pods_and_all_others_stay_i
     let (other, client) = (scene.pod("other", "", "other"), scene.pod("client", "", ""));
     scene.expect((&client, &pods[0]), 80, true);
 
-    let of_network = json!({ "network": "default-net" });
+    // Peers of a minority of classes have elements of their own.
+    let of_network = json!({ "cidr": "10.83.0.0/29" });
     let rules: Vec<Value> = (0..PORTS).map(|n| rule("in", &of_network, 10_000 + 2 * n, "deny")).collect();
     let large = document("Policy", ("", "large"), &json!({ "rules": rules }));
     let mut bound: Vec<Value> = names.iter().map(|name| group(name, &["large"])).collect();

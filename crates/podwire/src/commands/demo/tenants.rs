@@ -120,5 +120,5 @@ fn listen(pod: &DemoPod, ip: IpAddr) -> Result<TcpListener> {
 }
 
 fn connects(from: &Ns, to: IpAddr) -> Result<bool> {
-    Ok(from.enter(|| TcpStream::connect_timeout(&SocketAddr::new(to, PORT), DENIED).is_ok())?)
+    from.enter(|| TcpStream::connect_timeout(&SocketAddr::new(to, PORT), DENIED).is_ok())
 }
