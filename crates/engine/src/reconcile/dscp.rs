@@ -1,9 +1,10 @@
 //! The tables with the DSCP of pods. They exist while the profile of a group has a DSCP.
 
-use nft::{Dscp, Firewall};
+use nft::Dscp;
 use types::{IfName, NetworkName};
 
 use super::{ReconcileRound, RepairKind};
+use crate::kernel_cache::with_firewall;
 use crate::state::Attachment;
 use crate::{Error, policy};
 
@@ -16,7 +17,7 @@ impl ReconcileRound<'_> {
         networks.sort();
         networks.dedup();
         for network in networks {
-            let kept = if is_used { self.keep_dscp(&network) } else { delete(&network) };
+            let kept = if is_used { self.keep_dscp(&network) } else { self.delete_dscp(&network) };
             match kept {
                 Ok(changes) if changes.is_empty() => {}
                 Ok(changes) => {
@@ -30,8 +31,8 @@ impl ReconcileRound<'_> {
 
     /// The table is listed before the records: an ADD in progress has a record before its element.
     fn keep_dscp(&mut self, network: &NetworkName) -> Result<Vec<String>, Error> {
-        let mut firewall = Firewall::open()?;
-        let listed = firewall.dscp_links(network)?;
+        let cache = self.request.kernel_cache;
+        let listed = with_firewall(cache, |firewall| firewall.dscp_links(network))?;
         let pods: Vec<Attachment> = self
             .records()?
             .into_iter()
@@ -42,18 +43,22 @@ impl ReconcileRound<'_> {
         let of_network = pods.iter().filter(|pod| pod.key.network == *network);
         let wanted: Vec<(&IfName, Dscp)> =
             of_network.filter_map(|pod| Some((&pod.host_link, dscp(pod)?))).collect();
-        let mut changes = firewall.keep_dscp(network, &wanted)?;
+        let mut changes = with_firewall(cache, |firewall| firewall.keep_dscp(network, &wanted))?;
         let surplus: Vec<&IfName> =
             listed.iter().filter(|link| wanted.iter().all(|(other, _)| other != link)).collect();
         if !surplus.is_empty() {
-            firewall.remove_dscp(network, &surplus)?;
+            with_firewall(cache, |firewall| firewall.remove_dscp(network, &surplus))?;
             changes.push(format!("{} removed", types::count(surplus.len() as u64, "element")));
         }
         Ok(changes)
     }
-}
 
-fn delete(network: &NetworkName) -> Result<Vec<String>, Error> {
-    let existed = Firewall::open()?.delete_dscp(network)?;
-    Ok(if existed { vec!["no profile has a DSCP any more".to_owned()] } else { Vec::new() })
+    fn delete_dscp(&self, network: &NetworkName) -> Result<Vec<String>, Error> {
+        match with_firewall(self.request.kernel_cache, |firewall| firewall.delete_dscp(network)) {
+            Ok(true) => Ok(vec!["no profile has a DSCP any more".to_owned()]),
+            // Without nftables there is no table.
+            Ok(false) | Err(Error::Firewall(nft::Error::Unsupported { .. })) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
 }
