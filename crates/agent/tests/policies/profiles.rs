@@ -179,3 +179,24 @@ fn packets_of_pods_get_the_dscp_of_their_profile() {
     let links = || scene.node().sh(&["nft", "list", "map", "inet", "podwire-dscp-podwire", "links"]).unwrap();
     wait_until("the element to be removed", DEADLINE, || Ok(!links().contains(pod.link()))).unwrap();
 }
+
+/// Without a timer, so that only the change itself can correct a pod that was added with the earlier profile.
+#[test]
+fn pods_that_are_added_during_a_change_get_the_new_profile() {
+    let scene = Scene::new("profile-race", &["--reconcile-seconds", "3600"]);
+    let of = |n: u64| profile(&json!({ "ingress": { "rate": n * 8_000_000 }, "dscp": n }));
+    scene.apply(&[of(40), group(Some("slow"))]);
+    for n in 41..47 {
+        let pod = std::thread::scope(|scope| {
+            let adding = scope.spawn(|| scene.pod(&format!("p{n}"), "", "web"));
+            scene.apply(&[of(n)]);
+            adding.join().unwrap()
+        });
+        wait_for(&scene, &pod, (Some(n * 1_000_000), None));
+        let element = format!(r#""{}" : goto dscp-{n}"#, pod.link());
+        let links =
+            || scene.node().sh(&["nft", "list", "map", "inet", "podwire-dscp-podwire", "links"]).unwrap();
+        let reached = wait_until("the DSCP", DEADLINE, || Ok(links().contains(&element)));
+        assert!(reached.is_ok(), "{element}: {}", links());
+    }
+}
