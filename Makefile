@@ -60,6 +60,7 @@ soak: build ## run 10 minutes of load, faults and attacks, an audit, then the lo
 	$(CARGO) run --release --locked -q -p bench --bin podwire-soak -- $(SOAK)
 	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p plugin --test faults -- --nocapture
 	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p agent --test faults -- --nocapture
+	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p agent --test policies -- faults --nocapture
 
 clean: ## remove all build results
 	$(CARGO) clean

@@ -119,7 +119,8 @@ pub fn run(config: Config) -> Result<(), AppError> {
     agent_status.set_installed(installer.as_ref().map(|installer| installer.planned()).unwrap_or_default());
     let metrics = Arc::new(Metrics::new());
     let node = types::NodeName::try_from(config.node.as_str())?;
-    let policies = Arc::new(Policies::new(node, policy_waker, Arc::clone(&agent_status)));
+    let policies = Policies::new(node, policy_waker, Arc::clone(&agent_status));
+    let policies = Arc::new(policies.with_profile_readers(requests.clone(), inspector_waker.clone()));
     let work = Arc::new(Work::new(work::WorkParts {
         settings: RequestSettings {
             run_dir: config.run_dir.clone(),

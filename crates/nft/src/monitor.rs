@@ -40,7 +40,7 @@ const READ: &str = "read changes of the firewall";
 pub struct RulesetChange {
     /// Managed tables other than those of peers.
     pub managed: ManagedChange,
-    /// A table of peers was changed, or elements of one were deleted: see [`PeerTable::keep`](crate::PeerTable::keep).
+    /// A table of peers was changed, or elements of one were deleted: see [`PeerTable::reconcile`](crate::PeerTable::reconcile).
     pub peers: bool,
     /// The table of policies was changed by another process, or its structure by this one: see
     /// [`Firewall::reconcile_policies`](crate::Firewall::reconcile_policies).
@@ -217,7 +217,9 @@ fn of_managed(table: &str, object: ChangedObject) -> RulesetChange {
         (_, ChangedObject::TableChainOrRule | ChangedObject::Set) => managed(ManagedChange::Structure),
         // Each element counts the connections of a pod. The kernel creates it again, so there is nothing to repair.
         (Some(NetworkTable::Limit), ChangedObject::DeletedElement) => none,
-        (Some(NetworkTable::Clamp) | None, ChangedObject::DeletedElement) => managed(ManagedChange::Elements),
+        (Some(NetworkTable::Clamp | NetworkTable::Dscp) | None, ChangedObject::DeletedElement) => {
+            managed(ManagedChange::Elements)
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
-    /// Run a demo: two pods, a killed agent, repairs, cleanup
+    /// Run a demo: pods, a killed agent, repairs, tenants, cleanup
     ///
     /// The demo runs in network namespaces of its own. It removes everything that it created.
     #[command(after_long_help = examples::DEMO)]

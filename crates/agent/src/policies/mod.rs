@@ -15,6 +15,7 @@ mod kernel;
 pub(crate) mod objects;
 mod placement;
 mod pods;
+mod profiles;
 mod thread;
 
 pub(crate) use handle::Policies;

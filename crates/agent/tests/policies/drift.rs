@@ -20,11 +20,25 @@ fn scene(label: &str) -> (Scene, PlacedPod, PlacedPod) {
 fn d_a_flushed_table_is_complete_again() {
     let (scene, blue, red) = scene("policy-flush");
     let before = scene.table();
-    let changes: [(&str, &dyn Fn()); 4] = [
+    let address = crate::common::v4(&blue.result);
+    let changes: [(&str, &dyn Fn()); 7] = [
         ("flush ruleset", &|| scene.nft("flush ruleset")),
         ("delete table", &|| scene.nft("delete table inet podwire-policy")),
         ("flush table", &|| scene.flush_table()),
         ("flush a map", &|| scene.nft("flush map inet podwire-policy class4")),
+        ("delete one element", &|| {
+            scene.nft(&format!("delete element inet podwire-policy class4 {{ {address} }}"));
+        }),
+        ("add one element", &|| scene.nft("add element inet podwire-policy class4 { 10.83.9.9 : 5:5 }")),
+        ("delete half of the table", &|| {
+            scene.nft("flush chain inet podwire-policy ingress");
+            for chain in ["ingress-specific", "forward-policy"] {
+                scene.nft(&format!("flush chain inet podwire-policy {chain}"));
+            }
+            for map in ["in_default", "in_peer_classes", "class6"] {
+                scene.nft(&format!("flush map inet podwire-policy {map}"));
+            }
+        }),
     ];
     for (what, change) in changes {
         change();
@@ -117,6 +131,10 @@ fn d_policies_are_enforced_while_the_store_cannot_be_used() {
     let other = scene.pod("c", "blue", "");
     scene.expect((&blue, &other), 80, true);
     scene.expect((&other, &red), 80, false);
+    // Changes are refused with the reason.
+    let (status, answer) = scene.change(&[tenant("green")], &[], false);
+    let error = answer["error"].as_str().unwrap_or_default();
+    assert!(status >= 400 && error.contains("store"), "{status}: {answer}");
 }
 
 /// The state of the agent's network.

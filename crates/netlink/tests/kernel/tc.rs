@@ -9,9 +9,10 @@ use netlink::{AddTbf, Op, QdiscAt, Tbf};
 fn a_token_bucket_has_its_rate_above_4_gib_per_second() {
     let mut w = Testbed::new();
     let (link, _) = w.veth("pwabc", "eth0");
+    let handle = 0x5057_0000;
     for (rate, burst) in [(125_000, 20_000), (1_250_000_000, 1 << 20), (10_000_000_000, 4 << 20)] {
         let tbf = Tbf::with_latency(rate, burst, Duration::from_millis(25));
-        w.host_socket.run(&Op::AddTbf(AddTbf { link, tbf })).unwrap();
+        w.host_socket.run(&Op::AddTbf(AddTbf { link, handle, tbf })).unwrap();
         let shown = &command(&w.host, "tc -j qdisc show dev pwabc root")[0];
         assert_eq!(shown["kind"], "tbf");
         assert_eq!(shown["options"]["rate"], rate);
@@ -20,6 +21,7 @@ fn a_token_bucket_has_its_rate_above_4_gib_per_second() {
         assert!(shown.abs_diff(burst.into()) <= rate / 1_000_000 + 1, "{shown}");
         let listed = w.host_socket.qdiscs(Some(link)).unwrap();
         assert_eq!((listed.len(), listed[0].kind.as_str(), listed[0].at), (1, "tbf", QdiscAt::Root));
+        assert_eq!(listed[0].handle, handle);
         let found = listed[0].tbf.unwrap();
         assert_eq!((found.rate_bytes, found.limit_bytes), (tbf.rate_bytes, tbf.limit_bytes));
         // The kernel stores the burst in ticks of 64 ns.
@@ -44,7 +46,7 @@ fn ingress_traffic_is_redirected_to_the_shaper() {
     assert!(!without_ingress.is_unsupported() && !without_ingress.is_exists(), "{without_ingress}");
     let tbf = Tbf::with_latency(1_000_000, 50_000, Duration::from_millis(25));
     w.host_socket
-        .run_every(&[Op::AddTbf(AddTbf { link: to, tbf }), Op::AddIngress { link }, redirect])
+        .run_every(&[Op::AddTbf(AddTbf { link: to, handle: 0, tbf }), Op::AddIngress { link }, redirect])
         .unwrap();
 
     assert_eq!(w.host_socket.redirects(link).unwrap(), [to]);
