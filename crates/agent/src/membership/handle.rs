@@ -22,6 +22,7 @@ use super::object_changes::ObjectChanges;
 use super::shared::SharedMembership;
 use super::{ClusterError, ClusterThread, MembershipParts, ThreadExitGuard, store_config};
 use crate::clock::unix_time;
+use crate::identities::{IdentityObserver, ObserverParts, observer};
 use crate::peers::inputs::PeerContents;
 use crate::peers::{KnownPeers, PeerInputs, PeerQuery, PeerReportReceivers};
 use crate::policies::Policies;
@@ -54,6 +55,7 @@ pub(crate) struct Membership {
     store: Store,
     peers: PeerInputs,
     policies: Arc<Policies>,
+    identities: IdentityObserver,
     commands: (mpsc::Sender<MembershipCommand>, mpsc::Receiver<MembershipCommand>),
 }
 
@@ -119,6 +121,14 @@ impl Membership {
         };
         shared.explain_waiting(&store.describe());
         let policies = parts.policies;
+        let identities = observer(ObserverParts {
+            own: name,
+            config: Arc::clone(&config),
+            layout: config.layout.clone(),
+            policies: Arc::clone(&policies),
+            peers: saved_peers.clone(),
+            pods: shared.node_state.pods(),
+        });
         Ok(Self {
             shared,
             record,
@@ -130,6 +140,7 @@ impl Membership {
             store,
             peers,
             policies,
+            identities,
             commands,
         })
     }
@@ -168,6 +179,7 @@ impl Membership {
             store,
             peers,
             policies,
+            identities,
             commands,
         } = self;
         let (commands, waiting) = commands;
@@ -190,6 +202,7 @@ impl Membership {
             store,
             peers: peers.clone(),
             policies,
+            identities,
             reports: reports.clone(),
             commands: waiting,
             stop: stopped,

@@ -29,6 +29,7 @@ use super::heartbeat::NameLease;
 use super::join::{Candidate, JoinError, Joined, Registry};
 use super::objects::ObjectMirror;
 use super::shared::SharedMembership;
+use crate::identities::{IdentityObserver, PublishSession, last_revision};
 use crate::peers::PeerInputs;
 use crate::peers::inputs::{ClaimedBlock, RecordUpdate, StoreListing};
 
@@ -62,6 +63,7 @@ pub(crate) struct Member {
     /// Receives updates about peers.
     pub(crate) peers: PeerInputs,
     pub(crate) objects: ObjectMirror,
+    pub(crate) identities: IdentityObserver,
     pub(crate) commands: mpsc::Receiver<MembershipCommand>,
     /// The revision of the last listing. A new store starts from the beginning.
     pub(crate) revision: u64,
@@ -96,6 +98,7 @@ impl Member {
             let started = Instant::now();
             let ended = self.session(&mut pause).await;
             drop(self.shared.watch_ended());
+            self.identities.end_session();
             match ended {
                 Ok(SessionEnd::Stopped) => return,
                 Ok(SessionEnd::Rejoin) if started.elapsed() > SHORT_SESSION => {}
@@ -180,6 +183,7 @@ impl Member {
         let store_listing = self.store_listing(&listing);
         self.revision = listing.revision;
         self.shared.set_unread(&self.unread, &self.unread_nodes());
+        self.list_identities(&listing, &store_listing);
         self.peers.update(RecordUpdate::All(store_listing));
         self.list_objects(&listing);
         self.was_wiped = false;
@@ -192,6 +196,11 @@ impl Member {
         self.shared.store_works();
         *pause = RETRY.0;
         loop {
+            self.identities.set_session(PublishSession {
+                store: self.registry.store.clone(),
+                record: joined.revision,
+                blocks: joined.record.blocks.clone(),
+            });
             joined = match self.next(&mut watch, joined).await? {
                 Next::Continue(joined) => joined,
                 Next::End(end) => return Ok(end),
@@ -314,8 +323,9 @@ impl Member {
             info!("block claim of this node was changed in the store; joining again");
             return Ok(Next::End(SessionEnd::Rejoin));
         }
+        let revision = last_revision(&events);
         for event in events {
-            if self.apply_object(&event) {
+            if self.apply_object(&event) || self.apply_identity(&event) {
                 continue;
             }
             let (key, update) = match event {
@@ -349,9 +359,11 @@ impl Member {
                 }
             };
             debug!(key, "received a change from the store");
+            self.identities.update_node(&update);
             self.peers.update(update);
         }
         self.objects.publish();
+        revision.into_iter().for_each(|revision| self.identities.publish(revision));
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.shared.contact.set_unread(self.unread_nodes());
         Ok(Next::Continue(joined))
@@ -458,6 +470,36 @@ impl Member {
             }
         }
         debug!(key = event.key(), "received an object from the store");
+        true
+    }
+
+    /// Before the listing is passed to the peers thread.
+    fn list_identities(&mut self, listing: &Listing, nodes: &StoreListing) {
+        self.identities.list_nodes(nodes);
+        self.identities.begin_listing(listing);
+        listing.entries.iter().for_each(|entry| self.put_identity(entry));
+        self.identities.publish(listing.revision);
+    }
+
+    fn put_identity(&mut self, entry: &Entry) {
+        if let Some(read) = self.identities.put(entry) {
+            let reason = |error| format!("{} in the store is not used: {error}", entry.key);
+            self.track_unread(&entry.key, read.map_err(reason));
+        }
+    }
+
+    /// Whether the event is about a pod or an identity.
+    fn apply_identity(&mut self, event: &Event) -> bool {
+        if !self.identities.is_watched(event.key()) {
+            return false;
+        }
+        match event {
+            Event::Put(entry) => self.put_identity(entry),
+            Event::Delete { key, .. } => {
+                self.unread.remove(key);
+                self.identities.delete(key);
+            }
+        }
         true
     }
 

@@ -14,6 +14,7 @@ use super::placement;
 use super::pods::{LocalPod, LocalPods};
 use crate::agent_status::AgentStatus;
 use crate::conditions::Source;
+use crate::identities::{LocalIdentities, RemoteChanges};
 use crate::waker::Waker;
 
 /// How long an ADD waits for the policy thread. The pod starts isolated afterwards.
@@ -29,6 +30,10 @@ pub(crate) struct Policies {
     state: Mutex<PolicyState>,
     pub(super) waker: Waker,
     agent_status: Arc<AgentStatus>,
+    /// Changes of other nodes and their pods that the thread has not taken. Never larger than the store's contents.
+    remote: Mutex<RemoteChanges>,
+    /// None if this node's pods are not published.
+    identities: Option<Arc<LocalIdentities>>,
     /// Held while isolated pods are reported, so that an earlier list cannot replace a later one.
     reporting: Mutex<()>,
 }
@@ -72,7 +77,49 @@ pub(super) struct PolicyInputs {
 impl Policies {
     /// `waker` wakes the policy thread.
     pub(crate) fn new(node: NodeName, waker: Waker, agent_status: Arc<AgentStatus>) -> Self {
-        Self { node, state: Mutex::default(), waker, agent_status, reporting: Mutex::default() }
+        Self {
+            node,
+            state: Mutex::default(),
+            waker,
+            agent_status,
+            remote: Mutex::default(),
+            identities: None,
+            reporting: Mutex::default(),
+        }
+    }
+
+    /// The identities of this node's pods are published, also while no policy is enforced.
+    pub(crate) fn publishing(self, identities: Arc<LocalIdentities>) -> Self {
+        Self { identities: Some(identities), ..self }
+    }
+
+    pub(crate) fn identities(&self) -> Option<&Arc<LocalIdentities>> {
+        self.identities.as_ref()
+    }
+
+    /// Adds changes of other nodes and their pods.
+    pub(crate) fn update_remote(&self, changes: RemoteChanges) {
+        if changes.is_empty() {
+            return;
+        }
+        self.lock_remote().merge(changes);
+        self.waker.wake();
+    }
+
+    /// At most `limit` pods. The thread is woken again for the others.
+    pub(super) fn take_remote(&self, limit: usize) -> RemoteChanges {
+        let (changes, is_empty) = {
+            let mut remote = self.lock_remote();
+            (remote.take(limit), remote.is_empty())
+        };
+        if !is_empty {
+            self.waker.wake();
+        }
+        changes
+    }
+
+    fn lock_remote(&self) -> MutexGuard<'_, RemoteChanges> {
+        self.remote.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Replaces the objects.
@@ -197,6 +244,12 @@ impl Policies {
         self.agent_status.set(Source::IsolatedPods, findings);
     }
 
+    fn publish_identity(&self, pod: &LocalPod) {
+        if let Some(identities) = &self.identities {
+            identities.set(pod);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, PolicyState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -211,11 +264,14 @@ impl PodPolicies for Policies {
     }
 
     fn add_pod(&self, pod: &Attachment) -> LinkGroup {
-        if !self.lock().is_enforced {
+        let is_enforced = self.lock().is_enforced;
+        if !is_enforced && self.identities.is_none() {
             return LinkGroup::CLOSED;
         }
+        let local = LocalPod::of(&self.node, pod);
+        self.publish_identity(&local);
         let (done, answer) = mpsc::sync_channel(1);
-        if !self.send(PodRequest::Add { pod: LocalPod::of(&self.node, pod), done }) {
+        if !is_enforced || !self.send(PodRequest::Add { pod: local, done }) {
             return LinkGroup::CLOSED;
         }
         answer.recv_timeout(DEADLINE).unwrap_or_else(|_| {
@@ -236,6 +292,9 @@ impl PodPolicies for Policies {
     }
 
     fn remove_pod(&self, key: &AttachmentKey) {
+        if let Some(identities) = &self.identities {
+            identities.remove(key);
+        }
         if self.send(PodRequest::Remove(key.clone())) {
             self.set_connected(key);
         }
@@ -248,7 +307,9 @@ impl PodPolicies for Policies {
 
     fn restore_pod(&self, pod: &Attachment) -> Result<(), engine::Error> {
         let (done, answer) = mpsc::sync_channel(1);
-        if !self.send(PodRequest::Restore { pod: LocalPod::of(&self.node, pod), done }) {
+        let local = LocalPod::of(&self.node, pod);
+        self.publish_identity(&local);
+        if !self.send(PodRequest::Restore { pod: local, done }) {
             return Ok(());
         }
         let failed = |reason: String| {

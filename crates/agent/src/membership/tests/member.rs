@@ -17,6 +17,7 @@ use super::registry::put;
 use super::*;
 use crate::agent_status::AgentStatus;
 use crate::allocation::NodeAllocations;
+use crate::identities::{ObserverParts, SavedPods, observer};
 use crate::peers::PeerQueue;
 use crate::peers::inputs::{NodePosition, PeerRecords, inputs, reports};
 use crate::policies::Policies;
@@ -72,6 +73,14 @@ impl Fixture {
             name_lease: watch::channel(None).0,
             name_lost: Arc::default(),
             peers,
+            identities: observer(ObserverParts {
+                own: "n1".try_into().unwrap(),
+                config: Arc::clone(&shared.config),
+                layout: registry.layout.clone(),
+                policies: Arc::clone(&policies),
+                peers: Vec::new(),
+                pods: SavedPods::default(),
+            }),
             objects: ObjectMirror::new(defaults(&shared.config), policies).0,
             commands: waiting,
             revision: 0,
