@@ -83,7 +83,8 @@ impl LocalIdentities {
             let mut state = self.lock();
             let mut is_changed = !std::mem::replace(&mut state.is_complete, true);
             let touched = state.touched.take().unwrap_or_default();
-            let is_gone = |key: &&AttachmentKey| !recorded.contains(&record_name(key)) && !touched.contains(*key);
+            let is_gone =
+                |key: &&AttachmentKey| !recorded.contains(&record_name(key)) && !touched.contains(*key);
             let gone: Vec<AttachmentKey> = state.pods.keys().filter(is_gone).cloned().collect();
             for key in &gone {
                 is_changed |= state.replace(key, None);

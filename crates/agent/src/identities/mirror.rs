@@ -175,9 +175,9 @@ impl IdentityMirror {
 
     fn owner(&self, address: IpAddr) -> Option<&NodeName> {
         let of_family = self.lengths.keys().filter(|(is_v4, _)| *is_v4 == address.is_ipv4());
-        of_family.filter_map(|(_, length)| IpNet::new(address, *length).ok()).find_map(|net| {
-            self.owners.get(&net.trunc())
-        })
+        of_family
+            .filter_map(|(_, length)| IpNet::new(address, *length).ok())
+            .find_map(|net| self.owners.get(&net.trunc()))
     }
 
     /// The published addresses of a node, the gateways of its blocks, and the address of its tunnel devices.
@@ -243,7 +243,8 @@ impl IdentityMirror {
 
     /// Pods are known only while their node is.
     fn change_pods_of(&mut self, node: &NodeName) {
-        let is_of_node = |records: &[(NodeName, Arc<PodRecord>)]| records.iter().any(|(name, _)| name == node);
+        let is_of_node =
+            |records: &[(NodeName, Arc<PodRecord>)]| records.iter().any(|(name, _)| name == node);
         let changed = self.pods.iter().filter(|(_, records)| is_of_node(records));
         self.changed_pods.extend(changed.map(|(address, _)| *address));
     }

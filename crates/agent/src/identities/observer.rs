@@ -96,9 +96,8 @@ impl IdentityObserver {
     /// This node's record has this revision, and its blocks are these.
     pub(crate) fn set_session(&self, session: PublishSession) {
         self.session.send_if_modified(|current| {
-            let is_same = |known: &PublishSession| {
-                (known.record, &known.blocks) == (session.record, &session.blocks)
-            };
+            let is_same =
+                |known: &PublishSession| (known.record, &known.blocks) == (session.record, &session.blocks);
             if current.as_ref().is_some_and(is_same) {
                 return false;
             }

@@ -143,7 +143,8 @@ impl Drop for ThreadExitGuard {
 
 impl ClusterThread {
     async fn run(self) {
-        let Self { shared, record, former, store, peers, policies, identities, reports, commands, mut stop } = self;
+        let Self { shared, record, former, store, peers, policies, identities, reports, commands, mut stop } =
+            self;
         let (objects, changed_objects) = ObjectMirror::new(defaults(&shared.config), policies);
         let config = Arc::clone(&shared.config);
         let registry = Registry { store, layout: config.layout.clone() };

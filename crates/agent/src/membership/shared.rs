@@ -291,7 +291,8 @@ impl SharedMembership {
                 () = sleep(self.config.reconcile), if !is_saved => {}
             }
             let pods = mirror.lock().unwrap_or_else(PoisonError::into_inner).saved();
-            let pause = SAVE_PODS + SAVE_EACH_POD.saturating_mul(u32::try_from(pods.len()).unwrap_or(u32::MAX));
+            let pause =
+                SAVE_PODS + SAVE_EACH_POD.saturating_mul(u32::try_from(pods.len()).unwrap_or(u32::MAX));
             let node_state = self.node_state.clone();
             let saved = failure(spawn_blocking(move || node_state.save_pods(&pods)).await);
             is_saved = saved.is_none();
@@ -531,7 +532,12 @@ impl MembershipState {
             Finding::new(Code::StoreValueUnreadable, format_args!("key {key}"), reason)
         }));
         let directory = node_state.dir().to_string_lossy();
-        let unsaved = self.unsaved.iter().chain(&self.unsaved_peers).chain(&self.unsaved_objects).chain(&self.unsaved_pods);
+        let unsaved = self
+            .unsaved
+            .iter()
+            .chain(&self.unsaved_peers)
+            .chain(&self.unsaved_objects)
+            .chain(&self.unsaved_pods);
         all.extend(unsaved.map(|reason| {
             let finding =
                 Finding::new(Code::StateDirUnwritable, format_args!("directory {directory}"), reason);

@@ -129,18 +129,11 @@ mod tests {
         };
         let (hash, _) = identity.stored();
         let record = PodRecord { identity: hash, uid: "n/c/eth0".to_owned(), name: "c".to_owned() };
-        RemotePod {
-            node: "n2".try_into().unwrap(),
-            record: Arc::new(record),
-            identity: Arc::new(identity),
-        }
+        RemotePod { node: "n2".try_into().unwrap(), record: Arc::new(record), identity: Arc::new(identity) }
     }
 
     fn changes(address: &str, pod: Option<RemotePod>) -> RemoteChanges {
-        RemoteChanges {
-            pods: BTreeMap::from([(address.parse().unwrap(), pod)]),
-            nodes: BTreeMap::new(),
-        }
+        RemoteChanges { pods: BTreeMap::from([(address.parse().unwrap(), pod)]), nodes: BTreeMap::new() }
     }
 
     #[test]
