@@ -29,11 +29,11 @@ fn d_policies_stay_in_force_without_etcd_also_after_a_boot() {
     scene.cluster.start_node("n2").unwrap();
     scene.await_table("n2");
     // Allocation begins at the start of the block again. So n1 knows the tenants of these addresses.
-    let (other, stranger) = (scene.pod("n2", "e", ("blue", "")), scene.pod("n2", "f", ("red", "")));
-    assert_eq!([&other.addresses, &stranger.addresses], [&before[0].addresses, &before[1].addresses]);
+    let (other, other_tenant) = (scene.pod("n2", "e", ("blue", "")), scene.pod("n2", "f", ("red", "")));
+    assert_eq!([&other.addresses, &other_tenant.addresses], [&before[0].addresses, &before[1].addresses]);
     scene.expect((&blue, &other), 80, true);
     scene.expect((&other, &blue), 80, true);
-    scene.expect((&stranger, &blue), 80, false);
+    scene.expect((&other_tenant, &blue), 80, false);
     scene.await_known("n2", &red, true);
     scene.await_known("n2", &late, false);
     scene.expect((&other, &late), 80, false);
@@ -46,5 +46,5 @@ fn d_policies_stay_in_force_without_etcd_also_after_a_boot() {
     scene.await_known("n2", &late, true);
     scene.await_known("n2", &red, false);
     scene.expect((&late, &other), 80, true);
-    scene.expect((&stranger, &late), 80, false);
+    scene.expect((&other_tenant, &late), 80, false);
 }
