@@ -49,6 +49,7 @@ fn node(node: &str, blocks: &[&str]) -> NodeRecord {
         addresses: vec![ip("192.0.2.7"), ip("10.42.9.9")],
         blocks: blocks.iter().map(|block| net(block)).collect(),
         tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
+        macs: Vec::new(),
         version: "0".to_owned(),
         transport: None,
     }

@@ -92,6 +92,7 @@ impl Membership {
         let record = NodeRecord {
             name: name.clone(),
             tunnel_mac: Mac::local(Digest::of(&["tunnel", uid.as_str()]).first5()),
+            macs: Vec::new(),
             uid,
             addresses: Vec::new(),
             blocks: Vec::new(),

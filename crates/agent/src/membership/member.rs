@@ -20,7 +20,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info};
-use types::{Digest, NodeName, NodeUid};
+use types::{Digest, Mac, NodeName, NodeUid};
 
 use super::ask_error::AskError;
 use super::command::{MembershipCommand, StoreQuery, alive_at};
@@ -56,6 +56,8 @@ pub(crate) struct Member {
     pub(crate) shared: Arc<SharedMembership>,
     /// This node's current addresses. None before the first check.
     pub(crate) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
+    /// The MACs of the links with these addresses.
+    pub(crate) macs: watch::Receiver<Vec<Mac>>,
     /// The lease of this node's name.
     pub(crate) name_lease: watch::Sender<Option<NameLease>>,
     /// Notified when another host holds the name, or none does.
@@ -162,6 +164,7 @@ impl Member {
     async fn session(&mut self, pause: &mut Duration) -> Result<SessionEnd, JoinError> {
         self.check_connection().await?;
         self.candidate.record.addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
+        self.candidate.record.macs.clone_from(&self.macs.borrow_and_update());
         let (entered, lease) = self.registry.enter(&self.candidate).await?;
         self.name_lease.send_replace(Some(lease));
         self.was_wiped |= entered.was_forgotten;
@@ -287,6 +290,11 @@ impl Member {
                 self.reconnect()?;
                 Ok(Next::End(SessionEnd::Rejoin))
             },
+            changed = self.macs.changed() => Ok(match changed {
+                Err(_) => Next::End(SessionEnd::Stopped),
+                Ok(()) if *self.macs.borrow_and_update() == joined.record.macs => Next::Continue(joined),
+                Ok(()) => Next::End(SessionEnd::Rejoin),
+            }),
             command = self.commands.recv() => match command {
                 None => Ok(Next::End(SessionEnd::Stopped)),
                 Some(command) => self.run_command(command, joined).await,

@@ -169,6 +169,7 @@ impl ClusterThread {
             block_layouts: block_layouts(&config),
             shared,
             addresses: reports.addresses,
+            macs: reports.macs,
             name_lease,
             name_lost,
             peers,

@@ -303,6 +303,7 @@ mod tests {
             addresses: vec!["192.0.2.1".parse().unwrap()],
             blocks: vec!["10.2.1.0/24".parse().unwrap(), "fd00:2::/72".parse().unwrap()],
             tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
+            macs: Vec::new(),
             version: "0.1.0".to_owned(),
             transport: None,
         }

@@ -2,6 +2,7 @@
 
 mod identities;
 mod outages;
+mod paths;
 mod verdicts;
 
 use std::net::{IpAddr, SocketAddr};

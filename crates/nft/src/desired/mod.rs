@@ -11,6 +11,7 @@
 
 pub(crate) mod clamp;
 pub(crate) mod limit;
+mod peer_paths;
 pub(crate) mod peers;
 pub(crate) mod pods;
 pub mod policy;

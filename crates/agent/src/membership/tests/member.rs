@@ -36,6 +36,7 @@ struct Fixture {
     agent_status: Arc<AgentStatus>,
     commands: mpsc::Sender<MembershipCommand>,
     _addresses: watch::Sender<Option<Vec<IpAddr>>>,
+    macs: watch::Sender<Vec<Mac>>,
     _peers: PeerQueue,
     /// The member until it is started.
     idle: Option<Member>,
@@ -60,6 +61,7 @@ impl Fixture {
         shared.set_saved_blocks(nets(saved));
         let (registry, candidate) = (registry(dir.path()), candidate("n1", 1));
         let (addresses, published) = watch::channel(Some(vec!["192.0.2.1".parse().unwrap()]));
+        let (macs, published_macs) = watch::channel(Vec::new());
         let (commands, waiting) = mpsc::channel(16);
         let policies =
             Policies::new("n1".try_into().unwrap(), Waker::new().unwrap(), Arc::clone(&agent_status));
@@ -70,6 +72,7 @@ impl Fixture {
             block_layouts: block_layouts(&spec()).unwrap(),
             shared: Arc::clone(&shared),
             addresses: published,
+            macs: published_macs,
             name_lease: watch::channel(None).0,
             name_lost: Arc::default(),
             peers,
@@ -99,6 +102,7 @@ impl Fixture {
             agent_status,
             commands,
             _addresses: addresses,
+            macs,
             _peers: queue,
             idle,
         }
@@ -462,4 +466,29 @@ fn nodes_retry_at_different_times() {
         (0..100).map(|n| with_jitter(wait, &NodeUid::from_random([n; 16]), 1)).collect();
     assert!(waits.len() > 50, "{waits:?}");
     assert!(waits.iter().all(|time| (wait / 2..wait * 3 / 2).contains(time)), "{waits:?}");
+}
+
+/// Other nodes accept packets of its pods only from these.
+#[test]
+fn d_the_record_follows_the_macs_of_the_links() {
+    run(async {
+        let mut fixture = Fixture::new(&OWN_BLOCKS);
+        let macs = || async {
+            let key = fixture.registry.layout.node(&"n1".try_into().unwrap());
+            let entry = fixture.registry.store.get(&key).await.unwrap();
+            entry.map(|entry| NodeRecord::decode(&entry.value).unwrap().macs)
+        };
+        let (first, second) = (vec![Mac::local([1; 5])], vec![Mac::local([2; 5])]);
+        fixture.macs.send_replace(first.clone());
+        let task = fixture.idle.take().map(|member| tokio::spawn(member.run())).unwrap();
+        for expected in [first, second.clone()] {
+            let end = std::time::Instant::now() + TEST_TIMEOUT;
+            while macs().await.as_ref() != Some(&expected) {
+                assert!(std::time::Instant::now() < end, "{:?}", macs().await);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            fixture.macs.send_replace(second.clone());
+        }
+        task.abort();
+    });
 }
