@@ -38,6 +38,8 @@ struct LocalState {
     pods: HashMap<AttachmentKey, BTreeSet<IpAddr>>,
     /// Pods that changed since the listing of the records began. None: no listing is in progress.
     touched: Option<HashSet<AttachmentKey>>,
+    /// Addresses for which the store has a record of this node, as far as it is known.
+    stored: HashSet<IpAddr>,
     /// Whether the records were listed. Until then the pods of an earlier agent are not known.
     is_complete: bool,
 }
@@ -95,6 +97,15 @@ impl LocalIdentities {
             is_changed
         };
         self.notify(is_changed);
+    }
+
+    /// Whether other nodes may know a pod with this address.
+    pub(crate) fn is_stored(&self, address: IpAddr) -> bool {
+        self.lock().stored.contains(&address)
+    }
+
+    pub(super) fn set_stored(&self, addresses: HashSet<IpAddr>) {
+        self.lock().stored = addresses;
     }
 
     /// None until the records were listed.

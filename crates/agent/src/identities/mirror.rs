@@ -3,11 +3,11 @@
 //! Values may arrive in any order. A pod of another node is known when four values are: its record, its identity, the record of its node,
 //! and the claim of that node for the block of the address. So a wrong record cannot classify addresses of other nodes.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipam::{Range, RangeSpec};
+use ipam::block_gateway;
 use ipnet::IpNet;
 use model::objects::Identity;
 use model::{
@@ -88,6 +88,12 @@ pub(super) enum OwnRecord {
     Newer,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OwnChanged {
+    Yes,
+    No,
+}
+
 #[derive(Debug)]
 pub(crate) struct IdentityMirror {
     own: NodeName,
@@ -100,6 +106,7 @@ pub(crate) struct IdentityMirror {
     /// The records of other nodes' pods. Several nodes may have a record for an address, but only one of them owns its block.
     pods: BTreeMap<IpAddr, Vec<(NodeName, Arc<PodRecord>)>>,
     pub(super) own_pods: BTreeMap<IpAddr, OwnRecord>,
+    own_changed: OwnChanged,
     pub(super) identities: HashMap<IdentityHash, StoredIdentity>,
     /// Addresses with a record whose identity is missing.
     waiting: BTreeSet<IpAddr>,
@@ -118,6 +125,7 @@ impl IdentityMirror {
             lengths: BTreeMap::new(),
             pods: BTreeMap::new(),
             own_pods: BTreeMap::new(),
+            own_changed: OwnChanged::No,
             identities: HashMap::new(),
             waiting: BTreeSet::new(),
             changed_pods: BTreeSet::new(),
@@ -143,6 +151,20 @@ impl IdentityMirror {
             pods: pods.into_iter().map(|address| (address, self.pod(address))).collect(),
             nodes: nodes.into_iter().map(|node| (node.clone(), self.addresses(&node))).collect(),
         }
+    }
+
+    /// The addresses for which the store has a record of this node. None if they are the same as at the last call.
+    pub(super) fn take_own(&mut self) -> Option<HashSet<IpAddr>> {
+        match std::mem::replace(&mut self.own_changed, OwnChanged::No) {
+            OwnChanged::Yes => Some(self.own_pods.keys().copied().collect()),
+            OwnChanged::No => None,
+        }
+    }
+
+    /// Restores a record of this node from an earlier run. The store may still have it.
+    pub(super) fn restore_own(&mut self, address: IpAddr) {
+        self.own_pods.insert(address, OwnRecord::Unreadable);
+        self.own_changed = OwnChanged::Yes;
     }
 
     /// The pod with this address, if everything about it is known.
@@ -184,7 +206,7 @@ impl IdentityMirror {
     fn addresses(&self, node: &NodeName) -> Option<Vec<IpAddr>> {
         let mut addresses = self.nodes.get(node)?.clone();
         for (block, _) in self.owners.iter().filter(|(_, owner)| *owner == node) {
-            addresses.extend(gateway(block));
+            addresses.extend(block_gateway(block));
             // Tunnel devices have the first address of an IPv4 block.
             addresses.extend(Some(block.network()).filter(IpAddr::is_ipv4));
         }
@@ -295,6 +317,7 @@ impl IdentityMirror {
                         Err(_) => OwnRecord::Unreadable,
                     };
                     self.own_pods.insert(*address, own);
+                    self.own_changed = OwnChanged::Yes;
                 } else {
                     self.set_record(node, *address, record.as_ref().ok());
                 }
@@ -338,7 +361,10 @@ impl IdentityMirror {
 
     pub(super) fn delete(&mut self, key: &IdentityKey) {
         match key {
-            IdentityKey::Pod(node, address) if *node == self.own => drop(self.own_pods.remove(address)),
+            IdentityKey::Pod(node, address) if *node == self.own => {
+                self.own_pods.remove(address);
+                self.own_changed = OwnChanged::Yes;
+            }
             IdentityKey::Pod(node, address) => self.set_record(node, *address, None),
             IdentityKey::Identity(hash) => {
                 self.identities.remove(hash);
@@ -350,10 +376,4 @@ impl IdentityMirror {
             }
         }
     }
-}
-
-/// Nodes have the first host address of each block, unless the block is too small for pods.
-fn gateway(block: &IpNet) -> Option<IpAddr> {
-    let spec = RangeSpec { subnet: *block, start: None, end: None, gateway: None, exclude: Vec::new() };
-    Range::new(spec).ok().map(|range| range.gateway())
 }

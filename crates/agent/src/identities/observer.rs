@@ -58,7 +58,7 @@ pub(crate) fn observer(parts: ObserverParts) -> IdentityObserver {
     let ObserverParts { own, config, layout, policies, peers, pods } = parts;
     let mut mirror = IdentityMirror::new(own.clone(), config.network.subnets.clone());
     mirror.restore(&peers, pods);
-    policies.update_remote(mirror.take_changes());
+    pass_on(&mut mirror, &policies);
     IdentityObserver {
         own,
         config,
@@ -144,14 +144,29 @@ impl IdentityObserver {
 
     /// The values up to this revision were passed on. Passes their changes to the policy thread, together.
     pub(crate) fn publish(&self, revision: u64) {
-        let changes = lock(&self.mirror).take_changes();
-        if !changes.is_empty() {
-            self.policies.update_remote(changes);
+        if pass_on(&mut lock(&self.mirror), &self.policies) == PassedOn::Changes {
             self.unsaved.notify_one();
         }
         self.observed.send_replace(revision);
         self.changed.notify_one();
     }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PassedOn {
+    Changes,
+    Nothing,
+}
+
+/// Passes changes to the policy thread, and to the allocation of addresses.
+fn pass_on(mirror: &mut IdentityMirror, policies: &Policies) -> PassedOn {
+    let (changes, own) = (mirror.take_changes(), mirror.take_own());
+    let passed_on = if changes.is_empty() && own.is_none() { PassedOn::Nothing } else { PassedOn::Changes };
+    policies.update_remote(changes);
+    if let Some((local, own)) = policies.identities().zip(own) {
+        local.set_stored(own);
+    }
+    passed_on
 }
 
 /// The revision of the last event.

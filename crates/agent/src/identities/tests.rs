@@ -302,6 +302,15 @@ fn d_saved_pods_are_known_before_the_store_answers() {
     let mut after = mirror();
     after.restore(&[node("n2", &[BLOCK])], SavedPods::decode(&damaged));
     assert_eq!(changed(&mut after), BTreeMap::from([(ip("10.42.1.2"), Some("blue".to_owned()))]));
+    // This node's addresses are only known to be in use: the store's listing follows.
+    let mut own = mirror();
+    own.put(&IdentityKey::Pod(name("n1"), ip("10.42.0.2")), &record("blue").encode(), 1).unwrap();
+    let mut after = mirror();
+    after.restore(&[], SavedPods::decode(&own.saved().encode()));
+    assert_eq!(after.take_own(), Some([ip("10.42.0.2")].into()));
+    assert_eq!(after.take_own(), None, "nothing changed");
+    after.retain(&BTreeSet::new());
+    assert_eq!(after.take_own(), Some([].into()));
     // A saved pod counts only in a block of its node.
     let mut other = mirror();
     other.restore(&[node("n3", &[BLOCK])], SavedPods::decode(&text));

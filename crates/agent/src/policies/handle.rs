@@ -1,6 +1,7 @@
 //! The input of the policy thread from requests and membership, and the groups that it publishes.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -261,6 +262,10 @@ impl PodPolicies for Policies {
             return Ok(());
         }
         placement::check(self.objects().as_deref(), placement, mode)
+    }
+
+    fn may_be_known_elsewhere(&self, address: IpAddr) -> bool {
+        self.identities.as_ref().is_some_and(|identities| identities.is_stored(address))
     }
 
     fn add_pod(&self, pod: &Attachment) -> LinkGroup {

@@ -86,8 +86,20 @@ impl Tenants {
 
     /// A pod of this tenant and group. An empty name means the default.
     #[track_caller]
-    fn pod(&self, node: &'static str, name: &str, (tenant, group): (&str, &str)) -> PlacedPod {
-        let mut placement = json!({});
+    fn pod(&self, node: &'static str, name: &str, placement: (&str, &str)) -> PlacedPod {
+        self.pod_at(node, name, placement, &[])
+    }
+
+    /// With these addresses.
+    #[track_caller]
+    fn pod_at(
+        &self,
+        node: &'static str,
+        name: &str,
+        (tenant, group): (&str, &str),
+        addresses: &[IpAddr],
+    ) -> PlacedPod {
+        let mut placement = json!({ "runtimeConfig": { "ips": addresses } });
         for (key, value) in [("tenant", tenant), ("group", group)] {
             if !value.is_empty() {
                 placement[key] = value.into();

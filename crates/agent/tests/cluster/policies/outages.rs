@@ -28,9 +28,14 @@ fn d_policies_stay_in_force_without_etcd_also_after_a_boot() {
     scene.cluster.kill_node("n2").unwrap();
     scene.cluster.start_node("n2").unwrap();
     scene.await_table("n2");
-    // Allocation begins at the start of the block again. So n1 knows the tenants of these addresses.
-    let (other, other_tenant) = (scene.pod("n2", "e", ("blue", "")), scene.pod("n2", "f", ("red", "")));
-    assert_eq!([&other.addresses, &other_tenant.addresses], [&before[0].addresses, &before[1].addresses]);
+    // The other node still has the pods of before the boot. So their addresses are assigned last, and a new pod is unknown.
+    let new = scene.pod("n2", "new", ("blue", ""));
+    let reused = before.iter().flat_map(|pod| &pod.addresses).any(|address| new.addresses.contains(address));
+    assert!(!reused, "{:?}", new.addresses);
+    scene.expect((&new, &blue), 80, false);
+    // Pods that ask for these addresses show which policies are in force.
+    let [other, other_tenant] = [("e", "blue", &before[0]), ("f", "red", &before[1])]
+        .map(|(name, tenant, before)| scene.pod_at("n2", name, (tenant, ""), &before.addresses));
     scene.expect((&blue, &other), 80, true);
     scene.expect((&other, &blue), 80, true);
     scene.expect((&other_tenant, &blue), 80, false);
@@ -46,5 +51,6 @@ fn d_policies_stay_in_force_without_etcd_also_after_a_boot() {
     scene.await_known("n2", &late, true);
     scene.await_known("n2", &red, false);
     scene.expect((&late, &other), 80, true);
+    scene.expect((&new, &blue), 80, true);
     scene.expect((&other_tenant, &late), 80, false);
 }
