@@ -99,6 +99,8 @@ struct PolicyThread {
     compared_at: Instant,
     /// Duration of the last comparison.
     took: Duration,
+    /// Flows that changes of identities affect, and when they are judged.
+    reused: Option<(Instant, AffectedFlows)>,
     /// Why the kernel does not have the desired state.
     failure: Option<String>,
 }
@@ -117,6 +119,7 @@ impl PolicyThread {
             check_at: None,
             compared_at: Instant::now(),
             took: Duration::ZERO,
+            reused: None,
             failure: None,
         })
     }
@@ -143,7 +146,8 @@ impl PolicyThread {
     }
 
     fn wait(&self) -> Result<(), Errno> {
-        let next = [self.compare_at, self.check_at, self.nft.retry_at()].into_iter().flatten().min();
+        let reused = self.reused.map(|(at, _)| at);
+        let next = [self.compare_at, self.check_at, reused, self.nft.retry_at()].into_iter().flatten().min();
         let pause = next.map(|next| next.saturating_duration_since(Instant::now()));
         let timeout = pause.map(Timespec::try_from).transpose().map_err(|_| Errno::INVAL)?;
         let mut fds = vec![PollFd::new(&self.parts.policies.waker, PollFlags::IN)];
@@ -296,7 +300,11 @@ impl PolicyThread {
         let own_node = enforced.own_node();
         let delta = enforced.apply(changes);
         let affected = match cause {
-            ChangeCause::Identities | ChangeCause::Objects => AffectedFlows::of(&delta),
+            ChangeCause::Objects => AffectedFlows::of(&delta),
+            ChangeCause::Identities => {
+                remote::judge_later(&mut self.reused, AffectedFlows::of(&delta));
+                AffectedFlows::None
+            }
             // Flows of an earlier pod are removed before its address is assigned again.
             ChangeCause::Pods => AffectedFlows::None,
         };
@@ -384,6 +392,9 @@ impl PolicyThread {
 
     fn run_timers(&mut self) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
+        if is_due(self.reused.map(|(at, _)| at)) {
+            self.judge_reused();
+        }
         if is_due(self.compare_at) {
             self.compare();
         } else if is_due(self.check_at) {
