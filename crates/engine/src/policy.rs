@@ -1,6 +1,7 @@
 //! The policies and profiles of pods, as the engine needs them. The agent implements them. A standalone plugin has none.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use cni::Bandwidth;
 use nft::Dscp;
@@ -29,6 +30,10 @@ pub struct PodProfile {
 pub trait PodPolicies: fmt::Debug + Sync {
     /// Refuses a tenant, network or group that does not exist, and a placement whose policies cannot be enforced in this mode.
     fn check(&self, placement: &Placement, mode: AttachMode) -> Result<(), cni::Error>;
+
+    /// Whether other nodes may still have an earlier pod with this free address. They would judge a new one by the policies of the
+    /// earlier one, so such an address is assigned last.
+    fn may_be_known_elsewhere(&self, address: IpAddr) -> bool;
 
     /// Called when the pod's addresses are recorded. When it returns, the firewall has the elements that the group needs. The
     /// group is [`LinkGroup::CLOSED`] if it cannot be determined in time.

@@ -19,7 +19,7 @@ use super::object_changes::{ChangedObjects, ObjectChanges, change_objects};
 /// How often a read is repeated if the object changed meanwhile. Also the limit of transactions for the claims of a removed
 /// node.
 pub(crate) const TRIES: u32 = 20;
-/// Claims that are deleted in one transaction.
+/// Claims or pods that are deleted in one transaction.
 const CLAIMS_PER_COMMIT: usize = 100;
 
 #[derive(Debug)]
@@ -163,7 +163,10 @@ async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec
         }
         let mut claims = claims_of(registry, name).await?;
         if record.is_none() && claims.is_empty() {
-            return if freed.is_empty() { Err(AskError::NotFound(name.clone())) } else { Ok(freed) };
+            // Another removal may have ended before it removed the pods.
+            let had_pods = remove_pods(registry, name).await?;
+            let is_unknown = freed.is_empty() && had_pods == HadPods::No;
+            return if is_unknown { Err(AskError::NotFound(name.clone())) } else { Ok(freed) };
         }
         let is_alive = store.get(&alive).await?.is_some();
         if is_alive && !force {
@@ -182,11 +185,34 @@ async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec
         if let CommitOutcome::Done { .. } = store.commit(&compares, &changes).await? {
             freed.extend(claims);
             if is_last {
+                remove_pods(registry, name).await?;
                 return Ok(freed);
             }
         }
     }
     Err(AskError::Contended(name.clone()))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HadPods {
+    Yes,
+    No,
+}
+
+/// Removes the records of a node's pods after its own record, without which other nodes ignore them. If the node is a member again
+/// meanwhile, its agent removes those that do not exist.
+async fn remove_pods(registry: &Registry, name: &NodeName) -> Result<HadPods, AskError> {
+    let Registry { store, layout } = registry;
+    let keys = store.keys(&layout.node_pods(name)).await?;
+    let had_pods = if keys.is_empty() { HadPods::No } else { HadPods::Yes };
+    for keys in keys.chunks(CLAIMS_PER_COMMIT) {
+        let changes: Vec<Change> = keys.iter().cloned().map(Change::Delete).collect();
+        match store.commit(&[Compare::Absent(layout.node(name))], &changes).await? {
+            CommitOutcome::Done { .. } => {}
+            CommitOutcome::Refused => break,
+        }
+    }
+    Ok(had_pods)
 }
 
 /// A record of a newer version is never removed, and a corrupt one only with `force`, because its content is unknown.

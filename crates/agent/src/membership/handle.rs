@@ -23,6 +23,7 @@ use super::object_changes::ObjectChanges;
 use super::shared::SharedMembership;
 use super::{ClusterError, ClusterThread, MembershipParts, ThreadExitGuard, store_config};
 use crate::clock::unix_time;
+use crate::identities::{IdentityObserver, ObserverParts, observer};
 use crate::peers::inputs::PeerContents;
 use crate::peers::{KnownPeers, PeerInputs, PeerQuery, PeerReportReceivers};
 use crate::policies::Policies;
@@ -57,6 +58,7 @@ pub(crate) struct Membership {
     store: Store,
     peers: PeerInputs,
     policies: Arc<Policies>,
+    identities: IdentityObserver,
     commands: (mpsc::Sender<MembershipCommand>, mpsc::Receiver<MembershipCommand>),
 }
 
@@ -93,6 +95,7 @@ impl Membership {
         let record = NodeRecord {
             name: name.clone(),
             tunnel_mac: Mac::local(Digest::of(&["tunnel", uid.as_str()]).first5()),
+            macs: Vec::new(),
             uid,
             addresses: Vec::new(),
             blocks: Vec::new(),
@@ -122,6 +125,14 @@ impl Membership {
         };
         shared.explain_waiting(&store.describe());
         let policies = parts.policies;
+        let identities = observer(ObserverParts {
+            own: name,
+            config: Arc::clone(&config),
+            layout: config.layout.clone(),
+            policies: Arc::clone(&policies),
+            peers: saved_peers.clone(),
+            pods: shared.node_state.pods(),
+        });
         Ok(Self {
             shared,
             record,
@@ -133,6 +144,7 @@ impl Membership {
             store,
             peers,
             policies,
+            identities,
             commands,
         })
     }
@@ -171,6 +183,7 @@ impl Membership {
             store,
             peers,
             policies,
+            identities,
             commands,
         } = self;
         let (commands, waiting) = commands;
@@ -193,6 +206,7 @@ impl Membership {
             store,
             peers: peers.clone(),
             policies,
+            identities,
             reports: reports.clone(),
             commands: waiting,
             stop: stopped,

@@ -20,7 +20,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info};
-use types::{Digest, NodeName, NodeUid};
+use types::{Digest, Mac, NodeName, NodeUid};
 
 use super::ask_error::AskError;
 use super::command::{MembershipCommand, StoreQuery, alive_at};
@@ -29,6 +29,7 @@ use super::heartbeat::NameLease;
 use super::join::{Candidate, JoinError, Joined, Registry};
 use super::objects::ObjectMirror;
 use super::shared::SharedMembership;
+use crate::identities::{IdentityObserver, PublishSession, last_revision};
 use crate::peers::PeerInputs;
 use crate::peers::inputs::{ClaimedBlock, RecordUpdate, StoreListing};
 
@@ -55,6 +56,8 @@ pub(crate) struct Member {
     pub(crate) shared: Arc<SharedMembership>,
     /// This node's current addresses. None before the first check.
     pub(crate) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
+    /// The MACs of the links with these addresses.
+    pub(crate) macs: watch::Receiver<Vec<Mac>>,
     /// The lease of this node's name.
     pub(crate) name_lease: watch::Sender<Option<NameLease>>,
     /// Notified when another host holds the name, or none does.
@@ -62,6 +65,7 @@ pub(crate) struct Member {
     /// Receives updates about peers.
     pub(crate) peers: PeerInputs,
     pub(crate) objects: ObjectMirror,
+    pub(crate) identities: IdentityObserver,
     pub(crate) commands: mpsc::Receiver<MembershipCommand>,
     /// The revision of the last listing. A new store starts from the beginning.
     pub(crate) revision: u64,
@@ -96,6 +100,7 @@ impl Member {
             let started = Instant::now();
             let ended = self.session(&mut pause).await;
             drop(self.shared.watch_ended());
+            self.identities.end_session();
             match ended {
                 Ok(SessionEnd::Stopped) => return,
                 Ok(SessionEnd::Rejoin) if started.elapsed() > SHORT_SESSION => {}
@@ -159,6 +164,7 @@ impl Member {
     async fn session(&mut self, pause: &mut Duration) -> Result<SessionEnd, JoinError> {
         self.check_connection().await?;
         self.candidate.record.addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
+        self.candidate.record.macs.clone_from(&self.macs.borrow_and_update());
         let (entered, lease) = self.registry.enter(&self.candidate).await?;
         self.name_lease.send_replace(Some(lease));
         self.was_wiped |= entered.was_forgotten;
@@ -181,6 +187,7 @@ impl Member {
         self.revision = listing.revision;
         self.list_objects(&listing);
         self.shared.set_objects_revision(listing.revision);
+        self.list_identities(&listing, &store_listing);
         // After all values of the listing were read.
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.peers.update(RecordUpdate::All(store_listing));
@@ -194,6 +201,11 @@ impl Member {
         self.shared.store_works();
         *pause = RETRY.0;
         loop {
+            self.identities.set_session(PublishSession {
+                store: self.registry.store.clone(),
+                record: joined.revision,
+                blocks: joined.record.blocks.clone(),
+            });
             joined = match self.next(&mut watch, joined).await? {
                 Next::Continue(joined) => joined,
                 Next::End(end) => return Ok(end),
@@ -285,6 +297,11 @@ impl Member {
                 self.reconnect()?;
                 Ok(Next::End(SessionEnd::Rejoin))
             },
+            changed = self.macs.changed() => Ok(match changed {
+                Err(_) => Next::End(SessionEnd::Stopped),
+                Ok(()) if *self.macs.borrow_and_update() == joined.record.macs => Next::Continue(joined),
+                Ok(()) => Next::End(SessionEnd::Rejoin),
+            }),
             command = self.commands.recv() => match command {
                 None => Ok(Next::End(SessionEnd::Stopped)),
                 Some(command) => self.run_command(command, joined).await,
@@ -321,8 +338,9 @@ impl Member {
             info!("block claim of this node was changed in the store; joining again");
             return Ok(Next::End(SessionEnd::Rejoin));
         }
+        let revision = last_revision(&events);
         for event in events {
-            if self.apply_object(&event) {
+            if self.apply_object(&event) || self.apply_identity(&event) {
                 continue;
             }
             let (key, update) = match event {
@@ -356,9 +374,11 @@ impl Member {
                 }
             };
             debug!(key, "received a change from the store");
+            self.identities.update_node(&update);
             self.peers.update(update);
         }
         self.objects.publish();
+        revision.into_iter().for_each(|revision| self.identities.publish(revision));
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.shared.contact.set_unread(self.unread_nodes());
         Ok(Next::Continue(joined))
@@ -469,6 +489,36 @@ impl Member {
             }
         }
         debug!(key = event.key(), "received an object from the store");
+        true
+    }
+
+    /// Before the listing is passed to the peers thread.
+    fn list_identities(&mut self, listing: &Listing, nodes: &StoreListing) {
+        self.identities.list_nodes(nodes);
+        self.identities.begin_listing(listing);
+        listing.entries.iter().for_each(|entry| self.put_identity(entry));
+        self.identities.publish(listing.revision);
+    }
+
+    fn put_identity(&mut self, entry: &Entry) {
+        if let Some(read) = self.identities.put(entry) {
+            let reason = |error| format!("{} in the store is not used: {error}", entry.key);
+            self.track_unread(&entry.key, read.map_err(reason));
+        }
+    }
+
+    /// Whether the event is about a pod or an identity.
+    fn apply_identity(&mut self, event: &Event) -> bool {
+        if !self.identities.is_watched(event.key()) {
+            return false;
+        }
+        match event {
+            Event::Put(entry) => self.put_identity(entry),
+            Event::Delete { key, .. } => {
+                self.unread.remove(key);
+                self.identities.delete(key);
+            }
+        }
         true
     }
 

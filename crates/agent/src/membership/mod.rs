@@ -48,6 +48,7 @@ use crate::agent_status::AgentStatus;
 use crate::allocation::NodeAllocations;
 use crate::clock::unix_time;
 use crate::conditions::Source;
+use crate::identities::{IdentityObserver, Publisher};
 use crate::peers::routes::StartError;
 use crate::peers::{PeerInputs, PeerReportReceivers};
 use crate::policies::Policies;
@@ -113,6 +114,7 @@ struct ClusterThread {
     store: Store,
     peers: PeerInputs,
     policies: Arc<Policies>,
+    identities: IdentityObserver,
     reports: PeerReportReceivers,
     commands: mpsc::Receiver<MembershipCommand>,
     /// Set when the agent stops.
@@ -143,7 +145,8 @@ impl Drop for ThreadExitGuard {
 
 impl ClusterThread {
     async fn run(self) {
-        let Self { shared, record, former, store, peers, policies, reports, commands, mut stop } = self;
+        let Self { shared, record, former, store, peers, policies, identities, reports, commands, mut stop } =
+            self;
         let (objects, changed_objects) = ObjectMirror::new(defaults(&shared.config), policies);
         let config = Arc::clone(&shared.config);
         let registry = Registry { store, layout: config.layout.clone() };
@@ -160,16 +163,20 @@ impl ClusterThread {
             contact,
         };
         let shared_state = Arc::clone(&shared);
+        let publisher = identities.publisher(Arc::clone(&shared.contact));
+        let unsaved_pods = identities.saver();
         let member = member::Member {
             registry,
             candidate,
             block_layouts: block_layouts(&config),
             shared,
             addresses: reports.addresses,
+            macs: reports.macs,
             name_lease,
             name_lost,
             peers,
             objects,
+            identities,
             commands,
             revision: 0,
             unread: BTreeMap::new(),
@@ -184,6 +191,8 @@ impl ClusterThread {
             () = shared_state.follow_position(reports.position) => {}
             () = shared_state.save_peers(reports.records) => {}
             () = shared_state.save_objects(changed_objects) => {}
+            () = shared_state.save_pods(unsaved_pods) => {}
+            () = publish(publisher) => {}
             () = heartbeat.run() => {}
             // An error means that the sender was dropped.
             _ = stop.wait_for(|stop| *stop) => {}
@@ -203,6 +212,14 @@ impl ClusterThread {
             }
         };
         tokio::join!(save_time, release);
+    }
+}
+
+/// Never ends while the membership thread runs.
+async fn publish(publisher: Option<Publisher>) {
+    match publisher {
+        Some(publisher) => publisher.run().await,
+        None => std::future::pending().await,
     }
 }
 

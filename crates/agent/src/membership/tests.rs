@@ -44,6 +44,7 @@ fn candidate(name: &str, uid: u8) -> Candidate {
         addresses: vec!["192.0.2.1".parse().unwrap()],
         blocks: Vec::new(),
         tunnel_mac: Mac::local([0, 0, 0, 0, uid]),
+        macs: Vec::new(),
         version: "1".to_owned(),
         transport: None,
     };

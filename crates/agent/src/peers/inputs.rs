@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ipnet::IpNet;
 use model::{NodeRecord, StoredNode};
 use tokio::sync::{oneshot, watch};
-use types::NodeName;
+use types::{Mac, NodeName};
 
 use crate::membership::AskError;
 use crate::waker::Waker;
@@ -197,6 +197,8 @@ pub(crate) struct PeerRecords {
 pub(crate) struct PeerReports {
     /// This node's addresses. None: not known yet.
     pub(crate) addresses: watch::Sender<Option<Vec<IpAddr>>>,
+    /// The MACs of the links with these addresses.
+    pub(crate) macs: watch::Sender<Vec<Mac>>,
     pub(crate) position: watch::Sender<NodePosition>,
     pub(crate) records: watch::Sender<PeerRecords>,
 }
@@ -204,6 +206,7 @@ pub(crate) struct PeerReports {
 #[derive(Debug, Clone)]
 pub(crate) struct PeerReportReceivers {
     pub(crate) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
+    pub(crate) macs: watch::Receiver<Vec<Mac>>,
     pub(crate) position: watch::Receiver<NodePosition>,
     pub(crate) records: watch::Receiver<PeerRecords>,
 }
@@ -211,14 +214,20 @@ pub(crate) struct PeerReportReceivers {
 pub(crate) fn reports() -> (PeerReports, PeerReportReceivers) {
     let (addresses, published) = watch::channel(None);
     let (position, positions) = watch::channel(NodePosition::default());
+    let (macs, published_macs) = watch::channel(Vec::new());
     let (records, saved) = watch::channel(PeerRecords::default());
-    let receivers = PeerReportReceivers { addresses: published, position: positions, records: saved };
-    (PeerReports { addresses, position, records }, receivers)
+    let receivers = PeerReportReceivers {
+        addresses: published,
+        macs: published_macs,
+        position: positions,
+        records: saved,
+    };
+    (PeerReports { addresses, macs, position, records }, receivers)
 }
 
 #[cfg(test)]
 mod tests {
-    use types::{Mac, NodeUid};
+    use types::NodeUid;
 
     use super::*;
 
@@ -229,6 +238,7 @@ mod tests {
             addresses: Vec::new(),
             blocks: Vec::new(),
             tunnel_mac: Mac::local([0, 0, 0, 0, 1]),
+            macs: Vec::new(),
             version: "1".to_owned(),
             transport: None,
         };

@@ -97,11 +97,11 @@ impl<'a> StoreClient<'a> {
         assert!(matches!(done, CommitOutcome::Done { .. }), "{done:?}");
     }
 
-    fn put(&self, key: &str, value: &[u8]) {
+    pub(crate) fn put(&self, key: &str, value: &[u8]) {
         self.commit(&[put(key, value)]);
     }
 
-    fn delete(&self, key: &str) {
+    pub(crate) fn delete(&self, key: &str) {
         self.commit(&[Change::Delete(key.to_owned())]);
     }
 

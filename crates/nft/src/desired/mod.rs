@@ -12,6 +12,7 @@
 pub(crate) mod clamp;
 pub mod dscp;
 pub(crate) mod limit;
+mod peer_paths;
 pub(crate) mod peers;
 pub(crate) mod pods;
 pub mod policy;

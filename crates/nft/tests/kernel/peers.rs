@@ -21,7 +21,11 @@ fn table(network: &str) -> PeerTable {
 }
 
 fn source(outer: &str, inner: &str) -> PeerSource {
-    PeerSource { outer: outer.parse().unwrap(), inner: inner.parse().unwrap() }
+    PeerSource::Tunnel { outer: outer.parse().unwrap(), inner: inner.parse().unwrap() }
+}
+
+fn block(length: u8) -> ipnet::IpNet {
+    format!("10.42.16.0/{length}").parse().unwrap()
 }
 
 /// The permitted sources of the node with this number.
@@ -66,6 +70,8 @@ fn every_block_length_survives_a_listing_and_reload() {
             let sources = [
                 source("192.0.2.5", &format!("10.42.16.0/{block4}")),
                 source("2001:db8::5", &format!("fd42:1::/{block6}")),
+                PeerSource::Link { mac: "02:00:00:00:00:05".parse().unwrap(), block: block(block4) },
+                PeerSource::Checked { block: block(block4) },
             ];
             blue.reconcile(&rules, &sources, Surplus::Remove).unwrap();
             assert_eq!(blue.reconcile(&rules, &sources, Surplus::Remove).unwrap(), [""; 0], "/{block4}");

@@ -54,6 +54,15 @@ impl Routes {
             *before = found;
             is_changed
         });
+        // A link that is missing for a moment keeps its MAC, like its address.
+        if !position.macs.is_empty() || position.lost.is_empty() {
+            let macs = position.macs.clone();
+            self.reports.macs.send_if_modified(|before| {
+                let is_other = *before != macs;
+                *before = macs;
+                is_other
+            });
+        }
         self.publish(addresses);
     }
 
