@@ -21,6 +21,7 @@ mod attachments;
 mod clock;
 mod conditions;
 mod contiv;
+mod flow_view;
 mod installation;
 mod lock;
 mod log;
@@ -43,6 +44,7 @@ mod work;
 
 pub use app::{AppError, run};
 pub use attachments::{attachment_view, inactive_port};
+pub use flow_view::flow_view;
 pub use lock::agents_here;
 #[doc(hidden)]
 pub use membership::measured;

@@ -11,7 +11,9 @@ mod attachment;
 mod client;
 mod cluster;
 mod condition;
+mod denied;
 mod doctor;
+mod explain;
 mod lab;
 mod message;
 mod objects;
@@ -32,7 +34,12 @@ pub use cluster::{
     RouteView, RoutesView, SubnetView,
 };
 pub use condition::{Condition, ConditionCode, Readiness};
+pub use denied::{DeniedEvent, DeniedFlow, DeniedPacketsView, DeniedView};
 pub use doctor::{DoctorCheck, DoctorReport, Verdict};
+pub use explain::{
+    ExplainAnswer, ExplainRequest, FlowDirection, FlowEndKind, FlowEndView, FlowPathView, FlowVerdict,
+    FlowView, JudgementView, PathTransport, PodLinkView, TierOutcome, TierView,
+};
 pub use lab::{
     LabAgent, LabEntry, LabEntryState, LabKilledNode, LabLink, LabList, LabMember, LabMemberState, LabNode,
     LabPath, LabPod, LabReach, LabStatus, LabTest, LabTransport,
@@ -42,8 +49,8 @@ pub use objects::{
     ObjectAction, ObjectChange, ObjectDocument, ObjectList, ObjectName, ObjectStep, ObjectSteps,
 };
 pub use paths::{
-    API_VERSION, ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, OBJECTS,
-    PAGE_NOT_FOUND, READY, ROUTES, STATUS, VERSION,
+    API_VERSION, ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, DENIED, EXPLAIN, HEALTH, MAX_BODY, METRICS, NODES,
+    OBJECTS, PAGE_NOT_FOUND, READY, ROUTES, STATUS, VERSION,
 };
 pub use policy::{PolicyCaseResult, PolicyTestAnswer};
 pub use status::{

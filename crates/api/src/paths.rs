@@ -26,6 +26,11 @@ pub const BLOCKS: &str = "/v1/blocks";
 /// tenant, `/v1/objects/groups/TENANT/NAME` and `/v1/objects/tenants/NAME` one document. PUT a document or DELETE one object
 /// (`?dryRun=true` only checks), or POST a [`crate::ObjectChange`] to `/v1/objects`: these return [`crate::ObjectSteps`].
 pub const OBJECTS: &str = "/v1/objects";
+/// GET: the flows that policies denied, as a [`crate::DeniedView`]. `?follow=true`: the same flows and all later ones as a stream of
+/// lines, each a [`crate::DeniedEvent`].
+pub const DENIED: &str = "/v1/denied";
+/// POST a [`crate::ExplainRequest`]. 200 with a [`crate::ExplainAnswer`].
+pub const EXPLAIN: &str = "/v1/explain";
 /// GET: metrics in the Prometheus format.
 pub const METRICS: &str = "/metrics";
 

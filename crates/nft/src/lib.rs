@@ -48,7 +48,7 @@ pub mod conntrack;
 pub mod desired;
 
 pub use apply::Surplus;
-pub use denied_log::{DeniedLog, DeniedPacket};
+pub use denied_log::{DeniedLog, DeniedPacket, LoggedPackets};
 pub use desired::limit::ConnectionLimit;
 pub use desired::peers::PeerRules;
 pub use desired::pods::Structure;

@@ -56,6 +56,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitStatus> {
         CliCommand::Delete(args) => commands::objects::delete(&args),
         CliCommand::Attachment(AttachmentCommand::Show(args)) => return commands::attachment::show(&args),
         CliCommand::Explain(args) => return commands::policy::explain(&args),
+        CliCommand::Denied(args) => commands::denied::run(&args),
         CliCommand::Policy(PolicyCommand::Test(args)) => return commands::policy::test(&args),
         CliCommand::Install(args) => commands::install::run(&args),
         CliCommand::Cleanup(args) => commands::cleanup::run(&args),
