@@ -21,6 +21,7 @@ mod attachments;
 mod clock;
 mod conditions;
 mod contiv;
+mod flow_path;
 mod flow_view;
 mod installation;
 mod lock;

@@ -7,6 +7,8 @@
 
 mod accept;
 mod client_socket;
+mod denied;
+mod explain;
 mod http;
 mod listen;
 mod nodes;

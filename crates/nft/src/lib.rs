@@ -52,6 +52,7 @@ pub use denied_log::{DeniedLog, DeniedPacket, LoggedPackets};
 pub use desired::limit::ConnectionLimit;
 pub use desired::peers::PeerRules;
 pub use desired::pods::Structure;
+pub use desired::policy::LOG_GROUP;
 pub use error::Error;
 pub use firewall::{Firewall, NoOthers, OtherPods};
 pub use listing::ListedElements;

@@ -106,7 +106,7 @@ const TIERS: [PolicyTier; 5] = [
 ];
 
 impl FlowParty {
-    fn address(&self) -> Option<IpAddr> {
+    pub fn address(&self) -> Option<IpAddr> {
         match self {
             Self::Pod { address, .. } | Self::Node { address, .. } => *address,
             Self::World(address) | Self::Unknown(address) => Some(*address),

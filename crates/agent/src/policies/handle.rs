@@ -8,8 +8,12 @@ use std::time::Duration;
 use engine::policy::{LinkGroup, PodPolicies};
 use engine::state::Attachment;
 use model::Catalog;
+use policy::{FlowAnswers, FlowQuery, FlowQueryError};
+use tokio::sync::oneshot;
 use types::{AttachMode, AttachmentKey, Code, Finding, NodeName, Placement};
 
+use super::denied::DeniedSample;
+use super::denied_flows::DeniedFlows;
 use super::placement;
 use super::pods::{LocalPod, LocalPods};
 use crate::agent_status::AgentStatus;
@@ -18,6 +22,13 @@ use crate::waker::Waker;
 
 /// How long an ADD waits for the policy thread. The pod starts isolated afterwards.
 const DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long a query of an API client waits for the policy thread.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(8);
+/// Queries that wait. Further ones are refused.
+const MAX_QUERIES: usize = 32;
+/// Denied packets that wait. Further ones are counted as lost.
+const MAX_SAMPLES: usize = 64;
 
 /// Shared by requests, the reconciler, membership and the policy thread.
 ///
@@ -28,6 +39,7 @@ pub(crate) struct Policies {
     node: NodeName,
     state: Mutex<PolicyState>,
     pub(super) waker: Waker,
+    pub(crate) denied: DeniedFlows,
     agent_status: Arc<AgentStatus>,
     /// Held while isolated pods are reported, so that an earlier list cannot replace a later one.
     reporting: Mutex<()>,
@@ -37,6 +49,8 @@ pub(crate) struct Policies {
 struct PolicyState {
     is_enforced: bool,
     requests: Vec<PodRequest>,
+    queries: Vec<PolicyQuery>,
+    samples: Vec<DeniedSample>,
     /// None until the store was read.
     objects: Option<Arc<Catalog>>,
     /// The groups of all pods that the policy thread knows.
@@ -62,17 +76,50 @@ pub(super) enum PodRequest {
     },
 }
 
+/// Whether this node enforces policies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum EnforcementState {
+    Enforced,
+    /// With the reason.
+    Not(String),
+}
+
+/// A query of an API client. The number of packets is counted before its answer.
+#[derive(Debug)]
+pub(super) enum PolicyQuery {
+    Explain {
+        query: Box<FlowQuery>,
+        done: oneshot::Sender<(EnforcementState, Result<FlowAnswers, FlowQueryError>)>,
+    },
+    /// Counts denied packets.
+    Count { done: oneshot::Sender<EnforcementState> },
+}
+
+/// Why the policy thread did not answer a query.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PolicyAskError {
+    #[error("{MAX_QUERIES} queries about policies are waiting: try again later")]
+    Busy,
+    #[error("the policy thread did not answer within {} s: see `podwire status`", QUERY_TIMEOUT.as_secs())]
+    TimedOut,
+    #[error("the policy thread has ended: see the agent's log")]
+    Stopped,
+}
+
 /// Input that the policy thread has not taken yet, and the current objects.
 #[derive(Debug, Default)]
 pub(super) struct PolicyInputs {
     pub(super) requests: Vec<PodRequest>,
+    pub(super) queries: Vec<PolicyQuery>,
+    pub(super) samples: Vec<DeniedSample>,
     pub(super) objects: Option<Arc<Catalog>>,
 }
 
 impl Policies {
     /// `waker` wakes the policy thread.
     pub(crate) fn new(node: NodeName, waker: Waker, agent_status: Arc<AgentStatus>) -> Self {
-        Self { node, state: Mutex::default(), waker, agent_status, reporting: Mutex::default() }
+        let (state, denied, reporting) = (Mutex::default(), DeniedFlows::new(), Mutex::default());
+        Self { node, state, waker, denied, agent_status, reporting }
     }
 
     /// Replaces the objects.
@@ -98,7 +145,7 @@ impl Policies {
         state.links.get(name).copied().filter(|_| state.is_enforced)
     }
 
-    pub(super) fn node(&self) -> &NodeName {
+    pub(crate) fn node(&self) -> &NodeName {
         &self.node
     }
 
@@ -106,7 +153,12 @@ impl Policies {
         // First, so that later input wakes the thread again.
         self.waker.clear();
         let mut state = self.lock();
-        PolicyInputs { requests: std::mem::take(&mut state.requests), objects: state.objects.clone() }
+        PolicyInputs {
+            requests: std::mem::take(&mut state.requests),
+            queries: std::mem::take(&mut state.queries),
+            samples: std::mem::take(&mut state.samples),
+            objects: state.objects.clone(),
+        }
     }
 
     /// From now on, ADDs and DELs are handed to the thread. ADDs before have a record, which the thread lists afterwards.
@@ -118,8 +170,8 @@ impl Policies {
     pub(super) fn end(&self) {
         {
             let mut state = self.lock();
-            let objects = state.objects.take();
-            *state = PolicyState { objects, ..PolicyState::default() };
+            let (objects, queries) = (state.objects.take(), std::mem::take(&mut state.queries));
+            *state = PolicyState { objects, queries, ..PolicyState::default() };
         }
         self.report_isolated();
     }
@@ -174,6 +226,52 @@ impl Policies {
         }
         self.waker.wake();
         true
+    }
+
+    /// Hands logged packets to the thread.
+    pub(super) fn explain_denied(&self, samples: Vec<DeniedSample>) {
+        let total = samples.len();
+        let taken = {
+            let mut state = self.lock();
+            let space = MAX_SAMPLES.saturating_sub(state.samples.len());
+            state.samples.extend(samples.into_iter().take(space));
+            total.min(space)
+        };
+        self.denied.lost((total - taken) as u64);
+        self.waker.wake();
+    }
+
+    /// Explains flows, also if no policies are enforced.
+    pub(crate) async fn explain(
+        &self,
+        query: FlowQuery,
+    ) -> Result<(EnforcementState, Result<FlowAnswers, FlowQueryError>), PolicyAskError> {
+        let query = Box::new(query);
+        self.ask(|done| PolicyQuery::Explain { query, done }).await
+    }
+
+    /// Updates the number of denied packets in the metrics.
+    pub(crate) async fn count_denied(&self) -> Result<EnforcementState, PolicyAskError> {
+        self.ask(|done| PolicyQuery::Count { done }).await
+    }
+
+    async fn ask<T>(
+        &self,
+        query: impl FnOnce(oneshot::Sender<T>) -> PolicyQuery,
+    ) -> Result<T, PolicyAskError> {
+        let (done, answer) = oneshot::channel();
+        {
+            let mut state = self.lock();
+            if state.queries.len() >= MAX_QUERIES {
+                return Err(PolicyAskError::Busy);
+            }
+            state.queries.push(query(done));
+        }
+        self.waker.wake();
+        match tokio::time::timeout(QUERY_TIMEOUT, answer).await {
+            Ok(answer) => answer.map_err(|_| PolicyAskError::Stopped),
+            Err(_) => Err(PolicyAskError::TimedOut),
+        }
     }
 
     fn isolate(&self, key: &AttachmentKey) {

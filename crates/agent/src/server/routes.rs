@@ -12,6 +12,8 @@ use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use types::RequestId;
 
+use super::denied;
+use super::explain;
 use super::nodes::{self, ClusterQuery};
 use super::objects::{self, ObjectPath};
 use super::reply::{self, HttpReply};
@@ -55,6 +57,8 @@ enum ApiRoute {
     Local(LocalQuery),
     Cluster(ClusterQuery),
     Objects(ObjectPath),
+    Denied,
+    Explain,
 }
 
 /// Queries that read files.
@@ -78,6 +82,8 @@ impl ApiRoute {
             api::STATUS => Self::Local(LocalQuery::Status),
             api::CNI_CONFIG => Self::Local(LocalQuery::CniConfig),
             api::METRICS => Self::Local(LocalQuery::Metrics),
+            api::DENIED => Self::Denied,
+            api::EXPLAIN => Self::Explain,
             contiv::ADD_POD => Self::Pod(Command::Add),
             contiv::DEL_POD => Self::Pod(Command::Del),
             _ => match path.strip_prefix(api::ATTACHMENTS).and_then(|path| path.strip_prefix('/')) {
@@ -94,9 +100,11 @@ impl ApiRoute {
     fn method(&self) -> Option<Method> {
         Some(match self {
             Self::Objects(_) => return None,
-            Self::Cni | Self::Pod(_) => Method::POST,
+            Self::Cni | Self::Pod(_) | Self::Explain => Method::POST,
             Self::Cluster(ClusterQuery::Remove(_)) => Method::DELETE,
-            Self::Health | Self::Ready | Self::Version | Self::Local(_) | Self::Cluster(_) => Method::GET,
+            Self::Health | Self::Ready | Self::Version | Self::Local(_) | Self::Cluster(_) | Self::Denied => {
+                Method::GET
+            }
         })
     }
 
@@ -147,6 +155,11 @@ pub(super) async fn answer(
             run_local(service, query, permit).await
         }
         ApiRoute::Objects(path) => objects::answer(service, path, request, body_timeout).await,
+        ApiRoute::Denied => denied::answer(service, request.uri().query()).await,
+        ApiRoute::Explain => match reply::read(request, body_timeout).await {
+            Ok(body) => explain::answer(service, &body).await,
+            Err(reply) => reply,
+        },
         ApiRoute::Cluster(query) => nodes::answer(service, query, request.uri().query()).await,
     }
 }

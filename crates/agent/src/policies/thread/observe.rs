@@ -29,7 +29,10 @@ impl PolicyThread {
     }
 
     /// Pods with a record in one of these phases, and all records.
-    fn records(&self, phases: &[RecordPhase]) -> Result<(Vec<LocalPod>, BTreeSet<RecordName>), StateError> {
+    pub(super) fn records(
+        &self,
+        phases: &[RecordPhase],
+    ) -> Result<(Vec<LocalPod>, BTreeSet<RecordName>), StateError> {
         let (mut pods, mut recorded) = (Vec::new(), BTreeSet::new());
         let Some(state) = NodeState::open_existing(&self.parts.config.run_dir)? else {
             return Ok((pods, recorded));
