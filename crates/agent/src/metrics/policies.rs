@@ -56,9 +56,11 @@ pub(super) struct PolicyMetrics {
     counted: Mutex<DeniedPackets>,
 }
 
+const REASONS: [&str; 4] = ["ingress", "egress", "invalid", "forbidden"];
+
 impl PolicyMetrics {
     pub(super) fn new(all: &mut Register) -> Self {
-        Self {
+        let metrics = Self {
             elements: all.add(
                 "podwire_policy_elements",
                 "Elements of the firewall's table of policies",
@@ -94,7 +96,11 @@ impl PolicyMetrics {
                 Histogram::new(BUCKETS),
             ),
             counted: Mutex::default(),
+        };
+        for reason in REASONS {
+            drop(metrics.denied.get_or_create(&ReasonLabel { reason }));
         }
+        metrics
     }
 
     pub(super) fn applied(&self, took: Duration) {
@@ -113,13 +119,9 @@ impl PolicyMetrics {
     }
 
     pub(super) fn denied_packets(&self) -> DeniedPackets {
-        let total = |reason| self.denied.get_or_create(&ReasonLabel { reason }).get();
-        DeniedPackets {
-            ingress: total("ingress"),
-            egress: total("egress"),
-            invalid: total("invalid"),
-            forbidden: total("forbidden"),
-        }
+        let [ingress, egress, invalid, forbidden] =
+            REASONS.map(|reason| self.denied.get_or_create(&ReasonLabel { reason }).get());
+        DeniedPackets { ingress, egress, invalid, forbidden }
     }
 
     pub(super) fn count(&self, counts: &PolicyUsage) {
@@ -130,12 +132,8 @@ impl PolicyMetrics {
         self.profiles.set(count(profiles as u64));
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *counted, denied);
-        for (reason, before, now) in [
-            ("ingress", before.ingress, denied.ingress),
-            ("egress", before.egress, denied.egress),
-            ("invalid", before.invalid, denied.invalid),
-            ("forbidden", before.forbidden, denied.forbidden),
-        ] {
+        let numbers = |of: DeniedPackets| [of.ingress, of.egress, of.invalid, of.forbidden];
+        for ((reason, before), now) in REASONS.into_iter().zip(numbers(before)).zip(numbers(denied)) {
             let new = now.checked_sub(before).unwrap_or(now);
             self.denied.get_or_create(&ReasonLabel { reason }).inc_by(new);
         }

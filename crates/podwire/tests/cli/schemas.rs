@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use api::{
-    AttachmentDetails, AttachmentsView, BlocksView, DoctorReport, ErrorAnswer, LabList, LabStatus, LabTest,
-    NodesView, PolicyTestAnswer, Readiness, Removed, RoutesView, Status, StatusWithoutAgent, VersionAnswer,
+    AttachmentDetails, AttachmentsView, BlocksView, DeniedEvent, DeniedView, DoctorReport, ErrorAnswer,
+    ExplainAnswer, LabList, LabStatus, LabTest, NodesView, PolicyTestAnswer, Readiness, Removed, RoutesView,
+    Status, StatusWithoutAgent, VersionAnswer,
 };
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -34,6 +35,9 @@ fn schemas() -> BTreeMap<&'static str, Value> {
         ("blocks", schema::<BlocksView>()),
         ("doctor", schema::<DoctorReport>()),
         ("policy-test", schema::<PolicyTestAnswer>()),
+        ("denied", schema::<DeniedView>()),
+        ("denied-follow", schema::<DeniedEvent>()),
+        ("explain", schema::<ExplainAnswer>()),
         ("lab-ls", schema::<LabList>()),
         ("lab-status", schema::<LabStatus>()),
         ("lab-test", schema::<LabTest>()),
