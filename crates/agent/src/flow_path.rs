@@ -18,9 +18,11 @@ pub(crate) struct PathFacts {
     pub(crate) pods: BTreeMap<PodUid, Attachment>,
     /// To the blocks of other nodes, or why they are not known.
     pub(crate) routes: Result<Vec<RouteView>, String>,
-    /// The kernel's routes to addresses, or why there is none.
-    pub(crate) egress: BTreeMap<IpAddr, Result<EgressRoute, String>>,
+    pub(crate) egress: KernelRoutes,
 }
+
+/// The kernel's routes to addresses. None: there is no route. An error: it is not known.
+pub(crate) type KernelRoutes = BTreeMap<IpAddr, Result<Option<EgressRoute>, String>>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EgressRoute {
@@ -48,7 +50,7 @@ impl PathFacts {
         node: NodeName,
         pods: Vec<Attachment>,
         routes: Result<Vec<RouteView>, String>,
-        egress: BTreeMap<IpAddr, Result<EgressRoute, String>>,
+        egress: KernelRoutes,
     ) -> Self {
         let pods = pods.into_iter().map(|pod| (pod_uid(&pod.key), pod)).collect();
         Self { node, pods, routes, egress }
@@ -134,7 +136,11 @@ impl PathFacts {
             return path.unknown.push("the receiver's address in the family of the sender".to_owned());
         };
         let egress = match self.egress.get(&target) {
-            Some(Ok(egress)) => Some(egress),
+            Some(Ok(Some(egress))) => Some(egress),
+            Some(Ok(None)) => {
+                path.transport = PathTransport::None;
+                return path.unknown.push(format!("a route to {target}: this node has none"));
+            }
             Some(Err(error)) => {
                 path.unknown.push(format!("the kernel's route to {target}: {error}"));
                 None
@@ -250,7 +256,7 @@ mod tests {
             message: None,
         };
         let egress = |link: &str, mtu, gateway: &str| {
-            Ok(EgressRoute { link: link.to_owned(), mtu, gateway: Some(gateway.parse().unwrap()) })
+            Ok(Some(EgressRoute { link: link.to_owned(), mtu, gateway: Some(gateway.parse().unwrap()) }))
         };
         let egress = BTreeMap::from([
             ("10.83.2.9".parse().unwrap(), egress("pwvx4", 1450, "10.83.2.0")),
@@ -312,10 +318,13 @@ mod tests {
         let a = record("a", 1500);
         let mut facts = facts(&[&a]);
         facts.routes = Err("the peers thread did not answer".to_owned());
-        facts.egress = BTreeMap::from([("192.0.2.1".parse().unwrap(), Err("no route".to_owned()))]);
+        facts.egress = BTreeMap::from([("192.0.2.1".parse().unwrap(), Err("EIO".to_owned()))]);
         let out = path(&facts, pod(&a, "n1", "10.83.1.2"), FlowParty::World("192.0.2.1".parse().unwrap()));
         assert_eq!((out.transport, out.link), (PathTransport::Unknown, None));
-        assert_eq!(out.unknown[0], "the kernel's route to 192.0.2.1: no route");
+        assert_eq!(out.unknown[0], "the kernel's route to 192.0.2.1: EIO");
         assert!(out.unknown[1].contains("the peers thread did not answer"), "{:?}", out.unknown);
+        facts.egress = BTreeMap::from([("192.0.2.1".parse().unwrap(), Ok(None))]);
+        let none = path(&facts, pod(&a, "n1", "10.83.1.2"), FlowParty::World("192.0.2.1".parse().unwrap()));
+        assert_eq!((none.transport, &none.nat[..]), (PathTransport::None, &[][..]));
     }
 }

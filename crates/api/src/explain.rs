@@ -321,9 +321,10 @@ impl fmt::Display for FlowPathView {
                 self.gateway.map_or(Ok(()), |gateway| write!(f, ", next hop {gateway}"))?;
             }
         }
-        match self.nat.as_slice() {
-            [] => f.write_str("\n  NAT: none")?,
-            all => all.iter().try_for_each(|nat| write!(f, "\n  NAT: {nat}"))?,
+        match (self.nat.as_slice(), self.transport) {
+            ([], PathTransport::None | PathTransport::Unknown) => {}
+            ([], _) => f.write_str("\n  NAT: none on this node")?,
+            (all, _) => all.iter().try_for_each(|nat| write!(f, "\n  NAT: {nat}"))?,
         }
         self.mtu.map_or(Ok(()), |mtu| write!(f, "\n  MTU: {mtu}"))?;
         self.unknown.iter().try_for_each(|part| write!(f, "\n  not known: {part}"))
@@ -337,7 +338,7 @@ impl fmt::Display for PathTransport {
             Self::Local => "inside of the node",
             Self::Direct => "direct to the other node",
             Self::Vxlan => "VXLAN to the other node",
-            Self::Underlay => "the routes of the node",
+            Self::Underlay => "by the routes of the node",
             Self::None => "there is no path",
             Self::Unknown => "not known",
         })

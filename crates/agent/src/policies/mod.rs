@@ -21,6 +21,8 @@ mod placement;
 mod pods;
 mod thread;
 
+#[cfg(test)]
+pub(crate) use denied_flows::DeniedFlows;
 pub(crate) use denied_flows::{DeniedFollower, DeniedSnapshot};
 pub(crate) use handle::{EnforcementState, Policies, PolicyAskError};
 pub(crate) use pods::pod_uid;

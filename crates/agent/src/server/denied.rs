@@ -115,3 +115,50 @@ impl Body for DeniedStream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use api::{FlowDirection, FlowEndKind, FlowEndView, Timestamp};
+
+    use super::*;
+    use crate::policies::DeniedFlows;
+
+    fn flow(port: u16) -> DeniedFlow {
+        let end = FlowEndView { kind: FlowEndKind::World, name: None, node: None, address: None };
+        DeniedFlow {
+            time: Timestamp(1),
+            direction: FlowDirection::Ingress,
+            from: end.clone(),
+            to: end,
+            protocol: "tcp".to_owned(),
+            port: Some(port),
+            icmp_type: None,
+            tenant: None,
+            link: None,
+            tier: None,
+            rule: "rule".to_owned(),
+            samples: 1,
+        }
+    }
+
+    #[test]
+    fn d_a_slow_follower_is_told_how_many_events_it_missed() {
+        let denied = DeniedFlows::new();
+        denied.record(flow(1));
+        let mut stream = DeniedStream { next: next(denied.follow().unwrap()), missed: 0 };
+        for port in 1000..2000 {
+            denied.record(flow(port));
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut event = || -> DeniedEvent {
+            let frame = runtime.block_on(stream.frame()).unwrap().unwrap();
+            serde_json::from_slice(frame.data_ref().unwrap()).unwrap()
+        };
+        let known = event();
+        assert_eq!((known.flow.port, known.missed), (Some(1), 0));
+        let first = event();
+        assert_eq!(first.missed + 1000, u64::from(first.flow.port.unwrap()));
+        assert!(first.missed > 0);
+        assert_eq!(event().missed, 0);
+    }
+}

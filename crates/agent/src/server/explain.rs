@@ -2,7 +2,7 @@
 
 mod ends;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::task::spawn_blocking;
 use super::ApiService;
 use super::denied::{not_enforced, refusal};
 use super::reply::{self, HttpReply};
-use crate::flow_path::{EgressRoute, PathFacts};
+use crate::flow_path::{EgressRoute, KernelRoutes, PathFacts};
 use crate::flow_view::flow_view;
 use ends::{LocalEnds, PublishedTarget};
 
@@ -93,14 +93,18 @@ fn node_addresses() -> Vec<IpAddr> {
     listed.map(|all| all.iter().map(|address| address.addr.addr()).collect()).unwrap_or_default()
 }
 
-fn kernel_routes(targets: BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Result<EgressRoute, String>> {
+fn kernel_routes(targets: BTreeSet<IpAddr>) -> KernelRoutes {
     let mut socket = RtSocket::open().map_err(|error| error.to_string());
     let mut route = |target: IpAddr| {
         let socket = socket.as_mut().map_err(|error| error.clone())?;
-        let found = socket.route_to(target).map_err(|error| error.to_string())?;
+        let found = match socket.route_to(target) {
+            Ok(found) => found,
+            Err(error) if error.is_unreachable() => return Ok(None),
+            Err(error) => return Err(error.to_string()),
+        };
         let link = socket.link_at(found.link).map_err(|error| error.to_string())?;
         let link = link.ok_or_else(|| "its link was deleted".to_owned())?;
-        Ok(EgressRoute { link: link.name, mtu: link.mtu, gateway: found.gateway })
+        Ok(Some(EgressRoute { link: link.name, mtu: link.mtu, gateway: found.gateway }))
     };
     targets.into_iter().map(|target| (target, route(target))).collect()
 }

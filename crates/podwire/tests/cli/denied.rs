@@ -16,7 +16,7 @@ const DENIED: Duration = Duration::from_millis(300);
 
 struct Scene {
     /// Before the host, so that it ends first.
-    _agent: Agent,
+    agent: Agent,
     host: Host,
 }
 
@@ -29,7 +29,7 @@ impl Scene {
     fn new(label: &str) -> Self {
         let host = Host::new(label);
         let agent = host.agent(&["--no-install"]);
-        Self { _agent: agent, host }
+        Self { agent: agent, host }
     }
 
     /// Tenant `red`, and tenant `blue` with the groups `web` and `db`. `db` denies port 5432 from `web`.
@@ -39,8 +39,9 @@ impl Scene {
         self.host.apply(&[
             document("Tenant", ("", "red"), &json!({})),
             document("Tenant", ("", "blue"), &json!({})),
-            document("Group", ("blue", "web"), &json!({ "network": "default-net" })),
-            document("Group", ("blue", "db"), &json!({ "network": "default-net", "policies": ["from-web"] })),
+            document("Network", ("blue", "front"), &json!({ "subnets": ["10.91.0.0/16", "fd00:91::/64"] })),
+            document("Group", ("blue", "web"), &json!({ "network": "front" })),
+            document("Group", ("blue", "db"), &json!({ "network": "front", "policies": ["from-web"] })),
             document("Policy", ("blue", "from-web"), &json!({ "rules": [rule] })),
         ]);
         wait_until("policies to be enforced", DEADLINE, || Ok(self.denied()["notEnforced"].is_null()))
@@ -49,7 +50,7 @@ impl Scene {
 
     fn pod(&self, name: &str, (tenant, group): (&str, &str), more: &Value) -> NamedPod {
         let pod = self.host.node.pod(name).unwrap();
-        let mut config = self._agent.config(more);
+        let mut config = self.agent.config(more);
         config["tenant"] = tenant.into();
         if !group.is_empty() {
             config["group"] = group.into();
@@ -187,7 +188,7 @@ fn d_follow_shows_known_and_new_flows_until_the_agent_stops() {
     // Repeated packets of the first flow are events, too.
     let event = std::iter::from_fn(|| follower.next()).find(|event| event["flow"]["port"] == 82).unwrap();
     assert_eq!((&event["flow"]["to"]["name"], &event["missed"]), (&json!("red/app"), &json!(0)));
-    drop(scene._agent);
+    drop(scene.agent);
     while follower.next().is_some() {}
     assert_eq!(follower.child.wait().unwrap().code(), Some(3));
 }
@@ -224,7 +225,7 @@ fn d_explain_agrees_with_real_connections_and_shows_the_path() {
         &[
             "group: drop (group db, policy from-web",
             "transport: inside of the node",
-            "NAT: none",
+            "NAT: none on this node",
             "MTU: 1500",
         ],
     );
@@ -232,8 +233,16 @@ fn d_explain_agrees_with_real_connections_and_shows_the_path() {
     expect_valid("explain", &outside.stdout);
     let answer: Value = serde_json::from_str(&outside.stdout).unwrap();
     let path = &answer["flows"][0]["path"];
-    assert_eq!((&path["transport"], &path["fromLink"]["mode"]), (&json!("underlay"), &json!("routed")));
-    let published = scene.explain("default/plain", "node:n", 8080);
+    assert_eq!((&path["transport"], &path["fromLink"]["mode"]), (&json!("none"), &json!("routed")));
+    // With a route out of the node.
+    scene.host.node.sh(&["ip", "route", "add", "192.0.2.0/24", "dev", "lo"]).unwrap();
+    let outside = scene.explain(web.pod.id(), "192.0.2.99", 443);
+    has(
+        &outside.stdout,
+        &["transport: by the routes of the node, link lo", "NAT: masquerade: this node's address on link lo"],
+    );
+    let node = scene.agent.get("/v1/status").unwrap()["node"].as_str().unwrap().to_owned();
+    let published = scene.explain("default/plain", &format!("node:{node}"), 8080);
     assert_eq!(published.status.code(), Some(1), "{published:?}");
     has(&published.stdout, &["tenant: drop", "NAT: hostPort:", "port 80 replaces"]);
     for (from, to, message) in [

@@ -58,9 +58,12 @@ pub(super) fn wrapped(flow: &FlowView) -> String {
     const INDENT: usize = 4;
     let text = flow.to_string();
     let lines = text.lines().map(|line| {
+        let line = print::one_line(line);
+        if line.chars().count() <= print::width() {
+            return line;
+        }
         let start = &line[..line.len() - line.trim_start().len()];
-        let line = print::one_line(line.trim_start());
-        let wrapped = print::wrap(&line, print::width() - INDENT - start.len());
+        let wrapped = print::wrap(line.trim_start(), print::width() - INDENT - start.len());
         format!("{start}{}", print::hanging(&wrapped, start.len() + INDENT))
     });
     lines.collect::<Vec<_>>().join("\n")
