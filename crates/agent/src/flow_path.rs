@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use api::{FlowPathView, PathTransport, PodLinkView, RouteState, RouteView};
+use api::{FlowPathView, FlowTransport, PodLinkView, RouteState, RouteView};
 use engine::state::Attachment;
 use ipnet::IpNet;
 use policy::{Explanation, FlowParty, PodUid};
@@ -59,7 +59,7 @@ impl PathFacts {
     pub(crate) fn path(&self, flow: &Explanation) -> FlowPathView {
         let (from, to) = (self.place(&flow.from), self.place(&flow.to));
         let mut path = FlowPathView {
-            transport: PathTransport::Unknown,
+            transport: FlowTransport::Unknown,
             from_node: self.node_of(&from),
             to_node: self.node_of(&to),
             from_link: pod_link(&from),
@@ -75,10 +75,10 @@ impl PathFacts {
                 path.unknown.push("the path of a pod that does not run".to_owned());
             }
             (EndPlace::Pod(pod), EndPlace::Pod(other)) if pod.key == other.key => {
-                path.transport = PathTransport::Pod;
+                path.transport = FlowTransport::Pod;
             }
             (EndPlace::Pod(_) | EndPlace::OwnNode, EndPlace::Pod(_) | EndPlace::OwnNode) => {
-                path.transport = PathTransport::Local;
+                path.transport = FlowTransport::Local;
             }
             (
                 EndPlace::Pod(_) | EndPlace::OwnNode,
@@ -88,7 +88,7 @@ impl PathFacts {
                 path.unknown.push(format!("how node {name} sends to this node: ask the agent of {name}"));
             }
             (EndPlace::Outside, EndPlace::Pod(_) | EndPlace::OwnNode) => {
-                path.transport = PathTransport::Underlay;
+                path.transport = FlowTransport::Underlay;
                 path.unknown.push("the link on which packets from outside arrive".to_owned());
             }
             (EndPlace::Unknown, EndPlace::Pod(_) | EndPlace::OwnNode) => {
@@ -98,7 +98,8 @@ impl PathFacts {
                 EndPlace::OtherNode(_) | EndPlace::Outside | EndPlace::Unknown,
                 EndPlace::OtherNode(_) | EndPlace::Outside | EndPlace::Unknown,
             ) => {
-                path.unknown.push("paths between other nodes: ask the agent of the sender's node".to_owned())
+                let paths = "paths between other nodes: ask the agent of the sender's node";
+                path.unknown.push(paths.to_owned());
             }
         }
         let ends = [&path.from_link, &path.to_link];
@@ -138,7 +139,7 @@ impl PathFacts {
         let egress = match self.egress.get(&target) {
             Some(Ok(Some(egress))) => Some(egress),
             Some(Ok(None)) => {
-                path.transport = PathTransport::None;
+                path.transport = FlowTransport::None;
                 return path.unknown.push(format!("a route to {target}: this node has none"));
             }
             Some(Err(error)) => {
@@ -159,7 +160,7 @@ impl PathFacts {
                     path.unknown.push(format!("whether the route to {} works: {state}", route.block));
                 }
             }
-            Ok(None) => path.transport = PathTransport::Underlay,
+            Ok(None) => path.transport = FlowTransport::Underlay,
             Err(error) => path.unknown.push(format!("the transport to {target}: {error}")),
         }
         if let EndPlace::Pod(pod) = from {
@@ -170,7 +171,7 @@ impl PathFacts {
                 path.unknown.push("translations, filters and MTU behind the first hop".to_owned());
             }
             (FlowParty::Unknown(_), _) => path.unknown.push(format!("the pod with address {target}")),
-            (_, PathTransport::Direct | PathTransport::Vxlan) => {
+            (_, FlowTransport::Direct | FlowTransport::Vxlan) => {
                 let node = path.to_node.as_deref().unwrap_or("the other node");
                 path.unknown.push(format!("the links of node {node}: ask its agent"));
             }
@@ -276,12 +277,12 @@ mod tests {
         let (a, b) = (record("a", 1500), record("b", 1400));
         let (facts, one, other) = (facts(&[&a, &b]), pod(&a, "n1", "10.83.1.2"), pod(&b, "n1", "10.83.1.3"));
         let local = path(&facts, one.clone(), other);
-        assert_eq!((local.transport, local.mtu, &local.nat[..]), (PathTransport::Local, Some(1400), &[][..]));
+        assert_eq!((local.transport, local.mtu, &local.nat[..]), (FlowTransport::Local, Some(1400), &[][..]));
         assert_eq!(local.from_link.unwrap().name, "pwa");
         assert_eq!(local.to_link.unwrap().gateway_device, "podwire0");
-        assert_eq!(path(&facts, one.clone(), one.clone()).transport, PathTransport::Pod);
+        assert_eq!(path(&facts, one.clone(), one.clone()).transport, FlowTransport::Pod);
         let own = FlowParty::Node { name: "n1".try_into().unwrap(), address: None };
-        assert_eq!(path(&facts, own, one).transport, PathTransport::Local);
+        assert_eq!(path(&facts, own, one).transport, FlowTransport::Local);
     }
 
     #[test]
@@ -289,12 +290,12 @@ mod tests {
         let (a, far) = (record("a", 1500), record("far", 1500));
         let facts = facts(&[&a]);
         let tunnelled = path(&facts, pod(&a, "n1", "10.83.1.2"), pod(&far, "n2", "10.83.2.9"));
-        assert_eq!(tunnelled.transport, PathTransport::Vxlan);
+        assert_eq!(tunnelled.transport, FlowTransport::Vxlan);
         assert_eq!((tunnelled.to_node.as_deref(), tunnelled.link.as_deref()), (Some("n2"), Some("pwvx4")));
         assert_eq!((tunnelled.mtu, &tunnelled.nat[..]), (Some(1450), &[][..]));
         assert_eq!(tunnelled.unknown, ["the links of node n2: ask its agent"]);
         let back = path(&facts, pod(&far, "n2", "10.83.2.9"), pod(&a, "n1", "10.83.1.2"));
-        assert_eq!(back.transport, PathTransport::Unknown);
+        assert_eq!(back.transport, FlowTransport::Unknown);
         assert!(back.unknown[0].contains("ask the agent of n2"), "{back}");
     }
 
@@ -304,13 +305,13 @@ mod tests {
         let world = || FlowParty::World("192.0.2.1".parse().unwrap());
         let from = || pod(&a, "n1", "10.83.1.2");
         let out = path(&facts(&[&a]), from(), world());
-        assert_eq!((out.transport, out.link.as_deref()), (PathTransport::Underlay, Some("up0")));
+        assert_eq!((out.transport, out.link.as_deref()), (FlowTransport::Underlay, Some("up0")));
         assert_eq!(out.nat, ["masquerade: this node's address on link up0 replaces 10.83.1.2"]);
         let plain = Attachment { masquerade_outside: None, ..a.clone() };
         assert_eq!(path(&facts(&[&plain]), from(), world()).nat, [] as [String; 0]);
         // Pods of this node that have ended.
         let gone = path(&facts(&[]), from(), world());
-        assert_eq!(gone.transport, PathTransport::Unknown);
+        assert_eq!(gone.transport, FlowTransport::Unknown);
     }
 
     #[test]
@@ -320,11 +321,11 @@ mod tests {
         facts.routes = Err("the peers thread did not answer".to_owned());
         facts.egress = BTreeMap::from([("192.0.2.1".parse().unwrap(), Err("EIO".to_owned()))]);
         let out = path(&facts, pod(&a, "n1", "10.83.1.2"), FlowParty::World("192.0.2.1".parse().unwrap()));
-        assert_eq!((out.transport, out.link), (PathTransport::Unknown, None));
+        assert_eq!((out.transport, out.link), (FlowTransport::Unknown, None));
         assert_eq!(out.unknown[0], "the kernel's route to 192.0.2.1: EIO");
         assert!(out.unknown[1].contains("the peers thread did not answer"), "{:?}", out.unknown);
         facts.egress = BTreeMap::from([("192.0.2.1".parse().unwrap(), Ok(None))]);
         let none = path(&facts, pod(&a, "n1", "10.83.1.2"), FlowParty::World("192.0.2.1".parse().unwrap()));
-        assert_eq!((none.transport, &none.nat[..]), (PathTransport::None, &[][..]));
+        assert_eq!((none.transport, &none.nat[..]), (FlowTransport::None, &[][..]));
     }
 }

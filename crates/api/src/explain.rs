@@ -137,7 +137,7 @@ pub enum TierOutcome {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FlowPathView {
-    pub transport: PathTransport,
+    pub transport: FlowTransport,
     /// The node of the sender. Null if it is outside of the cluster or not known.
     pub from_node: Option<String>,
     /// The node of the receiver. Null if it is outside of the cluster or not known.
@@ -161,7 +161,7 @@ pub struct FlowPathView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-pub enum PathTransport {
+pub enum FlowTransport {
     /// The pod sends to itself.
     Pod,
     /// Both ends are on one node.
@@ -179,7 +179,7 @@ pub enum PathTransport {
     Unknown,
 }
 
-impl From<RouteTransport> for PathTransport {
+impl From<RouteTransport> for FlowTransport {
     fn from(transport: RouteTransport) -> Self {
         match transport {
             RouteTransport::Direct => Self::Direct,
@@ -307,7 +307,7 @@ impl fmt::Display for FlowPathView {
         let node = |node: &Option<String>| {
             node.as_ref().map_or_else(|| "outside of the cluster".to_owned(), |node| format!("node {node}"))
         };
-        let is_unknown = |node: &Option<String>| node.is_none() && self.transport == PathTransport::Unknown;
+        let is_unknown = |node: &Option<String>| node.is_none() && self.transport == FlowTransport::Unknown;
         for (word, of_node, link) in
             [("from", &self.from_node, &self.from_link), ("to", &self.to_node, &self.to_link)]
         {
@@ -322,7 +322,7 @@ impl fmt::Display for FlowPathView {
             }
         }
         match (self.nat.as_slice(), self.transport) {
-            ([], PathTransport::None | PathTransport::Unknown) => {}
+            ([], FlowTransport::None | FlowTransport::Unknown) => {}
             ([], _) => f.write_str("\n  NAT: none on this node")?,
             (all, _) => all.iter().try_for_each(|nat| write!(f, "\n  NAT: {nat}"))?,
         }
@@ -331,7 +331,7 @@ impl fmt::Display for FlowPathView {
     }
 }
 
-impl fmt::Display for PathTransport {
+impl fmt::Display for FlowTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Pod => "inside of the pod",

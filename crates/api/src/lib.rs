@@ -37,8 +37,8 @@ pub use condition::{Condition, ConditionCode, Readiness};
 pub use denied::{DeniedEvent, DeniedFlow, DeniedPacketsView, DeniedView};
 pub use doctor::{DoctorCheck, DoctorReport, Verdict};
 pub use explain::{
-    ExplainAnswer, ExplainRequest, FlowDirection, FlowEndKind, FlowEndView, FlowPathView, FlowVerdict,
-    FlowView, JudgementView, PathTransport, PodLinkView, TierOutcome, TierView,
+    ExplainAnswer, ExplainRequest, FlowDirection, FlowEndKind, FlowEndView, FlowPathView, FlowTransport,
+    FlowVerdict, FlowView, JudgementView, PodLinkView, TierOutcome, TierView,
 };
 pub use lab::{
     LabAgent, LabEntry, LabEntryState, LabKilledNode, LabLink, LabList, LabMember, LabMemberState, LabNode,

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_gets_known_flows_and_each_event_once_and_is_told_what_it_missed() {
+    fn a_follower_gets_known_flows_and_each_event_once_and_the_number_of_missed_ones() {
         let denied = DeniedFlows::new();
         denied.record(flow(1, 1));
         let mut follower = denied.follow().unwrap();

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn d_a_slow_follower_is_told_how_many_events_it_missed() {
+    fn d_a_slow_follower_gets_the_number_of_missed_events() {
         let denied = DeniedFlows::new();
         denied.record(flow(1));
         let mut stream = DeniedStream { next: next(denied.follow().unwrap()), missed: 0 };

@@ -29,7 +29,7 @@ impl Scene {
     fn new(label: &str) -> Self {
         let host = Host::new(label);
         let agent = host.agent(&["--no-install"]);
-        Self { agent: agent, host }
+        Self { agent, host }
     }
 
     /// Tenant `red`, and tenant `blue` with the groups `web` and `db`. `db` denies port 5432 from `web`.
