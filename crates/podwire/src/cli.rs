@@ -102,9 +102,9 @@ pub(crate) enum CliCommand {
     /// Inspect attachments of pods
     #[command(subcommand, after_long_help = examples::ATTACHMENT)]
     Attachment(AttachmentCommand),
-    /// Explain whether a flow is allowed, which rule decides, and the path of its packets
+    /// Explain the verdict and the path of a flow
     ///
-    /// The agent of this node answers. With -f, objects, pods and policies are read from files: Podwire's own kinds, and those
+    /// Shows whether the flow is allowed, which rule decides, and the path of its packets. The agent of this node answers. With -f, objects, pods and policies are read from files: Podwire's own kinds, and those
     /// of Kubernetes as 'kubectl get -o yaml' prints them. Then no agent is needed, and no path is shown.
     ///
     /// FROM and TO are pods (NAMESPACE/NAME, or the first characters of a container ID), addresses, group:TENANT/NAME,

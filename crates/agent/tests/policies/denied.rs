@@ -62,10 +62,14 @@ fn a_flood_is_counted_exactly_and_sampled_within_bounds() {
     let counted =
         scene.node().sh(&["nft", "list", "chain", "inet", "podwire-policy", "egress-deny"]).unwrap();
     assert!(counted.contains(&format!("packets {total} ")), "{total} in {counted}");
-    let page = scene.host.agent.metrics().unwrap();
     let series = r#"podwire_policy_denied_sampled_packets_total{direction="egress",tier="tenant",policy="tenant blue"} "#;
-    let sampled = page.lines().find_map(|line| line.strip_prefix(series)).unwrap_or_else(|| panic!("{page}"));
-    assert_eq!(sampled, view["sampled"].to_string());
+    // The last samples may still be on their way.
+    wait_until("the metric to have all samples", DEADLINE, || {
+        let page = scene.host.agent.metrics()?;
+        let sampled = page.lines().find_map(|line| line.strip_prefix(series));
+        Ok(sampled == Some(denied(&scene)["sampled"].to_string().as_str()))
+    })
+    .unwrap();
 }
 
 #[test]

@@ -166,7 +166,7 @@ mod tests {
     fn d_denied_flows_fit_into_80_columns() {
         let shown = page(&view(), print::table);
         assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
-        for part in ["4000 packets denied", "12 of them logged", "tcp/5432", "tenant: the peer is"] {
+        for part in ["4000 packets denied", "12 of them", "tcp/5432", "of another"] {
             assert!(shown.contains(part), "{shown}");
         }
         let wide = page(&view(), print::wide_table);

@@ -11,7 +11,7 @@ use crate::engine::PolicyEngine;
 use crate::explain::{FlowEnd, PolicyFlow};
 use crate::problems::{PolicyObject, ProblemReason};
 use crate::query::{FlowQuery, FlowTraffic, QueryEnd};
-use crate::world::WorldChange;
+use crate::world::{PodEntry, WorldChange};
 
 const RED: &str = "10.0.0.1";
 const RED_BACK: &str = "10.0.0.2";
@@ -268,8 +268,12 @@ fn d_a_query_explains_pairs_of_groups_up_to_a_limit() {
     let one = ask("many-1", "many-2").unwrap();
     let [explained] = one.explanations.as_slice() else { panic!("{one:?}") };
     assert_eq!((explained.verdict, one.omitted), (PolicyVerdict::Drop, 0));
-    let members =
-        lab.engine.world().pods.values().filter(|pod| pod.identity.placement.group.is_some()).count();
+    let is_member = |pod: &&PodEntry| {
+        let placement = &pod.identity.placement;
+        placement.tenant.as_str() == "red"
+            && placement.group.as_ref().is_some_and(|group| group.as_str() == "front")
+    };
+    let members = lab.engine.world().pods.values().filter(is_member).count();
     let all = ask("group:red/front", "group:red/front").unwrap();
     assert_eq!(all.explanations.len() + all.omitted, members * (members - 1));
     assert_eq!(all.explanations.len(), 64);
