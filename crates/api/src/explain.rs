@@ -233,7 +233,8 @@ impl FlowEndView {
 
 impl fmt::Display for FlowEndView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.name.as_deref().unwrap_or("-");
+        // A line break in a name would look like another line of the output.
+        let name = types::one_line(self.name.as_deref().unwrap_or("-"));
         match (self.kind, self.address) {
             (FlowEndKind::Pod, address) => {
                 write!(f, "pod {name} on node {}", self.node.as_deref().unwrap_or("-"))?;
@@ -342,5 +343,17 @@ impl fmt::Display for FlowTransport {
             Self::None => "there is no path",
             Self::Unknown => "not known",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_line_break_forges_no_verdict() {
+        let name = Some("shop/web\nverdict: accept".to_owned());
+        let end = FlowEndView { kind: FlowEndKind::Pod, name, node: Some("n1".to_owned()), address: None };
+        assert_eq!(end.to_string(), "pod shop/web\\nverdict: accept on node n1");
     }
 }

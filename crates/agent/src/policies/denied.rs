@@ -155,14 +155,18 @@ impl DeniedReader {
         let failure = self.log.as_ref().and_then(MonitorSlot::failure);
         let findings = failure.map(|failure| {
             let listener = std::fs::read_to_string(LISTENERS).ok().and_then(|list| listener(&list));
-            let listener = listener
-                .map(|port| format!("; the listener has port ID {port}, which often is its process ID"));
-            let message = format!(
-                "denied packets are counted, but the rules that deny them are not named: {failure}{}",
-                listener.unwrap_or_default()
-            );
-            Finding::new(Code::DeniedLogFailed, format_args!("NFLOG group {}", nft::LOG_GROUP), message)
-                .fix(Fix::words(["cat", LISTENERS]))
+            let message =
+                format!("denied packets are counted, but the rules that deny them are not named: {failure}");
+            let finding = |message: String| {
+                Finding::new(Code::DeniedLogFailed, format_args!("NFLOG group {}", nft::LOG_GROUP), message)
+            };
+            match listener {
+                Some(port) => finding(format!(
+                    "{message}; the listener has port ID {port}, which often is its process ID"
+                ))
+                .fix(Fix::words(["cat", LISTENERS])),
+                None => finding(message),
+            }
         });
         self.parts.agent_status.set(Source::DeniedLog, findings.into_iter().collect());
     }

@@ -190,7 +190,8 @@ fn d_follow_shows_known_and_new_flows_until_the_agent_stops() {
     assert_eq!((&event["flow"]["to"]["name"], &event["missed"]), (&json!("red/app"), &json!(0)));
     // The places of clients that have ended are free again.
     for _ in 0..20 {
-        wait_until("a place for a client", DEADLINE, || Ok(Follower::start(&scene.host).next().is_some())).unwrap();
+        wait_until("a place for a client", DEADLINE, || Ok(Follower::start(&scene.host).next().is_some()))
+            .unwrap();
     }
     drop(scene.agent);
     while follower.next().is_some() {}
