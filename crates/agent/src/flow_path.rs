@@ -117,7 +117,7 @@ impl PathFacts {
             },
             FlowParty::Node { name, .. } if *name == self.node => EndPlace::OwnNode,
             FlowParty::Node { name, .. } => EndPlace::OtherNode(name),
-            FlowParty::World(_) => EndPlace::Outside,
+            FlowParty::Outside(_) => EndPlace::Outside,
             FlowParty::Unknown(_) => EndPlace::Unknown,
             FlowParty::NoPod(_) => EndPlace::Missing,
         }
@@ -167,7 +167,7 @@ impl PathFacts {
             path.nat.extend(masquerade(pod, flow.from.address(), target, path.link.as_deref()));
         }
         match (&flow.to, path.transport) {
-            (FlowParty::World(_), _) => {
+            (FlowParty::Outside(_), _) => {
                 path.unknown.push("translations, filters and MTU behind the first hop".to_owned());
             }
             (FlowParty::Unknown(_), _) => path.unknown.push(format!("the pod with address {target}")),
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn d_a_path_out_of_the_cluster_is_masqueraded_unless_the_pod_is_not() {
         let a = record("a", 1500);
-        let world = || FlowParty::World("192.0.2.1".parse().unwrap());
+        let world = || FlowParty::Outside("192.0.2.1".parse().unwrap());
         let from = || pod(&a, "n1", "10.83.1.2");
         let out = path(&facts(&[&a]), from(), world());
         assert_eq!((out.transport, out.link.as_deref()), (FlowTransport::Underlay, Some("up0")));
@@ -320,12 +320,12 @@ mod tests {
         let mut facts = facts(&[&a]);
         facts.routes = Err("the peers thread did not answer".to_owned());
         facts.egress = BTreeMap::from([("192.0.2.1".parse().unwrap(), Err("EIO".to_owned()))]);
-        let out = path(&facts, pod(&a, "n1", "10.83.1.2"), FlowParty::World("192.0.2.1".parse().unwrap()));
+        let out = path(&facts, pod(&a, "n1", "10.83.1.2"), FlowParty::Outside("192.0.2.1".parse().unwrap()));
         assert_eq!((out.transport, out.link), (FlowTransport::Unknown, None));
         assert_eq!(out.unknown[0], "the kernel's route to 192.0.2.1: EIO");
         assert!(out.unknown[1].contains("the peers thread did not answer"), "{:?}", out.unknown);
         facts.egress = BTreeMap::from([("192.0.2.1".parse().unwrap(), Ok(None))]);
-        let none = path(&facts, pod(&a, "n1", "10.83.1.2"), FlowParty::World("192.0.2.1".parse().unwrap()));
+        let none = path(&facts, pod(&a, "n1", "10.83.1.2"), FlowParty::Outside("192.0.2.1".parse().unwrap()));
         assert_eq!((none.transport, &none.nat[..]), (FlowTransport::None, &[][..]));
     }
 }

@@ -33,7 +33,7 @@ pub(crate) fn end_view(party: &FlowParty) -> FlowEndView {
         FlowParty::Node { name, address } => {
             view(FlowEndKind::Node, Some(name.to_string()), Some(name.to_string()), *address)
         }
-        FlowParty::World(address) => view(FlowEndKind::World, None, None, Some(*address)),
+        FlowParty::Outside(address) => view(FlowEndKind::Outside, None, None, Some(*address)),
         FlowParty::Unknown(address) => view(FlowEndKind::Unknown, None, None, Some(*address)),
         FlowParty::NoPod(uid) => view(FlowEndKind::NoPod, Some(uid.to_string()), None, None),
     }

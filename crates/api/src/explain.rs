@@ -80,7 +80,7 @@ pub enum FlowEndKind {
     /// A node, or a pod in the network namespace of its node.
     Node,
     /// Outside of the cluster.
-    World,
+    Outside,
     /// Inside a pod network, but of no known pod.
     Unknown,
     /// A pod that does not run.
@@ -244,8 +244,8 @@ impl fmt::Display for FlowEndView {
                 write!(f, "node {name}")?;
                 address.map_or(Ok(()), |address| write!(f, " ({address})"))
             }
-            (FlowEndKind::World, Some(address)) => write!(f, "{address} outside of the cluster"),
-            (FlowEndKind::World, None) => f.write_str("outside of the cluster"),
+            (FlowEndKind::Outside, Some(address)) => write!(f, "{address} outside of the cluster"),
+            (FlowEndKind::Outside, None) => f.write_str("outside of the cluster"),
             (FlowEndKind::Unknown, Some(address)) => {
                 write!(f, "{address}, which belongs to no known pod")
             }

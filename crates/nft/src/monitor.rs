@@ -43,7 +43,7 @@ pub struct RulesetChange {
     /// A table of peers was changed, or elements of one were deleted: see [`PeerTable::keep`](crate::PeerTable::keep).
     pub peers: bool,
     /// The table of policies was changed by another process, or its structure by this one: see
-    /// [`Firewall::keep_policies`](crate::Firewall::keep_policies).
+    /// [`Firewall::reconcile_policies`](crate::Firewall::reconcile_policies).
     pub policies: bool,
     /// An unmanaged table, chain or rule of the IP layer was added, changed or removed: see
     /// [`unmanaged_drops`](crate::unmanaged_drops).

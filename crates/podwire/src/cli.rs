@@ -321,8 +321,8 @@ pub(crate) enum AttachmentCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct ShowAttachmentArgs {
-    /// Container ID or its first characters, and an interface
-    #[arg(value_name = "CONTAINER[/IFNAME]")]
+    /// Pod, container ID or its first characters, and an interface
+    #[arg(value_name = "POD|CONTAINER[/IFNAME]")]
     pub(crate) attachment: String,
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]

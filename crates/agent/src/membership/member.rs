@@ -231,7 +231,7 @@ impl Member {
         }
         self.was_wiped |= listing.revision < self.revision;
         let unread = self.unread.keys().filter_map(|key| self.registry.layout.node_of(key)).collect();
-        StoreListing { nodes, claims, unread, was_wiped: self.was_wiped }
+        StoreListing { nodes, claims, unreadable: unread, was_wiped: self.was_wiped }
     }
 
     /// Handles the next event.

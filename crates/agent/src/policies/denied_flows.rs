@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     fn flow(port: u16, time: u64) -> DeniedFlow {
-        let end = FlowEndView { kind: FlowEndKind::World, name: None, node: None, address: None };
+        let end = FlowEndView { kind: FlowEndKind::Outside, name: None, node: None, address: None };
         DeniedFlow {
             time: Timestamp(time),
             direction: FlowDirection::Ingress,

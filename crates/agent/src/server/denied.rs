@@ -124,7 +124,7 @@ mod tests {
     use crate::policies::DeniedFlows;
 
     fn flow(port: u16) -> DeniedFlow {
-        let end = FlowEndView { kind: FlowEndKind::World, name: None, node: None, address: None };
+        let end = FlowEndView { kind: FlowEndKind::Outside, name: None, node: None, address: None };
         DeniedFlow {
             time: Timestamp(1),
             direction: FlowDirection::Ingress,

@@ -62,7 +62,7 @@ fn start(scene: &mut Scene) {
 }
 
 #[test]
-fn rules_stay_while_the_agent_is_down_and_numbers_stay_after_its_restart() {
+fn rules_stay_without_the_agent_and_numbers_after_its_restart() {
     let (mut scene, blue, red) = scene("policy-restart");
     let (table, groups) = (scene.table(), [blue.group(&scene), red.group(&scene)]);
     scene.host.agent.kill().unwrap();

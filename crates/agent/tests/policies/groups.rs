@@ -43,7 +43,7 @@ fn rules_of_a_group_are_enforced_and_follow_their_policy() {
 
 /// The second pass finds flows that the first one did not.
 #[test]
-fn an_open_connection_that_a_change_forbids_stops_and_continues_when_it_is_allowed() {
+fn a_forbidden_connection_stops_until_it_is_allowed_again() {
     let scene = Scene::new("policy-flows", &[]);
     let objects = deny_web_to_db();
     scene.apply(&objects[..3]);

@@ -158,7 +158,7 @@ pub fn reconcile(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Erro
     let mut round = ReconcileRound::new(request, NodeState::open(request.run_dir)?)?;
     round.recover()?;
     let records = round.records()?;
-    round.node(&records);
+    round.reconcile_node(&records);
     let observed = ObservedHost::of(&mut round.host)?;
     for (network, listed) in &records {
         for record in listed {

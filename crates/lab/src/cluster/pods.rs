@@ -130,12 +130,12 @@ impl Cluster {
 
     fn attach(&self, node: &str, name: &str, pod: &Pod) -> Result<Vec<IpAddr>> {
         let outcome = self.plugin.call(pod.node(), &self.call(Verb::Add, (node, name), pod)?)?;
-        addresses(&outcome.ok()?)
+        addresses(&outcome.result()?)
     }
 
     pub(super) fn detach(&self, node: &str, name: &str, pod: &Pod) -> Result<()> {
         let outcome = self.plugin.call(pod.node(), &self.call(Verb::Del, (node, name), pod)?)?;
-        outcome.ok().map(drop).with_context(|| format!("DEL of pod {name}"))
+        outcome.result().map(drop).with_context(|| format!("DEL of pod {name}"))
     }
 
     /// Passes the pod's name and namespace in CNI_ARGS, as containerd does for Kubernetes.

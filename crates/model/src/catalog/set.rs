@@ -31,7 +31,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Everything except the checks against other objects.
+    /// All steps of [`Self::set`] except the checks against other objects.
     pub(super) fn prepare(
         &self,
         object: ClusterObject,

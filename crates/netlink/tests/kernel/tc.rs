@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::world::{World, command, name};
+use crate::testbed::{Testbed, command, name};
 use netlink::{AddTbf, Op, QdiscAt, Tbf};
 
 #[test]
-fn a_token_bucket_has_the_given_rate_also_above_4_gib_per_second() {
-    let mut w = World::new();
+fn a_token_bucket_has_its_rate_above_4_gib_per_second() {
+    let mut w = Testbed::new();
     let (link, _) = w.veth("pwabc", "eth0");
     for (rate, burst) in [(125_000, 20_000), (1_250_000_000, 1 << 20), (10_000_000_000, 4 << 20)] {
         let tbf = Tbf::with_latency(rate, burst, Duration::from_millis(25));
@@ -33,7 +33,7 @@ fn a_token_bucket_has_the_given_rate_also_above_4_gib_per_second() {
 
 #[test]
 fn ingress_traffic_is_redirected_to_the_shaper() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (link, pod) = w.veth("pwabc", "eth0");
     let shaper = name("pishaper");
     w.host_socket.run(&Op::AddIfb { name: &shaper, mtu: 1500 }).unwrap();
@@ -60,7 +60,7 @@ fn ingress_traffic_is_redirected_to_the_shaper() {
         .run(&Op::AddNeighbour(netlink::AddNeighbour {
             link: pod,
             addr: "fd00::9".parse().unwrap(),
-            mac: crate::world::mac(2),
+            mac: crate::testbed::mac(2),
             protocol: 112,
         }))
         .unwrap();
@@ -79,8 +79,9 @@ fn ingress_traffic_is_redirected_to_the_shaper() {
         let socket = std::net::UdpSocket::bind("[fd00::1]:0").unwrap();
         socket.send_to(&[0; 100], "[fd00::9]:9").unwrap();
     };
-    let packets =
-        |w: &World| command(&w.host, "tc -j -s qdisc show dev pishaper root")[0]["packets"].as_u64().unwrap();
+    let packets = |w: &Testbed| {
+        command(&w.host, "tc -j -s qdisc show dev pishaper root")[0]["packets"].as_u64().unwrap()
+    };
     let before = packets(&w);
     w.pod.run(send).unwrap();
     assert!(packets(&w) > before);

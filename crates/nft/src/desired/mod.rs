@@ -7,7 +7,7 @@
 //! pod_elements::of(pod), PeerRules::elements ─► Element: one netlink request each                (request)
 //! ```
 //!
-//! [`Firewall::keep_table`](crate::Firewall::keep_table) applies any such table with its elements and repairs drift.
+//! [`Firewall::reconcile_table`](crate::Firewall::reconcile_table) applies any such table with its elements and repairs drift.
 
 pub(crate) mod clamp;
 pub(crate) mod limit;

@@ -86,10 +86,12 @@ Examples:
 
 pub(crate) const ATTACHMENT: &str = "\
 Examples:
+  podwire attachment show shop/web
   podwire attachment show 0f2c5a9be1d7";
 
 pub(crate) const ATTACHMENT_SHOW: &str = "\
 Examples:
+  podwire attachment show shop/web
   # The first characters of the container ID are enough
   podwire attachment show 0f2c5a9be1d7
   # A pod with several interfaces
@@ -149,6 +151,8 @@ Examples:
 pub(crate) const LAB_EXEC: &str = "\
 Examples:
   podwire lab exec n1 podwire status
+  # A shell in a node
+  podwire lab exec n1
   podwire lab exec n1 ip -6 route show proto 113
   podwire lab exec p1 ping -c 1 10.42.1.2
   podwire lab exec n1 etcdctl get --prefix /podwire --keys-only";

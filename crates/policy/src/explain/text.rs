@@ -1,3 +1,5 @@
+//! Explanations as text.
+
 use std::fmt;
 
 use crate::element::PolicyVerdict;

@@ -14,7 +14,7 @@ pub(super) enum EndSet {
     Pods(Vec<PodUid>),
     Addresses(Vec<IpAddr>),
     /// Outside of the cluster, in the family of the other end.
-    World,
+    Outside,
 }
 
 /// The first pairs, and the number of all.
@@ -30,7 +30,7 @@ impl EndSet {
             QueryEnd::Named(text) => text.as_str(),
         };
         if text == "world" {
-            return Ok(Self::World);
+            return Ok(Self::Outside);
         }
         if let Ok(address) = text.parse() {
             return Ok(Self::Addresses(vec![address]));
@@ -90,7 +90,7 @@ impl EndSet {
 
     fn families(&self, engine: &PolicyEngine) -> Vec<Family> {
         match self {
-            Self::World => vec![Family::V4, Family::V6],
+            Self::Outside => vec![Family::V4, Family::V6],
             Self::Addresses(addresses) => addresses.iter().copied().map(Family::of).collect(),
             Self::Pods(pods) => {
                 let addresses =
@@ -107,7 +107,7 @@ impl EndSet {
                 let is_wanted = |one: &&IpAddr| family.is_none_or(|family| Family::of(**one) == family);
                 addresses.iter().filter(is_wanted).map(|one| FlowEnd::Address(*one)).collect()
             }
-            Self::World => vec![FlowEnd::Address(engine.outside(family.unwrap_or(Family::V4)))],
+            Self::Outside => vec![FlowEnd::Address(engine.outside(family.unwrap_or(Family::V4)))],
         }
     }
 }

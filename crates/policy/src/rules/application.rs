@@ -1,3 +1,5 @@
+//! The rules of group policies and NetworkPolicies.
+
 use std::cmp::Reverse;
 
 use model::objects::{
@@ -16,7 +18,7 @@ use crate::traffic::{TrafficSet, with_ports};
 /// IP protocol numbers of ICMP and ICMPv6.
 const ICMP: [u8; 2] = [1, 58];
 
-/// A pod always reaches itself and its own node, except by ClusterNetworkPolicies.
+/// A pod always reaches itself and its own node, unless a ClusterNetworkPolicy denies it.
 fn self_and_own_node(tier: PolicyTier) -> JudgeRule {
     JudgeRule {
         tier,

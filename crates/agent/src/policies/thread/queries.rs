@@ -169,7 +169,7 @@ fn decision(judgement: Option<&Judgement>, tenant: Option<&TenantName>) -> Decis
 fn tenant_of<'a>(engine: &'a PolicyEngine, party: &FlowParty) -> Option<&'a TenantName> {
     match party {
         FlowParty::Pod { uid, .. } => Some(&engine.world().pods.get(uid)?.identity.placement.tenant),
-        FlowParty::Node { .. } | FlowParty::World(_) | FlowParty::Unknown(_) | FlowParty::NoPod(_) => None,
+        FlowParty::Node { .. } | FlowParty::Outside(_) | FlowParty::Unknown(_) | FlowParty::NoPod(_) => None,
     }
 }
 

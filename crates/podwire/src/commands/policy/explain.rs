@@ -55,18 +55,19 @@ fn page(answer: &ExplainAnswer) -> String {
 
 /// The explanation in lines that fit.
 pub(super) fn wrapped(flow: &FlowView) -> String {
+    flow.to_string().lines().map(wrapped_line).collect::<Vec<_>>().join("\n")
+}
+
+/// A line that fits keeps its spaces. Continuation lines are indented more than the first line.
+fn wrapped_line(line: &str) -> String {
     const INDENT: usize = 4;
-    let text = flow.to_string();
-    let lines = text.lines().map(|line| {
-        let line = print::one_line(line);
-        if line.chars().count() <= print::width() {
-            return line;
-        }
-        let start = &line[..line.len() - line.trim_start().len()];
-        let wrapped = print::wrap(line.trim_start(), print::width() - INDENT - start.len());
-        format!("{start}{}", print::hanging(&wrapped, start.len() + INDENT))
-    });
-    lines.collect::<Vec<_>>().join("\n")
+    let line = print::one_line(line);
+    if line.chars().count() <= print::width() {
+        return line;
+    }
+    let indent = line.len() - line.trim_start().len();
+    let text = print::wrap(line.trim_start(), print::width() - indent - INDENT);
+    format!("{}{}", " ".repeat(indent), print::hanging(&text, indent + INDENT))
 }
 
 pub(super) fn is_accepted(flow: &FlowView) -> bool {
