@@ -230,8 +230,10 @@ pub fn run(config: Config) -> Result<(), AppError> {
             warn!(running, waiting, "stopped before all requests were served");
         }
         // All threads are asked to end before the first wait, so that they end at the same time.
-        let threads: Vec<&AgentThread> =
-            installing.iter().chain([&inspecting, &enforcing.policies, &enforcing.flows]).collect();
+        let threads: Vec<&AgentThread> = installing
+            .iter()
+            .chain([&inspecting, &enforcing.policies, &enforcing.flows, &enforcing.denied])
+            .collect();
         threads.iter().for_each(|thread| thread.stop());
         reconciler_thread.requests.stop();
         if let Some(cluster) = &service.cluster {

@@ -55,6 +55,8 @@ pub(crate) enum Source {
     Flows,
     /// Pods without known policies.
     IsolatedPods,
+    /// Denied packets are not logged.
+    DeniedLog,
 }
 
 /// A condition lasts as long as a source reports this code for this object.

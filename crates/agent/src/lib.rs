@@ -21,6 +21,8 @@ mod attachments;
 mod clock;
 mod conditions;
 mod contiv;
+mod flow_path;
+mod flow_view;
 mod identities;
 mod installation;
 mod lock;
@@ -44,6 +46,7 @@ mod work;
 
 pub use app::{AppError, run};
 pub use attachments::{attachment_view, inactive_port};
+pub use flow_view::flow_view;
 pub use lock::agents_here;
 #[doc(hidden)]
 pub use membership::measured;

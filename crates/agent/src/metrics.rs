@@ -20,7 +20,7 @@ use rustix::time::{ClockId, clock_gettime};
 use types::{Code, Severity};
 
 use policies::PolicyMetrics;
-pub(crate) use policies::PolicyUsage;
+pub(crate) use policies::{PolicyUsage, SampledDenial};
 
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -231,6 +231,16 @@ impl Metrics {
 
     pub(crate) fn count_policies(&self, counts: &PolicyUsage) {
         self.policies.count(counts);
+    }
+
+    /// A denied packet was logged and explained.
+    pub(crate) fn sampled_denial(&self, denial: &SampledDenial) {
+        self.policies.sampled_denial(denial);
+    }
+
+    /// All denied packets since the start, as of the last count.
+    pub(crate) fn denied_packets(&self) -> nft::DeniedPackets {
+        self.policies.denied_packets()
     }
 
     pub(crate) fn drained_tombstone(&self) {

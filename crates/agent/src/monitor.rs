@@ -36,6 +36,17 @@ impl<M, E: Display> MonitorSlot<M, E> {
         Ok(Self { name, open, state, pause: PAUSES.0 })
     }
 
+    /// Like [`Self::open`]. If that fails, it is retried like a failed monitor.
+    pub(crate) fn open_or_retry(name: &'static str, open: fn() -> Result<M, E>) -> Self {
+        let state = match open() {
+            Ok(monitor) => MonitorState::Open { monitor, since: Instant::now() },
+            Err(error) => {
+                MonitorState::Failed { why: error.to_string(), retry_at: Instant::now() + PAUSES.0 }
+            }
+        };
+        Self { name, open, state, pause: PAUSES.0 }
+    }
+
     /// Reads the events, or reopens the monitor if the pause is over.
     pub(crate) fn read<T>(&mut self, now: Instant, read: fn(&mut M) -> Result<T, E>) -> Read<T> {
         match &mut self.state {
@@ -84,8 +95,16 @@ impl<M, E: Display> MonitorSlot<M, E> {
         }
     }
 
+    /// Why it failed. None while it works.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        match &self.state {
+            MonitorState::Open { .. } => None,
+            MonitorState::Failed { why, .. } => Some(why),
+        }
+    }
+
     pub(crate) fn finding(&self) -> Option<Finding> {
-        let MonitorState::Failed { why, .. } = &self.state else { return None };
+        let why = self.failure()?;
         let message = format!("{why}; until the monitor is reopened, only the timer finds drift");
         Some(Finding::new(Code::MonitorFailed, format_args!("monitor {}", self.name), message))
     }

@@ -8,6 +8,8 @@
 mod accept;
 mod client_socket;
 mod client_uid;
+mod denied;
+mod explain;
 mod http;
 mod listen;
 mod nodes;

@@ -102,6 +102,35 @@ impl Client {
         Exchange::start(self, deadline, MAX_RESULT)?.run(&request)
     }
 
+    /// Passes each line of a stream to `on_line` until that fails. Lines may arrive at any time: after each silence, the client asks
+    /// whether the agent is alive. `deadline` limits the time until the stream begins. An answer that is not a stream is returned.
+    pub fn follow<E: From<ClientError>>(
+        &self,
+        path: &str,
+        deadline: Duration,
+        mut on_line: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<HttpAnswer, E> {
+        let request = head("GET", path, None).into_bytes();
+        let mut exchange = Exchange::start(self, deadline, MAX_RESULT)?;
+        exchange.send(&request)?;
+        let head = exchange.read_head()?;
+        exchange.buffer.drain(..head.length);
+        match head.framing {
+            Framing::Chunked if head.status == 200 => {}
+            Framing::Chunked | Framing::Length(_) | Framing::UntilClose => return Ok(exchange.answer(&head)?),
+        }
+        (exchange.deadline, exchange.is_probed) = (Duration::MAX, true);
+        let mut line = Vec::new();
+        while let Some(chunk) = exchange.next_chunk(MAX_RESULT.saturating_sub(line.len()))? {
+            line.extend_from_slice(&chunk);
+            while let Some(end) = line.iter().position(|byte| *byte == b'\n') {
+                on_line(&line[..end])?;
+                line.drain(..=end);
+            }
+        }
+        Ok(HttpAnswer { status: head.status, body: line })
+    }
+
     /// Sends `body` as JSON. Waits until the deadline for an agent that works, and about 10 s for one that hangs.
     pub fn post(
         &self,
@@ -184,6 +213,11 @@ impl<'a> Exchange<'a> {
         }
         let head = self.read_head()?;
         self.buffer.drain(..head.length);
+        self.answer(&head)
+    }
+
+    /// The answer with this head, which was read.
+    fn answer(&mut self, head: &ResponseHead) -> Result<HttpAnswer, ClientError> {
         let body = match head.framing {
             Framing::Length(length) => self.read_exact(length)?,
             Framing::Chunked => self.read_chunks()?,
@@ -232,30 +266,35 @@ impl<'a> Exchange<'a> {
         Ok(std::mem::replace(&mut self.buffer, remaining))
     }
 
-    /// Reads until the last chunk. Trailers are ignored, because the connection is closed.
+    /// Reads until the last chunk.
     fn read_chunks(&mut self) -> Result<Vec<u8>, ClientError> {
         let mut body = Vec::new();
-        loop {
-            let (line, size) = match httparse::parse_chunk_size(&self.buffer) {
-                Ok(httparse::Status::Complete(parsed)) => parsed,
-                Ok(httparse::Status::Partial) => {
-                    self.read_or_fail()?;
-                    continue;
-                }
-                Err(_) => return Err(self.malformed("the size of a chunk is not a number".to_owned())),
-            };
-            if size == 0 {
-                return Ok(body);
-            }
-            let size =
-                usize::try_from(size).ok().filter(|size| body.len().saturating_add(*size) <= self.limit);
-            let size = size.ok_or_else(|| self.too_large())?;
-            self.buffer.drain(..line);
-            body.append(&mut self.read_exact(size)?);
-            if self.read_exact(2)? != b"\r\n" {
-                return Err(self.malformed("a chunk is longer than its size".to_owned()));
-            }
+        while let Some(mut chunk) = self.next_chunk(self.limit.saturating_sub(body.len()))? {
+            body.append(&mut chunk);
         }
+        Ok(body)
+    }
+
+    /// None after the last chunk. Trailers are ignored, because the connection is closed.
+    fn next_chunk(&mut self, limit: usize) -> Result<Option<Vec<u8>>, ClientError> {
+        let (line, size) = loop {
+            match httparse::parse_chunk_size(&self.buffer) {
+                Ok(httparse::Status::Complete(parsed)) => break parsed,
+                Ok(httparse::Status::Partial) => self.read_or_fail()?,
+                Err(_) => return Err(self.malformed("the size of a chunk is not a number".to_owned())),
+            }
+        };
+        if size == 0 {
+            return Ok(None);
+        }
+        let size = usize::try_from(size).ok().filter(|size| *size <= limit);
+        let size = size.ok_or_else(|| self.too_large())?;
+        self.buffer.drain(..line);
+        let chunk = self.read_exact(size)?;
+        if self.read_exact(2)? != b"\r\n" {
+            return Err(self.malformed("a chunk is longer than its size".to_owned()));
+        }
+        Ok(Some(chunk))
     }
 
     fn read_or_fail(&mut self) -> Result<(), ClientError> {

@@ -11,7 +11,9 @@ mod attachment;
 mod client;
 mod cluster;
 mod condition;
+mod denied;
 mod doctor;
+mod explain;
 mod lab;
 mod message;
 mod objects;
@@ -32,7 +34,12 @@ pub use cluster::{
     RouteView, RoutesView, SubnetView,
 };
 pub use condition::{Condition, ConditionCode, Readiness};
+pub use denied::{DeniedEvent, DeniedFlow, DeniedPacketsView, DeniedView};
 pub use doctor::{DoctorCheck, DoctorReport, Verdict};
+pub use explain::{
+    ExplainAnswer, ExplainRequest, FlowDirection, FlowEndKind, FlowEndView, FlowPathView, FlowTransport,
+    FlowVerdict, FlowView, JudgementView, PodLinkView, TierOutcome, TierView,
+};
 pub use lab::{
     LabAgent, LabEntry, LabEntryState, LabKilledNode, LabLink, LabList, LabMember, LabMemberState, LabNode,
     LabPath, LabPod, LabReach, LabStatus, LabTest, LabTransport,
@@ -43,8 +50,8 @@ pub use objects::{
     ObjectProblem, ObjectStep, ObjectSteps, PolicyRules, RuleChange, RuleView, VersionInForce,
 };
 pub use paths::{
-    API_VERSION, ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, OBJECT_DETAILS,
-    OBJECTS, PAGE_NOT_FOUND, READY, ROUTES, STATUS, VERSION,
+    API_VERSION, ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, DENIED, EXPLAIN, HEALTH, MAX_BODY, METRICS, NODES,
+    OBJECT_DETAILS, OBJECTS, PAGE_NOT_FOUND, READY, ROUTES, STATUS, VERSION,
 };
 pub use policy::{PolicyCaseResult, PolicyTestAnswer};
 pub use status::{

@@ -28,6 +28,11 @@ pub const BLOCKS: &str = "/v1/blocks";
 pub const OBJECTS: &str = "/v1/objects";
 /// GET `/v1/object-details/groups/TENANT/NAME` or `/v1/object-details/tenants/NAME`: a [`crate::ObjectDetails`].
 pub const OBJECT_DETAILS: &str = "/v1/object-details";
+/// GET: the flows that policies denied, as a [`crate::DeniedView`]. `?follow=true`: the same flows and all later ones as a stream of
+/// lines, each a [`crate::DeniedEvent`].
+pub const DENIED: &str = "/v1/denied";
+/// POST a [`crate::ExplainRequest`]. 200 with a [`crate::ExplainAnswer`].
+pub const EXPLAIN: &str = "/v1/explain";
 /// GET: metrics in the Prometheus format.
 pub const METRICS: &str = "/metrics";
 

@@ -45,6 +45,15 @@ pub struct DeniedPacket {
 pub struct DeniedLog {
     socket: OwnedFd,
     buffer: Vec<u8>,
+    /// The number of the next logged packet. The kernel counts them from 0.
+    next: u32,
+}
+
+/// The packets of a read, and the number of packets that the kernel dropped before them because the buffer was full.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LoggedPackets {
+    pub packets: Vec<DeniedPacket>,
+    pub lost: u32,
 }
 
 impl AsFd for DeniedLog {
@@ -56,7 +65,8 @@ impl AsFd for DeniedLog {
 impl DeniedLog {
     /// For the network namespace of the calling thread. Any thread may read. Fails if another process listens.
     pub fn open() -> Result<Self, Error> {
-        let mut log = Self { socket: socket().map_err(|e| Error::io(OPEN, e))?, buffer: vec![0; BUFFER] };
+        let socket = socket().map_err(|e| Error::io(OPEN, e))?;
+        let mut log = Self { socket, buffer: vec![0; BUFFER], next: 0 };
         log.subscribe().map_err(|errno| match errno {
             // The kernel does not distinguish the reasons.
             Errno::PERM => Error::Io { operation: OPEN, source: std::io::Error::other(REFUSED) },
@@ -72,6 +82,7 @@ impl DeniedLog {
             (number::LOG_COMMAND, &[number::LOG_BIND][..]),
             (number::LOG_MODE, &mode),
             (number::LOG_TIMEOUT, &DELAY.to_be_bytes()),
+            (number::LOG_FLAGS, &number::LOG_SEQUENCE.to_be_bytes()),
         ] {
             let mut request = Batch::new();
             let flags = NLM_F_REQUEST | NLM_F_ACK;
@@ -101,18 +112,18 @@ impl DeniedLog {
         }
     }
 
-    /// Does not wait. Packets that were lost because they were not read in time are missing.
-    pub fn read(&mut self) -> Result<Vec<DeniedPacket>, Error> {
-        let mut packets = Vec::new();
+    /// Does not wait.
+    pub fn read(&mut self) -> Result<LoggedPackets, Error> {
+        let mut logged = LoggedPackets::default();
         for _ in 0..AT_ONCE {
             match recv(&self.socket, self.buffer.as_mut_slice(), RecvFlags::empty()) {
-                Ok((length, _)) => of_datagram(&self.buffer[..length], &mut packets),
+                Ok((length, _)) => of_datagram(&self.buffer[..length], &mut self.next, &mut logged),
                 Err(Errno::INTR | Errno::NOBUFS) => {}
                 Err(Errno::AGAIN) => break,
                 Err(errno) => return Err(Error::io(READ, errno)),
             }
         }
-        Ok(packets)
+        Ok(logged)
     }
 }
 
@@ -125,25 +136,32 @@ fn socket() -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-fn of_datagram(datagram: &[u8], packets: &mut Vec<DeniedPacket>) {
+fn of_datagram(datagram: &[u8], next: &mut u32, logged: &mut LoggedPackets) {
     let mut rest = datagram;
-    while let Some((kind, body, next)) = message(rest) {
-        if kind == number::SUBSYS_LOG {
-            packets.extend(body.get(GENERAL..).and_then(packet));
+    while let Some((kind, body, remaining)) = message(rest) {
+        if let Some(attributes) = body.get(GENERAL..).filter(|_| kind == number::SUBSYS_LOG) {
+            if let Some(sequence) = number_of(attributes, number::LOGGED_SEQUENCE) {
+                logged.lost = logged.lost.saturating_add(sequence.wrapping_sub(*next));
+                *next = sequence.wrapping_add(1);
+            }
+            logged.packets.extend(packet(attributes));
         }
-        rest = next;
+        rest = remaining;
     }
+}
+
+fn number_of(attributes: &[u8], kind: u16) -> Option<u32> {
+    attribute(attributes, kind)?.first_chunk().copied().map(u32::from_be_bytes)
 }
 
 /// None if another rule logged it.
 fn packet(attributes: &[u8]) -> Option<DeniedPacket> {
     let prefix = attribute(attributes, number::LOGGED_PREFIX).map(read_text)?;
     let direction = DIRECTIONS.into_iter().find(|direction| log_prefix(*direction) == prefix)?;
-    let index = |kind| attribute(attributes, kind)?.first_chunk().copied().map(u32::from_be_bytes);
     Some(DeniedPacket {
         direction,
-        input: index(number::LOGGED_INPUT),
-        output: index(number::LOGGED_OUTPUT),
+        input: number_of(attributes, number::LOGGED_INPUT),
+        output: number_of(attributes, number::LOGGED_OUTPUT),
         packet: attribute(attributes, number::LOGGED_PACKET)?.to_vec(),
     })
 }

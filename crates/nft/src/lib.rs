@@ -49,11 +49,12 @@ pub mod conntrack;
 pub mod desired;
 
 pub use apply::Surplus;
-pub use denied_log::{DeniedLog, DeniedPacket};
+pub use denied_log::{DeniedLog, DeniedPacket, LoggedPackets};
 pub use desired::dscp::Dscp;
 pub use desired::limit::ConnectionLimit;
 pub use desired::peers::PeerRules;
 pub use desired::pods::Structure;
+pub use desired::policy::LOG_GROUP;
 pub use error::Error;
 pub use firewall::{Firewall, NoOthers, OtherPods};
 pub use listing::ListedElements;

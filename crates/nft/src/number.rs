@@ -14,10 +14,13 @@ pub(crate) const LOG_BIND: u8 = 1;
 pub(crate) const LOG_MODE: u16 = 2;
 pub(crate) const LOG_COPY_PACKET: u8 = 2;
 pub(crate) const LOG_TIMEOUT: u16 = 4;
+pub(crate) const LOG_FLAGS: u16 = 6;
+pub(crate) const LOG_SEQUENCE: u16 = 1;
 pub(crate) const LOGGED_INPUT: u16 = 4;
 pub(crate) const LOGGED_OUTPUT: u16 = 5;
 pub(crate) const LOGGED_PACKET: u16 = 9;
 pub(crate) const LOGGED_PREFIX: u16 = 10;
+pub(crate) const LOGGED_SEQUENCE: u16 = 12;
 
 pub(crate) const SUBSYS_CONNTRACK: u16 = 1 << 8;
 pub(crate) const SUBSYS_NFTABLES: u16 = 10 << 8;

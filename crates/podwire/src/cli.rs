@@ -89,17 +89,25 @@ pub(crate) enum CliCommand {
     /// Inspect attachments of pods
     #[command(subcommand, after_long_help = examples::ATTACHMENT)]
     Attachment(AttachmentCommand),
-    /// Explain whether a flow is allowed, and which rule decides
+    /// Explain the verdict and the path of a flow
     ///
-    /// Reads objects, pods and policies from files: Podwire's own kinds, and those of Kubernetes as 'kubectl get -o yaml'
-    /// prints them. No cluster is needed.
+    /// Shows whether the flow is allowed, which rule decides, and the path of its packets. The agent of this node answers. With -f, objects, pods and policies are read from files: Podwire's own kinds, and those
+    /// of Kubernetes as 'kubectl get -o yaml' prints them. Then no agent is needed, and no path is shown.
     ///
-    /// FROM and TO are pods (NAMESPACE/NAME), addresses, group:TENANT/NAME, node:NAME or world, which is an address outside
-    /// of the cluster. With groups, every pair of pods is explained.
+    /// FROM and TO are pods (NAMESPACE/NAME, or the first characters of a container ID), addresses, group:TENANT/NAME,
+    /// node:NAME or world, which is an address outside of the cluster. With groups, every pair of pods is explained.
     ///
     /// Exit codes: 0 if the flow is allowed, 1 if it is denied.
     #[command(after_long_help = examples::EXPLAIN)]
     Explain(ExplainArgs),
+    /// List flows that policies denied, and the rules that decided
+    ///
+    /// The firewall counts all denied packets and logs a limited number per second. The agent names both ends and the rule of
+    /// each logged packet.
+    ///
+    /// Exit codes: 0, also if policies are not enforced.
+    #[command(after_long_help = examples::DENIED)]
+    Denied(DeniedArgs),
     /// Install plugin and network config for the runtime
     ///
     /// The command waits until the agent is ready, because a network config makes the runtime start pods. An agent with
@@ -137,6 +145,7 @@ impl CliCommand {
             | Self::Node(_)
             | Self::Routes(_)
             | Self::Blocks(_)
+            | Self::Denied(_)
             | Self::Attachment(_)
             | Self::Install(_)
             | Self::Cleanup(_) => true,
@@ -161,6 +170,7 @@ impl CliCommand {
             | Self::Routes(_)
             | Self::Blocks(_)
             | Self::Object(_)
+            | Self::Denied(_)
             | Self::Attachment(_) => &[],
         }
     }
@@ -415,9 +425,32 @@ pub(crate) struct ExplainArgs {
     /// Destination port, for tcp, udp and sctp
     #[arg(long)]
     pub(crate) port: Option<u16>,
-    /// YAML or JSON file with objects, pods and policies. Can be repeated
-    #[arg(short, long = "file", value_name = "FILE", required = true)]
+    /// YAML or JSON file with objects, pods and policies. Can be repeated [default: ask the agent]
+    #[arg(short, long = "file", value_name = "FILE", conflicts_with_all = ["run_dir", "socket"])]
     pub(crate) files: Vec<PathBuf>,
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) agent: AgentSelector,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DeniedArgs {
+    /// Also show flows that are denied from now on, until interrupted
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Only flows that were denied at pods of this tenant
+    #[arg(short, long)]
+    pub(crate) tenant: Option<String>,
+    /// Only flows from or to this pod (NAMESPACE/NAME)
+    #[arg(short, long, value_name = "POD")]
+    pub(crate) pod: Option<String>,
+    /// Output format
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) agent: AgentSelector,
 }
 
 #[derive(Debug, Args)]

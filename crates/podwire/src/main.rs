@@ -54,6 +54,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitStatus> {
         CliCommand::Object(command) => return commands::objects::run(&command),
         CliCommand::Attachment(AttachmentCommand::Show(args)) => return commands::attachment::show(&args),
         CliCommand::Explain(args) => return commands::policy::explain(&args),
+        CliCommand::Denied(args) => commands::denied::run(&args),
         CliCommand::Install(args) => commands::install::run(&args),
         CliCommand::Cleanup(args) => commands::cleanup::run(&args),
         CliCommand::Version(args) => commands::version::run(&args),

@@ -37,6 +37,20 @@ pub(crate) fn json(value: &impl serde::Serialize) -> Result<()> {
     line(types::printable_json(&serde_json::to_string_pretty(value)?))
 }
 
+/// No process reads the output any more.
+#[derive(Debug, thiserror::Error)]
+#[error("stdout is closed")]
+pub(crate) struct OutputClosed;
+
+/// Prints lines of an output without end. Unlike for other output, a closed pipe is an error: it ends the command.
+pub(crate) fn stream_line(text: impl Display) -> Result<()> {
+    let (text, mut out) = (format!("{text}\n"), io::stdout().lock());
+    match out.write_all(colour::rendered(&text).as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),
+        written => written.context("cannot write to stdout"),
+    }
+}
+
 fn write(mut out: impl Write, text: impl Display) -> Result<()> {
     let text = text.to_string();
     match out.write_all(colour::rendered(&text).as_bytes()).and_then(|()| out.flush()) {

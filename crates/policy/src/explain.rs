@@ -28,7 +28,7 @@ pub struct PolicyFlow {
     pub port: u16,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum FlowEnd {
     Address(IpAddr),
     Pod(PodUid),
@@ -106,7 +106,7 @@ const TIERS: [PolicyTier; 5] = [
 ];
 
 impl FlowParty {
-    fn address(&self) -> Option<IpAddr> {
+    pub fn address(&self) -> Option<IpAddr> {
         match self {
             Self::Pod { address, .. } | Self::Node { address, .. } => *address,
             Self::Outside(address) | Self::Unknown(address) => Some(*address),
@@ -255,6 +255,12 @@ impl PolicyEngine {
     }
 }
 
+impl TierStep {
+    pub fn is_final(&self) -> bool {
+        matches!(self.rule, Some((_, RuleOutcome::Accept | RuleOutcome::Drop)))
+    }
+}
+
 fn pod_party(pod: &PodEntry, is_chosen: impl Fn(IpAddr) -> bool) -> FlowParty {
     let address = pod.addresses.iter().flatten().copied().find(|one| is_chosen(*one));
     FlowParty::Pod { uid: PodUid::clone(&pod.uid), name: pod.name.clone(), node: pod.node.clone(), address }
@@ -266,8 +272,9 @@ fn steps_of(rules: &[JudgeRule], mut matches: impl FnMut(&JudgeRule) -> bool) ->
     for tier in TIERS {
         let rule = rules.iter().filter(|rule| rule.tier == tier).find(|rule| matches(rule));
         let rule = rule.map(|rule| (rule.source.clone(), rule.outcome));
-        let is_final = matches!(rule, Some((_, RuleOutcome::Accept | RuleOutcome::Drop)));
-        steps.push(TierStep { tier, rule });
+        let step = TierStep { tier, rule };
+        let is_final = step.is_final();
+        steps.push(step);
         if is_final {
             break;
         }

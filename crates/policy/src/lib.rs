@@ -3,7 +3,7 @@
 //! ```text
 //!   WorldChange (pods, nodes, networks, objects) ──► World ──► PolicyEngine ──┬► Delta: elements and profiles that changed
 //!                                                                        ├► elements(): all of them, to compare with the kernel
-//!                                                                        └► explain(): the deciding rule, tier by tier
+//!                                                                        └► explain(), answer(): the deciding rule, tier by tier
 //! ```
 //!
 //! A *profile* is the set of rules that apply to a local pod, a *class* is a set of addresses that no rule distinguishes. Both are
@@ -31,6 +31,7 @@ mod predicate;
 mod problems;
 mod profile;
 mod profiles;
+mod query;
 mod rules;
 mod side;
 #[cfg(test)]
@@ -44,5 +45,6 @@ pub use element::{ClassId, Delta, PolicyElement, PolicyVerdict, ProfileId, Proto
 pub use engine::PolicyEngine;
 pub use explain::{Explanation, FlowEnd, FlowParty, Judgement, JudgementReason, PolicyFlow, TierStep};
 pub use problems::{PolicyObject, PolicyProblem, ProblemReason};
+pub use query::{EndError, FlowAnswers, FlowQuery, FlowQueryError, FlowTraffic, QueryEnd, TrafficError};
 pub use rules::{PolicyTier, RuleOutcome, RuleSource};
 pub use world::{NodeEntry, PodEntry, PodPhase, PodUid, PolicyNetwork, World, WorldChange};

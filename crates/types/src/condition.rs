@@ -112,6 +112,7 @@ codes! {
     PolicyNotEnforced Degraded "Tenants or policies exist, and this node does not enforce them." "correct the cause in the message; the agent retries";
     PolicyInvalid Degraded "A tenant, group or policy names something that does not exist or is not supported. These parts of it match nothing." "correct the object that the message names";
     PolicyTooLarge Degraded "The firewall has no space for a policy or tenant. It isolates its pods and allows nothing." "remove or simplify policies";
+    DeniedLogFailed Degraded "Denied packets are counted, but the rules that deny them are not named." "stop the other process that listens to NFLOG group 113, or correct the cause in the message; the agent retries";
     PodIsolated Degraded "The policies of a pod are not known, so all its flows are dropped." "correct the cause in the agent's log, or restart the pod";
     StoreUnreachable Degraded "etcd does not answer. The node continues with the last known state." "start etcd, or correct `etcd.endpoints` and restart the agent";
     StoreFailed Degraded "The store refuses this node or cannot be used. The node continues with the last known state." "correct the cause in the message; the agent retries, unless the message asks for a restart";

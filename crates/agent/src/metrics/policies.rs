@@ -1,5 +1,6 @@
 //! Metrics of the policy thread.
 
+use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +16,19 @@ use super::{BUCKETS, Register, count};
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabel {
     reason: &'static str,
+}
+
+/// Objects with a series of their own. Further ones share a series.
+const MAX_SAMPLED: usize = 200;
+const OTHER: &str = "other";
+
+/// What decided about a logged packet.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct SampledDenial {
+    pub(crate) direction: &'static str,
+    pub(crate) tier: String,
+    /// The object with the rule.
+    pub(crate) policy: String,
 }
 
 /// The policies of this node as the firewall has them.
@@ -34,14 +48,19 @@ pub(super) struct PolicyMetrics {
     pods: Gauge,
     profiles: Gauge,
     denied: Family<ReasonLabel, Counter>,
+    sampled: Family<SampledDenial, Counter>,
+    /// The series of `sampled`.
+    sampled_series: Mutex<HashSet<SampledDenial>>,
     seconds: Histogram,
     /// The counters of the firewall at the last count. They restart at zero when the table is applied again.
     counted: Mutex<DeniedPackets>,
 }
 
+const REASONS: [&str; 4] = ["ingress", "egress", "invalid", "forbidden"];
+
 impl PolicyMetrics {
     pub(super) fn new(all: &mut Register) -> Self {
-        Self {
+        let metrics = Self {
             elements: all.add(
                 "podwire_policy_elements",
                 "Elements of the firewall's table of policies",
@@ -64,17 +83,45 @@ impl PolicyMetrics {
                  that belong to no flow, and packets of flows that a later change forbids",
                 Family::default(),
             ),
+            sampled: all.add(
+                "podwire_policy_denied_sampled_packets",
+                "Denied packets that were logged, by the tier and object that decided. The firewall logs a limited number per \
+                 second, so these are samples",
+                Family::default(),
+            ),
+            sampled_series: Mutex::default(),
             seconds: all.add(
                 "podwire_policy_apply_duration_seconds",
                 "Time to compute and apply a change of policies or pods",
                 Histogram::new(BUCKETS),
             ),
             counted: Mutex::default(),
+        };
+        for reason in REASONS {
+            drop(metrics.denied.get_or_create(&ReasonLabel { reason }));
         }
+        metrics
     }
 
     pub(super) fn applied(&self, took: Duration) {
         self.seconds.observe(took.as_secs_f64());
+    }
+
+    pub(super) fn sampled_denial(&self, denial: &SampledDenial) {
+        let mut series = self.sampled_series.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_series = series.contains(denial) || series.len() < MAX_SAMPLED;
+        let denial = match has_series {
+            true => denial.clone(),
+            false => SampledDenial { policy: OTHER.to_owned(), ..denial.clone() },
+        };
+        self.sampled.get_or_create(&denial).inc();
+        series.insert(denial);
+    }
+
+    pub(super) fn denied_packets(&self) -> DeniedPackets {
+        let [ingress, egress, invalid, forbidden] =
+            REASONS.map(|reason| self.denied.get_or_create(&ReasonLabel { reason }).get());
+        DeniedPackets { ingress, egress, invalid, forbidden }
     }
 
     pub(super) fn count(&self, counts: &PolicyUsage) {
@@ -85,12 +132,8 @@ impl PolicyMetrics {
         self.profiles.set(count(profiles as u64));
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *counted, denied);
-        for (reason, before, now) in [
-            ("ingress", before.ingress, denied.ingress),
-            ("egress", before.egress, denied.egress),
-            ("invalid", before.invalid, denied.invalid),
-            ("forbidden", before.forbidden, denied.forbidden),
-        ] {
+        let numbers = |of: DeniedPackets| [of.ingress, of.egress, of.invalid, of.forbidden];
+        for ((reason, before), now) in REASONS.into_iter().zip(numbers(before)).zip(numbers(denied)) {
             let new = now.checked_sub(before).unwrap_or(now);
             self.denied.get_or_create(&ReasonLabel { reason }).inc_by(new);
         }

@@ -11,6 +11,8 @@ fn page() -> String {
     metrics.request("ADD", "ok", Duration::ZERO);
     metrics.repaired("route", 1);
     metrics.set_peers(&PeerCounts::default());
+    let tier = "tenant".to_owned();
+    metrics.sampled_denial(&SampledDenial { direction: "ingress", tier, policy: "tenant blue".to_owned() });
     let block = BlockUse { block: "10.9.0.0/24".parse().unwrap(), used: Some(1), free: Some(1) };
     let snapshot = MetricsSnapshot {
         blocks: vec![block],

@@ -9,8 +9,12 @@ use std::time::Duration;
 use engine::policy::{LinkGroup, PodPolicies, PodProfile};
 use engine::state::Attachment;
 use model::Catalog;
+use policy::{FlowAnswers, FlowQuery, FlowQueryError};
+use tokio::sync::oneshot;
 use types::{AttachMode, AttachmentKey, Code, Finding, NodeName, Placement};
 
+use super::denied::DeniedSample;
+use super::denied_flows::DeniedFlows;
 use super::pods::{LocalPod, LocalPods};
 use super::{placement, profiles};
 use crate::agent_status::AgentStatus;
@@ -22,6 +26,13 @@ use crate::waker::Waker;
 /// How long an ADD waits for the policy thread. The pod starts isolated afterwards.
 const DEADLINE: Duration = Duration::from_secs(5);
 
+/// How long a query of an API client waits for the policy thread.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(8);
+/// Queries that wait. Further ones are refused.
+const MAX_QUERIES: usize = 32;
+/// Denied packets that wait. Further ones are counted as lost.
+const MAX_SAMPLES: usize = 64;
+
 /// Shared by requests, the reconciler, membership and the policy thread.
 ///
 /// An ADD hands its pod to the policy thread and waits, so that no lock is held across a system call, and concurrent ADDs share one
@@ -31,6 +42,7 @@ pub(crate) struct Policies {
     node: NodeName,
     state: Mutex<PolicyState>,
     pub(super) waker: Waker,
+    pub(crate) denied: DeniedFlows,
     agent_status: Arc<AgentStatus>,
     /// Changes of other nodes and their pods that the thread has not taken. Never larger than the store's contents.
     remote: Mutex<RemoteChanges>,
@@ -59,6 +71,8 @@ impl ProfileReaders {
 struct PolicyState {
     is_enforced: bool,
     requests: Vec<PodRequest>,
+    queries: Vec<PolicyQuery>,
+    samples: Vec<DeniedSample>,
     /// None until the store was read.
     objects: Option<Arc<Catalog>>,
     /// The groups of all pods that the policy thread knows.
@@ -84,10 +98,42 @@ pub(super) enum PodRequest {
     },
 }
 
+/// Whether this node enforces policies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum EnforcementState {
+    Enforced,
+    /// With the reason.
+    Not(String),
+}
+
+/// A query of an API client. The number of packets is counted before its answer.
+#[derive(Debug)]
+pub(super) enum PolicyQuery {
+    Explain {
+        query: Box<FlowQuery>,
+        done: oneshot::Sender<(EnforcementState, Result<FlowAnswers, FlowQueryError>)>,
+    },
+    /// Counts denied packets.
+    Count { done: oneshot::Sender<EnforcementState> },
+}
+
+/// Why the policy thread did not answer a query.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PolicyAskError {
+    #[error("{MAX_QUERIES} queries about policies are waiting: try again later")]
+    Busy,
+    #[error("the policy thread did not answer within {} s: see `podwire status`", QUERY_TIMEOUT.as_secs())]
+    TimedOut,
+    #[error("the policy thread has ended: see the agent's log")]
+    Stopped,
+}
+
 /// Input that the policy thread has not taken yet, and the current objects.
 #[derive(Debug, Default)]
 pub(super) struct PolicyInputs {
     pub(super) requests: Vec<PodRequest>,
+    pub(super) queries: Vec<PolicyQuery>,
+    pub(super) samples: Vec<DeniedSample>,
     pub(super) objects: Option<Arc<Catalog>>,
 }
 
@@ -98,6 +144,7 @@ impl Policies {
             node,
             state: Mutex::default(),
             waker,
+            denied: DeniedFlows::new(),
             agent_status,
             remote: Mutex::default(),
             identities: None,
@@ -185,7 +232,12 @@ impl Policies {
         // First, so that later input wakes the thread again.
         self.waker.clear();
         let mut state = self.lock();
-        PolicyInputs { requests: std::mem::take(&mut state.requests), objects: state.objects.clone() }
+        PolicyInputs {
+            requests: std::mem::take(&mut state.requests),
+            queries: std::mem::take(&mut state.queries),
+            samples: std::mem::take(&mut state.samples),
+            objects: state.objects.clone(),
+        }
     }
 
     /// From now on, ADDs and DELs are handed to the thread. ADDs before have a record, which the thread lists afterwards.
@@ -197,8 +249,8 @@ impl Policies {
     pub(super) fn end(&self) {
         {
             let mut state = self.lock();
-            let objects = state.objects.take();
-            *state = PolicyState { objects, ..PolicyState::default() };
+            let (objects, queries) = (state.objects.take(), std::mem::take(&mut state.queries));
+            *state = PolicyState { objects, queries, ..PolicyState::default() };
         }
         self.report_isolated();
     }
@@ -253,6 +305,52 @@ impl Policies {
         }
         self.waker.wake();
         true
+    }
+
+    /// Hands logged packets to the thread.
+    pub(super) fn explain_denied(&self, samples: Vec<DeniedSample>) {
+        let total = samples.len();
+        let taken = {
+            let mut state = self.lock();
+            let space = MAX_SAMPLES.saturating_sub(state.samples.len());
+            state.samples.extend(samples.into_iter().take(space));
+            total.min(space)
+        };
+        self.denied.lost((total - taken) as u64);
+        self.waker.wake();
+    }
+
+    /// Explains flows, also if no policies are enforced.
+    pub(crate) async fn explain(
+        &self,
+        query: FlowQuery,
+    ) -> Result<(EnforcementState, Result<FlowAnswers, FlowQueryError>), PolicyAskError> {
+        let query = Box::new(query);
+        self.ask(|done| PolicyQuery::Explain { query, done }).await
+    }
+
+    /// Updates the number of denied packets in the metrics.
+    pub(crate) async fn count_denied(&self) -> Result<EnforcementState, PolicyAskError> {
+        self.ask(|done| PolicyQuery::Count { done }).await
+    }
+
+    async fn ask<T>(
+        &self,
+        query: impl FnOnce(oneshot::Sender<T>) -> PolicyQuery,
+    ) -> Result<T, PolicyAskError> {
+        let (done, answer) = oneshot::channel();
+        {
+            let mut state = self.lock();
+            if state.queries.len() >= MAX_QUERIES {
+                return Err(PolicyAskError::Busy);
+            }
+            state.queries.push(query(done));
+        }
+        self.waker.wake();
+        match tokio::time::timeout(QUERY_TIMEOUT, answer).await {
+            Ok(answer) => answer.map_err(|_| PolicyAskError::Stopped),
+            Err(_) => Err(PolicyAskError::TimedOut),
+        }
     }
 
     fn isolate(&self, key: &AttachmentKey) {

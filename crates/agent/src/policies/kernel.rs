@@ -40,6 +40,11 @@ impl PolicyKernel {
         }
     }
 
+    /// Whether denied packets are logged, as far as is known.
+    pub(super) fn can_log(&self) -> bool {
+        self.logs_per_second.is_some()
+    }
+
     /// Lets the monitor ignore the changes of this socket.
     pub(super) fn hide_from(&mut self, monitor: &mut RulesetMonitor) -> Result<(), nft::Error> {
         self.with_firewall(|firewall| monitor.ignore_policy_elements_of(firewall))

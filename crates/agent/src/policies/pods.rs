@@ -34,7 +34,7 @@ impl LocalPod {
                 ports: Vec::new(),
             };
             PodEntry {
-                uid: uid(&pod.key),
+                uid: pod_uid(&pod.key),
                 name: NamespacedName { namespace, name },
                 node: node.clone(),
                 identity: Arc::new(identity),
@@ -52,7 +52,7 @@ impl LocalPod {
 
 /// The uid of Kubernetes does not identify an attachment: all interfaces of a pod have the same, and so has a new sandbox of the
 /// pod while its earlier one is removed.
-fn uid(key: &AttachmentKey) -> PodUid {
+pub(crate) fn pod_uid(key: &AttachmentKey) -> PodUid {
     key.to_string().into()
 }
 
@@ -135,7 +135,7 @@ mod tests {
             ports: Vec::new(),
         };
         let entry = PodEntry {
-            uid: uid(&key),
+            uid: pod_uid(&key),
             name: NamespacedName { namespace: None, name: container.to_owned() },
             node: "n1".try_into().unwrap(),
             identity: Arc::new(identity),
@@ -153,10 +153,10 @@ mod tests {
         let set = |pod: &LocalPod| WorldChange::SetPod(pod.entry.clone().unwrap());
         assert_eq!(pods.set(one.clone()), [set(&one)]);
         assert_eq!(pods.set(one.clone()), [], "nothing changed");
-        assert_eq!(pods.set(other.clone()), [WorldChange::RemovePod(uid(&one.key)), set(&other)]);
+        assert_eq!(pods.set(other.clone()), [WorldChange::RemovePod(pod_uid(&one.key)), set(&other)]);
         // The DEL of the earlier pod does not affect the new one.
         assert_eq!(pods.remove(&one.key), None);
-        assert_eq!(pods.set(pod("c3", &["fd00::2"]))[0], WorldChange::RemovePod(uid(&other.key)));
+        assert_eq!(pods.set(pod("c3", &["fd00::2"]))[0], WorldChange::RemovePod(pod_uid(&other.key)));
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
         let known = pod("c1", &["10.2.0.2"]);
         pods.set(known.clone());
         let unknown = LocalPod { entry: None, ..known.clone() };
-        assert_eq!(pods.set(unknown), [WorldChange::RemovePod(uid(&known.key))]);
+        assert_eq!(pods.set(unknown), [WorldChange::RemovePod(pod_uid(&known.key))]);
         assert!(pods.get(&known.key).is_some_and(|pod| pod.entry.is_none()));
     }
 }

@@ -1,6 +1,7 @@
-//! The policy thread. `observe`: pods and addresses of this node. `report`: conditions and metrics.
+//! The policy thread. `observe`: pods and addresses of this node. `report`: conditions and metrics. `queries`: explanations.
 
 mod observe;
+mod queries;
 mod remote;
 mod report;
 
@@ -18,6 +19,7 @@ use rustix::io::Errno;
 use tracing::{error, info};
 use types::{AttachMode, AttachmentKey};
 
+use super::denied::{self, DeniedParts};
 use super::enforced::Enforced;
 use super::flows::{self, AffectedFlows, FlowRequests};
 use super::handle::{PodRequest, Policies};
@@ -29,7 +31,7 @@ use crate::agent_status::{AgentStatus, WatchedThread};
 use crate::metrics::Metrics;
 use crate::monitor::{MonitorSlot, Read};
 use crate::thread::{AgentThread, StopFlag};
-use crate::waker::Waker;
+use crate::waker::{Slot, Waker};
 use config::Config;
 
 /// The pause before a retry.
@@ -53,10 +55,11 @@ pub enum PolicyStartError {
     Thread(#[from] std::io::Error),
 }
 
-/// The policy thread, and the thread that judges existing flows.
+/// The policy thread, the thread that judges existing flows, and the thread that reads denied packets.
 pub(crate) struct PolicyThreads {
     pub(crate) policies: AgentThread,
     pub(crate) flows: AgentThread,
+    pub(crate) denied: AgentThread,
 }
 
 /// Starts the threads. The objects that are known are in force when this returns, before the first ADD is served.
@@ -65,11 +68,19 @@ pub(crate) fn start(parts: PolicyParts) -> Result<PolicyThreads, PolicyStartErro
     let flow_waker = Waker::new().map_err(std::io::Error::from)?;
     let requests = FlowRequests::new(flow_waker);
     let flows = flows::start(requests.clone(), forbidden_bit(), Arc::clone(&parts.agent_status))?;
-    let mut thread = PolicyThread::new(parts, requests)?;
+    let denied_waker = Waker::new().map_err(std::io::Error::from)?;
+    let has_table = Arc::new(Slot::new(false, vec![denied_waker.clone()]));
+    let denied = denied::start(DeniedParts {
+        enforced: Arc::clone(&has_table),
+        waker: denied_waker,
+        policies: Arc::clone(&parts.policies),
+        agent_status: Arc::clone(&parts.agent_status),
+    })?;
+    let mut thread = PolicyThread::new(parts, requests, has_table)?;
     thread.follow_remote(usize::MAX);
     thread.follow(thread.parts.policies.objects());
     let policies = AgentThread::start("podwire-policy", waker, move |stop| thread.run(stop))?;
-    Ok(PolicyThreads { policies, flows })
+    Ok(PolicyThreads { policies, flows, denied })
 }
 
 /// Why elements change.
@@ -86,6 +97,8 @@ struct PolicyThread {
     parts: PolicyParts,
     kernel: PolicyKernel,
     flows: FlowRequests,
+    /// Whether policies are enforced, for the thread that reads denied packets.
+    has_table: Arc<Slot<bool>>,
     nft: MonitorSlot<RulesetMonitor, nft::Error>,
     /// The objects that were applied last.
     objects: Option<Arc<Catalog>>,
@@ -106,11 +119,12 @@ struct PolicyThread {
 }
 
 impl PolicyThread {
-    fn new(parts: PolicyParts, flows: FlowRequests) -> Result<Self, nft::Error> {
+    fn new(parts: PolicyParts, flows: FlowRequests, has_table: Arc<Slot<bool>>) -> Result<Self, nft::Error> {
         Ok(Self {
             parts,
             kernel: PolicyKernel::new(),
             flows,
+            has_table,
             nft: MonitorSlot::open("nftables-policies", RulesetMonitor::open)?,
             objects: None,
             remote: RemoteWorld::default(),
@@ -134,6 +148,8 @@ impl PolicyThread {
             self.follow(inputs.objects);
             self.serve(inputs.requests);
             self.follow_remote(remote::REMOTE_CHANGES);
+            self.record_denied(inputs.samples);
+            self.answer_queries(inputs.queries);
             self.read_events();
             self.run_timers();
             self.parts.agent_status.idle(WatchedThread::Policies);
@@ -197,6 +213,7 @@ impl PolicyThread {
     fn begin(&mut self, objects: &Arc<Catalog>) {
         let mut enforced = Enforced::new(self.parts.policies.node());
         self.parts.policies.begin();
+        self.has_table.set(true);
         let mut changes = enforced.set_objects(objects);
         changes.extend(self.remote.all());
         enforced.apply(changes);
@@ -239,6 +256,7 @@ impl PolicyThread {
         }
         self.check_at = None;
         self.enforced = None;
+        self.has_table.set(false);
         self.parts.policies.end();
     }
 

@@ -21,6 +21,8 @@ pub(super) type BodyError = Box<dyn Error + Send + Sync>;
 pub(super) type HttpReply = Response<ReplyBody>;
 
 pub(super) const JSON: &str = "application/json";
+/// JSON values, one per line.
+pub(super) const JSON_LINES: &str = "application/jsonl";
 
 /// Reads the whole body. The error is the reply.
 pub(super) async fn read(request: Request<Incoming>, limit: Duration) -> Result<Bytes, HttpReply> {
@@ -70,7 +72,11 @@ pub(super) fn error(status: StatusCode, message: &str) -> HttpReply {
 
 pub(super) fn with_type(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> HttpReply {
     let body = Full::new(text.into()).map_err(|never| match never {});
-    let mut reply = Response::new(body.boxed_unsync());
+    with_body(status, kind, body.boxed_unsync())
+}
+
+pub(super) fn with_body(status: StatusCode, kind: &'static str, body: ReplyBody) -> HttpReply {
+    let mut reply = Response::new(body);
     *reply.status_mut() = status;
     reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     reply

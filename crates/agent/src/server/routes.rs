@@ -13,6 +13,8 @@ use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use types::RequestId;
 
+use super::denied;
+use super::explain;
 use super::nodes::{self, ClusterQuery};
 use super::objects::{self, ObjectPath};
 use super::reply::{self, HttpReply};
@@ -57,6 +59,8 @@ enum ApiRoute {
     Cluster(ClusterQuery),
     Objects(ObjectPath),
     ObjectDetails(ObjectId),
+    Denied,
+    Explain,
 }
 
 /// Queries that read files.
@@ -80,6 +84,8 @@ impl ApiRoute {
             api::STATUS => Self::Local(LocalQuery::Status),
             api::CNI_CONFIG => Self::Local(LocalQuery::CniConfig),
             api::METRICS => Self::Local(LocalQuery::Metrics),
+            api::DENIED => Self::Denied,
+            api::EXPLAIN => Self::Explain,
             contiv::ADD_POD => Self::Pod(Command::Add),
             contiv::DEL_POD => Self::Pod(Command::Del),
             _ => match path.strip_prefix(api::ATTACHMENTS).and_then(|path| path.strip_prefix('/')) {
@@ -97,13 +103,14 @@ impl ApiRoute {
     fn method(&self) -> Option<Method> {
         Some(match self {
             Self::Objects(_) => return None,
-            Self::Cni | Self::Pod(_) => Method::POST,
+            Self::Cni | Self::Pod(_) | Self::Explain => Method::POST,
             Self::Cluster(ClusterQuery::Remove(_)) => Method::DELETE,
             Self::Health
             | Self::Ready
             | Self::Version
             | Self::Local(_)
             | Self::ObjectDetails(_)
+            | Self::Denied
             | Self::Cluster(_) => Method::GET,
         })
     }
@@ -156,6 +163,11 @@ pub(super) async fn answer(
         }
         ApiRoute::Objects(path) => objects::answer(service, path, request, body_timeout).await,
         ApiRoute::ObjectDetails(id) => objects::details(service, &id).await,
+        ApiRoute::Denied => denied::answer(service, request.uri().query()).await,
+        ApiRoute::Explain => match reply::read(request, body_timeout).await {
+            Ok(body) => explain::answer(service, &body).await,
+            Err(reply) => reply,
+        },
         ApiRoute::Cluster(query) => nodes::answer(service, query, request.uri().query()).await,
     }
 }

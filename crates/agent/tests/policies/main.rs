@@ -6,6 +6,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod denied;
 mod drift;
 mod faults;
 mod groups;

@@ -182,10 +182,19 @@ Examples:
 
 pub(crate) const EXPLAIN: &str = "\
 Examples:
+  podwire explain shop/web shop/db --port 5432
+  podwire explain 0f2c5a9be1d7 192.0.2.10 --port 443
+  # Policies in files
   podwire explain shop/web shop/db --port 5432 -f policies.yaml
   # A saved state of a cluster
   podwire explain world shop/web --port 443 -f cluster.yaml
   podwire explain group:blue/web node:n1 --proto icmp -f policies.yaml";
+
+pub(crate) const DENIED: &str = "\
+Examples:
+  podwire denied
+  podwire denied --follow
+  podwire denied --pod shop/web -o json";
 
 pub(crate) const LAB_LOGS: &str = "\
 Examples:

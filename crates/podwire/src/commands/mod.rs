@@ -4,6 +4,7 @@ pub(crate) mod blocks;
 pub(crate) mod cleanup;
 mod configs;
 pub(crate) mod demo;
+pub(crate) mod denied;
 pub(crate) mod doctor;
 pub(crate) mod install;
 pub(crate) mod lab;

@@ -56,6 +56,22 @@ fn nodes_blocks_and_routes_are_listed_and_nodes_removed() {
     assert!(routes.starts_with("4 routes to 2 nodes: 2 direct, 2 vxlan; all as expected\n"), "{routes}");
     has(&routes, &["10.199.1.3 on eth0", "fd99:1::3 on eth0", " on pwvx4", "  ok"]);
 
+    let RoutesView { routes, .. } = json(&ask(&cluster, "n1", &["routes", "-o", "json"]));
+    for (transport, words) in [(RouteTransport::Direct, "direct to"), (RouteTransport::Vxlan, "VXLAN to")] {
+        let route = routes.iter().find(|route| route.transport == transport).unwrap();
+        let target = route.block.hosts().nth(9).unwrap().to_string();
+        let explained = ask(&cluster, "n1", &["explain", "node:n1", &target, "--proto", "icmp"]);
+        assert!(explained.success(), "{explained:?}");
+        let (link, node) = (route.link.as_deref().unwrap(), route.node.as_deref().unwrap());
+        let path = [
+            format!("transport: {words} the other node, link {link}, next hop "),
+            format!("to: node {node}"),
+            "NAT: none on this node".to_owned(),
+            format!("not known: the pod with address {target}"),
+        ];
+        has(&explained.stdout, &path.each_ref().map(String::as_str));
+    }
+
     let NodesView { nodes, .. } = json(&ask(&cluster, "n1", &["nodes", "-o", "json"]));
     assert!(nodes.iter().all(|node| node.blocks.len() == 2 && node.addresses.len() == 2), "{nodes:?}");
     wait_until("all agents to be alive", DEADLINE, || {

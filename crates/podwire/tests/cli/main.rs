@@ -9,6 +9,7 @@ mod cluster;
 mod common;
 mod conditions;
 mod demo;
+mod denied;
 mod doctor;
 mod exit;
 mod install;

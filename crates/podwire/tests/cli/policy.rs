@@ -77,6 +77,8 @@ fn d_explain_names_the_deciding_rule() {
     let allowed = explain(&["shop/web", "shop/db", "--port", "5432"]);
     assert_eq!(allowed.status.code(), Some(0), "{allowed:?}");
     has(&allowed.stdout, &["verdict: accept", "NetworkPolicy shop/db"]);
+    assert!(!allowed.stdout.contains("path:"), "{}", allowed.stdout);
+    expect_valid("explain", &explain(&["shop/web", "shop/db", "--port", "5432", "-o", "json"]).stdout);
     let denied = explain(&["other/client", "shop/web", "--port", "80"]);
     assert_eq!(denied.status.code(), Some(1), "{denied:?}");
     has(&denied.stdout, &["verdict: drop", "tenant: drop ("]);
@@ -118,7 +120,7 @@ fn d_all_errors_of_all_files_are_reported_and_nothing_is_judged() {
         (&["shop/wbe", "shop/db", "--port", "1"][..], "did you mean shop/web?"),
         (&["shop/web", "shop/db"], "protocol tcp needs a port"),
         (&["shop/web", "shop/db", "--proto", "icmp", "--port", "1"], "has no ports"),
-        (&["group:shop/none", "world", "--port", "1"], "described are shop/web"),
+        (&["group:shop/none", "world", "--port", "1"], "known are shop/web"),
     ] {
         let refused = files.host.run(&[&["explain"], args, &["-f", &objects, "-f", &cases]].concat());
         assert!(!refused.success() && refused.stdout.is_empty(), "{refused:?}");

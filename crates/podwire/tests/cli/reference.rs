@@ -1,8 +1,8 @@
 //! The tables in docs/reference match a running agent.
 
-use testkit::{DEADLINE, wait_until};
+use testkit::{DEADLINE, ping, wait_until};
 
-use crate::common::{Host, has, tenant_blue};
+use crate::common::{Host, document, has, tenant_blue};
 use crate::schemas::expect_valid;
 
 const API: &str = include_str!("../../../../docs/reference/api.md");
@@ -20,12 +20,23 @@ fn documented_metrics_are_served_by_an_agent() {
     let agent = host.agent(&["--no-install"]);
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &agent.config(&serde_json::json!({}))).unwrap().ok().unwrap();
+    // A denied packet has a series, too.
+    host.apply(&[document("Tenant", ("", "blue"), &serde_json::json!({}))]);
+    let blue = host.node.pod("b").unwrap();
+    host.plugin.add(&blue, &agent.config(&serde_json::json!({ "tenant": "blue" }))).unwrap().ok().unwrap();
     // The agent restores the table and counts a repair. A counter that was never incremented is not served.
     host.node.sh(&["nft", "delete", "table", "inet", "podwire"]).unwrap();
     let mut page = String::new();
     wait_until("request and repair to be counted", DEADLINE, || {
+        // Pods of two tenants.
+        ping(&blue, "10.83.0.2".parse()?, 1)?;
         page = agent.metrics()?;
-        Ok(["podwire_requests_total{", "podwire_reconcile_repairs_total{"].iter().all(|it| page.contains(it)))
+        let counters = [
+            "podwire_requests_total{",
+            "podwire_reconcile_repairs_total{",
+            "podwire_policy_denied_sampled_packets_total{",
+        ];
+        Ok(counters.iter().all(|it| page.contains(it)))
     })
     .unwrap();
     let mut names = 0;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use api::{
-    AttachmentDetails, AttachmentsView, BlocksView, DoctorReport, ErrorAnswer, LabList, LabStatus, LabTest,
-    NodesView, ObjectDetails, ObjectList, ObjectSteps, PolicyRules, PolicyTestAnswer, Readiness, Removed,
-    RoutesView, Status, StatusWithoutAgent, VersionAnswer,
+    AttachmentDetails, AttachmentsView, BlocksView, DeniedEvent, DeniedView, DoctorReport, ErrorAnswer,
+    ExplainAnswer, LabList, LabStatus, LabTest, NodesView, ObjectDetails, ObjectList, ObjectSteps,
+    PolicyRules, PolicyTestAnswer, Readiness, Removed, RoutesView, Status, StatusWithoutAgent, VersionAnswer,
 };
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -39,6 +39,9 @@ fn schemas() -> BTreeMap<&'static str, Value> {
         ("object-inspect", schema::<ObjectDetails>()),
         ("policy-rules", schema::<PolicyRules>()),
         ("policy-test", schema::<PolicyTestAnswer>()),
+        ("denied", schema::<DeniedView>()),
+        ("denied-follow", schema::<DeniedEvent>()),
+        ("explain", schema::<ExplainAnswer>()),
         ("lab-ls", schema::<LabList>()),
         ("lab-status", schema::<LabStatus>()),
         ("lab-test", schema::<LabTest>()),

@@ -40,6 +40,33 @@ pub enum RuleSource {
     NotCompiled(PolicyObject),
 }
 
+impl RuleSource {
+    /// The object with the rule, without the rule's number. `tenant` is that of the pod that is judged.
+    pub fn object(&self, tenant: &TenantName) -> String {
+        match self {
+            Self::ClusterPolicy { name, .. } | Self::UnknownPeer { name, .. } => {
+                PolicyObject::ClusterNetworkPolicy(name.clone()).to_string()
+            }
+            Self::GroupRule { policy, .. } => {
+                PolicyObject::GroupPolicy { tenant: tenant.clone(), name: policy.clone() }.to_string()
+            }
+            Self::NetworkPolicy { namespace, name, .. } => {
+                PolicyObject::NetworkPolicy { namespace: namespace.clone(), name: name.clone() }.to_string()
+            }
+            Self::Isolated { namespace, .. } => format!("NetworkPolicies of namespace {namespace}"),
+            Self::NotCompiled(object) => object.to_string(),
+            Self::SameTenant(_)
+            | Self::OutsideCluster
+            | Self::OwnNode
+            | Self::OtherNode { .. }
+            | Self::Share { .. }
+            | Self::NoShare(_)
+            | Self::UnknownAddress
+            | Self::SelfOrOwnNode => PolicyObject::Tenant(tenant.clone()).to_string(),
+        }
+    }
+}
+
 impl fmt::Display for RuleSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

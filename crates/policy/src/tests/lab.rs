@@ -140,7 +140,7 @@ impl Lab {
         }
         .unwrap();
         if judgement.reason != JudgementReason::OwnNode {
-            assert_eq!(Some(judgement.verdict), expected, "{question:?}\n{explanation}");
+            assert_eq!(Some(judgement.verdict), expected, "{question:?}\n{explanation:#?}");
         }
     }
 

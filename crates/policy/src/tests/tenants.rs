@@ -10,7 +10,8 @@ use crate::element::{PolicyElement, PolicyVerdict};
 use crate::engine::PolicyEngine;
 use crate::explain::{FlowEnd, PolicyFlow};
 use crate::problems::{PolicyObject, ProblemReason};
-use crate::world::WorldChange;
+use crate::query::{FlowQuery, FlowTraffic, QueryEnd};
+use crate::world::{PodEntry, WorldChange};
 
 const RED: &str = "10.0.0.1";
 const RED_BACK: &str = "10.0.0.2";
@@ -249,30 +250,41 @@ fn d_a_too_large_policy_isolates_and_all_others_stay_in_force() {
 }
 
 #[test]
-fn d_an_explanation_names_the_deciding_rule_of_each_direction() {
-    let lab = lab_with(front(vec![rule((7, 1), Ingress, GroupPeer::Any, Deny)]));
-    let flow = PolicyFlow {
-        from: FlowEnd::Pod("red-back".into()),
-        to: FlowEnd::Pod("red".into()),
-        protocol: 6,
-        port: 80,
+fn d_a_query_explains_pairs_of_groups_up_to_a_limit() {
+    let mut lab = lab_with(front(vec![rule((7, 1), Ingress, GroupPeer::Any, Deny)]));
+    let pods = (0..20).map(|number| {
+        pod(&format!("many-{number}"), &format!("10.0.1.{number}"))
+            .tenant("red")
+            .group("front")
+            .namespace("")
+            .set()
+    });
+    lab.apply(pods);
+    let ask = |from: &str, to: &str| {
+        let traffic = FlowTraffic::parse("tcp", Some(80)).unwrap();
+        let [from, to] = [from, to].map(|end| QueryEnd::Named(end.to_owned()));
+        lab.engine.answer(&FlowQuery { from, to, traffic })
     };
-    let expected = "from pod red-back on node n1 (10.0.0.2)
-to   pod red on node n1 (10.0.0.1)
-tcp port 80
-egress of the sender, on node n1: accept
-  admin: no rule of a ClusterNetworkPolicy matches
-  tenant: pass (both ends belong to tenant red)
-  group: no rule matches
-  network policy: no NetworkPolicy isolates the pod in this direction
-  baseline: no rule of a ClusterNetworkPolicy matches
-  default: accept
-ingress of the receiver, on node n1: drop
-  admin: no rule of a ClusterNetworkPolicy matches
-  tenant: pass (both ends belong to tenant red)
-  group: drop (group front, policy p, rule id 7)
-verdict: drop";
-    assert_eq!(lab.engine.explain(&flow).to_string(), expected);
+    let one = ask("many-1", "many-2").unwrap();
+    let [explained] = one.explanations.as_slice() else { panic!("{one:?}") };
+    assert_eq!((explained.verdict, one.omitted), (PolicyVerdict::Drop, 0));
+    let is_member = |pod: &&PodEntry| {
+        let placement = &pod.identity.placement;
+        placement.tenant.as_str() == "red"
+            && placement.group.as_ref().is_some_and(|group| group.as_str() == "front")
+    };
+    let members = lab.engine.world().pods.values().filter(is_member).count();
+    let all = ask("group:red/front", "group:red/front").unwrap();
+    assert_eq!(all.explanations.len() + all.omitted, members * (members - 1));
+    assert_eq!(all.explanations.len(), 64);
+    for (from, to, message) in [
+        ("many-1", "group:red/none", "to group:red/none: group red/none does not exist: known are "),
+        ("mny-1", "world", "from mny-1: it is not a pod (NAMESPACE/NAME), an address"),
+        ("10.0.1.1", "fd00::1", "no common address family"),
+    ] {
+        let error = ask(from, to).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
 }
 
 #[test]

@@ -53,8 +53,17 @@ impl PolicyThread {
             self.enforced.iter().flat_map(Enforced::problems).map(|problem| problem_finding(&problem));
         let references =
             self.objects.iter().flat_map(|objects| objects.problems()).map(|error| reference_finding(&error));
-        let findings =
-            obstacle.into_iter().chain(failure).chain(self.nft.finding()).chain(problems).chain(references);
+        let unlogged = (self.enforced.is_some() && !self.kernel.can_log()).then(|| {
+            let message = "denied packets are counted, but the kernel cannot log them: it lacks nft_log or nfnetlink_log";
+            Finding::new(Code::DeniedLogFailed, "policies", message)
+        });
+        let findings = obstacle
+            .into_iter()
+            .chain(failure)
+            .chain(unlogged)
+            .chain(self.nft.finding())
+            .chain(problems)
+            .chain(references);
         self.parts.agent_status.set(Source::Policies, findings.collect());
     }
 }

@@ -24,6 +24,8 @@ fn written(route: &ApiRoute) -> String {
         ApiRoute::Cluster(ClusterQuery::Routes) => api::ROUTES.to_owned(),
         ApiRoute::Cluster(ClusterQuery::Blocks) => api::BLOCKS.to_owned(),
         ApiRoute::Cluster(ClusterQuery::Remove(name)) => format!("{}/{name}", api::NODES),
+        ApiRoute::Denied => api::DENIED.to_owned(),
+        ApiRoute::Explain => api::EXPLAIN.to_owned(),
         ApiRoute::Objects(ObjectPath::List { .. }) => api::OBJECTS.to_owned(),
         ApiRoute::Objects(ObjectPath::One(id)) => {
             format!("{}/{}/{}/{}", api::OBJECTS, id.kind().plural(), id.tenant_name(), id.name())
@@ -56,6 +58,8 @@ fn documented_routes_are_the_routes_of_the_agent() {
         ApiRoute::Cluster(ClusterQuery::Remove("NAME".to_owned())),
         ApiRoute::Objects(ObjectPath::List { kind: None, tenant: None }),
         ApiRoute::ObjectDetails(ObjectId::parse(model::ObjectKind::Group, "blue", "web").unwrap()),
+        ApiRoute::Denied,
+        ApiRoute::Explain,
     ];
     let wanted: BTreeSet<(String, &str)> =
         all.iter().map(|route| (written(route), if route.is_public() { "TCP" } else { "" })).collect();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use model::objects::Direction::{Egress, Ingress};
 use netlink::RtSocket;
 use nft::desired::policy::PolicyOptions;
-use nft::{AttachMode, DeniedLog, DeniedPacket};
+use nft::{AttachMode, DeniedLog, DeniedPacket, LoggedPackets};
 use policy::PolicyVerdict::{Accept, Drop};
 use policy::VerdictKey;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -39,7 +39,9 @@ fn next(log: &mut DeniedLog) -> Vec<DeniedPacket> {
     let timeout = Timespec { tv_sec: 20, tv_nsec: 0 };
     let ready = poll(&mut [PollFd::new(&*log, PollFlags::IN)], Some(&timeout)).unwrap();
     assert_eq!(ready, 1, "no packet was logged");
-    log.read().unwrap()
+    let logged = log.read().unwrap();
+    assert_eq!(logged.lost, 0);
+    logged.packets
 }
 
 #[test]
@@ -110,5 +112,5 @@ fn without_a_rate_nothing_is_logged_and_packets_are_counted() {
     }
     let table = testbed.lab.inside(At::Host, || crate::common::nft("list ruleset"));
     assert!(!table.contains(" log "), "{table}");
-    assert_eq!(log.read().unwrap(), []);
+    assert_eq!(log.read().unwrap(), LoggedPackets::default());
 }

@@ -42,15 +42,38 @@ impl AgentClient {
         self.read(self.client.delete(path, TIMEOUT))
     }
 
-    /// On a machine without Podwire, a start of the agent cannot help.
+    /// Passes each line of a stream to `on_line`. The stream ends only by an error: of `on_line`, or because the agent stops.
+    pub(crate) fn follow<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        mut on_line: impl FnMut(T) -> Result<()>,
+    ) -> Result<()> {
+        let answer = self
+            .client
+            .follow(path, TIMEOUT, |line| on_line(serde_json::from_slice(line).context(OTHER_VERSION)?));
+        let answer = answer.map_err(|error: anyhow::Error| match error.downcast() {
+            Ok(error) => self.explained(error),
+            Err(other) => other,
+        })?;
+        match answer.status {
+            200 => bail!("the agent ended the stream"),
+            _ => read(&answer),
+        }
+    }
+
     fn read<T: DeserializeOwned>(&self, answer: Result<HttpAnswer, ClientError>) -> Result<T> {
-        if let Err(ClientError::NoListener { .. }) = answer {
+        read(&answer.map_err(|error| self.explained(error))?)
+    }
+
+    /// On a machine without Podwire, a start of the agent cannot help.
+    fn explained(&self, error: ClientError) -> anyhow::Error {
+        if let ClientError::NoListener { .. } = error {
             let has_state = !matches!(NodeState::open_existing(&self.directories.run_dir), Ok(None));
             if !mode::is_installed(&self.directories, has_state, &configs::of_node()) {
-                return Err(NotInstalled(mode::not_installed(&self.directories).message).into());
+                return NotInstalled(mode::not_installed(&self.directories).message).into();
             }
         }
-        read(&answer?)
+        error.into()
     }
 }
 

@@ -1,69 +1,75 @@
-//! `podwire explain FROM TO -f FILE`.
+//! `podwire explain FROM TO`, on files or by the agent.
 
-use anyhow::{Context as _, Result};
-use policy::{Explanation, PolicyFlow, PolicyVerdict};
+use anyhow::Result;
+use api::{ExplainAnswer, ExplainRequest, FlowVerdict, FlowView};
+use policy::FlowTraffic;
 
-use super::cases::FlowTraffic;
-use super::ends::{self, EndSet};
 use super::files::PolicyFiles;
 use super::test::warn_ignored;
 use super::world::PolicyWorld;
-use crate::cli::ExplainArgs;
-use crate::exit::{ExitStatus, Usage};
+use crate::cli::{ExplainArgs, Output};
+use crate::commands::nodes::AgentClient;
+use crate::exit::{self, ExitStatus, Usage};
 use crate::print;
 
-/// ICMPv6. The user writes `icmp` for both families.
-const ICMP_V6: u8 = 58;
-
 pub(crate) fn run(args: &ExplainArgs) -> Result<ExitStatus> {
-    let traffic = FlowTraffic::parse(&args.proto, args.port).map_err(|error| Usage(format!("{error:#}")))?;
-    let files = PolicyFiles::read(&args.files)?;
-    warn_ignored(&files);
-    let world = PolicyWorld::new(&files)?;
-    let explanations = explain(&args.from, &args.to, traffic, &world)?;
-    let texts: Vec<String> = explanations.iter().map(wrapped).collect();
-    print::text(&format!("{}\n", texts.join("\n\n")))?;
-    Ok(ExitStatus::problem_unless(explanations.iter().all(is_accepted)))
+    let traffic = FlowTraffic::parse(&args.proto, args.port).map_err(|error| Usage(error.to_string()))?;
+    let answer = if args.files.is_empty() {
+        exit::ensure_root()?;
+        ask(args)?
+    } else {
+        let files = PolicyFiles::read(&args.files)?;
+        warn_ignored(&files);
+        PolicyWorld::new(&files)?.explain(&args.from, &args.to, traffic)?
+    };
+    match args.output {
+        Output::Json => print::json(&answer)?,
+        Output::Table | Output::Wide => print::line(page(&answer))?,
+    }
+    Ok(ExitStatus::problem_unless(answer.flows.iter().all(is_accepted)))
+}
+
+fn ask(args: &ExplainArgs) -> Result<ExplainAnswer> {
+    let request = ExplainRequest {
+        from: args.from.clone(),
+        to: args.to.clone(),
+        protocol: args.proto.clone(),
+        port: args.port,
+    };
+    AgentClient::find(&args.agent).post(api::EXPLAIN, &request)
+}
+
+fn page(answer: &ExplainAnswer) -> String {
+    let ExplainAnswer { not_enforced, flows, omitted } = answer;
+    let reason = not_enforced.as_ref().map(|reason| {
+        let text = print::one_line(&format!("policies are not enforced on this node: {reason}"));
+        print::wrap(&text, print::width())
+    });
+    let omitted = (*omitted > 0).then(|| {
+        let text = format!("{} of ends not shown: name single pods", print::count(*omitted, "more pair"));
+        print::wrap(&text, print::width())
+    });
+    let parts: Vec<String> = reason.into_iter().chain(flows.iter().map(wrapped)).chain(omitted).collect();
+    parts.join("\n\n")
 }
 
 /// The explanation in lines that fit.
-pub(super) fn wrapped(explanation: &Explanation) -> String {
-    explanation.to_string().lines().map(wrapped_line).collect::<Vec<_>>().join("\n")
+pub(super) fn wrapped(flow: &FlowView) -> String {
+    flow.to_string().lines().map(wrapped_line).collect::<Vec<_>>().join("\n")
 }
 
 /// A line that fits keeps its spaces. Continuation lines are indented more than the first line.
 fn wrapped_line(line: &str) -> String {
     const INDENT: usize = 4;
+    let line = print::one_line(line);
     if line.chars().count() <= print::width() {
-        return line.to_owned();
+        return line;
     }
     let indent = line.len() - line.trim_start().len();
-    let text = print::wrap(line, print::width() - indent - INDENT);
+    let text = print::wrap(line.trim_start(), print::width() - indent - INDENT);
     format!("{}{}", " ".repeat(indent), print::hanging(&text, indent + INDENT))
 }
 
-pub(super) fn is_accepted(explanation: &Explanation) -> bool {
-    explanation.verdict == PolicyVerdict::Accept
-}
-
-/// One explanation for each pair of ends.
-pub(super) fn explain(
-    from: &str,
-    to: &str,
-    traffic: FlowTraffic,
-    world: &PolicyWorld,
-) -> Result<Vec<Explanation>> {
-    let from_set = EndSet::parse(from, world).with_context(|| format!("from {from}"))?;
-    let to_set = EndSet::parse(to, world).with_context(|| format!("to {to}"))?;
-    let pairs = ends::pairs(&from_set, &to_set, world).with_context(|| format!("from {from} to {to}"))?;
-    let flows = pairs.into_iter().map(|(from, to)| {
-        let port = traffic.port.unwrap_or_default();
-        let flow = PolicyFlow { from, to, protocol: traffic.protocol, port };
-        let explanation = world.engine.explain(&flow);
-        if traffic.is_icmp() && explanation.is_ipv6() {
-            return world.engine.explain(&PolicyFlow { protocol: ICMP_V6, ..flow });
-        }
-        explanation
-    });
-    Ok(flows.collect())
+pub(super) fn is_accepted(flow: &FlowView) -> bool {
+    flow.verdict == FlowVerdict::Accept
 }

@@ -1,11 +1,10 @@
 //! `podwire policy test -f FILE`.
 
 use anyhow::Result;
-use api::{PolicyCaseResult, PolicyTestAnswer};
-use policy::{Explanation, PolicyVerdict};
+use api::{FlowVerdict, FlowView, PolicyCaseResult, PolicyTestAnswer};
 
 use super::cases::PolicyCase;
-use super::explain::{explain, is_accepted, wrapped};
+use super::explain::{is_accepted, wrapped};
 use super::files::PolicyFiles;
 use super::world::PolicyWorld;
 use crate::cli::{Output, PolicyTestArgs};
@@ -46,24 +45,24 @@ pub(super) fn warn_ignored(files: &PolicyFiles) {
 
 /// The verdict of a case. With several pods, all of them must have the expected one.
 struct CaseResult {
-    verdict: PolicyVerdict,
-    /// The first explanation with an unexpected verdict.
-    difference: Option<Explanation>,
+    verdict: FlowVerdict,
+    /// The first flow with an unexpected verdict.
+    difference: Option<FlowView>,
 }
 
 fn result(case: &PolicyCase, world: &PolicyWorld) -> Result<CaseResult> {
-    let explanations = explain(&case.from, &case.to, case.traffic, world)
-        .map_err(|error| error.context(case.origin.clone()))?;
-    let is_expected = |one: &Explanation| is_accepted(one) == (case.expected == PolicyVerdict::Accept);
-    let difference = explanations.into_iter().find(|one| !is_expected(one));
-    let verdict = difference.as_ref().map_or(case.expected, |one| one.verdict);
+    let flows = world.explain(&case.from, &case.to, case.traffic);
+    let flows = flows.map_err(|error| error.context(case.origin.clone()))?.flows;
+    let difference =
+        flows.into_iter().find(|flow| is_accepted(flow) != (case.expected == FlowVerdict::Accept));
+    let verdict = difference.as_ref().map_or(case.expected, |flow| flow.verdict);
     Ok(CaseResult { verdict, difference })
 }
 
-fn word(verdict: PolicyVerdict) -> &'static str {
+fn word(verdict: FlowVerdict) -> &'static str {
     match verdict {
-        PolicyVerdict::Accept => "allow",
-        PolicyVerdict::Drop => "deny",
+        FlowVerdict::Accept => "allow",
+        FlowVerdict::Drop => "deny",
     }
 }
 

@@ -5,12 +5,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
+use api::ExplainAnswer;
 use ipnet::IpNet;
 use model::Labels;
 use model::kubernetes::KubePod;
 use model::objects::Identity;
-use policy::{NodeEntry, PodEntry, PodPhase, PodUid, PolicyEngine, WorldChange};
-use types::{Family, NodeName, Placement};
+use policy::{
+    FlowAnswers, FlowQuery, FlowTraffic, NodeEntry, PodEntry, PodPhase, PodUid, PolicyEngine, QueryEnd,
+    WorldChange,
+};
+use types::{NodeName, Placement};
 
 use super::files::PolicyFiles;
 
@@ -46,6 +50,14 @@ impl PolicyWorld {
         let changes: Vec<WorldChange> = changes.chain(pods.into_iter().map(WorldChange::SetPod)).collect();
         engine.apply(changes);
         Ok(Self { engine })
+    }
+
+    /// One flow for each pair of ends.
+    pub(super) fn explain(&self, from: &str, to: &str, traffic: FlowTraffic) -> Result<ExplainAnswer> {
+        let [from, to] = [from, to].map(|end| QueryEnd::Named(end.to_owned()));
+        let FlowAnswers { explanations, omitted } = self.engine.answer(&FlowQuery { from, to, traffic })?;
+        let flows = explanations.iter().map(agent::flow_view).collect();
+        Ok(ExplainAnswer { not_enforced: None, flows, omitted: omitted as u64 })
     }
 }
 
@@ -127,33 +139,5 @@ impl FreeAddresses {
             Ok(free)
         };
         subnets.iter().map(take).collect()
-    }
-}
-
-impl PolicyWorld {
-    /// The running pod of this name. `default` is the namespace of a name without one.
-    pub(super) fn pod(&self, name: &str) -> Option<&PodEntry> {
-        let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
-        let is_named =
-            |pod: &&PodEntry| pod.name.name == name && pod.name.namespace.as_deref() == Some(namespace);
-        self.engine.world().pods.values().find(is_named)
-    }
-
-    /// An address of no network, no node and no CIDR of a policy, if there is one. Blocks such as 0.0.0.0/0 contain all addresses.
-    pub(super) fn outside(&self, family: Family) -> IpAddr {
-        let world = self.engine.world();
-        let candidates: [&str; 3] = match family {
-            Family::V4 => ["192.0.2.1", "198.51.100.1", "203.0.113.1"],
-            Family::V6 => ["2001:db8::1", "2001:db8:1::1", "2001:db8:2::1"],
-        };
-        let parsed: Vec<IpAddr> = candidates.iter().filter_map(|text| text.parse().ok()).collect();
-        let is_outside = |address: &&IpAddr| {
-            let mut subnets = world.networks.values().flat_map(|network| &network.subnets);
-            let block = self.engine.smallest_block(**address);
-            subnets.all(|subnet| !subnet.contains(*address))
-                && block.is_none_or(|block| block.prefix_len() == 0)
-        };
-        let first = parsed.first().copied().unwrap_or(IpAddr::from([192, 0, 2, 1]));
-        parsed.iter().find(is_outside).copied().unwrap_or(first)
     }
 }
