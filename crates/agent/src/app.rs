@@ -124,7 +124,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
     if identities::are_published(&config) {
         policies = policies.publishing(LocalIdentities::new());
     }
-    let policies = Arc::new(policies);
+    let policies = Arc::new(policies.with_profile_readers(requests.clone(), inspector_waker.clone()));
     let work = Arc::new(Work::new(work::WorkParts {
         settings: RequestSettings {
             run_dir: config.run_dir.clone(),

@@ -226,7 +226,7 @@ impl IdentityMirror {
     /// Nodes and claims of a listing. Unreadable values do not change the known ones.
     pub(crate) fn list_nodes(&mut self, listing: &StoreListing) {
         let listed: BTreeSet<&NodeName> = listing.nodes.iter().map(|node| &node.record.name).collect();
-        let is_gone = |name: &&NodeName| !listed.contains(name) && !listing.unread.contains(*name);
+        let is_gone = |name: &&NodeName| !listed.contains(name) && !listing.unreadable.contains(*name);
         let gone: Vec<NodeName> = self.nodes.keys().filter(is_gone).cloned().collect();
         gone.iter().for_each(|name| self.remove_node(name));
         listing.nodes.iter().for_each(|node| self.set_node(&node.record));

@@ -11,9 +11,10 @@ use types::NodeName;
 
 use super::ask_error::AskError;
 use super::block_requests::{BlockRequest, BlockRequestError};
+use super::cluster_pods::{ClusterPod, read_pods};
 use super::contact::Contact;
 use super::join::Registry;
-use super::object_changes::{ObjectChanges, change_objects};
+use super::object_changes::{ChangedObjects, ObjectChanges, change_objects};
 
 /// How often a read is repeated if the object changed meanwhile. Also the limit of transactions for the claims of a removed
 /// node.
@@ -33,10 +34,12 @@ pub(crate) enum MembershipCommand {
 pub(crate) enum StoreQuery {
     /// Lists the whole store.
     ReadContents(oneshot::Sender<Result<StoreContents, AskError>>),
+    /// Lists the pods of other nodes.
+    ReadPods(oneshot::Sender<Result<Vec<ClusterPod>, AskError>>),
     /// Removes a node permanently. Returns the blocks that it freed.
     Remove { name: NodeName, force: bool, done: oneshot::Sender<Result<Vec<IpNet>, AskError>> },
     /// Checks and changes objects.
-    ChangeObjects { changes: Box<ObjectChanges>, done: oneshot::Sender<Result<api::ObjectSteps, AskError>> },
+    ChangeObjects { changes: Box<ObjectChanges>, done: oneshot::Sender<Result<ChangedObjects, AskError>> },
 }
 
 /// The contents of the store.
@@ -67,6 +70,7 @@ impl StoreQuery {
     pub(crate) fn refuse(self, reason: AskError) {
         match self {
             Self::ReadContents(done) => drop(done.send(Err(reason))),
+            Self::ReadPods(done) => drop(done.send(Err(reason))),
             Self::Remove { done, .. } => drop(done.send(Err(reason))),
             Self::ChangeObjects { done, .. } => drop(done.send(Err(reason))),
         }
@@ -76,6 +80,7 @@ impl StoreQuery {
     pub(crate) fn is_abandoned(&self) -> bool {
         match self {
             Self::ReadContents(done) => done.is_closed(),
+            Self::ReadPods(done) => done.is_closed(),
             Self::Remove { done, .. } => done.is_closed(),
             Self::ChangeObjects { done, .. } => done.is_closed(),
         }
@@ -91,8 +96,16 @@ impl StoreQuery {
                 }
                 drop(done.send(contents.map_err(AskError::from)));
             }
+            Self::ReadPods(done) => {
+                let pods = read_pods(&registry, &own).await;
+                match &pods {
+                    Ok(_) => contact.answered(),
+                    Err(error) => contact.query_failed(error),
+                }
+                drop(done.send(pods.map_err(AskError::from)));
+            }
             Self::ChangeObjects { changes, done } => {
-                let changed = change_objects(&registry, &changes).await;
+                let changed = change_objects(&registry, &own, &changes).await;
                 if let Err(AskError::Unreachable(reason)) = &changed {
                     contact.query_timed_out(reason.clone());
                 }

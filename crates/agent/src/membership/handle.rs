@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use types::{Digest, Mac, NodeName};
 
 use super::ask_error::AskError;
+use super::cluster_pods::ClusterPod;
 use super::command::{MembershipCommand, StoreContents, StoreQuery};
 use super::contact::{Age, Contact};
 use super::node_state::NodeStateDir;
@@ -31,6 +32,8 @@ use crate::thread::AgentThread;
 
 /// How long a query waits for the store.
 const TIMEOUT: Duration = Duration::from_secs(8);
+/// How long the answer to a change waits until this node knows the change.
+const OBSERVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Why a query cannot be answered from the copy.
 const NO_COPY: &str = "this node has no saved state of the cluster";
 /// How long each thread may take to end.
@@ -317,7 +320,19 @@ impl MembershipHandle {
     /// Checks objects against all others and writes them to the store.
     pub(crate) async fn change_objects(&self, changes: ObjectChanges) -> Result<ObjectSteps, AskError> {
         let changes = Box::new(changes);
-        self.query(|done| StoreQuery::ChangeObjects { changes, done }).await
+        let changed = self.query(|done| StoreQuery::ChangeObjects { changes, done }).await?;
+        if let Some(revision) = changed.revision {
+            self.shared.wait_for_objects(revision, OBSERVE_TIMEOUT).await;
+        }
+        Ok(changed.steps)
+    }
+
+    /// The pods of other nodes.
+    pub(crate) async fn pods_of_other_nodes(&self) -> Result<Vec<ClusterPod>, AskError> {
+        match self.contact.failure() {
+            Some(reason) => Err(AskError::Unreachable(self.reason(&reason))),
+            None => self.query(StoreQuery::ReadPods).await,
+        }
     }
 
     /// The objects of an empty store.

@@ -185,10 +185,12 @@ impl Member {
         let mut watch = self.registry.store.watch(&root, listing.revision + 1).await?;
         let store_listing = self.store_listing(&listing);
         self.revision = listing.revision;
-        self.shared.set_unread(&self.unread, &self.unread_nodes());
-        self.list_identities(&listing, &store_listing);
-        self.peers.update(RecordUpdate::All(store_listing));
         self.list_objects(&listing);
+        self.shared.set_objects_revision(listing.revision);
+        self.list_identities(&listing, &store_listing);
+        // After all values of the listing were read.
+        self.shared.set_unread(&self.unread, &self.unread_nodes());
+        self.peers.update(RecordUpdate::All(store_listing));
         self.was_wiped = false;
         let layout = &self.registry.layout;
         let agents = listing.entries.iter().filter_map(|entry| alive_at(layout, &entry.key, &entry.value));
@@ -243,7 +245,7 @@ impl Member {
         }
         self.was_wiped |= listing.revision < self.revision;
         let unread = self.unread.keys().filter_map(|key| self.registry.layout.node_of(key)).collect();
-        StoreListing { nodes, claims, unread, was_wiped: self.was_wiped }
+        StoreListing { nodes, claims, unreadable: unread, was_wiped: self.was_wiped }
     }
 
     /// Handles the next event.
@@ -264,9 +266,14 @@ impl Member {
                     self.watch_confirmed();
                     Ok(Next::Continue(joined))
                 }
-                Watched::Events { events, .. } => {
+                Watched::Events { events, revision } => {
                     self.watch_confirmed();
-                    self.apply_events(events, joined).await
+                    let next = self.apply_events(events, joined).await?;
+                    match &next {
+                        Next::Continue(_) => self.shared.set_objects_revision(revision),
+                        Next::End(_) => {}
+                    }
+                    Ok(next)
                 }
             },
             () = sleep_until(report_at.unwrap_or_else(Instant::now)), if report_at.is_some() => {
@@ -461,9 +468,13 @@ impl Member {
 
     fn put_object(&mut self, id: &ObjectId, entry: &Entry) {
         let read = self.objects.put(id, &entry.value);
+        let in_force = match self.objects.is_known(id) {
+            true => "; the last valid version is in force",
+            false => "",
+        };
         self.track_unread(
             &entry.key,
-            read.map_err(|error| format!("{} in the store is not used: {error}", entry.key)),
+            read.map_err(|error| format!("{} in the store is not used: {error}{in_force}", entry.key)),
         );
     }
 

@@ -10,7 +10,7 @@ use model::{Catalog, NodeRecord};
 use netconf::{Network, NodeAllocation};
 use tokio::sync::{Notify, watch};
 use tokio::task::{self, spawn_blocking};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, warn};
 use types::{Code, Finding, Fix, NodeName};
 
@@ -45,6 +45,8 @@ pub(crate) struct SharedMembership {
     pub(crate) is_alone: bool,
     /// Held while the modification time of the copy on disk is set.
     pub(super) saving_time: Arc<tokio::sync::Mutex<()>>,
+    /// The revision of the store up to which the objects of this node are known.
+    objects_revision: watch::Sender<u64>,
     state: Mutex<MembershipState>,
 }
 
@@ -93,8 +95,21 @@ impl SharedMembership {
             allocations,
             agent_status,
             saving_time: Arc::default(),
+            objects_revision: watch::Sender::new(0),
             state: Mutex::default(),
         }
+    }
+
+    /// The objects were published after all changes up to this revision.
+    pub(crate) fn set_objects_revision(&self, revision: u64) {
+        self.objects_revision.send_replace(revision);
+    }
+
+    /// Waits until this node knows its own change of objects, so that the next query of the same client shows it.
+    pub(crate) async fn wait_for_objects(&self, revision: u64, within: Duration) {
+        let mut known = self.objects_revision.subscribe();
+        // The change is in the store, even if the watch is late.
+        drop(timeout(within, known.wait_for(|known| *known >= revision)).await);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, MembershipState> {

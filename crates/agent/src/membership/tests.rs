@@ -2,6 +2,7 @@
 
 mod known;
 mod member;
+mod objects;
 mod registry;
 
 use std::collections::BTreeSet;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! membership: records ─► slot ─┐                ┌─► addresses, position, records ─► membership
-//! API: queries ─────► queue ─┴─► peers thread ┴─► tunnel sizes ─► reconciler
+//! API: queries ───────► queue ─┴─► peers thread ─┴─► tunnel sizes ─► reconciler
 //! ```
 //!
 //! No thread waits for the peers thread. Records that change while it works are merged in the slot: the last state of each key
@@ -46,7 +46,7 @@ pub(crate) struct StoreListing {
     pub(crate) nodes: Vec<StoredNode>,
     pub(crate) claims: Vec<ClaimedBlock>,
     /// Nodes with a record that cannot be read.
-    pub(crate) unread: BTreeSet<NodeName>,
+    pub(crate) unreadable: BTreeSet<NodeName>,
     /// The store lost its data. Nodes that are missing from it will register again.
     pub(crate) was_wiped: bool,
 }
@@ -246,8 +246,8 @@ mod tests {
     }
 
     fn store_listing(was_wiped: bool) -> RecordUpdate {
-        let (nodes, claims, unread) = (Vec::new(), Vec::new(), BTreeSet::new());
-        RecordUpdate::All(StoreListing { nodes, claims, unread, was_wiped })
+        let (nodes, claims, unreadable) = (Vec::new(), Vec::new(), BTreeSet::new());
+        RecordUpdate::All(StoreListing { nodes, claims, unreadable, was_wiped })
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(crate) struct UnderlayCandidates {
     pub(crate) defaults: Vec<Route>,
 }
 
-/// The chosen links and addresses, at most one of each family, and findings about the choice.
+/// The position of this node in the underlay: the chosen links and addresses, at most one of each family, and findings about the choice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) underlays: Vec<Underlay>,
@@ -169,7 +169,7 @@ impl UnderlayFamily<'_> {
             .fix("ip address show"),
             None => finding(format!(
                 "address {address} of this node was removed, and it has no other {family} address for the pod network: \
-                 add it again, or restart the agent if that is intended"
+                 add it again, with the routes that were removed with it, or restart the agent if that is intended"
             ))
             .fix("ip address show"),
         }

@@ -6,16 +6,17 @@ use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use engine::policy::{LinkGroup, PodPolicies};
+use engine::policy::{LinkGroup, PodPolicies, PodProfile};
 use engine::state::Attachment;
 use model::Catalog;
 use types::{AttachMode, AttachmentKey, Code, Finding, NodeName, Placement};
 
-use super::placement;
 use super::pods::{LocalPod, LocalPods};
+use super::{placement, profiles};
 use crate::agent_status::AgentStatus;
 use crate::conditions::Source;
 use crate::identities::{LocalIdentities, RemoteChanges};
+use crate::reconciler::ReconcileRequests;
 use crate::waker::Waker;
 
 /// How long an ADD waits for the policy thread. The pod starts isolated afterwards.
@@ -37,6 +38,21 @@ pub(crate) struct Policies {
     identities: Option<Arc<LocalIdentities>>,
     /// Held while isolated pods are reported, so that an earlier list cannot replace a later one.
     reporting: Mutex<()>,
+    /// They compare running pods after a change of profiles.
+    profile_readers: Option<ProfileReaders>,
+}
+
+#[derive(Debug)]
+struct ProfileReaders {
+    reconciler: ReconcileRequests,
+    inspector: Waker,
+}
+
+impl ProfileReaders {
+    fn wake(&self) {
+        self.reconciler.request_round();
+        self.inspector.wake();
+    }
 }
 
 #[derive(Debug, Default)]
@@ -86,7 +102,13 @@ impl Policies {
             remote: Mutex::default(),
             identities: None,
             reporting: Mutex::default(),
+            profile_readers: None,
         }
+    }
+
+    /// The reconciler and the inspector are woken when the profile of a group changes.
+    pub(crate) fn with_profile_readers(self, reconciler: ReconcileRequests, inspector: Waker) -> Self {
+        Self { profile_readers: Some(ProfileReaders { reconciler, inspector }), ..self }
     }
 
     /// The identities of this node's pods are published, also while no policy is enforced.
@@ -125,14 +147,17 @@ impl Policies {
 
     /// Replaces the objects.
     pub(crate) fn set_objects(&self, objects: Arc<Catalog>) {
-        let is_changed = {
+        let profiles = profiles::of_groups(&objects);
+        let (is_changed, earlier) = {
             let mut state = self.lock();
             let is_changed = state.objects.as_ref() != Some(&objects);
-            state.objects = Some(objects);
-            is_changed
+            (is_changed, state.objects.replace(objects))
         };
         if is_changed {
             self.waker.wake();
+        }
+        if earlier.map(|earlier| profiles::of_groups(&earlier)) != Some(profiles) {
+            self.wake_profile_readers();
         }
     }
 
@@ -146,7 +171,13 @@ impl Policies {
         state.links.get(name).copied().filter(|_| state.is_enforced)
     }
 
-    pub(super) fn node(&self) -> &NodeName {
+    fn wake_profile_readers(&self) {
+        if let Some(readers) = &self.profile_readers {
+            readers.wake();
+        }
+    }
+
+    pub(crate) fn node(&self) -> &NodeName {
         &self.node
     }
 
@@ -323,6 +354,22 @@ impl PodPolicies for Policies {
         match answer.recv_timeout(DEADLINE) {
             Ok(result) => result.map_err(failed),
             Err(_) => Err(failed(format!("the policy thread did not answer within {DEADLINE:?}"))),
+        }
+    }
+
+    fn profile(&self, placement: &Placement) -> Option<PodProfile> {
+        self.objects().map(|objects| profiles::of_placement(&objects, placement))
+    }
+
+    fn uses_dscp(&self) -> Option<bool> {
+        let objects = self.objects()?;
+        Some(profiles::of_groups(&objects).into_values().any(|profile| profile.dscp.is_some()))
+    }
+
+    fn profile_applied(&self, pod: &Attachment, profile: Option<PodProfile>) {
+        let current = pod.placement.as_ref().and_then(|placement| self.profile(placement));
+        if current != profile {
+            self.wake_profile_readers();
         }
     }
 }

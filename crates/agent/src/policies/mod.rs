@@ -16,6 +16,7 @@ mod kernel;
 pub(crate) mod objects;
 mod placement;
 mod pods;
+mod profiles;
 mod remote;
 mod thread;
 

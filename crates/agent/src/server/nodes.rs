@@ -60,7 +60,10 @@ pub(super) async fn answer(
     answered.unwrap_or_else(|error| refusal(&error))
 }
 
-async fn blocks(service: &Arc<ApiService>, cluster: &MembershipHandle) -> Result<BlocksView, AskError> {
+pub(super) async fn blocks(
+    service: &Arc<ApiService>,
+    cluster: &MembershipHandle,
+) -> Result<BlocksView, AskError> {
     let (contents, freshness) = cluster.read_contents().await?;
     let mut blocks =
         membership::blocks((&contents, freshness), &service.description.block_layouts, &cluster.name);

@@ -2,6 +2,7 @@
 
 mod access;
 mod hanging_peers_thread;
+mod invalid_objects;
 mod joining;
 mod leases;
 mod lost_name;

@@ -76,8 +76,8 @@ fn claim(claims: &NetworkState, key: &AttachmentKey, pools: &Pools) -> Result<()
         key,
         pools: Some(pools),
         requested: &[],
-        remove_conntrack: &|_, _| Ok(()),
         is_avoided: &|_| false,
+        remove_conntrack: &|_, _| Ok(()),
     };
     let make = |given: &[Allocation]| Attachment {
         schema: Addressing::Assigned.schema(),

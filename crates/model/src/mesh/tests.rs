@@ -420,7 +420,7 @@ fn a5_an_address_inside_a_block_of_another_node_removes_no_route() {
 }
 
 #[test]
-fn a_block_that_contains_a_network_of_the_nodes_link_is_not_routed() {
+fn a_block_that_contains_a_directly_connected_network_is_not_routed() {
     let mut own = local_node();
     own.underlays[0] = Underlay {
         link: 2,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::*;
 
 #[test]
-fn c3_begin_commit_find_release() {
+fn c3_a_record_is_pending_then_ready_then_released() {
     let state = TestState::new(DUAL);
     let key = key("c1");
     assert!(state.network.find(&key).unwrap().is_none());
