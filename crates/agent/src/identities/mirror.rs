@@ -186,6 +186,14 @@ impl IdentityMirror {
         self.pods.keys().copied()
     }
 
+    pub(super) fn pods_of_missing_nodes(&self) -> impl Iterator<Item = (NodeName, IpAddr)> {
+        let is_missing = |node: &NodeName| !self.nodes.contains_key(node);
+        self.pods.iter().flat_map(move |(address, records)| {
+            let missing = records.iter().map(|(node, _)| node).filter(move |node| is_missing(node));
+            missing.map(|node| (node.clone(), *address))
+        })
+    }
+
     /// The identities that any record names.
     pub(super) fn used_identities(&self) -> impl Iterator<Item = &IdentityHash> {
         let own = self.own_pods.values().filter_map(|record| match record {

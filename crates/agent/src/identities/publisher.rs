@@ -16,11 +16,11 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 use types::{Digest, NodeName};
 
-use super::differences::{OwnKeys, commits};
+use super::differences::OwnKeys;
 use super::local::{LocalIdentities, PublishedPods};
 use super::observer::PublishSession;
 use super::records::local_pods;
-use super::unused::{UnusedIdentities, removable};
+use super::unused::{Removal, UnusedValues};
 use super::{SharedMirror, lock};
 use crate::membership::Contact;
 use config::Config;
@@ -31,7 +31,7 @@ const BATCH: Duration = Duration::from_millis(10);
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// How long the watch may take to show a transaction of this node. The session ends at about the same time if the watch is broken.
 const OBSERVED: Duration = Duration::from_secs(5);
-/// The mean time between two checks for unused identities.
+/// The mean time between two checks for unused values.
 const CHECK_UNUSED: Duration = Duration::from_secs(3600);
 
 pub(super) struct PublisherParts {
@@ -50,9 +50,9 @@ pub(crate) struct Publisher {
     changed: Arc<Notify>,
     /// When the records of the run directory are listed next.
     list_at: Instant,
-    /// When unused identities are removed next.
+    /// When unused values are removed next.
     check_at: Instant,
-    unused: UnusedIdentities,
+    unused: UnusedValues,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +77,7 @@ impl Publisher {
     pub(super) fn new(parts: PublisherParts) -> Self {
         let changed = parts.local.changed();
         let check_at = Instant::now() + check_pause(&parts.own, 0);
-        Self { parts, changed, list_at: Instant::now(), check_at, unused: UnusedIdentities::new() }
+        Self { parts, changed, list_at: Instant::now(), check_at, unused: UnusedValues::default() }
     }
 
     /// Runs until the agent ends. A failure delays only the next attempt.
@@ -184,14 +184,13 @@ impl Publisher {
     async fn remove_unused(&mut self) -> Result<(), PublishError> {
         let Some((session, pods)) = self.input() else { return Ok(()) };
         let now = lock(&self.parts.mirror).unused(&pods);
-        let removed = removable(&self.unused, &now);
+        let Removal { compares, changes } = now.removal(&self.unused, &self.parts.layout);
         self.unused = now;
-        let key = |hash| self.parts.layout.identity(hash);
-        for changes in commits(removed.iter().map(|(hash, _)| Change::Delete(key(hash))).collect()) {
-            let compares = removed.iter().map(|(hash, revision)| Compare::Revision(key(hash), *revision));
-            self.commit(&session, compares.collect(), &changes).await?;
-            info!(count = changes.len(), "removed identities that no pod has");
+        if changes.is_empty() {
+            return Ok(());
         }
+        self.commit(&session, compares, &changes).await?;
+        info!(count = changes.len(), "removed unused identities and pods of nodes that do not exist");
         Ok(())
     }
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use model::objects::{Identity, NamespacedName};
-use model::{IdentityHash, KeyLayout, Labels, NodeRecord, Object as _, PodRecord};
+use model::{KeyLayout, Labels, NodeRecord, Object as _, PodRecord};
 use policy::{PodEntry, PodPhase};
-use store::Change;
+use store::{Change, Compare};
 use types::{AttachmentKey, Mac, NodeName, NodeUid, Placement};
 
 use super::differences::{OwnKeys, commits};
@@ -16,7 +16,7 @@ use super::local::{LocalIdentities, PublishedPod, PublishedPods};
 use super::mirror::{IdentityKey, IdentityMirror};
 use super::records::record_name;
 use super::saved::SavedPods;
-use super::unused::{UnusedIdentities, removable};
+use super::unused::{Removal, UnusedValues};
 use crate::policies::LocalPod;
 
 const BLOCK: &str = "10.42.1.0/24";
@@ -273,21 +273,31 @@ fn transactions_are_bounded_by_the_number_of_changes_and_their_size() {
 }
 
 #[test]
-fn d_an_identity_is_removed_if_two_checks_found_it_unused() {
+fn d_values_are_removed_if_two_checks_found_them_unused() {
     let mut mirror = mirror();
     for tenant in ["blue", "red", "green"] {
         let (hash, value) = identity(tenant).stored();
         mirror.put(&IdentityKey::Identity(hash), &value, 5).unwrap();
     }
-    set(&mut mirror, Value::Record);
+    mirror.set_node(&node("n2", &[]));
+    for owner in ["n2", "gone"] {
+        let key = IdentityKey::Pod(name(owner), ip("10.42.1.2"));
+        mirror.put(&key, &record("blue").encode(), 1).unwrap();
+    }
     let hash = |tenant: &str| identity(tenant).stored().0;
-    // Blue has a pod of another node, green is about to be published.
+    // Blue has pods of other nodes, green is about to be published.
     let unused = mirror.unused(&published(&[("10.42.0.2", "green")]));
-    assert_eq!(unused, BTreeMap::from([(hash("red"), 5)]));
-    assert_eq!(removable(&UnusedIdentities::new(), &unused), []);
-    assert_eq!(removable(&unused, &unused), [(hash("red"), 5)]);
-    let rewritten: BTreeMap<IdentityHash, u64> = BTreeMap::from([(hash("red"), 6)]);
-    assert_eq!(removable(&unused, &rewritten), []);
+    let pods = BTreeSet::from([(name("gone"), ip("10.42.1.2"))]);
+    assert_eq!(unused, UnusedValues { identities: BTreeMap::from([(hash("red"), 5)]), pods });
+    let layout = KeyLayout::new("/p", None);
+    assert_eq!(unused.removal(&UnusedValues::default(), &layout), Removal::default());
+    let red = layout.identity(&hash("red"));
+    let changes = vec![Change::Delete(red.clone()), Change::Delete("/p/pods/gone/10.42.1.2".to_owned())];
+    let compares = vec![Compare::Revision(red, 5), Compare::Absent("/p/nodes/gone".to_owned())];
+    assert_eq!(unused.removal(&unused, &layout), Removal { compares, changes });
+    // It was written again meanwhile, and the node is back.
+    let later = UnusedValues { identities: BTreeMap::from([(hash("red"), 6)]), pods: BTreeSet::new() };
+    assert_eq!(later.removal(&unused, &layout), Removal::default());
 }
 
 #[test]

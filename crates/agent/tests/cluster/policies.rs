@@ -87,15 +87,14 @@ impl Tenants {
     /// A pod of this tenant and group. An empty name means the default.
     #[track_caller]
     fn pod(&self, node: &'static str, name: &str, placement: (&str, &str)) -> PlacedPod {
-        self.pod_at(node, name, placement, &[])
+        self.pod_at((node, name), placement, &[])
     }
 
     /// With these addresses.
     #[track_caller]
     fn pod_at(
         &self,
-        node: &'static str,
-        name: &str,
+        (node, name): (&'static str, &str),
         (tenant, group): (&str, &str),
         addresses: &[IpAddr],
     ) -> PlacedPod {

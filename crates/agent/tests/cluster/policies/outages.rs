@@ -35,7 +35,7 @@ fn d_policies_stay_in_force_without_etcd_also_after_a_boot() {
     scene.expect((&new, &blue), 80, false);
     // Pods that ask for these addresses show which policies are in force.
     let [other, other_tenant] = [("e", "blue", &before[0]), ("f", "red", &before[1])]
-        .map(|(name, tenant, before)| scene.pod_at("n2", name, (tenant, ""), &before.addresses));
+        .map(|(name, tenant, before)| scene.pod_at(("n2", name), (tenant, ""), &before.addresses));
     scene.expect((&blue, &other), 80, true);
     scene.expect((&other, &blue), 80, true);
     scene.expect((&other_tenant, &blue), 80, false);
