@@ -13,7 +13,7 @@ mod shrink;
 use policy::{PodEntry, World, WorldChange};
 
 pub use bench::{BenchSize, bench_world};
-pub use changes::{all_changes, random_change};
+pub use changes::{all_changes, random_change, transition};
 pub use flows::{flows, is_ambiguous, some_flows};
 pub use shrink::smallest;
 
