@@ -5,6 +5,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod connections;
 mod listed;
 mod listing;
 mod node;
+mod probes;
+mod site;
