@@ -9,7 +9,7 @@ use model::objects::Direction;
 use netlink::NetNs;
 use policy::{PolicyElement, PolicyVerdict, World, WorldChange};
 use policyproof::worlds::{random_change, random_world, some_flows, transition};
-use policyproof::{Dice, JudgedFlow, compare};
+use policyproof::{Dice, JudgedFlow, cases, compare};
 
 use crate::common;
 use crate::listed::{Hook, Link, ListedTable, Packet, Verdict};
@@ -124,6 +124,27 @@ fn d_random_worlds_get_the_verdicts_of_the_naive_model_from_the_kernels_listing(
         halves.map(|half| half.join().unwrap())
     });
     println!("{totals:?} in {:?}", started.elapsed());
+}
+
+#[test]
+fn d_np_cnp_all_cases_get_their_verdicts_from_the_kernels_listing() {
+    let check_cases = || {
+        let cases = cases::all();
+        let mut before = cases[0].world.clone();
+        let mut node = Node::new(common::engine(&before, 1));
+        for case in cases {
+            node.apply(transition(&before, &case.world), |_| {});
+            let table = ListedTable::read(&listing()).unwrap();
+            for (flow, expected) in &case.expectations {
+                let ends = JudgedFlow::of(&case.world, flow);
+                let mut verdicts = ends.iter().map(|end| listed_verdict(&table, &node, &case.world, end));
+                let is_dropped = verdicts.any(|verdict| verdict == PolicyVerdict::Drop);
+                assert_eq!(is_dropped, *expected == PolicyVerdict::Drop, "{}: {flow}", case.name);
+            }
+            before = case.world;
+        }
+    };
+    NetNs::create().unwrap().run(check_cases).unwrap();
 }
 
 /// Changes by another process. Each of them changes verdicts.
