@@ -49,7 +49,7 @@ lint:
 words: ## find words that docs/reference/glossary.md replaces, in code and documents
 	@tools/words
 
-bench: build ## compare with the reference plugins and plain ip; BENCH=pods,firewall,recovery,routes,scale,joins,traffic: parts; BASELINE=DIR: an older build
+bench: build ## compare with the reference plugins and plain ip; BENCH=pods,firewall,recovery,routes,scale,joins,traffic,policies: parts; BASELINE=DIR: an older build
 	@tools/setup bench
 	@tools/timed "compile podwire-floor" $(CARGO) rustc --release --locked -p bench --bin podwire-floor -- -C target-feature=+crt-static
 	$(CARGO) run --release --locked -q -p bench --bin podwire-bench -- $(if $(BENCH),--only $(BENCH)) $(if $(BASELINE),--strict --baseline $(abspath $(BASELINE)))
