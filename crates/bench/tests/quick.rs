@@ -59,7 +59,7 @@ fn a_quick_run_of_policies_has_every_figure() {
     let cases = ["compile and load all policies", "one rule changes", "new TCP connections", "classes"];
     let report = run(&["--only", "policies"], &cases);
     let lines = report["policies"].as_array().unwrap();
-    assert_eq!(lines.len(), 17, "{report:#}");
+    assert_eq!(lines.len(), 22, "{report:#}");
     for line in lines {
         // The kernel may free memory of other programs meanwhile.
         let is_shared = line["case"].as_str().unwrap().contains("memory");

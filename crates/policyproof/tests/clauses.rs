@@ -1,5 +1,7 @@
 //! The tables of clauses in docs/internals/policy-proof.md against the code.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

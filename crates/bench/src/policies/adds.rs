@@ -26,14 +26,14 @@ pub(super) fn run(plugins: &Plugins, scale: &PolicyScale, times: &mut Timed) -> 
     let with_policy = PolicyNode::start("add-policy", &[])?;
     with_policy.apply(&objects(false))?;
     let without = PolicyNode::start("add-plain", &[])?;
-    let chain = Chain::create()?;
+    let chain = PluginChain::create()?;
     let placement = json!({ "tenant": "blue", "group": "db" });
     let mut added = AddTimes::default();
     // The first pod of each creates bridges, tables and directories.
     for number in 0..=scale.added {
         let port = u16::try_from(20_000 + number)?;
         let name = format!("p{number}");
-        let mut contenders: [(&mut Sample, Box<dyn Fn() -> Result<Duration> + '_>); 3] = [
+        let mut contenders: [(&mut Sample, TimedAdd<'_>); 3] = [
             (&mut added.policy, Box::new(|| add(plugins, &with_policy, &name, (port, &placement)))),
             (&mut added.none, Box::new(|| add(plugins, &without, &name, (port, &json!({}))))),
             (&mut added.chain, Box::new(|| chain.add(&name, port))),
@@ -56,6 +56,8 @@ pub(super) fn run(plugins: &Plugins, scale: &PolicyScale, times: &mut Timed) -> 
     }
     Ok(added)
 }
+
+type TimedAdd<'a> = Box<dyn Fn() -> Result<Duration> + 'a>;
 
 fn mappings(port: u16) -> Value {
     json!({ "portMappings": [{ "hostPort": port, "containerPort": 80, "protocol": "tcp" }] })
@@ -80,14 +82,14 @@ fn add(plugins: &Plugins, node: &PolicyNode, name: &str, (port, more): (u16, &Va
 }
 
 /// The plugins `bridge`, `portmap` and `firewall`, as a runtime calls them for a list.
-struct Chain {
+struct PluginChain {
     node: testkit::Node,
     programs: [PathBuf; 3],
     configs: [Value; 3],
     _lab: Lab,
 }
 
-impl Chain {
+impl PluginChain {
     fn create() -> Result<Self> {
         let lab = Lab::new("add-chain")?;
         let node = lab.node("n1")?;

@@ -23,7 +23,7 @@ pub(crate) use compilation::Compilation;
 pub(crate) use flows::FlowFigures;
 pub(crate) use traffic::PolicyTraffic;
 
-pub(crate) struct Policies {
+pub(crate) struct PolicyFigures {
     pub(crate) compilation: Compilation,
     pub(crate) traffic: PolicyTraffic,
     pub(crate) flows: FlowFigures,
@@ -32,7 +32,7 @@ pub(crate) struct Policies {
     pub(crate) remarks: Vec<String>,
 }
 
-pub(crate) fn run(plugins: &Plugins, scale: &Scale) -> Result<Policies> {
+pub(crate) fn run(plugins: &Plugins, scale: &Scale) -> Result<PolicyFigures> {
     let of = &scale.policies;
     let (mut times, mut remarks) = (Timed::new(), Vec::new());
     let what = format!("{} pods in {} policies", of.pods, of.policies);
@@ -41,5 +41,5 @@ pub(crate) fn run(plugins: &Plugins, scale: &Scale) -> Result<Policies> {
     let what = format!("an agent with {} flows", of.flows);
     let flows = with_progress(&what, || flows::run(of, &mut times))?;
     let adds = with_progress("ADD with policies", || adds::run(plugins, of, &mut times))?;
-    Ok(Policies { compilation, traffic, flows, adds, times, remarks })
+    Ok(PolicyFigures { compilation, traffic, flows, adds, times, remarks })
 }

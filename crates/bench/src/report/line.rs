@@ -98,3 +98,38 @@ fn text(value: Option<f64>, unit: &str) -> String {
 pub(super) fn digits(value: f64) -> String {
     if value.abs() >= 100.0 || value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.2}") }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_is_the_factor_of_improvement() {
+        let line = |better, target| {
+            FigureLine::alone("x", (Some(2.0), "ms"), RatioTarget::None).beside(
+                ("y", Some(8.0)),
+                better,
+                target,
+            )
+        };
+        let faster = line(Better::Less, RatioTarget::AtLeast(4.0));
+        assert_eq!((faster.ratio, faster.verdict), (Some(4.0), TargetVerdict::Ok));
+        assert_eq!((faster.ratio_text(), faster.target_text()), ("4×".to_owned(), "≥ 4×".to_owned()));
+        let less = line(Better::More, RatioTarget::AtLeast(0.9));
+        assert_eq!((less.ratio, less.verdict), (Some(0.25), TargetVerdict::Missed));
+        assert_eq!(less.beside_text(), "8 ms (y)");
+    }
+
+    #[test]
+    fn a_figure_without_comparison_has_an_absolute_target() {
+        let line = FigureLine::alone("x", (Some(25.5), "MiB"), RatioTarget::AtMost(25.0));
+        assert_eq!(
+            (line.verdict, line.podwire_text(), line.target_text()),
+            (TargetVerdict::Missed, "25.50 MiB".to_owned(), "≤ 25 MiB".to_owned())
+        );
+        assert_eq!(
+            FigureLine::alone("x", (None, "ms"), RatioTarget::AtMost(1.0)).verdict,
+            TargetVerdict::Missed
+        );
+    }
+}

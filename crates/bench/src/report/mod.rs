@@ -20,7 +20,7 @@ use crate::firewall::Timed;
 use crate::machine::{Linkage, MachineInfo};
 use crate::nodes::Nodes;
 use crate::options::Scale;
-use crate::policies::Policies;
+use crate::policies::PolicyFigures;
 use crate::recovery::Recovery;
 use crate::stats::Percentiles;
 use figures::{CallBreakdown, Figure};
@@ -34,7 +34,7 @@ pub(crate) struct Measurements {
     pub(crate) firewall: Timed,
     pub(crate) recovery: Option<Recovery>,
     pub(crate) nodes: Nodes,
-    pub(crate) policies: Option<Policies>,
+    pub(crate) policies: Option<PolicyFigures>,
 }
 
 /// Parts that were not measured are empty.

@@ -187,38 +187,3 @@ pub(super) fn remarks(nodes: &Nodes) -> Vec<String> {
     let again = nodes.joins.as_ref().map_or(0, |joins| joins.again);
     (again > 0).then(|| format!("{again} joins were retried")).into_iter().collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ratio_is_the_factor_of_improvement() {
-        let line = |better, target| {
-            FigureLine::alone("x", (Some(2.0), "ms"), RatioTarget::None).beside(
-                ("y", Some(8.0)),
-                better,
-                target,
-            )
-        };
-        let faster = line(Better::Less, RatioTarget::AtLeast(4.0));
-        assert_eq!((faster.ratio, faster.verdict), (Some(4.0), TargetVerdict::Ok));
-        assert_eq!((faster.ratio_text(), faster.target_text()), ("4×".to_owned(), "≥ 4×".to_owned()));
-        let less = line(Better::More, RatioTarget::AtLeast(0.9));
-        assert_eq!((less.ratio, less.verdict), (Some(0.25), TargetVerdict::Missed));
-        assert_eq!(less.beside_text(), "8 ms (y)");
-    }
-
-    #[test]
-    fn a_figure_without_comparison_has_an_absolute_target() {
-        let line = FigureLine::alone("x", (Some(25.5), "MiB"), RatioTarget::AtMost(25.0));
-        assert_eq!(
-            (line.verdict, line.podwire_text(), line.target_text()),
-            (TargetVerdict::Missed, "25.50 MiB".to_owned(), "≤ 25 MiB".to_owned())
-        );
-        assert_eq!(
-            FigureLine::alone("x", (None, "ms"), RatioTarget::AtMost(1.0)).verdict,
-            TargetVerdict::Missed
-        );
-    }
-}
