@@ -44,7 +44,11 @@ pub(crate) struct Observers {
     tcp: Vec<(u16, TcpListener)>,
     udp: Vec<(u16, UdpSocket)>,
     logs: Vec<DeniedLog>,
+    /// The source port of the next probe. A late packet or log entry of an earlier world has another one.
+    next_port: u16,
 }
+
+const SOURCE_PORTS: std::ops::Range<u16> = 20_000..60_000;
 
 impl Observers {
     pub(crate) fn new(site: &Site) -> Self {
@@ -61,12 +65,19 @@ impl Observers {
             }
         }
         let log = |node| site.inside(At::Node(node), || DeniedLog::open().unwrap());
-        Self { tcp, udp, logs: (0..site.nodes()).map(log).collect() }
+        Self { tcp, udp, logs: (0..site.nodes()).map(log).collect(), next_port: SOURCE_PORTS.start }
     }
 
     /// Sends all probes and waits until each is decided.
     pub(crate) fn decide(&mut self, site: &Site, probes: &[Probe]) -> Vec<Decision> {
-        let sent: Vec<(Sender, OwnedFd)> = probes.iter().map(|probe| send(site, probe)).collect();
+        let mut sent: Vec<(Sender, OwnedFd)> = Vec::new();
+        for probe in probes {
+            sent.push(send(site, probe, self.next_port));
+            self.next_port += 1;
+            if !SOURCE_PORTS.contains(&self.next_port) {
+                self.next_port = SOURCE_PORTS.start;
+            }
+        }
         let receivers: BTreeMap<Sender, u16> =
             sent.iter().zip(probes).map(|((sender, _), probe)| (*sender, probe.receiver.port())).collect();
         assert_eq!(receivers.len(), probes.len(), "two probes have the same source");
@@ -140,12 +151,13 @@ fn ready<T>(result: std::io::Result<T>) -> Option<T> {
 }
 
 /// Sends the first packet. The flow exists until the socket is closed.
-fn send(site: &Site, probe: &Probe) -> (Sender, OwnedFd) {
+fn send(site: &Site, probe: &Probe, port: u16) -> (Sender, OwnedFd) {
     let family = if probe.source.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let kind = if probe.protocol == Protocol::Tcp { SocketType::STREAM } else { SocketType::DGRAM };
     let socket = site.inside(probe.from, || socket_with(family, kind, flags, None).unwrap());
-    bind(&socket, &SocketAddr::new(probe.source, 0)).unwrap();
+    let source = SocketAddr::new(probe.source, port);
+    bind(&socket, &source).unwrap();
     let sent = match probe.protocol {
         Protocol::Tcp => connect(&socket, &probe.target),
         Protocol::Udp | Protocol::Sctp => {
@@ -156,8 +168,7 @@ fn send(site: &Site, probe: &Probe) -> (Sender, OwnedFd) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
         Err(errno) => panic!("{probe:?}: {errno}"),
     }
-    let own = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
-    (sender(probe.protocol.number(), own), socket)
+    (sender(probe.protocol.number(), source), socket)
 }
 
 /// None if the packet is neither TCP nor UDP.
