@@ -50,17 +50,18 @@ lint:
 words: ## find words that docs/reference/glossary.md replaces, in code and documents
 	@tools/words
 
-bench: build ## compare with the reference plugins and plain ip; BENCH=pods,firewall,recovery,routes,scale,joins,traffic: parts; BASELINE=DIR: an older build
+bench: build ## compare with the reference plugins and plain ip; BENCH=pods,firewall,recovery,routes,scale,joins,traffic,policies: parts; BASELINE=DIR: an older build
 	@tools/setup bench
 	@tools/timed "compile podwire-floor" $(CARGO) rustc --release --locked -p bench --bin podwire-floor -- -C target-feature=+crt-static
 	$(CARGO) run --release --locked -q -p bench --bin podwire-bench -- $(if $(BENCH),--only $(BENCH)) $(if $(BASELINE),--strict --baseline $(abspath $(BASELINE)))
 
-soak: build ## run 10 minutes of load, faults and attacks, an audit, then the long fault tests; SOAK="--minutes 2 --without vxlan"
+soak: build ## run 10 minutes of load, faults and attacks, an audit, then the long fault tests and thousands of random policies; SOAK="--minutes 2 --without vxlan"
 	@tools/setup test
 	$(CARGO) run --release --locked -q -p bench --bin podwire-soak -- $(SOAK)
 	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p plugin --test faults -- --nocapture
 	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p agent --test faults -- --nocapture
 	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p agent --test policies -- faults --nocapture
+	POLICYPROOF_TIMES=10 $(CARGO) test --release --locked -p policyproof -- --nocapture
 
 clean: ## remove all build results
 	$(CARGO) clean

@@ -146,7 +146,7 @@ impl PluginContender<'_> {
 }
 
 /// The environment contains the specified variables and PATH, because the reference plugin runs iptables.
-fn plugin_command(program: &PathBuf, verb: Verb) -> Command {
+pub(crate) fn plugin_command(program: &PathBuf, verb: Verb) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     command.env("CNI_PATH", REFERENCE_DIR).env("CNI_COMMAND", verb.as_str());

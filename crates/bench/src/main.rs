@@ -12,6 +12,7 @@
 //!         ─► firewall (nftables alone, without links and records)
 //!         ─► recovery (recovery times after faults)
 //!         ─► nodes (agents on an underlay, with etcd): routes, scale, joins, traffic
+//!         ─► policies (the policy engine with its table, traffic, existing flows, ADD)
 //!         ─► compare (with --baseline, instead of all of the above): the binaries of an older and of this build, alternately
 //! ```
 //!
@@ -29,6 +30,7 @@ mod machine;
 mod networks;
 mod nodes;
 mod options;
+mod policies;
 mod process;
 mod recovery;
 mod report;
@@ -60,7 +62,10 @@ fn main() -> Result<ExitCode> {
     };
     let recovery = parts.contains(&BenchPart::Recovery).then(|| recovery::run(&scale)).transpose()?;
     let nodes = nodes::run(&parts, &scale.nodes)?;
-    let report = BenchReport::new(machine, scale, &Measurements { pods, firewall, recovery, nodes });
+    let policies =
+        parts.contains(&BenchPart::Policies).then(|| policies::run(&plugins, &scale)).transpose()?;
+    let measurements = Measurements { pods, firewall, recovery, nodes, policies };
+    let report = BenchReport::new(machine, scale, &measurements);
     println!("{report}");
     let written = report.write(&options.directory()?)?;
     println!("as JSON: {}", written.display());

@@ -53,6 +53,8 @@ pub(crate) enum BenchPart {
     Joins,
     /// Traffic between pods of two nodes
     Traffic,
+    /// Policies: compilation, changes, memory, traffic, existing flows, and ADD
+    Policies,
 }
 
 /// Size of the measurements.
@@ -80,6 +82,61 @@ pub(crate) struct Scale {
     /// Repetitions of the etcd outage, which takes most of a minute.
     pub(crate) outages: usize,
     pub(crate) nodes: NodesScale,
+    pub(crate) policies: PolicyScale,
+}
+
+/// Size of the measurements with policies.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct PolicyScale {
+    /// Pods of the cluster, and NetworkPolicies. The rest of the world is in proportion.
+    pub(crate) pods: usize,
+    pub(crate) policies: usize,
+    /// Full compilations.
+    pub(crate) loads: usize,
+    /// Repetitions of each change.
+    pub(crate) changes: usize,
+    /// How often the namespaces for traffic are created.
+    pub(crate) traffic_sites: usize,
+    pub(crate) traffic_rounds: usize,
+    /// Duration of one measurement of traffic.
+    pub(crate) traffic: Duration,
+    /// Existing flows.
+    pub(crate) flows: usize,
+    /// Duration of the measurement of scans.
+    pub(crate) scans: Duration,
+    /// Repetitions of each fault and of each forbidden flow.
+    pub(crate) faults: usize,
+    /// Pods that are added one by one.
+    pub(crate) added: usize,
+}
+
+impl PolicyScale {
+    const USUAL: Self = Self {
+        pods: 10_000,
+        policies: 1_000,
+        loads: 5,
+        changes: 50,
+        traffic_sites: 4,
+        traffic_rounds: 15,
+        traffic: Duration::from_millis(100),
+        flows: 100_000,
+        scans: Duration::from_secs(20),
+        faults: 15,
+        added: 60,
+    };
+    const QUICK: Self = Self {
+        pods: 600,
+        policies: 100,
+        loads: 1,
+        changes: 2,
+        traffic_sites: 1,
+        traffic_rounds: 1,
+        traffic: Duration::from_millis(30),
+        flows: 2_000,
+        scans: Duration::from_secs(3),
+        faults: 1,
+        added: 2,
+    };
 }
 
 /// Size of the measurements with many nodes.
@@ -164,6 +221,7 @@ impl BenchOptions {
             faults: if self.quick { 2 } else { 15 },
             outages: if self.quick { 1 } else { 3 },
             nodes: if self.quick { NodesScale::QUICK } else { NodesScale::USUAL },
+            policies: if self.quick { PolicyScale::QUICK } else { PolicyScale::USUAL },
         }
     }
 

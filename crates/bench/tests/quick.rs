@@ -50,6 +50,24 @@ fn a_quick_run_of_many_nodes_has_every_figure() {
     assert_eq!(distinct.unwrap()["podwire"], 20.0, "{distinct:?}");
 }
 
+#[test]
+fn a_quick_run_of_policies_has_every_figure() {
+    if !Path::new(testkit::REFERENCE_DIR).join("firewall").is_file() {
+        println!("skipped: there is no reference plugin in {}", testkit::REFERENCE_DIR);
+        return;
+    }
+    let cases = ["compile and load all policies", "one rule changes", "new TCP connections", "classes"];
+    let report = run(&["--only", "policies"], &cases);
+    let lines = report["policies"].as_array().unwrap();
+    assert_eq!(lines.len(), 22, "{report:#}");
+    for line in lines {
+        // The kernel may free memory of other programs meanwhile.
+        let is_shared = line["case"].as_str().unwrap().contains("memory");
+        assert!(line["podwire"].as_f64().is_some_and(|figure| is_shared || figure > 0.0), "{line:#}");
+        assert!(line["beside"].is_null() || line["ratio"].as_f64().is_some_and(|of| of > 0.0), "{line:#}");
+    }
+}
+
 /// Runs the benchmark and returns its report, which has no failures.
 fn run(args: &[&str], cases: &[&str]) -> Value {
     let out = tempfile::tempdir().unwrap();

@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
 use model::objects::Direction;
 use policy::{
     Explanation, FlowEnd, Judgement, JudgementReason, PolicyFlow, PolicyTier, PolicyVerdict, World,
@@ -116,7 +119,22 @@ fn agrees(world: &World, flow: &Flow, explained: &Explanation) -> bool {
         && is_same(explained.ingress.as_ref(), naive(flow.destination, Direction::Ingress))
 }
 
-fn check_explanations(world: &World, seed: u64, percent: usize) -> Result<usize, String> {
+/// The pod whose flows are compared, or the pod at the other end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    Subject,
+    Peer,
+}
+
+type Explained = BTreeMap<(Direction, End, NaiveTier, PolicyVerdict), usize>;
+
+/// Counts explained ends of flows by their result.
+fn check_explanations(
+    world: &World,
+    seed: u64,
+    percent: usize,
+    counts: &mut Explained,
+) -> Result<usize, String> {
     let engine = common::engine(world, seed);
     let flows = some_flows(world, &mut Dice::new(seed), percent);
     for one in &flows {
@@ -125,11 +143,35 @@ fn check_explanations(world: &World, seed: u64, percent: usize) -> Result<usize,
             let naive = naive::verdict(world, &one.flow);
             return Err(format!("{}: {naive:?}, but explained as {explained:#?}", one.flow));
         }
+        for (direction, judgement) in
+            [(Direction::Egress, &explained.egress), (Direction::Ingress, &explained.ingress)]
+        {
+            let Some(judgement) = judgement else { continue };
+            let end = if direction == one.direction { End::Subject } else { End::Peer };
+            let tier = explained_tier(judgement).ok_or("a closed pod")?;
+            *counts.entry((direction, end, tier, judgement.verdict)).or_default() += 1;
+        }
     }
     Ok(flows.len())
 }
 
 #[test]
 fn d_explanations_name_the_verdict_and_the_tier_of_the_naive_model() {
-    all_worlds(60, check_explanations);
+    let explained = RefCell::new(BTreeMap::new());
+    all_worlds(60, |world, seed, percent| {
+        check_explanations(world, seed, percent, &mut explained.borrow_mut())
+    });
+    let explained = explained.into_inner();
+    println!("{explained:?}");
+    let tiers = [NaiveTier::Admin, NaiveTier::Group, NaiveTier::NetworkPolicy, NaiveTier::Baseline];
+    let denials = tiers.into_iter().chain([NaiveTier::Tenant]).map(|tier| (tier, PolicyVerdict::Drop));
+    let both = [NaiveTier::Admin, NaiveTier::NetworkPolicy, NaiveTier::Baseline, NaiveTier::Default];
+    for (tier, verdict) in denials.chain(both.map(|tier| (tier, PolicyVerdict::Accept))) {
+        for direction in [Direction::Ingress, Direction::Egress] {
+            for end in [End::Subject, End::Peer] {
+                let count = explained.get(&(direction, end, tier, verdict)).copied().unwrap_or_default();
+                assert!(count > 20, "{direction:?}, {end:?}, {tier:?}, {verdict:?}: {count} explanations");
+            }
+        }
+    }
 }

@@ -43,9 +43,11 @@ pub(crate) struct TrafficRounds {
 
 /// Two namespaces and the address of the second.
 pub(crate) struct NamespacePair {
-    from: Ns,
-    to: Ns,
-    address: IpAddr,
+    pub(crate) from: Ns,
+    pub(crate) to: Ns,
+    pub(crate) address: IpAddr,
+    /// 0: any port.
+    pub(crate) port: u16,
 }
 
 /// The contenders of one transport and family.
@@ -143,7 +145,7 @@ pub(crate) fn pods(cluster: &Cluster, v4: bool) -> Result<NamespacePair> {
     ensure!(from.node != to.node, "both pods are on {}", from.node);
     let address = to.addresses.iter().find(|address| address.is_ipv4() == v4);
     let address = *address.context("a pod lacks an address")?;
-    Ok(NamespacePair { from: (*from.pod).clone(), to: (*to.pod).clone(), address })
+    Ok(NamespacePair { from: (*from.pod).clone(), to: (*to.pod).clone(), address, port: 0 })
 }
 
 impl PathContenders {

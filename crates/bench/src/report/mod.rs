@@ -2,7 +2,9 @@
 
 pub(crate) mod date;
 mod figures;
+mod line;
 mod nodes;
+mod policies;
 pub(crate) mod print;
 mod rows;
 mod verdict;
@@ -18,10 +20,11 @@ use crate::firewall::Timed;
 use crate::machine::{Linkage, MachineInfo};
 use crate::nodes::Nodes;
 use crate::options::Scale;
+use crate::policies::PolicyFigures;
 use crate::recovery::Recovery;
 use crate::stats::Percentiles;
 use figures::{CallBreakdown, Figure};
-use nodes::NodesLine;
+use line::FigureLine;
 use rows::Row;
 use verdict::TargetVerdict;
 
@@ -31,6 +34,7 @@ pub(crate) struct Measurements {
     pub(crate) firewall: Timed,
     pub(crate) recovery: Option<Recovery>,
     pub(crate) nodes: Nodes,
+    pub(crate) policies: Option<PolicyFigures>,
 }
 
 /// Parts that were not measured are empty.
@@ -45,7 +49,8 @@ pub(crate) struct BenchReport {
     /// Breakdown of calls through the agent.
     shares: Vec<CallBreakdown>,
     /// Figures of many nodes.
-    nodes: Vec<NodesLine>,
+    nodes: Vec<FigureLine>,
+    policies: Vec<FigureLine>,
     static_binary: TargetVerdict,
     no_failures: TargetVerdict,
     nothing_left: TargetVerdict,
@@ -80,6 +85,7 @@ impl BenchReport {
             footprint: vec![],
             shares: vec![],
             nodes: nodes::lines(&measured.nodes, &scale.nodes),
+            policies: vec![],
             static_binary: TargetVerdict::of(machine.binary.linkage == Linkage::Static),
             no_failures: TargetVerdict::None,
             nothing_left: TargetVerdict::None,
@@ -94,6 +100,11 @@ impl BenchReport {
         if let Some(Recovery { times, remarks }) = &measured.recovery {
             report.add_times(times);
             report.remarks.extend(remarks.iter().cloned());
+        }
+        if let Some(measured) = &measured.policies {
+            report.policies = policies::lines(measured);
+            report.remarks.extend(measured.remarks.iter().cloned());
+            report.add_times(&measured.times);
         }
         if let Some(pods) = &measured.pods {
             report.add_pods(pods);
@@ -128,7 +139,7 @@ impl BenchReport {
     pub(crate) fn meets_targets(&self) -> bool {
         let general = [self.static_binary, self.no_failures, self.nothing_left];
         let footprint = self.footprint.iter().map(|figure| figure.verdict);
-        let nodes = self.nodes.iter().map(|line| line.verdict);
+        let nodes = self.nodes.iter().chain(&self.policies).map(|line| line.verdict);
         let rows = self.rows.iter().map(|row| row.verdict);
         !rows.chain(footprint).chain(nodes).chain(general).any(|verdict| verdict == TargetVerdict::Missed)
     }

@@ -1,9 +1,8 @@
 //! Report lines for many nodes: the figure, the compared figure and the target.
 
-use serde::Serialize;
-
 use super::LatencyRow;
-use super::verdict::{RatioTarget, TargetVerdict};
+use super::line::{FigureLine, digits};
+use super::verdict::RatioTarget;
 use crate::nodes::Nodes;
 use crate::nodes::joins::Joins;
 use crate::nodes::routes::RouteTimes;
@@ -12,92 +11,7 @@ use crate::nodes::traffic::Traffic;
 use crate::options::NodesScale;
 use crate::stats::{Better, Sample, median};
 
-/// A figure, alone or compared with another.
-#[derive(Debug, Serialize)]
-pub(super) struct NodesLine {
-    pub(super) case: String,
-    podwire: Option<f64>,
-    unit: &'static str,
-    beside: Option<ReferenceFigure>,
-    /// Factor of improvement over the compared figure.
-    ratio: Option<f64>,
-    promise: Promise,
-    pub(super) verdict: TargetVerdict,
-}
-
-#[derive(Debug, Serialize)]
-struct ReferenceFigure {
-    what: &'static str,
-    value: Option<f64>,
-}
-
-/// The target of the figure or of the ratio.
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Promise {
-    Figure(RatioTarget),
-    Ratio(RatioTarget),
-}
-
-impl NodesLine {
-    fn alone(case: impl Into<String>, figure: (Option<f64>, &'static str), target: RatioTarget) -> Self {
-        let (podwire, unit) = figure;
-        let promise = Promise::Figure(target);
-        Self {
-            case: case.into(),
-            podwire,
-            unit,
-            beside: None,
-            ratio: None,
-            promise,
-            verdict: target.judge(podwire),
-        }
-    }
-
-    /// Sets a target for the ratio.
-    fn beside(self, beside: (&'static str, Option<f64>), better: Better, target: RatioTarget) -> Self {
-        let (what, value) = beside;
-        let ratio = self.podwire.zip(value).map(|(podwire, other)| match better {
-            Better::More => podwire / other,
-            Better::Less => other / podwire,
-        });
-        let ratio = ratio.filter(|ratio| ratio.is_finite());
-        let (promise, verdict) = (Promise::Ratio(target), target.judge(ratio));
-        Self { beside: Some(ReferenceFigure { what, value }), ratio, promise, verdict, ..self }
-    }
-
-    pub(super) fn podwire_text(&self) -> String {
-        text(self.podwire, self.unit)
-    }
-
-    pub(super) fn beside_text(&self) -> String {
-        let beside = self.beside.as_ref();
-        beside.map_or_else(String::new, |b| format!("{} ({})", text(b.value, self.unit), b.what))
-    }
-
-    pub(super) fn ratio_text(&self) -> String {
-        self.ratio.map_or_else(String::new, |ratio| format!("{}×", digits(ratio)))
-    }
-
-    pub(super) fn target_text(&self) -> String {
-        match self.promise {
-            Promise::Figure(RatioTarget::None) | Promise::Ratio(RatioTarget::None) => String::new(),
-            Promise::Figure(target) => format!("{target} {}", self.unit).trim_end().to_owned(),
-            Promise::Ratio(target) => format!("{target}×"),
-        }
-    }
-}
-
-fn text(value: Option<f64>, unit: &str) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| format!("{} {unit}", digits(value)).trim_end().to_owned())
-}
-
-/// Formats with the significant digits.
-fn digits(value: f64) -> String {
-    if value.abs() >= 100.0 || value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.2}") }
-}
-
-pub(super) fn lines(nodes: &Nodes, scale: &NodesScale) -> Vec<NodesLine> {
+pub(super) fn lines(nodes: &Nodes, scale: &NodesScale) -> Vec<FigureLine> {
     let mut lines = Vec::new();
     lines.extend(nodes.routes.iter().flat_map(|routes| route_lines(routes, scale)));
     lines.extend(nodes.scale.iter().flat_map(|scaled| scale_lines(scaled, scale)));
@@ -106,34 +20,34 @@ pub(super) fn lines(nodes: &Nodes, scale: &NodesScale) -> Vec<NodesLine> {
     lines
 }
 
-fn route_lines(routes: &RouteTimes, scale: &NodesScale) -> Vec<NodesLine> {
+fn route_lines(routes: &RouteTimes, scale: &NodesScale) -> Vec<FigureLine> {
     let peers = scale.peers;
     let ip = || ("ip route add for each", Some(routes.ip.as_secs_f64() * 1000.0));
     let cpu = routes.among_many.cpu.p50();
     vec![
-        NodesLine::alone(
+        FigureLine::alone(
             format!("{peers} routes from the records"),
             (routes.library.p50(), "ms"),
             RatioTarget::None,
         )
         .beside(ip(), Better::Less, RatioTarget::AtLeast(50.0)),
-        NodesLine::alone(
+        FigureLine::alone(
             format!("{peers} routes from an agent's start, with etcd"),
             (routes.agent.p50(), "ms"),
             RatioTarget::None,
         )
         .beside(ip(), Better::Less, RatioTarget::AtLeast(50.0)),
-        NodesLine::alone(
+        FigureLine::alone(
             format!("one change among {peers}, agent's CPU"),
             (cpu, "ms"),
             RatioTarget::AtMost(5.0),
         ),
-        NodesLine::alone("the same", (cpu, "ms"), RatioTarget::None).beside(
+        FigureLine::alone("the same", (cpu, "ms"), RatioTarget::None).beside(
             ("among few", routes.among_few.cpu.p50()),
             Better::Less,
             RatioTarget::None,
         ),
-        NodesLine::alone(
+        FigureLine::alone(
             format!("one change among {peers}, commit to route"),
             (routes.among_many.route.p50(), "ms"),
             RatioTarget::None,
@@ -141,7 +55,7 @@ fn route_lines(routes: &RouteTimes, scale: &NodesScale) -> Vec<NodesLine> {
     ]
 }
 
-fn scale_lines(scaled: &ScaleResult, scale: &NodesScale) -> Vec<NodesLine> {
+fn scale_lines(scaled: &ScaleResult, scale: &NodesScale) -> Vec<FigureLine> {
     let all = scale.crowd;
     let p = |sample: &Sample, pick: fn(&crate::stats::Percentiles) -> f64| {
         sample.percentiles().as_ref().map(pick)
@@ -152,21 +66,21 @@ fn scale_lines(scaled: &ScaleResult, scale: &NodesScale) -> Vec<NodesLine> {
     let events = format!("{rate} nodes/s come and {rate} go among {all}, commit to route");
     let few = scaled.few;
     vec![
-        NodesLine::alone(
+        FigureLine::alone(
             format!("largest of {} agents beside {all} nodes (VmRSS)", scaled.agents),
             (Some(scaled.rss_mib), "MiB"),
             RatioTarget::AtMost(25.0),
         ),
-        NodesLine::alone(format!("{events}, p50"), (p50, "ms"), RatioTarget::None),
-        NodesLine::alone(format!("{events}, p99"), (p99, "ms"), RatioTarget::AtMost(100.0)),
-        NodesLine::alone("the same with the commit itself, p99", (with_commit, "ms"), RatioTarget::None),
-        NodesLine::alone(
+        FigureLine::alone(format!("{events}, p50"), (p50, "ms"), RatioTarget::None),
+        FigureLine::alone(format!("{events}, p99"), (p99, "ms"), RatioTarget::AtMost(100.0)),
+        FigureLine::alone("the same with the commit itself, p99", (with_commit, "ms"), RatioTarget::None),
+        FigureLine::alone(
             format!("etcd requests of a node in a quiet minute, {few} nodes"),
             (Some(scaled.requests_few), ""),
             RatioTarget::None,
         ),
         // The limit allows for one heartbeat more or less in the window.
-        NodesLine::alone(
+        FigureLine::alone(
             format!("etcd requests of a node in a quiet minute, {all} nodes"),
             (Some(scaled.requests_many), ""),
             RatioTarget::None,
@@ -175,23 +89,23 @@ fn scale_lines(scaled: &ScaleResult, scale: &NodesScale) -> Vec<NodesLine> {
     ]
 }
 
-fn join_lines(joins: &Joins, scale: &NodesScale) -> Vec<NodesLine> {
+fn join_lines(joins: &Joins, scale: &NodesScale) -> Vec<FigureLine> {
     let count = scale.joins;
     let distinct = joins.distinct.iter().min().map(|least| *least as f64);
     let rounds = scale.join_rounds;
     vec![
-        NodesLine::alone(
+        FigureLine::alone(
             format!("{count} joins at once, v4 and v6"),
             (joins.agents.p50(), "ms"),
             RatioTarget::None,
         )
         .beside(("plain counter", joins.counter.p50()), Better::Less, RatioTarget::None),
-        NodesLine::alone(
+        FigureLine::alone(
             format!("different blocks of {count} joins, the fewest of {rounds} rounds"),
             (distinct, ""),
             RatioTarget::AtLeast(count as f64),
         ),
-        NodesLine::alone(
+        FigureLine::alone(
             format!("duplicates by the plain counter, all {rounds} rounds"),
             (Some(joins.duplicates as f64), ""),
             RatioTarget::None,
@@ -199,7 +113,7 @@ fn join_lines(joins: &Joins, scale: &NodesScale) -> Vec<NodesLine> {
     ]
 }
 
-fn traffic_lines(traffic: &Traffic) -> Vec<NodesLine> {
+fn traffic_lines(traffic: &Traffic) -> Vec<FigureLine> {
     let mut lines = Vec::new();
     for path in &traffic.paths {
         let compared = [
@@ -208,11 +122,14 @@ fn traffic_lines(traffic: &Traffic) -> Vec<NodesLine> {
         ];
         for (who, other, target) in compared {
             let figure = (median(&path.podwire.gbit_per_s), "Gbit/s");
-            let stream =
-                NodesLine::alone(format!("pod to pod, {}, throughput", path.name), figure, RatioTarget::None);
+            let stream = FigureLine::alone(
+                format!("pod to pod, {}, throughput", path.name),
+                figure,
+                RatioTarget::None,
+            );
             lines.push(stream.beside((who, median(&other.gbit_per_s)), Better::More, target));
             let figure = (median(&path.podwire.trip_us), "µs");
-            let trip = NodesLine::alone(
+            let trip = FigureLine::alone(
                 format!("pod to pod, {}, request/response", path.name),
                 figure,
                 RatioTarget::None,
@@ -222,7 +139,7 @@ fn traffic_lines(traffic: &Traffic) -> Vec<NodesLine> {
     }
     for cost in &traffic.peer_table {
         let case = format!("pod to pod, {}, request/response on one core", cost.name);
-        let checked = NodesLine::alone(case, (median(&cost.with_table), "µs"), RatioTarget::None);
+        let checked = FigureLine::alone(case, (median(&cost.with_table), "µs"), RatioTarget::None);
         lines.push(checked.beside(
             ("sources unchecked", median(&cost.without_table)),
             Better::Less,
@@ -269,39 +186,4 @@ pub(super) fn failures(nodes: &Nodes) -> Vec<String> {
 pub(super) fn remarks(nodes: &Nodes) -> Vec<String> {
     let again = nodes.joins.as_ref().map_or(0, |joins| joins.again);
     (again > 0).then(|| format!("{again} joins were retried")).into_iter().collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ratio_is_the_factor_of_improvement() {
-        let line = |better, target| {
-            NodesLine::alone("x", (Some(2.0), "ms"), RatioTarget::None).beside(
-                ("y", Some(8.0)),
-                better,
-                target,
-            )
-        };
-        let faster = line(Better::Less, RatioTarget::AtLeast(4.0));
-        assert_eq!((faster.ratio, faster.verdict), (Some(4.0), TargetVerdict::Ok));
-        assert_eq!((faster.ratio_text(), faster.target_text()), ("4×".to_owned(), "≥ 4×".to_owned()));
-        let less = line(Better::More, RatioTarget::AtLeast(0.9));
-        assert_eq!((less.ratio, less.verdict), (Some(0.25), TargetVerdict::Missed));
-        assert_eq!(less.beside_text(), "8 ms (y)");
-    }
-
-    #[test]
-    fn a_figure_without_comparison_has_an_absolute_target() {
-        let line = NodesLine::alone("x", (Some(25.5), "MiB"), RatioTarget::AtMost(25.0));
-        assert_eq!(
-            (line.verdict, line.podwire_text(), line.target_text()),
-            (TargetVerdict::Missed, "25.50 MiB".to_owned(), "≤ 25 MiB".to_owned())
-        );
-        assert_eq!(
-            NodesLine::alone("x", (None, "ms"), RatioTarget::AtMost(1.0)).verdict,
-            TargetVerdict::Missed
-        );
-    }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use comfy_table::{CellAlignment, Table};
 
 use super::figures::{CallBreakdown, Figure};
+use super::line::FigureLine;
 use super::rows::{ReferenceKind, Row, Unit};
 use super::{BenchReport, TargetVerdict};
 
@@ -19,7 +20,11 @@ impl fmt::Display for BenchReport {
         }
         if !self.nodes.is_empty() {
             writeln!(f, "\nMany nodes")?;
-            writeln!(f, "{}", self.nodes_table())?;
+            writeln!(f, "{}", lines_table(&self.nodes))?;
+        }
+        if !self.policies.is_empty() {
+            writeln!(f, "\nPolicies")?;
+            writeln!(f, "{}", lines_table(&self.policies))?;
         }
         if !self.times_ms.is_empty() {
             writeln!(f, "\nTimes in ms")?;
@@ -53,21 +58,6 @@ impl BenchReport {
         writeln!(f, "{}", self.resident_table())?;
         writeln!(f, "\nBreakdown of calls through the agent, medians in ms")?;
         writeln!(f, "{}", self.shares_table())
-    }
-
-    fn nodes_table(&self) -> Table {
-        let mut table = plain_table(&["case", "podwire", "compared with", "ratio", "target", "verdict"]);
-        for line in &self.nodes {
-            table.add_row([
-                line.case.clone(),
-                line.podwire_text(),
-                line.beside_text(),
-                line.ratio_text(),
-                line.target_text(),
-                line.verdict.to_string(),
-            ]);
-        }
-        align(table)
     }
 
     fn times_table(&self) -> Table {
@@ -114,7 +104,7 @@ impl BenchReport {
         }
         let rows = self.rows.iter().map(|row| (row.verdict, row.case.as_str()));
         let footprint = self.footprint.iter().map(|figure| (figure.verdict, figure.what.as_str()));
-        let nodes = self.nodes.iter().map(|line| (line.verdict, line.case.as_str()));
+        let nodes = self.nodes.iter().chain(&self.policies).map(|line| (line.verdict, line.case.as_str()));
         let all = rows.chain(footprint).chain(nodes);
         let missed: Vec<&str> =
             all.filter(|(v, _)| *v == TargetVerdict::Missed).map(|(_, case)| case).collect();
@@ -123,6 +113,21 @@ impl BenchReport {
             some => write!(f, "MISSED: {}", some.join("; ")),
         }
     }
+}
+
+fn lines_table(lines: &[FigureLine]) -> Table {
+    let mut table = plain_table(&["case", "podwire", "compared with", "ratio", "target", "verdict"]);
+    for line in lines {
+        table.add_row([
+            line.case.clone(),
+            line.podwire_text(),
+            line.beside_text(),
+            line.ratio_text(),
+            line.target_text(),
+            line.verdict.to_string(),
+        ]);
+    }
+    align(table)
 }
 
 fn write_some(f: &mut fmt::Formatter<'_>, texts: &[String]) -> fmt::Result {

@@ -3,7 +3,7 @@
 //! ```text
 //! forward-policy ─► forbidden flow: drop ─► reply: accept ─┬► from a pod's link: egress  ─┐
 //!                                                          └► to a pod's link:   ingress ─┴► class ─► specific maps
-//! input-policy (optional) ─► egress-node ─► specific maps           ─► tenants ─► maps of any peer ─► accept, or the deny chain
+//! input-policy (optional) ─► egress-node ─► class ─► specific maps ─► tenants ─► maps of any peer ─► accept, or the deny chain
 //! ```
 //!
 //! `meta priority` is the only register that a data map can write and a later map can read. It has the class of the peer first. A
@@ -64,7 +64,7 @@ impl MarkBit {
 pub enum OwnNode {
     /// All of them are accepted.
     Accepted,
-    /// By the elements of the node's class and of any pod. All others are accepted.
+    /// Like flows to other peers, if the address has a class of its own.
     Judged,
 }
 
@@ -196,41 +196,49 @@ fn class_of_peer(peer: &str) -> Vec<Name> {
 
 /// Links without a profile are closed. An unclassified peer is denied: the ranges cover all addresses, so elements are missing.
 fn judge(direction: Direction) -> Chain {
-    let DirectionWords { chain: name, specific, deny, peer } = words(direction);
-    let group = link_group(direction);
-    let (first, last) = (ProfileId::FIRST, ProfileId::LAST);
-    let accepted: Name =
-        format!("meta priority {} meta priority set 0:0 return", class_text(ClassId::ACCEPTED)).into();
-    let mut rules = vec![format!("{group} != {first}-{last} goto {deny}").into()];
+    let DirectionWords { chain: name, deny, peer, .. } = words(direction);
+    let mut rules = vec![closed(direction)];
     rules.extend(class_of_peer(peer));
     rules.push(format!("meta priority {} goto {deny}", class_text(ClassId::NONE)).into());
-    rules.push(format!("jump {specific}").into());
-    rules.push(VerdictMap::PeerClasses.rule(direction));
+    rules.extend(verdict_of_class(direction));
+    chain(name, rules)
+}
+
+fn closed(direction: Direction) -> Name {
+    let (first, last) = (ProfileId::FIRST, ProfileId::LAST);
+    format!("{} != {first}-{last} goto {}", link_group(direction), words(direction).deny).into()
+}
+
+/// The rules that look up the verdict of the class in the register. An accepted flow returns.
+fn verdict_of_class(direction: Direction) -> Vec<Name> {
+    let DirectionWords { specific, deny, .. } = words(direction);
+    let accepted: Name =
+        format!("meta priority {} meta priority set 0:0 return", class_text(ClassId::ACCEPTED)).into();
+    let mut rules = vec![format!("jump {specific}").into(), VerdictMap::PeerClasses.rule(direction)];
     rules.push(accepted.clone());
     rules.push(format!("meta priority {} goto {deny}", class_text(ClassId::DROPPED)).into());
     rules.extend(VerdictMap::ANY_PEER.map(|map| map.rule(direction)));
     rules.push(accepted);
     rules.push(format!("goto {deny}").into());
-    chain(name, rules)
+    rules
 }
 
 fn specific(direction: Direction) -> Chain {
     chain(words(direction).specific, VerdictMap::SPECIFIC.map(|map| map.rule(direction)).to_vec())
 }
 
-/// Egress to this node. Neighbour discovery is always accepted. Multicast and link-local addresses have no class of their own.
+/// Egress to this node. Neighbour discovery is always accepted. Multicast and link-local addresses have no class of their own, so
+/// they are accepted. The elements of the node's class complete those for any peer, so all of them decide.
 fn node() -> Chain {
-    let DirectionWords { specific, deny, .. } = words(Direction::Egress);
-    let rules = vec![
+    let mut rules: Vec<Name> = vec![
         "icmpv6 type { nd-router-solicit, nd-neighbor-solicit, nd-neighbor-advert } accept".into(),
+        closed(Direction::Egress),
         "meta priority set 0:0".into(),
         format!("meta priority set ip daddr map @{}", CLASSES[0]).into(),
         format!("meta priority set ip6 daddr map @{}", CLASSES[1]).into(),
         "meta priority 0:0 return".into(),
-        format!("jump {specific}").into(),
-        format!("meta priority {} goto {deny}", class_text(ClassId::DROPPED)).into(),
-        "meta priority set 0:0".into(),
     ];
+    rules.extend(verdict_of_class(Direction::Egress));
     chain("egress-node", rules)
 }
 

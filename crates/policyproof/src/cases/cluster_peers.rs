@@ -36,6 +36,24 @@ fn peers() -> Vec<Case> {
              /plain n1 tcp/80 accept",
         ),
         case(
+            "cnp_the_own_node_is_denied_to_isolated_pods_except_one_port",
+            with(
+                world(),
+                [
+                    cluster_policy("p", Admin)
+                        .egress([
+                            cluster_ports(cluster_rule(Accept, [nodes_peer("")]), ["tcp/9100"]),
+                            cluster_rule(Deny, [nodes_peer("")]),
+                        ])
+                        .into(),
+                    network_policy("x/p", "").egress([]).into(),
+                ],
+            ),
+            "x/web n1 tcp/9100,tcp/9100@6 accept
+             x/web n1 tcp/22,udp/9100,icmp,tcp/22@6 drop
+             x/web 10.83.1.1 tcp/22 drop",
+        ),
+        case(
             "cnp_networks_match_pods_nodes_and_the_world",
             egress(Deny, networks_peer(&["10.83.0.0/16", "203.0.113.0/24"])),
             "x/web y/web tcp/80 drop
@@ -108,6 +126,15 @@ fn unknown_peers() -> Vec<Case> {
              n2 x/web tcp/80 drop",
         ),
         case(
+            "cnp_an_unknown_peer_denies_the_own_node",
+            with(
+                world(),
+                [cluster_policy("p", Admin).egress([cluster_rule(Deny, [ClusterPeer::Unknown])]).into()],
+            ),
+            "x/web n1 tcp/22,icmp,tcp/22@6 drop
+             n1 x/web tcp/80 accept",
+        ),
+        case(
             "cnp_an_unknown_peer_denies_only_what_earlier_rules_leave",
             with(
                 world(),
@@ -155,6 +182,18 @@ fn protocols() -> Vec<Case> {
             deny(["tcp/100-110", "tcp/105-200"]),
             "y/web x/web tcp/100,tcp/105,tcp/111,tcp/200 drop
              y/web x/web tcp/99,tcp/201 accept",
+        ),
+        case(
+            "cnp_protocols_are_tcp_udp_and_sctp",
+            deny(["udp/53", "sctp/100-110"]),
+            "y/web x/web udp/53,sctp/100,sctp/110 drop
+             y/web x/web tcp/53,tcp/100,udp/100,sctp/53,sctp/111 accept",
+        ),
+        case(
+            "cnp_a_protocol_without_a_port_is_the_whole_protocol",
+            deny(["sctp", "tcp"]),
+            "y/web x/web sctp/1,sctp/65535,tcp/1,tcp/65535 drop
+             y/web x/web udp/1,icmp,47 accept",
         ),
         case(
             "cnp_a_named_port_has_any_protocol",

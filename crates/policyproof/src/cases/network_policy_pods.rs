@@ -39,6 +39,34 @@ fn special_pods() -> Vec<Case> {
              x/web x/db tcp/80 accept",
         ),
         case(
+            "np_host_network_pods_are_never_subjects",
+            with(
+                world(),
+                [
+                    pod("x/host", 50, "app=host").host_network().into(),
+                    network_policy("x/p", "app=host").ingress([]).egress([]).into(),
+                ],
+            ),
+            "n1 x/web tcp/80 accept
+             x/web n1 tcp/80 accept
+             n1 world tcp/80 accept",
+        ),
+        case(
+            "np_host_network_pods_are_in_the_blocks_of_their_node",
+            with(
+                world(),
+                [
+                    pod("x/host", 50, "app=web").on("n2").host_network().into(),
+                    network_policy("x/p", "app=db")
+                        .ingress([rule([block("192.168.0.2/32", &[])], ["tcp/80"])])
+                        .into(),
+                ],
+            ),
+            "n2 x/db tcp/80 accept
+             n2 x/db tcp/81 drop
+             n3 x/db tcp/80 drop",
+        ),
+        case(
             "np_completed_pods_are_ignored",
             with(
                 world(),

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use policy::{PodEntry, PodPhase, World, WorldChange};
@@ -57,7 +58,7 @@ fn remove_network(dice: &mut Dice) -> WorldChange {
 
 fn remove_one<K: Clone, V>(
     dice: &mut Dice,
-    from: &std::collections::BTreeMap<K, V>,
+    from: &BTreeMap<K, V>,
     remove: impl FnOnce(K) -> WorldChange,
 ) -> Option<WorldChange> {
     let keys: Vec<&K> = from.keys().collect();
@@ -100,5 +101,39 @@ pub fn all_changes(world: &World) -> Vec<WorldChange> {
         .chain(world.network_policies.values().cloned().map(WorldChange::SetNetworkPolicy))
         .chain(world.cluster_policies.values().cloned().map(WorldChange::SetClusterPolicy))
         .chain(world.pods.values().cloned().map(WorldChange::SetPod))
+        .collect()
+}
+
+/// The changes that make `new` from `old`, which has the same local node. Some of them change nothing.
+pub fn transition(old: &World, new: &World) -> Vec<WorldChange> {
+    let mut changes = removals(old, new);
+    changes.extend(all_changes(new));
+    changes
+}
+
+/// Removes each object that `kept` does not have, except the local node.
+pub(super) fn removals(world: &World, kept: &World) -> Vec<WorldChange> {
+    fn others<'a, K: Ord + Clone, V>(
+        of: &'a BTreeMap<K, V>,
+        kept: &'a BTreeMap<K, V>,
+        remove: impl Fn(K) -> WorldChange + 'a,
+    ) -> impl Iterator<Item = WorldChange> + 'a {
+        of.keys().filter(|key| !kept.contains_key(key)).cloned().map(remove)
+    }
+    let nodes = others(&world.nodes, &kept.nodes, WorldChange::RemoveNode);
+    let is_local =
+        |change: &WorldChange| matches!(change, WorldChange::RemoveNode(name) if *name == world.local_node);
+    others(&world.network_policies, &kept.network_policies, |(a, b)| WorldChange::RemoveNetworkPolicy(a, b))
+        .chain(others(&world.cluster_policies, &kept.cluster_policies, WorldChange::RemoveClusterPolicy))
+        .chain(others(&world.group_policies, &kept.group_policies, |(a, b)| {
+            WorldChange::RemoveGroupPolicy(a, b)
+        }))
+        .chain(others(&world.groups, &kept.groups, |(a, b)| WorldChange::RemoveGroup(a, b)))
+        .chain(others(&world.shares, &kept.shares, |(a, b)| WorldChange::RemoveShare(a, b)))
+        .chain(others(&world.tenants, &kept.tenants, WorldChange::RemoveTenant))
+        .chain(others(&world.pods, &kept.pods, WorldChange::RemovePod))
+        .chain(others(&world.namespaces, &kept.namespaces, WorldChange::RemoveNamespace))
+        .chain(others(&world.networks, &kept.networks, |(a, b)| WorldChange::RemoveNetwork(a, b)))
+        .chain(nodes.filter(|change| !is_local(change)))
         .collect()
 }

@@ -13,7 +13,7 @@ mod shrink;
 use policy::{PodEntry, World, WorldChange};
 
 pub use bench::{BenchSize, bench_world};
-pub use changes::{all_changes, random_change};
+pub use changes::{all_changes, random_change, transition};
 pub use flows::{flows, is_ambiguous, some_flows};
 pub use shrink::smallest;
 
@@ -36,6 +36,33 @@ const PORT_NAMES: [&str; 3] = ["http", "dns", "metrics"];
 
 pub fn random_world(seed: u64) -> World {
     let dice = &mut Dice::new(seed);
+    let (mut world, networks) = world_without_pods(dice);
+    for number in 0..5 + dice.below(11) {
+        let pod = pods::pod(dice, number, networks);
+        world.apply(pod);
+    }
+    add_predecessors(dice, &mut world);
+    add_policies(dice, &mut world);
+    world
+}
+
+/// A world for real connections: pod `n` runs on the node with the index `nodes[n]`. Some pods are missing.
+pub fn random_world_of(nodes: &[usize], seed: u64) -> World {
+    let dice = &mut Dice::new(seed);
+    let (mut world, networks) = world_without_pods(dice);
+    for (number, node) in nodes.iter().enumerate() {
+        if dice.chance(90) {
+            let pod = pods::running_pod(dice, (*node, number), networks);
+            world.apply(pod);
+        }
+    }
+    add_predecessors(dice, &mut world);
+    add_policies(dice, &mut world);
+    world
+}
+
+/// The world, and the number of networks.
+fn world_without_pods(dice: &mut Dice) -> (World, usize) {
     let mut world = World::new(build::named(build::LOCAL_NODE));
     for index in 0..build::NODES.len() {
         world.apply(pods::node(dice, index));
@@ -50,14 +77,12 @@ pub fn random_world(seed: u64) -> World {
             world.apply(pods::namespace(dice, index));
         }
     }
-    for number in 0..5 + dice.below(11) {
-        let pod = pods::pod(dice, number, networks);
-        world.apply(pod);
-    }
+    (world, networks)
+}
+
+fn add_predecessors(dice: &mut Dice, world: &mut World) {
     let successors: Vec<PodEntry> = world.pods.values().filter(|_| dice.chance(8)).cloned().collect();
     successors.iter().for_each(|pod| world.apply(pods::predecessor(dice, pod)));
-    add_policies(dice, &mut world);
-    world
 }
 
 type MakeChange = fn(&mut Dice) -> WorldChange;

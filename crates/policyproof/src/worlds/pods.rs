@@ -62,12 +62,33 @@ pub(super) fn predecessor(dice: &mut Dice, pod: &PodEntry) -> WorldChange {
 
 /// Pod `number` has addresses of its own.
 pub(super) fn pod(dice: &mut Dice, number: usize, networks: usize) -> WorldChange {
-    let network = if dice.chance(65) { 0 } else { dice.below(networks) };
+    let network = random_network(dice, networks);
     let node = if dice.chance(50) { 0 } else { dice.below(NODES.len()) };
     let is_completed = dice.chance(8);
     let addresses = (!dice.chance(10)).then(|| addresses(dice, network, (node, number)));
+    let phase = if is_completed { PodPhase::Completed } else { PodPhase::Running };
+    WorldChange::SetPod(PodEntry { phase, ..running(dice, network, (node, number), addresses) })
+}
+
+/// A running pod with addresses, on this node.
+pub(super) fn running_pod(dice: &mut Dice, (node, number): (usize, usize), networks: usize) -> WorldChange {
+    let network = random_network(dice, networks);
+    let addresses = addresses(dice, network, (node, number));
+    WorldChange::SetPod(running(dice, network, (node, number), Some(addresses)))
+}
+
+fn random_network(dice: &mut Dice, networks: usize) -> usize {
+    if dice.chance(65) { 0 } else { dice.below(networks) }
+}
+
+fn running(
+    dice: &mut Dice,
+    network: usize,
+    (node, number): (usize, usize),
+    addresses: Option<Vec<IpAddr>>,
+) -> PodEntry {
     let namespace = (!dice.chance(10)).then(|| namespace_name(dice));
-    WorldChange::SetPod(PodEntry {
+    PodEntry {
         uid: Arc::from(format!("pod-{number}")),
         name: NamespacedName { namespace: namespace.clone(), name: format!("pod-{number}") },
         node: named(NODES[node]),
@@ -78,8 +99,8 @@ pub(super) fn pod(dice: &mut Dice, number: usize, networks: usize) -> WorldChang
             ports: if dice.chance(60) { dice.list(0, 3, named_port) } else { Vec::new() },
         }),
         addresses,
-        phase: if is_completed { PodPhase::Completed } else { PodPhase::Running },
-    })
+        phase: PodPhase::Running,
+    }
 }
 
 fn addresses(dice: &mut Dice, network: usize, (node, number): (usize, usize)) -> Vec<IpAddr> {

@@ -1,5 +1,7 @@
 use policy::{World, WorldChange};
 
+use super::changes::removals;
+
 /// Removes objects and rules as long as `fails` holds, so that a failure can be read.
 pub fn smallest(mut world: World, fails: impl Fn(&World) -> bool) -> World {
     loop {
@@ -18,24 +20,8 @@ fn candidates(world: &World) -> Vec<World> {
         smaller.apply(change);
         smaller
     };
-    removals(world).into_iter().chain(without_rules(world)).map(without).collect()
-}
-
-fn removals(world: &World) -> Vec<WorldChange> {
-    let mut changes = Vec::new();
-    changes
-        .extend(world.network_policies.keys().cloned().map(|(a, b)| WorldChange::RemoveNetworkPolicy(a, b)));
-    changes.extend(world.cluster_policies.keys().cloned().map(WorldChange::RemoveClusterPolicy));
-    changes.extend(world.group_policies.keys().cloned().map(|(a, b)| WorldChange::RemoveGroupPolicy(a, b)));
-    changes.extend(world.groups.keys().cloned().map(|(a, b)| WorldChange::RemoveGroup(a, b)));
-    changes.extend(world.shares.keys().cloned().map(|(a, b)| WorldChange::RemoveShare(a, b)));
-    changes.extend(world.tenants.keys().cloned().map(WorldChange::RemoveTenant));
-    changes.extend(world.pods.keys().cloned().map(WorldChange::RemovePod));
-    changes.extend(world.namespaces.keys().cloned().map(WorldChange::RemoveNamespace));
-    changes.extend(world.networks.keys().cloned().map(|(a, b)| WorldChange::RemoveNetwork(a, b)));
-    let others = world.nodes.keys().filter(|name| **name != world.local_node);
-    changes.extend(others.cloned().map(WorldChange::RemoveNode));
-    changes
+    let nothing = World::new(world.local_node.clone());
+    removals(world, &nothing).into_iter().chain(without_rules(world)).map(without).collect()
 }
 
 /// Policies without one of their rules.

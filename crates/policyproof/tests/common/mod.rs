@@ -3,11 +3,11 @@ use policyproof::Dice;
 use policyproof::compare::PodProfiles;
 use policyproof::worlds::all_changes;
 
-/// `POLICYPROOF_WORLDS` and `POLICYPROOF_SEED` set the number of worlds and the first seed.
+/// `POLICYPROOF_TIMES` multiplies the number of worlds, and `POLICYPROOF_SEED` sets the first seed.
 pub(crate) fn seeds(default: u64) -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let first = number("POLICYPROOF_SEED").unwrap_or(0);
-    first..first + number("POLICYPROOF_WORLDS").unwrap_or(default)
+    first..first + default * number("POLICYPROOF_TIMES").unwrap_or(1)
 }
 
 /// An engine that received the objects of the world in random order, one by one or all together.

@@ -62,7 +62,7 @@ impl Plain {
         let [from, to] = self.pods.as_slice() else { anyhow::bail!("two pods are needed") };
         let text = if v4 { format!("10.42.{}.2", HOSTS[1]) } else { format!("fd42:0:0:{}::2", HOSTS[1]) };
         let address: IpAddr = text.parse()?;
-        Ok(NamespacePair { from: (**from).clone(), to: (**to).clone(), address })
+        Ok(NamespacePair { from: (**from).clone(), to: (**to).clone(), address, port: 0 })
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use rustix::net::sockopt;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use testkit::uninterrupted;
 
@@ -49,9 +50,31 @@ pub(crate) fn trips(pair: &NamespacePair, lasting: Duration) -> Result<f64> {
 }
 
 /// The same with both ends on one core, without the wake-up time of another core.
-pub(super) fn trips_on_one_core(pair: &NamespacePair, lasting: Duration) -> Result<f64> {
+pub(crate) fn trips_on_one_core(pair: &NamespacePair, lasting: Duration) -> Result<f64> {
     let last = cores()?.last().copied();
     trips_on(pair, lasting, (last, last))
+}
+
+/// New connections per second, one after the other, with both ends on one core. They are reset, so that no port stays in use.
+pub(crate) fn connections_on_one_core(pair: &NamespacePair, lasting: Duration) -> Result<f64> {
+    let core = cores()?.last().copied();
+    let connect = || -> Result<f64> {
+        settle(core)?;
+        let listener = pair.to.enter(|| TcpListener::bind(SocketAddr::new(pair.address, pair.port)))??;
+        let at = listener.local_addr()?;
+        pair.from.enter(|| {
+            let (mut count, start) = (0_u32, Instant::now());
+            while start.elapsed() < lasting {
+                let caller = TcpStream::connect_timeout(&at, TIMEOUT)?;
+                uninterrupted(|| listener.accept())?;
+                sockopt::set_socket_linger(&caller, Some(Duration::ZERO))?;
+                count += 1;
+            }
+            Ok(f64::from(count) / start.elapsed().as_secs_f64())
+        })?
+    };
+    // A thread of its own, because it is pinned.
+    std::thread::scope(|scope| scope.spawn(connect).join()).map_err(|_| anyhow!("the thread panicked"))?
 }
 
 fn trips_on(
@@ -84,7 +107,7 @@ fn talk<L: Send, C: Send>(
     listening: impl FnOnce(TcpStream) -> Result<L> + Send,
     calling: impl FnOnce(&mut TcpStream) -> Result<C> + Send,
 ) -> Result<(L, C)> {
-    let listener = pair.to.enter(|| TcpListener::bind(SocketAddr::new(pair.address, 0)))?;
+    let listener = pair.to.enter(|| TcpListener::bind(SocketAddr::new(pair.address, pair.port)))?;
     let listener = listener.with_context(|| format!("cannot listen at {}", pair.address))?;
     let at = listener.local_addr()?;
     let caller = pair.from.enter(|| TcpStream::connect_timeout(&at, TIMEOUT))?;

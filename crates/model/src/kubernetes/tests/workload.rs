@@ -71,6 +71,15 @@ fn succeeded_and_failed_pods_are_completed() {
 }
 
 #[test]
+fn a_terminating_pod_is_not_completed() {
+    let deleted = json!({ "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30 });
+    let running = json!({ "phase": "Running", "podIPs": [{ "ip": "10.1.0.5" }] });
+    let found = pod(&deleted, &json!({}), &running).unwrap();
+    assert!(!found.is_completed);
+    assert_eq!(found.addresses, Some(vec!["10.1.0.5".parse().unwrap()]));
+}
+
+#[test]
 fn a_static_pod_has_the_uid_of_its_config_hash() {
     let hash = "0123456789abcdef0123456789abcdef";
     let annotated =

@@ -33,26 +33,28 @@ fn testbed(own_node: OwnNode) -> Testbed {
 }
 
 #[test]
-fn only_elements_of_its_class_deny_flows_to_the_own_node() {
+fn flows_to_the_own_node_are_judged_by_elements_of_its_class_then_of_any_peer() {
     let (judged, accepted) = (testbed(OwnNode::Judged), testbed(OwnNode::Accepted));
-    let key = VerdictKey::PeerPort { profile: profile(1), class: NODE, protocol: Protocol::Tcp, port: 22 };
-    let of_any_pod = VerdictKey::AnyPodProtocol { class: NODE, protocol: Protocol::Udp.number() };
-    let accepts = VerdictKey::Peer { profile: profile(1), class: NODE };
+    let profile = profile(1);
+    let port = VerdictKey::PeerPort { profile, class: NODE, protocol: Protocol::Tcp, port: 22 };
+    let (of_node, of_any_pod) =
+        (VerdictKey::Peer { profile, class: NODE }, VerdictKey::AnyPod { class: NODE });
+    let of_any_peer = VerdictKey::AnyPeerProtocol { profile, protocol: Protocol::Udp.number() };
+    let (accept, deny) = (|key| verdict(Egress, key, Accept), |key| verdict(Egress, key, Drop));
     for (others, probe, port, expected) in [
-        (vec![], Probe::Tcp, 22, Judged::Accepted),
-        (vec![verdict(Egress, key, Drop)], Probe::Tcp, 22, Judged::DeniedEgress),
-        (vec![verdict(Egress, key, Drop)], Probe::Tcp, 23, Judged::Accepted),
-        (vec![verdict(Egress, key, Drop)], Probe::Udp, 22, Judged::Accepted),
-        (vec![verdict(Egress, of_any_pod, Drop)], Probe::Udp, 9, Judged::DeniedEgress),
-        (vec![verdict(Egress, of_any_pod, Drop)], Probe::Tcp, 9, Judged::Accepted),
-        (
-            vec![verdict(Egress, of_any_pod, Drop), verdict(Egress, accepts, Accept)],
-            Probe::Udp,
-            9,
-            Judged::Accepted,
-        ),
+        (vec![accept(of_node)], Probe::Tcp, 22, Judged::Accepted),
+        (vec![accept(of_node), deny(port)], Probe::Tcp, 22, Judged::DeniedEgress),
+        (vec![accept(of_node), deny(port)], Probe::Tcp, 23, Judged::Accepted),
+        (vec![accept(of_node), deny(port)], Probe::Udp, 22, Judged::Accepted),
+        (vec![accept(of_node), deny(of_any_pod)], Probe::Udp, 9, Judged::Accepted),
+        (vec![accept(port), deny(of_any_pod)], Probe::Udp, 9, Judged::DeniedEgress),
+        // A profile that is isolated, with one exception for the node: all other flows are denied by elements for any peer.
+        (vec![accept(port)], Probe::Tcp, 22, Judged::Accepted),
+        (vec![accept(port)], Probe::Tcp, 23, Judged::DeniedEgress),
+        (vec![accept(of_any_peer)], Probe::Udp, 9, Judged::Accepted),
+        (vec![accept(of_any_peer)], Probe::Tcp, 9, Judged::DeniedEgress),
         // Ingress elements do not matter.
-        (vec![verdict(Ingress, accepts, Drop)], Probe::Udp, 9, Judged::Accepted),
+        (vec![accept(of_node), verdict(Ingress, of_node, Drop)], Probe::Udp, 9, Judged::Accepted),
     ] {
         let elements = elements(&others);
         judged.apply(&elements);
