@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use testkit::trace::kill_at_stop_of_thread;
-use testkit::{DEADLINE, is_soak, uninterrupted, wait_until};
+use testkit::{DEADLINE, is_soak, tcp_echo, uninterrupted, wait_until};
 
-use crate::common::ips;
+use crate::common::{ips, v4};
 use crate::scene::{PlacedPod, Scene, document, network, tenant};
 
 const ALLOWED: u16 = 7000;
@@ -225,6 +225,9 @@ fn a_policy_that_needs_too_many_elements_isolates_its_pods_and_all_others_stay_i
     let fits = document("Policy", ("", "large"), &json!({ "rules": rules[..10] }));
     scene.apply(&[fits]);
     scene.expect((&client, &pods[0]), 80, true);
-    scene.expect((&pods[1], &pods[0]), 10_000, false);
+    // The rules have a block of IPv4.
+    let at = SocketAddr::new(v4(&pods[0].result), 10_000);
+    let _echo = tcp_echo(&pods[0].pod, at).unwrap();
+    wait_until("the verdict", DEADLINE, || Ok(!pods[1].reaches(at.ip(), at.port()))).unwrap();
     wait_until("no condition", DEADLINE, || Ok(!conditions().contains("PolicyTooLarge"))).unwrap();
 }
