@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use model::BlockLayout;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::{debug, info};
-use types::{Code, Finding, NetworkName};
+use types::{Code, Finding, NetworkName, NetworkRef};
 
 use super::command::MembershipCommand;
 use super::is_alone;
@@ -247,7 +247,7 @@ impl Member {
         request: &Arc<BlockRequest>,
         joined: Joined,
     ) -> Result<Next, JoinError> {
-        if joined.record.blocks != request.observed {
+        if joined.record.blocks.of(&NetworkRef::default()) != request.observed {
             // The node has got another block meanwhile.
             self.shared.set_block_shortage(None);
             request.answer(Ok(()));
@@ -265,7 +265,11 @@ impl Member {
         };
         match self
             .registry
-            .claim_another_block(joined.clone(), &block_layout, &self.shared.peers_blocks())
+            .claim_another_block(
+                joined.clone(),
+                (&NetworkRef::default(), &block_layout),
+                &self.shared.peers_blocks(),
+            )
             .await
         {
             Ok(with_block) => {
@@ -299,7 +303,7 @@ impl Member {
     }
 
     fn block_layout_of(&self, block: &IpNet) -> Option<BlockLayout> {
-        self.block_layouts.iter().find(|block_layout| block_layout.subnet().contains(block)).copied()
+        self.candidate.networks.all().into_iter().find(|block_layout| block_layout.subnet().contains(block))
     }
 }
 

@@ -6,14 +6,16 @@ use ipnet::IpNet;
 use model::{BlockLayout, NodeRecord, Object as _};
 use store::{Change, CommitOutcome, Compare};
 use tracing::info;
+use types::NetworkRef;
 
-use super::join::{Candidate, JoinError, Joined, MAX_BLOCKS, Registry, TRIES, block_layouts};
+use super::join::{Candidate, JoinError, Joined, MAX_BLOCKS, Registry, TRIES};
 
 /// How many claims are tried before the list of free blocks is read again.
 const CLAIMS_PER_LISTING: usize = 32;
 
 /// Parameters of a search for a free block.
 struct BlockSearch<'a> {
+    network: &'a NetworkRef,
     block_layout: &'a BlockLayout,
     /// The first candidate.
     start: u64,
@@ -22,23 +24,23 @@ struct BlockSearch<'a> {
 }
 
 impl Registry {
-    /// Registers the node, and claims a block of each subnet in which it has none. `known` are the blocks of known nodes.
+    /// Registers the node, and claims a block of each subnet of the default network in which it has none. `known` are the blocks of known nodes.
     pub(crate) async fn join(&self, candidate: &Candidate, known: &[IpNet]) -> Result<Joined, JoinError> {
         let (joined, _) = self.enter(candidate).await?;
         self.complete(joined, candidate, known).await
     }
 
-    /// Claims a block of each subnet in which the node has none.
+    /// Claims a block of each subnet of the default network in which the node has none.
     pub(crate) async fn complete(
         &self,
         mut joined: Joined,
         candidate: &Candidate,
         known: &[IpNet],
     ) -> Result<Joined, JoinError> {
-        let block_layouts = block_layouts(&candidate.spec)?;
-        let lacks =
-            |block_layout: &&BlockLayout| !joined.record.blocks.iter().any(|block| block_layout.owns(block));
-        let missing: Vec<&BlockLayout> = block_layouts.iter().filter(lacks).collect();
+        let network = NetworkRef::default();
+        let owned = joined.record.blocks.of(&network);
+        let lacks = |block_layout: &&BlockLayout| !owned.iter().any(|block| block_layout.owns(block));
+        let missing: Vec<&BlockLayout> = candidate.networks.of(&network).iter().filter(lacks).collect();
         if missing.is_empty() {
             return Ok(joined);
         }
@@ -47,34 +49,36 @@ impl Registry {
         // One PUT for all families, so that the blocks of a node have the same number if possible.
         let start = self.store.put_counter(self.layout.counter()).await?;
         for block_layout in missing {
-            joined = self.claim(joined, &BlockSearch { block_layout, start, known }).await?;
+            joined =
+                self.claim(joined, &BlockSearch { network: &network, block_layout, start, known }).await?;
         }
         Ok(joined)
     }
 
-    /// Claims one more block of this family.
+    /// Claims one more block of this network and family.
     pub(crate) async fn claim_another_block(
         &self,
         joined: Joined,
-        block_layout: &BlockLayout,
+        (network, block_layout): (&NetworkRef, &BlockLayout),
         known: &[IpNet],
     ) -> Result<Joined, JoinError> {
         if joined.record.blocks.len() >= MAX_BLOCKS {
             return Err(JoinError::TooMany);
         }
         let start = self.store.put_counter(self.layout.counter()).await?;
-        self.claim(joined, &BlockSearch { block_layout, start, known }).await
+        self.claim(joined, &BlockSearch { network, block_layout, start, known }).await
     }
 
     /// Claims a block. The counter is only a hint. The transaction on the block's key decides.
     async fn claim(&self, joined: Joined, search: &BlockSearch<'_>) -> Result<Joined, JoinError> {
         let block_layout = search.block_layout;
         for _ in 0..TRIES {
-            let keys = self.store.keys(&self.layout.blocks()).await?;
-            let taken: BTreeSet<IpNet> = keys.iter().filter_map(|key| self.layout.block_of(key)).collect();
+            let keys = self.store.keys(&self.layout.network_blocks(search.network)).await?;
+            let claimed = keys.iter().filter_map(|key| self.layout.network_block_of(key));
+            let taken: BTreeSet<IpNet> = claimed.map(|(_, block)| block).collect();
             for block in search.free(&taken)? {
-                if let Some(joined) = self.try_claim(&joined, block).await? {
-                    info!(%block, "claimed block");
+                if let Some(joined) = self.try_claim(&joined, (search.network, block)).await? {
+                    info!(network = %search.network, %block, "claimed block");
                     return Ok(joined);
                 }
                 let key = self.layout.node(&joined.record.name);
@@ -92,17 +96,23 @@ impl Registry {
     }
 
     /// None if another node was faster, or if the record or the network changed.
-    async fn try_claim(&self, joined: &Joined, block: IpNet) -> Result<Option<Joined>, JoinError> {
+    async fn try_claim(
+        &self,
+        joined: &Joined,
+        (network, block): (&NetworkRef, IpNet),
+    ) -> Result<Option<Joined>, JoinError> {
         let mut record: NodeRecord = joined.record.clone();
-        record.blocks.push(block);
+        record.blocks.add(network, block);
         let key = self.layout.node(&record.name);
         let compares = [
-            Compare::Absent(self.layout.block(&block)),
+            Compare::Absent(self.layout.network_block(network, &block)),
             Compare::Revision(key.clone(), joined.revision),
             Compare::Revision(self.layout.network(), joined.network),
         ];
-        let changes =
-            [self.put_claim(&block, &record.name), Change::Put { key, value: record.encode(), lease: None }];
+        let changes = [
+            self.put_claim((network, &block), &record.name),
+            Change::Put { key, value: record.encode(), lease: None },
+        ];
         Ok(match self.store.commit(&compares, &changes).await? {
             CommitOutcome::Done { revision } => Some(Joined { record, revision, ..joined.clone() }),
             CommitOutcome::Refused => None,

@@ -179,7 +179,8 @@ impl Contact {
     pub(crate) fn session_failed(&self, error: &JoinError) {
         let (is_transient, refused) = match error {
             JoinError::Store(error) => (error.is_transient(), Some(error.to_string())),
-            JoinError::Decode { .. }
+            JoinError::FormerSchema(_)
+            | JoinError::Decode { .. }
             | JoinError::BlockLayout(_)
             | JoinError::Held { .. }
             | JoinError::Network { .. }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use api::{Freshness, ObjectSteps, RoutesView};
 use ipnet::IpNet;
-use model::{Catalog, LocalNode, NodeRecord, StoredNode, Tunnels};
+use model::{Allocation, Catalog, LocalNode, NodeRecord, StoredNode, Tunnels};
 use store::Store;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::error::TrySendError;
@@ -20,7 +20,7 @@ use super::contact::{Age, Contact};
 use super::node_state::NodeStateDir;
 use super::object_changes::ObjectChanges;
 use super::shared::SharedMembership;
-use super::{ClusterError, ClusterThread, MembershipParts, ThreadExitGuard, store_config};
+use super::{ClusterError, ClusterThread, MembershipParts, ThreadExitGuard, networks_of, store_config};
 use crate::clock::unix_time;
 use crate::peers::inputs::PeerContents;
 use crate::peers::{KnownPeers, PeerInputs, PeerQuery, PeerReportReceivers};
@@ -92,7 +92,7 @@ impl Membership {
             tunnel_mac: Mac::local(Digest::of(&["tunnel", uid.as_str()]).first5()),
             uid,
             addresses: Vec::new(),
-            blocks: Vec::new(),
+            blocks: Allocation::default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             transport: Some(config.cluster.transport),
         };
@@ -139,15 +139,14 @@ impl Membership {
         let config = &self.shared.config;
         let local_node = LocalNode {
             name: self.record.name.clone(),
-            blocks: self.shared.blocks(),
-            subnets: config.network.subnets.clone(),
-            margin: config.cluster.margin,
+            blocks: self.shared.blocks().to_vec(),
+            block_layouts: networks_of(config).all(),
             transport: config.cluster.transport,
             underlays: Vec::new(),
             tunnels: Tunnels::default(),
             sources: Vec::new(),
         };
-        let known = KnownPeers::new(local_node, self.saved_peers.clone());
+        let known = KnownPeers::new(local_node, config.network.subnets.clone(), self.saved_peers.clone());
         known.with_other_layout(self.is_other_layout).with_saved_addresses(self.saved_addresses.clone())
     }
 
@@ -237,8 +236,14 @@ impl MembershipHandle {
         let record = NodeRecord { addresses, blocks: self.shared.blocks(), ..self.record.clone() };
         let listed = self.contact.listed();
         let unread = listed.as_ref().map(|listed| listed.unread.clone()).unwrap_or_default();
-        let own_claims = record.blocks.iter().map(|block| (*block, record.name.clone()));
-        let claims = peers.claims.into_iter().chain(own_claims).collect();
+        let networks = networks_of(&self.shared.config);
+        let claims = peers
+            .claims
+            .into_iter()
+            .filter_map(|(block, owner)| Some((networks.network_of(&block)?.clone(), block, owner)));
+        let own_claims =
+            record.blocks.entries().map(|(network, block)| (network.clone(), *block, record.name.clone()));
+        let claims = claims.chain(own_claims).collect();
         let nodes = peers.nodes.into_iter().filter(|node| !unread.contains_key(&node.record.name));
         StoreContents {
             claims,

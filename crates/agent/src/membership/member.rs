@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{BlockClaim, BlockLayout, NodeRecord, Object as _, ObjectId, StoredNode};
+use model::{Allocation, BlockClaim, NodeRecord, Object as _, ObjectId, StoredNode};
 use store::{Entry, Event, Listing, Store, StoreConfig, Watch, Watched};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -27,6 +27,7 @@ use super::command::{MembershipCommand, StoreQuery, alive_at};
 use super::contact::ListedNodes;
 use super::heartbeat::NameLease;
 use super::join::{Candidate, JoinError, Joined, Registry};
+use super::networks::BlockFit;
 use super::objects::ObjectMirror;
 use super::shared::SharedMembership;
 use crate::peers::PeerInputs;
@@ -50,8 +51,6 @@ const MAX_QUERIES: usize = 8;
 pub(crate) struct Member {
     pub(crate) registry: Registry,
     pub(crate) candidate: Candidate,
-    /// How the network is divided into blocks.
-    pub(crate) block_layouts: Vec<BlockLayout>,
     pub(crate) shared: Arc<SharedMembership>,
     /// This node's current addresses. None before the first check.
     pub(crate) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
@@ -202,8 +201,9 @@ impl Member {
     /// Whether all blocks of this node have a claim that names it.
     fn has_claims(&self, joined: &Joined, listing: &Listing) -> bool {
         let layout = &self.registry.layout;
-        let mut missing: BTreeSet<String> =
-            joined.record.blocks.iter().map(|block| layout.block(block)).collect();
+        let keys =
+            joined.record.blocks.entries().map(|(network, block)| layout.network_block(network, block));
+        let mut missing: BTreeSet<String> = keys.collect();
         for entry in &listing.entries {
             if self.is_own_claim(joined, &entry.key, &entry.value) {
                 missing.remove(&entry.key);
@@ -214,10 +214,10 @@ impl Member {
 
     /// Whether this claim names this node. A claim of a newer version counts as well, because it must not be changed.
     fn is_own_claim(&self, joined: &Joined, key: &str, value: &[u8]) -> bool {
-        self.registry.layout.block_of(key).is_some()
+        self.registry.layout.network_block_of(key).is_some()
             && match BlockClaim::decode(value) {
                 Ok(claim) => claim.node == joined.record.name,
-                Err(error) => error.is_newer(),
+                Err(error) => error.is_of_other_version(),
             }
     }
 
@@ -321,8 +321,9 @@ impl Member {
             let (key, update) = match event {
                 Event::Put(entry) => {
                     // Also for a record that is now unreadable, unless a newer version wrote it.
-                    let is_newer = || NodeRecord::decode(&entry.value).is_err_and(|error| error.is_newer());
-                    if entry.key == own && entry.revision > joined.revision && !is_newer() {
+                    let is_other =
+                        || NodeRecord::decode(&entry.value).is_err_and(|error| error.is_of_other_version());
+                    if entry.key == own && entry.revision > joined.revision && !is_other() {
                         info!("record of this node was changed in the store; joining again");
                         return Ok(Next::End(SessionEnd::Rejoin));
                     }
@@ -340,8 +341,9 @@ impl Member {
                     self.unread.remove(&key);
                     let layout = &self.registry.layout;
                     let claim = layout
-                        .block_of(&key)
-                        .map(|block| RecordUpdate::Claim(ClaimedBlock { block, owner: None }));
+                        .network_block_of(&key)
+                        .filter(|(network, block)| self.candidate.networks.network_of(block) == Some(network))
+                        .map(|(_, block)| RecordUpdate::Claim(ClaimedBlock { block, owner: None }));
                     let Some(update) = layout.node_of(&key).map(RecordUpdate::Gone).or(claim) else {
                         continue;
                     };
@@ -360,7 +362,8 @@ impl Member {
     /// Whether the claim of a block of this node was removed or names another node. A new join writes it again.
     fn takes_claim(&self, event: &Event, joined: &Joined) -> bool {
         let layout = &self.registry.layout;
-        let is_own = layout.block_of(event.key()).is_some_and(|block| joined.record.blocks.contains(&block));
+        let claim = layout.network_block_of(event.key());
+        let is_own = claim.is_some_and(|(network, block)| joined.record.blocks.of(&network).contains(&block));
         is_own
             && event.revision() > joined.revision
             && match event {
@@ -409,15 +412,15 @@ impl Member {
 
     /// Another host holds this node's name and thus its blocks. Both return with the record when that host releases the name.
     async fn lose_all(&mut self, reason: &str) {
-        self.candidate.saved_blocks.clear();
+        self.candidate.saved_blocks = Allocation::default();
         self.shared.lose_all(&self.candidate.record, reason).await;
     }
 
     /// Decodes a record. An unreadable record is reported, and the last known one stays in use.
     fn read(&mut self, entry: &Entry) -> Option<StoredNode> {
         let (name, read) = self.registry.layout.node_at(&entry.key, &entry.value)?;
-        let is_newer = NodeRecord::decode(&entry.value).is_err_and(|error| error.is_newer());
-        let read = read.map_err(|reason| match is_newer {
+        let is_other = NodeRecord::decode(&entry.value).is_err_and(|error| error.is_of_other_version());
+        let read = read.map_err(|reason| match is_other {
             true => reason,
             false => format!(
                 "{reason}; its agent replaces it at its next start; 'podwire node rm --force {name}' removes a node permanently"
@@ -461,10 +464,10 @@ impl Member {
         true
     }
 
-    /// Decodes a claim. A key that names no block of this network is ignored.
+    /// Decodes a claim. A key that names no block of its network is ignored.
     fn read_claim(&mut self, entry: &Entry) -> Option<ClaimedBlock> {
-        let (block, read) = self.registry.layout.claim_at(&entry.key, &entry.value)?;
-        if !self.block_layouts.iter().any(|block_layout| block_layout.owns(&block)) {
+        let (network, block, read) = self.registry.layout.claim_at(&entry.key, &entry.value)?;
+        if self.candidate.networks.fit(&network, &block) != BlockFit::Fits {
             return None;
         }
         Some(ClaimedBlock { block, owner: self.track_unread(&entry.key, read) })

@@ -15,6 +15,7 @@ mod block_requests;
 mod claim;
 pub(crate) mod command;
 mod contact;
+mod former_schema;
 mod handle;
 mod heartbeat;
 pub(crate) mod join;
@@ -22,6 +23,7 @@ mod lease_watch;
 mod leases;
 pub mod measured;
 pub(crate) mod member;
+pub(crate) mod networks;
 pub(crate) mod node_state;
 pub(crate) mod object_changes;
 pub(crate) mod objects;
@@ -36,7 +38,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use model::{BlockLayout, NetworkSpec, NodeRecord};
+use model::{NetworkSpec, NodeRecord};
 use store::{EtcdConfig, Store, StoreConfig};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -58,6 +60,7 @@ use config::Config;
 pub(crate) use contact::Contact;
 pub(crate) use handle::{Membership, MembershipHandle};
 use join::{Candidate, Registry};
+use networks::NetworkLayouts;
 pub use node_state::{Forgotten, forget};
 use node_state::{NodeStateDir, NodeStateDirError};
 pub(crate) use object_changes::ObjectChanges;
@@ -150,7 +153,8 @@ impl ClusterThread {
         let name_lost = Arc::<Notify>::default();
         let saved_blocks = shared.blocks();
         let since = unix_time();
-        let candidate = Candidate { spec: spec(&config), record, saved_blocks, former, since };
+        let networks = networks_of(&config);
+        let candidate = Candidate { spec: spec(&config), networks, record, saved_blocks, former, since };
         let contact = Arc::clone(&shared.contact);
         let heartbeat = heartbeat::Heartbeat {
             name_lease: current_lease.clone(),
@@ -161,7 +165,6 @@ impl ClusterThread {
         let member = member::Member {
             registry,
             candidate,
-            block_layouts: block_layouts(&config),
             shared,
             addresses: reports.addresses,
             name_lease,
@@ -204,10 +207,10 @@ impl ClusterThread {
     }
 }
 
-/// How the network is divided into blocks.
-pub(crate) fn block_layouts(config: &Config) -> Vec<BlockLayout> {
+/// How the default network is divided into blocks.
+pub(crate) fn networks_of(config: &Config) -> NetworkLayouts {
     // Validated when the configuration was loaded.
-    join::block_layouts(&spec(config)).unwrap_or_default()
+    NetworkLayouts::of_default(&spec(config)).unwrap_or_default()
 }
 
 fn spec(config: &Config) -> NetworkSpec {

@@ -6,21 +6,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use model::{Catalog, NodeRecord};
+use model::{Allocation, Catalog, NodeRecord};
 use netconf::{Network, NodeAllocation};
 use tokio::sync::watch;
 use tokio::task::{self, spawn_blocking};
 use tokio::time::{Instant, sleep};
 use tracing::{error, warn};
-use types::{Code, Finding, Fix, NodeName};
+use types::{Code, Finding, Fix, NetworkRef, NodeName};
 
 use super::block_requests::BlockRequest;
 use super::contact::Contact;
 use super::join::{JoinError, Joined};
 use super::leases::{LeaseEvent, Leases};
+use super::networks::BlockFit;
 use super::node_state::{NodeStateDir, NodeStateDirError};
 use super::outage;
-use super::{block_layouts, is_alone};
+use super::{is_alone, networks_of};
 use crate::agent_status::AgentStatus;
 use crate::allocation::{BlockUsage, NoBlock, NodeAllocations};
 use crate::clock::Now;
@@ -44,7 +45,7 @@ pub(crate) struct SharedMembership {
 
 #[derive(Default)]
 struct MembershipState {
-    blocks: Vec<IpNet>,
+    blocks: Allocation,
     mtu: Option<u32>,
     /// Why the store cannot be used.
     store_problem: Option<Finding>,
@@ -96,13 +97,15 @@ impl SharedMembership {
 
     /// Sets the saved blocks of this node. They are in force until the store says otherwise. Returns whether some do not fit the
     /// configured subnets and margin.
-    pub(crate) fn set_saved_blocks(&self, mut blocks: Vec<IpNet>) -> bool {
+    pub(crate) fn set_saved_blocks(&self, mut blocks: Allocation) -> bool {
         let saved = blocks.len();
         if self.is_alone {
-            blocks.clone_from(&self.config.network.subnets);
+            blocks = Allocation::of_default(self.config.network.subnets.clone());
         } else {
-            let block_layouts = block_layouts(&self.config);
-            blocks.retain(|block| block_layouts.iter().any(|block_layout| block_layout.owns(block)));
+            let networks = networks_of(&self.config);
+            blocks.retain(|network, block| {
+                !network.is_default() || networks.fit(network, block) == BlockFit::Fits
+            });
         }
         let is_other_layout = !self.is_alone && blocks.len() < saved;
         {
@@ -133,14 +136,14 @@ impl SharedMembership {
     }
 
     /// Withdraws all blocks that are not in this list.
-    fn retain_blocks(&self, blocks: &[IpNet]) {
+    fn retain_blocks(&self, blocks: &Allocation) {
         if self.is_alone {
             return;
         }
         let has_lost = {
             let owned = &mut self.lock().blocks;
             let before = owned.len();
-            owned.retain(|block| blocks.contains(block));
+            owned.retain(|network, block| blocks.of(network).contains(block));
             owned.len() < before
         };
         if has_lost {
@@ -153,9 +156,9 @@ impl SharedMembership {
         if self.is_alone {
             return;
         }
-        self.lock().blocks.clear();
+        self.lock().blocks = Allocation::default();
         self.withdraw(Vec::new(), reason);
-        self.save(&NodeRecord { blocks: Vec::new(), ..record.clone() }).await;
+        self.save(&NodeRecord { blocks: Allocation::default(), ..record.clone() }).await;
         self.report();
     }
 
@@ -286,7 +289,7 @@ impl SharedMembership {
     fn update_allocation(&self) {
         let (blocks, mtu) = {
             let state = self.lock();
-            (state.blocks.clone(), state.mtu)
+            (state.blocks.of(&NetworkRef::default()).to_vec(), state.mtu)
         };
         let network = &self.config.network;
         let has_none = |subnet: &&IpNet| !blocks.iter().any(|block| subnet.contains(block));
@@ -347,7 +350,7 @@ impl SharedMembership {
         self.lock().peers_blocks.clone()
     }
 
-    pub(crate) fn blocks(&self) -> Vec<IpNet> {
+    pub(crate) fn blocks(&self) -> Allocation {
         self.lock().blocks.clone()
     }
 

@@ -19,7 +19,7 @@ fn record_problems<'a>(
     block_layouts: &[BlockLayout],
 ) -> BTreeMap<&'a NodeName, Vec<String>> {
     let owners: BTreeMap<IpNet, &NodeName> =
-        contents.claims.iter().map(|(block, name)| (*block, name)).collect();
+        contents.claims.iter().map(|(_, block, name)| (*block, name)).collect();
     let mut problems: BTreeMap<&NodeName, Vec<String>> = BTreeMap::new();
     for StoredNode { record, .. } in &contents.nodes {
         let refused = refusals(record, block_layouts, |block| owners.get(block).copied());
@@ -51,7 +51,7 @@ pub(crate) fn nodes(
         name: record.name.to_string(),
         uid: Some(record.uid.to_string()),
         addresses: record.addresses.clone(),
-        blocks: record.blocks.clone(),
+        blocks: record.blocks.to_vec(),
         tunnel_mac: Some(record.tunnel_mac.to_string()),
         version: Some(record.version.clone()),
         agent: agent(&record.name),
@@ -89,7 +89,7 @@ pub(crate) fn blocks(
         named.extend(record.blocks.iter().map(|block| (*block, &record.name)));
     }
     let claimed: BTreeMap<IpNet, &NodeName> =
-        contents.claims.iter().map(|(block, name)| (*block, name)).collect();
+        contents.claims.iter().map(|(_, block, name)| (*block, name)).collect();
     let view = |block: IpNet, node: &NodeName, message: Option<String>| BlockView {
         block,
         node: node.to_string(),

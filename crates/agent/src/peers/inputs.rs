@@ -218,6 +218,7 @@ pub(crate) fn reports() -> (PeerReports, PeerReportReceivers) {
 
 #[cfg(test)]
 mod tests {
+    use model::Allocation;
     use types::{Mac, NodeUid};
 
     use super::*;
@@ -227,7 +228,7 @@ mod tests {
             name: name.try_into().unwrap(),
             uid: NodeUid::from_random([1; 16]),
             addresses: Vec::new(),
-            blocks: Vec::new(),
+            blocks: Allocation::default(),
             tunnel_mac: Mac::local([0, 0, 0, 0, 1]),
             version: "1".to_owned(),
             transport: None,

@@ -351,7 +351,7 @@ impl Routes {
         }
         self.keep_tunnels();
         let (mesh, tunnels) = (&mut self.known.mesh, &self.known.tunnels);
-        let (observed, unexpected) = self.kernel.observed(&indexes(tunnels), &mesh.local_node().subnets)?;
+        let (observed, unexpected) = self.kernel.observed(&indexes(tunnels), &mesh.local_node().subnets())?;
         let mut due = mesh.take_changes();
         due.extend(&self.known.report_state.outstanding);
         let mut changes = mesh.compare(&observed);
@@ -413,7 +413,7 @@ impl Routes {
         let mesh = &self.known.mesh;
         match event {
             PeerEvent::RouteSet(route) => {
-                let is_managed = super::kernel::is_of(&mesh.local_node().subnets, &route.dst);
+                let is_managed = super::kernel::is_of(&mesh.local_node().subnets(), &route.dst);
                 is_managed && !mesh.wants_route(&super::kernel::peer_route(route))
             }
             PeerEvent::RouteRemoved(route) => mesh.wants_route(&super::kernel::peer_route(route)),
@@ -460,7 +460,7 @@ impl Routes {
 
     /// The desired and the observed routes, with their differences.
     fn route_views(&mut self) -> Result<Vec<api::RouteView>, netlink::Error> {
-        let subnets = &self.known.mesh.local_node().subnets;
+        let subnets = &self.known.mesh.local_node().subnets();
         let (observed, _) = self.kernel.observed(&indexes(&self.known.tunnels), subnets)?;
         Ok(crate::membership::view::routes(&self.known.mesh, &observed, &mut self.kernel.socket))
     }

@@ -212,7 +212,7 @@ proptest! {
     ) {
         let mut mesh = Mesh::new(local_node.clone());
         mesh.set_all(records, owners);
-        let is_pod_net = |net: &IpNet| local_node.subnets.iter().any(|subnet| subnet.contains(net));
+        let is_pod_net = |net: &IpNet| local_node.subnets().iter().any(|subnet| subnet.contains(net));
         for PeerSource { outer, inner } in mesh.sources() {
             prop_assert!(!local_node.is_own_address(outer) && !is_pod_net(&outer.into()));
             let senders: Vec<&NodeRecord> = mesh.peers().filter(|peer| peer.addresses.contains(&outer)).collect();
@@ -279,7 +279,7 @@ proptest! {
         prop_assert_eq!(routed.len(), model.routes.len());
         for (name, block) in &routed {
             prop_assert_eq!(owners.get(block), Some(name));
-            prop_assert!(local_node.subnets.iter().any(|subnet| subnet.contains(block)));
+            prop_assert!(local_node.subnets().iter().any(|subnet| subnet.contains(block)));
             prop_assert!(!local_node.blocks.iter().any(|own| own.contains(block) || block.contains(own)));
             let overlapping: BTreeSet<_> = routed
                 .iter()

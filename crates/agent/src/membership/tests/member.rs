@@ -56,7 +56,7 @@ impl Fixture {
         let (peers, queue) = inputs(Waker::new().unwrap());
         let slots = (Arc::clone(&allocations), Arc::clone(&agent_status));
         let shared = Arc::new(SharedMembership::new(&Arc::new(config), slots, node_state));
-        shared.set_saved_blocks(nets(saved));
+        shared.set_saved_blocks(blocks(saved));
         let (registry, candidate) = (registry(dir.path()), candidate("n1", 1));
         let (addresses, published) = watch::channel(Some(vec!["192.0.2.1".parse().unwrap()]));
         let (commands, waiting) = mpsc::channel(16);
@@ -65,8 +65,7 @@ impl Fixture {
         let policies = Arc::new(policies);
         let member = Member {
             registry: registry.clone(),
-            candidate: Candidate { saved_blocks: nets(saved), ..candidate },
-            block_layouts: block_layouts(&spec()).unwrap(),
+            candidate: Candidate { saved_blocks: blocks(saved), ..candidate },
             shared: Arc::clone(&shared),
             addresses: published,
             name_lease: watch::channel(None).0,
@@ -116,7 +115,7 @@ impl Fixture {
     /// The blocks on disk, for a reboot.
     fn saved_blocks(&self) -> Vec<IpNet> {
         let node_state = NodeStateDir::of(&self.dir.path().join("state"), &self.shared.config.network.name);
-        node_state.record().map(|record| record.blocks).unwrap_or_default()
+        node_state.record().map(|record| record.blocks.to_vec()).unwrap_or_default()
     }
 
     async fn until(&self, condition: impl Fn(&Self) -> bool) {
@@ -150,7 +149,7 @@ fn a_node_that_lost_its_name_allocates_no_addresses() {
         );
         fixture.agent_status.set_started();
         let other = join(&fixture.registry, &candidate("n1", 2)).await.unwrap();
-        assert_eq!(other.record.blocks, nets(&OWN_BLOCKS), "the other host must have the same blocks");
+        assert_eq!(other.record.blocks, blocks(&OWN_BLOCKS), "the other host must have the same blocks");
         put_alive(&fixture.registry, &other).await;
         let task = fixture.start();
         fixture.until(|fixture| fixture.blocks().is_err()).await;
@@ -198,7 +197,7 @@ fn a_lost_block_is_withdrawn_while_the_disk_hangs() {
         // All disk operations wait for this thread.
         let (disk, released) = std::sync::mpsc::channel::<()>();
         let hanging = tokio::task::spawn_blocking(move || released.recv());
-        let record = NodeRecord { blocks: nets(&[second, v6]), ..candidate("n1", 1).record };
+        let record = NodeRecord { blocks: blocks(&[second, v6]), ..candidate("n1", 1).record };
         let lost = vec![(nets(&[first])[0], "n2".try_into().unwrap())];
         let joined = Joined { record, revision: 1, network: 1, lost, was_forgotten: false };
         let mut accepted = std::pin::pin!(fixture.shared.accept(&joined));
@@ -397,7 +396,7 @@ fn peers_that_could_not_be_saved_are_reported_and_saved_later() {
         let shared = Arc::clone(&fixture.shared);
         let task = tokio::spawn(async move { shared.save_peers(received.records).await });
         let peer = NodeRecord {
-            blocks: nets(&["10.2.7.0/24", "fd00:2:0:0:7000::/68"]),
+            blocks: blocks(&["10.2.7.0/24", "fd00:2:0:0:7000::/68"]),
             ..candidate("n2", 2).record
         };
         let awaited = vec!["n3".try_into().unwrap()];
@@ -407,7 +406,8 @@ fn peers_that_could_not_be_saved_are_reported_and_saved_later() {
         };
         fixture.until(|fixture| has(fixture, types::Code::StateDirUnwritable)).await;
         assert!(
-            has(&fixture, types::Code::PeerNotRegistered) && fixture.shared.peers_blocks() == peer.blocks
+            has(&fixture, types::Code::PeerNotRegistered)
+                && Allocation::of_default(fixture.shared.peers_blocks()) == peer.blocks
         );
         std::fs::remove_file(&state).unwrap();
         fixture.until(|fixture| !has(fixture, types::Code::StateDirUnwritable)).await;

@@ -10,7 +10,7 @@ use tracing::{debug, info};
 use types::{Code, Finding, IfName, PeerSource};
 
 use super::{PAUSE, Routes};
-use crate::membership::block_layouts;
+use crate::membership::networks_of;
 
 /// The table, and when it is compared as a whole.
 #[derive(Default)]
@@ -101,7 +101,7 @@ impl Routes {
         let local = |is_v4: bool| known.iter().copied().find(|address| address.is_ipv4() == is_v4);
         let locals =
             [local(true).filter(|_| v4), local(false).filter(|_| v6)].into_iter().flatten().collect();
-        let block_layouts = block_layouts(&config);
+        let block_layouts = networks_of(&config).all();
         let length = |v4: bool| {
             let block_layout =
                 block_layouts.iter().find(|block_layout| block_layout.subnet().addr().is_ipv4() == v4);

@@ -11,6 +11,7 @@ use super::super::inputs::{NodePosition, PeerContents};
 use super::super::tunnel;
 use super::super::underlay::{self, Position};
 use super::Routes;
+use crate::membership::networks_of;
 
 /// How long an address may be missing before it is withdrawn.
 const GRACE: Duration = Duration::from_secs(10);
@@ -91,12 +92,10 @@ impl Routes {
     }
 
     pub(super) fn set_local_node(&mut self, sources: Vec<IpAddr>) {
-        let network = &self.config.network;
         self.known.mesh.set_local_node(LocalNode {
             name: self.record.name.clone(),
             blocks: self.blocks.clone(),
-            subnets: network.subnets.clone(),
-            margin: self.config.cluster.margin,
+            block_layouts: networks_of(&self.config).all(),
             transport: self.config.cluster.transport,
             underlays: self.known.position.underlays.clone(),
             tunnels: self.known.tunnels,
