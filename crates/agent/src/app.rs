@@ -434,7 +434,6 @@ fn description(config: &Config) -> NodeDescription {
             subnets: network.subnets.clone(),
             blocks: Vec::new(),
         },
-        block_layouts: membership::networks_of(config).all(),
     }
 }
 

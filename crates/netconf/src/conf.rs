@@ -7,7 +7,9 @@ use cni::{
 };
 use ipam::{Pools, Range, RangeSet};
 use ipnet::IpNet;
-use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, Placement};
+use types::{
+    AttachMode, GroupName, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, NetworkId, Placement, TenantName,
+};
 
 use crate::addresses::{Addresses, NetworkSource, external_ipam, is_dhcp, missing_ranges};
 use crate::network_key::NetworkKey;
@@ -85,7 +87,8 @@ impl NetConf {
         // Another IPAM plugin reads its own keys.
         refuse_unsupported(&top, ipam.as_ref().filter(|_| external_ipam(config).is_none()))?;
         let key = NetworkKey::parse(&top)?;
-        let placement = placement(config, args, key.as_ref())?;
+        let unnamed = node.and_then(|node| node.unnamed);
+        let placement = placement(config, args, (key.as_ref(), unnamed))?;
         let source = node.map_or(Ok(NetworkSource::Standalone), |node| node.source(config, &placement))?;
         let network = source.network();
         let addresses = Addresses::merge(config, source)?;
@@ -122,7 +125,9 @@ impl NetConf {
         let masquerade = top.bool("ipMasq")?.or(network.map(|network| network.conf().ip_masq));
         let cidrs = match &key {
             Some(NetworkKey::Cidrs(cidrs)) => cidrs.as_slice(),
-            Some(NetworkKey::Id(_)) | None => network.map(Network::subnets).unwrap_or_default(),
+            Some(NetworkKey::Id(_)) | None => {
+                network.map(|network| &*network.conf().cluster).unwrap_or_default()
+            }
         };
         Ok(Self {
             mode,
@@ -165,12 +170,29 @@ impl NetConf {
     }
 }
 
-pub(crate) fn placement_of(call: &AttachmentRequest) -> Result<Placement, Error> {
-    placement(&call.config, &call.args, NetworkKey::parse(&call.config.obj())?.as_ref())
+/// `unnamed` is the network of a pod that names none.
+pub(crate) fn placement_of(
+    call: &AttachmentRequest,
+    unnamed: Option<&NetworkId>,
+) -> Result<Placement, Error> {
+    placement(&call.config, &call.args, (NetworkKey::parse(&call.config.obj())?.as_ref(), unnamed))
+}
+
+/// The tenant and the group of a pod whose config and CNI_ARGS name no network. Its network is that of the group, or the default
+/// one of the tenant.
+pub fn unnamed_network(call: &AttachmentRequest) -> Option<(TenantName, Option<GroupName>)> {
+    let is_named = call.args.network.is_some()
+        || matches!(NetworkKey::parse(&call.config.obj()), Ok(Some(NetworkKey::Id(_))));
+    let placement = if is_named { None } else { placement_of(call, None).ok() };
+    placement.map(|Placement { tenant, network: _, group }| (tenant, group))
 }
 
 /// Tenant, network and group. CNI_ARGS can set network and group, but cannot change the tenant of the config.
-fn placement(config: &NetworkConfig, args: &Args, key: Option<&NetworkKey>) -> Result<Placement, Error> {
+fn placement(
+    config: &NetworkConfig,
+    args: &Args,
+    (key, unnamed): (Option<&NetworkKey>, Option<&NetworkId>),
+) -> Result<Placement, Error> {
     let top = config.obj();
     let tenant = top.nonempty("tenant")?;
     if let (Some(tenant), Some(other)) = (tenant, args.tenant.as_deref())
@@ -183,7 +205,7 @@ fn placement(config: &NetworkConfig, args: &Args, key: Option<&NetworkKey>) -> R
     }
     let config_network = match key {
         Some(NetworkKey::Id(id)) => Some(id.as_str()),
-        Some(NetworkKey::Cidrs(_)) | None => None,
+        Some(NetworkKey::Cidrs(_)) | None => unnamed.map(NetworkId::as_str),
     };
     let group = args.group.as_deref().or(top.nonempty("group")?);
     Placement::parse(tenant.or(args.tenant.as_deref()), args.network.as_deref().or(config_network), group)

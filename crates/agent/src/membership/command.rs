@@ -93,7 +93,7 @@ impl StoreQuery {
                 drop(done.send(contents.map_err(AskError::from)));
             }
             Self::ChangeObjects { changes, done } => {
-                let changed = change_objects(&registry, &changes).await;
+                let changed = change_objects(&registry, &own, &changes).await;
                 if let Err(AskError::Unreachable(reason)) = &changed {
                     contact.query_timed_out(reason.clone());
                 }

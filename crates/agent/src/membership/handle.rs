@@ -17,10 +17,11 @@ use types::{Digest, Mac, NodeName};
 use super::ask_error::AskError;
 use super::command::{MembershipCommand, StoreContents, StoreQuery};
 use super::contact::{Age, Contact};
+use super::networks::NetworkLayouts;
 use super::node_state::NodeStateDir;
 use super::object_changes::ObjectChanges;
 use super::shared::SharedMembership;
-use super::{ClusterError, ClusterThread, MembershipParts, ThreadExitGuard, networks_of, store_config};
+use super::{ClusterError, ClusterThread, MembershipParts, ThreadExitGuard, store_config};
 use crate::clock::unix_time;
 use crate::peers::inputs::PeerContents;
 use crate::peers::{KnownPeers, PeerInputs, PeerQuery, PeerReportReceivers};
@@ -104,7 +105,9 @@ impl Membership {
         let is_other_layout = shared.set_saved_blocks(saved.map(|record| record.blocks).unwrap_or_default());
         // In force until the store has answered.
         if let Some(objects) = shared.node_state.objects(defaults(&config)) {
-            parts.policies.set_objects(Arc::new(objects));
+            let objects = Arc::new(objects);
+            parts.policies.set_objects(Arc::clone(&objects));
+            shared.set_objects(objects);
         }
         let saved_peers = shared.node_state.peers();
         shared.set_peers(&saved_peers, Vec::new());
@@ -140,7 +143,7 @@ impl Membership {
         let local_node = LocalNode {
             name: self.record.name.clone(),
             blocks: self.shared.blocks().to_vec(),
-            block_layouts: networks_of(config).all(),
+            block_layouts: self.shared.networks().all(),
             transport: config.cluster.transport,
             underlays: Vec::new(),
             tunnels: Tunnels::default(),
@@ -236,7 +239,7 @@ impl MembershipHandle {
         let record = NodeRecord { addresses, blocks: self.shared.blocks(), ..self.record.clone() };
         let listed = self.contact.listed();
         let unread = listed.as_ref().map(|listed| listed.unread.clone()).unwrap_or_default();
-        let networks = networks_of(&self.shared.config);
+        let networks = self.shared.networks();
         let claims = peers
             .claims
             .into_iter()
@@ -294,6 +297,11 @@ impl MembershipHandle {
             Age::Unknown => freshness(None, reason),
             Age::NoCopy => freshness(None, reason.map(|reason| format!("{reason}; {NO_COPY}"))),
         }
+    }
+
+    /// How the networks are divided into blocks, as far as this node knows.
+    pub(crate) fn networks(&self) -> NetworkLayouts {
+        self.shared.networks()
     }
 
     pub(crate) fn contact(&self) -> &Contact {

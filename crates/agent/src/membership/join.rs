@@ -127,8 +127,10 @@ pub(crate) struct Joined {
 #[derive(Debug, Clone)]
 pub(crate) struct Candidate {
     pub(crate) spec: NetworkSpec,
-    /// How the networks are divided into blocks. Blocks of other networks are released.
+    /// How the networks are divided into blocks.
     pub(crate) networks: NetworkLayouts,
+    /// Blocks of networks that do not exist any more, in which no pod has an address. They are released.
+    pub(crate) released: BTreeSet<IpNet>,
     /// This node's record without blocks.
     pub(crate) record: NodeRecord,
     /// The blocks from the node's saved record, for a store that lost its data.
@@ -305,7 +307,10 @@ impl Registry {
             let key = self.layout.network_block(network, block);
             let is_in_network = match candidate.networks.fit(network, block) {
                 BlockFit::Fits => true,
-                BlockFit::Outside => false,
+                // The subnets of the default network changed, or no pod needs the block.
+                BlockFit::Outside if network.is_default() || candidate.released.contains(block) => false,
+                // Pods of a removed network may still use it. No other node may get their addresses.
+                BlockFit::Outside => true,
                 // The block is neither released nor claimed again.
                 BlockFit::Unknown => {
                     if matches!(self.read_object::<BlockClaim>(&key).await?, StoredObject::Present(claim) if claim.object.node == *name)

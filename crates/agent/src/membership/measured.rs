@@ -1,5 +1,7 @@
 //! The join of an agent as a function for `make bench`, which calls it without an agent.
 
+use std::collections::BTreeSet;
+
 use model::{Allocation, KeyLayout, NetworkSpec, NodeRecord};
 use store::Store;
 
@@ -17,7 +19,8 @@ pub async fn join(
     let since = unix_time();
     let networks = NetworkLayouts::of_default(&spec).map_err(|error| error.to_string())?;
     let saved_blocks = Allocation::default();
-    let candidate = Candidate { spec, networks, record, saved_blocks, former: None, since };
+    let candidate =
+        Candidate { spec, networks, released: BTreeSet::new(), record, saved_blocks, former: None, since };
     let joined = Registry { store, layout }.join(&candidate, &[]).await.map_err(|error| error.to_string())?;
     Ok(joined.record)
 }

@@ -14,13 +14,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{Allocation, BlockClaim, NodeRecord, Object as _, ObjectId, StoredNode};
+use ipnet::IpNet;
+use model::{Allocation, BlockClaim, NodeRecord, Object as _, ObjectId, StoredNode, listed};
 use store::{Entry, Event, Listing, Store, StoreConfig, Watch, Watched};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info};
-use types::{Digest, NodeName, NodeUid};
+use types::{Digest, NetworkRef, NodeName, NodeUid};
 
 use super::ask_error::AskError;
 use super::command::{MembershipCommand, StoreQuery, alive_at};
@@ -41,6 +42,8 @@ const SHORT_SESSION: Duration = Duration::from_secs(1);
 const NAME_RETRY: Duration = Duration::from_secs(3);
 /// How often maintenance runs: checks for pods in lost blocks, and retries failed writes to disk.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(5);
+/// How long ADDs that began before a network was removed may take, before its blocks are checked for pods.
+const RELEASE_DELAY: Duration = Duration::from_secs(2);
 /// How often the watch is asked to confirm that it is complete.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a reconnect waits before the session starts with it. Calls of the session retry for longer, in case etcd is restarted.
@@ -158,7 +161,9 @@ impl Member {
     async fn session(&mut self, pause: &mut Duration) -> Result<SessionEnd, JoinError> {
         self.check_connection().await?;
         self.candidate.record.addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
+        self.list_networks().await?;
         let (entered, lease) = self.registry.enter(&self.candidate).await?;
+        self.candidate.released.clear();
         self.name_lease.send_replace(Some(lease));
         self.was_wiped |= entered.was_forgotten;
         // Lost blocks are withdrawn before anything else can fail.
@@ -176,11 +181,12 @@ impl Member {
             return Ok(SessionEnd::Rejoin);
         }
         let mut watch = self.registry.store.watch(&root, listing.revision + 1).await?;
+        // First, because they decide which claims are valid.
+        self.list_objects(&listing);
         let store_listing = self.store_listing(&listing);
         self.revision = listing.revision;
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.peers.update(RecordUpdate::All(store_listing));
-        self.list_objects(&listing);
         self.was_wiped = false;
         let layout = &self.registry.layout;
         let agents = listing.entries.iter().filter_map(|entry| alive_at(layout, &entry.key, &entry.value));
@@ -239,9 +245,12 @@ impl Member {
         // When nodes whose leases ended are reported.
         let report_at = self.shared.next_lease_report();
         tokio::select! {
-            () = sleep_until(self.maintenance_at), if self.needs_maintenance() => {
+            () = sleep_until(self.maintenance_at), if self.needs_maintenance(&joined.record) => {
                 self.maintain(&joined.record).await;
-                Ok(Next::Continue(joined))
+                match self.candidate.released.is_empty() {
+                    true => Ok(Next::Continue(joined)),
+                    false => Ok(Next::End(SessionEnd::Rejoin)),
+                }
             }
             watched = watch.next() => match watched? {
                 Watched::Compacted => {
@@ -286,11 +295,22 @@ impl Member {
         }
     }
 
-    fn needs_maintenance(&self) -> bool {
-        self.shared.has_lost() || self.shared.is_unsaved() || self.shared.has_block_shortage()
+    fn needs_maintenance(&self, record: &NodeRecord) -> bool {
+        !self.orphaned_blocks(record).is_empty()
+            || self.shared.has_lost()
+            || self.shared.is_unsaved()
+            || self.shared.has_block_shortage()
     }
 
     async fn maintain(&mut self, record: &NodeRecord) {
+        let orphaned = self.orphaned_blocks(record);
+        if !orphaned.is_empty() {
+            let unused = self.shared.unused_blocks(orphaned).await;
+            if !unused.is_empty() {
+                info!(blocks = listed(&unused), "returning blocks of removed networks");
+            }
+            self.candidate.released = unused.into_iter().collect();
+        }
         if self.shared.has_lost() {
             self.shared.drop_unused_lost_blocks().await;
         }
@@ -314,9 +334,15 @@ impl Member {
             info!("block claim of this node was changed in the store; joining again");
             return Ok(Next::End(SessionEnd::Rejoin));
         }
+        let mut has_objects = false;
         for event in events {
             if self.apply_object(&event) {
+                has_objects = true;
                 continue;
+            }
+            // Claims that follow may belong to a new network.
+            if std::mem::take(&mut has_objects) {
+                self.publish_objects();
             }
             let (key, update) = match event {
                 Event::Put(entry) => {
@@ -353,7 +379,7 @@ impl Member {
             debug!(key, "received a change from the store");
             self.peers.update(update);
         }
-        self.objects.publish();
+        self.publish_objects();
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.shared.contact.set_unread(self.unread_nodes());
         Ok(Next::Continue(joined))
@@ -430,6 +456,47 @@ impl Member {
         Some(StoredNode { record, created: entry.created })
     }
 
+    /// Reads the networks before the node's blocks are registered.
+    async fn list_networks(&mut self) -> Result<(), JoinError> {
+        let listing = self.registry.store.list(&self.registry.layout.networks()).await?;
+        let mut objects = self.objects.catalog().clone();
+        let layout = &self.registry.layout;
+        let ids: BTreeSet<ObjectId> =
+            listing.entries.iter().filter_map(|it| layout.object_of(&it.key)).collect();
+        let known: Vec<ObjectId> = objects.records().map(|(id, _)| id).cloned().collect();
+        for id in known.iter().filter(|id| id.network_ref().is_some() && !ids.contains(id)) {
+            objects.forget(id);
+        }
+        for entry in &listing.entries {
+            if let Some(id) = layout.object_of(&entry.key) {
+                // Unreadable networks are reported when all objects are listed.
+                let _ = objects.observe(&id, &entry.value);
+            }
+        }
+        self.candidate.networks = self.candidate.networks.with_objects(&objects);
+        Ok(())
+    }
+
+    /// Passes changed objects on. Their networks decide which claims and blocks are valid.
+    fn publish_objects(&mut self) {
+        let Some(objects) = self.objects.publish() else { return };
+        let networks = self.candidate.networks.with_objects(&objects);
+        self.shared.set_objects(objects);
+        self.peers.update(RecordUpdate::Networks(networks.all()));
+        if networks != self.candidate.networks {
+            self.candidate.networks = networks;
+            self.maintenance_at = self.maintenance_at.min(Instant::now() + RELEASE_DELAY);
+        }
+    }
+
+    /// Own blocks of networks that do not exist any more.
+    fn orphaned_blocks(&self, record: &NodeRecord) -> Vec<IpNet> {
+        let fit = |network: &NetworkRef, block: &IpNet| self.candidate.networks.fit(network, block);
+        let orphaned =
+            record.blocks.entries().filter(|(network, block)| fit(network, block) == BlockFit::Outside);
+        orphaned.map(|(_, block)| *block).collect()
+    }
+
     fn list_objects(&mut self, listing: &Listing) {
         let object_of = |entry: &Entry| self.registry.layout.object_of(&entry.key);
         let listed = listing.entries.iter().filter_map(object_of).collect();
@@ -439,7 +506,7 @@ impl Member {
                 self.put_object(&id, entry);
             }
         }
-        self.objects.publish();
+        self.publish_objects();
     }
 
     fn put_object(&mut self, id: &ObjectId, entry: &Entry) {

@@ -35,7 +35,7 @@ pub(crate) mod view;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use model::{NetworkSpec, NodeRecord};
@@ -154,7 +154,15 @@ impl ClusterThread {
         let saved_blocks = shared.blocks();
         let since = unix_time();
         let networks = networks_of(&config);
-        let candidate = Candidate { spec: spec(&config), networks, record, saved_blocks, former, since };
+        let candidate = Candidate {
+            spec: spec(&config),
+            networks,
+            released: BTreeSet::new(),
+            record,
+            saved_blocks,
+            former,
+            since,
+        };
         let contact = Arc::clone(&shared.contact);
         let heartbeat = heartbeat::Heartbeat {
             name_lease: current_lease.clone(),

@@ -1,9 +1,12 @@
-//! How all networks are divided into blocks.
+//! How all networks are divided into blocks, and what they are on this node. Pure.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ipnet::IpNet;
-use model::{BlockLayout, BlockLayoutError, Catalog, NetworkSpec, ObjectId};
+use model::objects::TenantNetwork;
+use model::{Allocation, BlockLayout, BlockLayoutError, Catalog, NetworkSpec, ObjectId};
+use netconf::{Network, NetworkSettings, NodeAllocation, NodeNetwork};
 use types::NetworkRef;
 
 /// The networks of the cluster. The settings of the default network are in the configuration of the agents, those of other networks
@@ -61,6 +64,13 @@ impl NetworkLayouts {
         self.0.keys().flat_map(|network| self.of(network)).copied().collect()
     }
 
+    /// The default network first.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&NetworkRef, &BlockLayout)> {
+        let (default, others): (Vec<_>, Vec<_>) = self.0.keys().partition(|network| network.is_default());
+        let all = default.into_iter().chain(others);
+        all.flat_map(|network| self.of(network).iter().map(move |layout| (network, layout)))
+    }
+
     pub(crate) fn fit(&self, network: &NetworkRef, block: &IpNet) -> BlockFit {
         match self.0.get(network) {
             Some(NetworkLayout::Known(layouts)) if layouts.iter().any(|layout| layout.owns(block)) => {
@@ -81,4 +91,65 @@ impl NetworkLayouts {
 
 fn divide(subnets: &[IpNet], margin: u8) -> Result<Vec<BlockLayout>, BlockLayoutError> {
     subnets.iter().map(|subnet| BlockLayout::new(*subnet, margin)).collect()
+}
+
+/// Everything that determines the networks of this node, besides the objects.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NodeNetworkInputs<'a> {
+    /// Those of the default network.
+    pub(crate) settings: &'a NetworkSettings,
+    pub(crate) node: &'a str,
+    pub(crate) blocks: &'a Allocation,
+    /// The MTU of the node's links.
+    pub(crate) mtu: Option<u32>,
+    /// A node that no other node can join owns the subnets of all networks.
+    pub(crate) is_alone: bool,
+}
+
+impl NodeNetworkInputs<'_> {
+    /// The networks of this node. Without objects, only the default network is known.
+    pub(crate) fn allocation(self, objects: Option<&Catalog>) -> Result<NodeAllocation, cni::Error> {
+        let blocks = self.blocks.of(&NetworkRef::default()).to_vec();
+        let default = Network::new(self.settings, blocks, self.mtu)?;
+        let Some(objects) = objects else { return Ok(NodeAllocation::of_default(Arc::new(default))) };
+        let others = || objects.networks().filter(|network| !network.is_default());
+        let own = self.settings.subnets.iter();
+        let cluster: Vec<IpNet> = own.chain(others().flat_map(|network| &network.subnets)).copied().collect();
+        let default = Arc::new(default.with_cluster(&cluster));
+        let unreadable = objects
+            .invalid()
+            .filter_map(|(id, error)| Some((id.network_ref()?, NodeNetwork::Invalid(error.to_string()))));
+        let known = others()
+            .map(|network| (NetworkRef::new(&network.tenant, &network.id), self.on_node(network, &cluster)));
+        Ok(NodeAllocation::of_default(default).with_networks(unreadable.chain(known).collect()))
+    }
+
+    fn on_node(self, network: &TenantNetwork, cluster: &[IpNet]) -> NodeNetwork {
+        if !network.nodes.is_empty() && !network.nodes.iter().any(|node| node.as_str() == self.node) {
+            return NodeNetwork::OtherNodes(network.nodes.clone());
+        }
+        let layouts = match divide(&network.subnets, network.margin) {
+            Ok(layouts) => layouts,
+            Err(error) => return NodeNetwork::Invalid(error.to_string()),
+        };
+        let owned = self.blocks.of(&NetworkRef::new(&network.tenant, &network.id)).iter().copied();
+        let blocks: Vec<IpNet> = match self.is_alone {
+            true => network.subnets.clone(),
+            false => owned.filter(|block| layouts.iter().any(|layout| layout.owns(block))).collect(),
+        };
+        let has_block = |subnet: &IpNet| blocks.iter().any(|block| subnet.contains(block));
+        if !network.subnets.iter().all(has_block) {
+            return NodeNetwork::NoBlock;
+        }
+        let settings = NetworkSettings {
+            subnets: network.subnets.clone(),
+            mtu: network.mtu.or(self.settings.mtu),
+            masquerade: network.masquerade,
+            ..self.settings.clone()
+        };
+        match Network::new(&settings, blocks, self.mtu) {
+            Ok(network) => NodeNetwork::Ready(Arc::new(network.with_cluster(cluster))),
+            Err(error) => NodeNetwork::Invalid(error.to_string()),
+        }
+    }
 }

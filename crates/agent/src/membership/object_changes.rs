@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 
 use api::{ObjectAction, ObjectName, ObjectStep, ObjectSteps};
+use model::objects::TenantNetwork;
 use model::{
-    ApplyStep, Catalog, Document, Object as _, ObjectError, ObjectErrorCause, ObjectId, ObjectKind,
-    RuleCounter, StepAction,
+    ApplyStep, Catalog, ClusterObject, Document, Object as _, ObjectError, ObjectErrorCause, ObjectId,
+    ObjectKind, ObjectRecord, RuleCounter, StepAction,
 };
-use store::{Change, CommitOutcome, Compare, Listing};
-use types::Placement;
+use store::{Change, CommitOutcome, Compare, Entry, Listing};
+use types::{NetworkRef, NodeName, Placement};
 
 use super::ask_error::AskError;
 use super::command::TRIES;
@@ -50,13 +51,15 @@ struct ListedObjects {
 
 pub(crate) async fn change_objects(
     registry: &Registry,
+    own: &NodeName,
     changes: &ObjectChanges,
 ) -> Result<ObjectSteps, AskError> {
     let mut done: Vec<ObjectStep> = Vec::new();
     for _ in 0..TRIES {
         let listing = registry.store.list(&registry.layout.root()).await?;
         let ListedObjects { catalog, counter, guard } = listed(registry, changes.defaults.clone(), &listing)?;
-        let steps = plan(registry, catalog, changes)?;
+        let steps = plan(registry, catalog, &in_cluster(registry, (own, &listing), changes))?;
+        refuse_used_subnets(registry, &listing, changes)?;
         let views = |steps: &[ObjectWrite]| steps.iter().map(|step| step.view.clone()).collect::<Vec<_>>();
         if changes.dry_run {
             return Ok(ObjectSteps { steps: views(&steps), dry_run: true });
@@ -92,6 +95,77 @@ fn listed(registry: &Registry, defaults: Catalog, listing: &Listing) -> Result<L
         }
     }
     Ok(ListedObjects { catalog, counter, guard })
+}
+
+/// The changes with the placements of pods of other nodes, as far as the store has their addresses.
+fn in_cluster(
+    registry: &Registry,
+    (own, listing): (&NodeName, &Listing),
+    changes: &ObjectChanges,
+) -> ObjectChanges {
+    let networks: Vec<TenantNetwork> =
+        listing.entries.iter().filter_map(|entry| network_at(registry, entry)).collect();
+    let mut pods = changes.pods.clone();
+    let others = listing.entries.iter().filter_map(|entry| registry.layout.pod_of(&entry.key));
+    for (_, address) in others.filter(|(node, _)| node != own) {
+        let has_address = |network: &&TenantNetwork| network.subnets.iter().any(|net| net.contains(&address));
+        pods.extend(networks.iter().find(has_address).map(|network| Placement {
+            tenant: network.tenant.clone(),
+            network: network.id.clone(),
+            group: None,
+        }));
+    }
+    ObjectChanges {
+        defaults: changes.defaults.clone(),
+        documents: changes.documents.clone(),
+        removed: changes.removed.clone(),
+        pods,
+        dry_run: changes.dry_run,
+    }
+}
+
+fn network_at(registry: &Registry, entry: &Entry) -> Option<TenantNetwork> {
+    let id = registry.layout.object_of(&entry.key)?;
+    network_of(ObjectRecord::decode(&id, &entry.value).ok()?.object)
+}
+
+fn network_of(object: ClusterObject) -> Option<TenantNetwork> {
+    match object {
+        ClusterObject::Network(network) => Some(network),
+        ClusterObject::Tenant(_)
+        | ClusterObject::Profile(_)
+        | ClusterObject::Group(_)
+        | ClusterObject::Policy(_)
+        | ClusterObject::Share(_) => None,
+    }
+}
+
+/// A node keeps a block of a removed network while its pods use it. No other network may get these addresses.
+fn refuse_used_subnets(
+    registry: &Registry,
+    listing: &Listing,
+    changes: &ObjectChanges,
+) -> Result<(), AskError> {
+    // The plan has checked the documents.
+    let read = |document: &Document| network_of(ClusterObject::from_document(document.body.clone()).ok()?);
+    let wanted: Vec<TenantNetwork> = changes.documents.iter().filter_map(read).collect();
+    for entry in &listing.entries {
+        let Some((claimed, block, Ok(node))) = registry.layout.claim_at(&entry.key, &entry.value) else {
+            continue;
+        };
+        let overlaps = |network: &&TenantNetwork| {
+            NetworkRef::new(&network.tenant, &network.id) != claimed
+                && network.subnets.iter().any(|net| net.contains(&block) || block.contains(net))
+        };
+        if let Some(network) = wanted.iter().find(overlaps) {
+            let id = ObjectId::network(&network.tenant, &network.id);
+            return Err(AskError::ObjectConflict(format!(
+                "{id}: node {node} still has block {block} of network {claimed}; it returns the block when no pod uses it any \
+                 more: remove these pods and try again"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn plan(

@@ -63,7 +63,15 @@ fn candidate(name: &str, uid: u8) -> Candidate {
     };
     let networks = NetworkLayouts::of_default(&spec()).unwrap();
     let saved_blocks = Allocation::default();
-    Candidate { spec: spec(), networks, record, saved_blocks, former: None, since: 1 }
+    Candidate {
+        spec: spec(),
+        networks,
+        released: BTreeSet::new(),
+        record,
+        saved_blocks,
+        former: None,
+        since: 1,
+    }
 }
 
 async fn join(registry: &Registry, candidate: &Candidate) -> Result<Joined, JoinError> {

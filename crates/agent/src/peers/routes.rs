@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use model::{NodeRecord, PeerChanges, Repaired, Tunnels};
+use model::{BlockLayout, LocalNode, NodeRecord, PeerChanges, Repaired, Tunnels};
 use netlink::{PeerEvent, PeerMonitor, Route};
 use nft::RulesetMonitor;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -112,6 +112,8 @@ pub(crate) struct Routes {
     record: NodeRecord,
     /// The blocks that this node owns.
     blocks: Vec<IpNet>,
+    /// How all networks are divided into blocks.
+    block_layouts: Vec<BlockLayout>,
     kernel: PeerKernel,
     known: KnownPeers,
     netlink: MonitorSlot<PeerMonitor, netlink::Error>,
@@ -139,6 +141,7 @@ impl Routes {
             is_alone,
             allocation_version: allocations.version(),
             blocks: allocations.blocks(),
+            block_layouts: known.mesh.local_node().block_layouts.clone(),
             allocations,
             agent_status,
             metrics,
@@ -265,8 +268,18 @@ impl Routes {
 
     /// Takes all updates of the store and applies the difference to the kernel.
     fn apply_updates(&mut self, updates: RecordUpdates) {
-        let RecordUpdates { store_listing, nodes, claims } = updates;
+        let RecordUpdates { store_listing, nodes, claims, block_layouts } = updates;
         let is_list = store_listing.is_some();
+        if let Some(block_layouts) = block_layouts.filter(|layouts| *layouts != self.block_layouts) {
+            self.block_layouts = block_layouts;
+            self.known.mesh.set_local_node(LocalNode {
+                block_layouts: self.block_layouts.clone(),
+                ..self.known.mesh.local_node().clone()
+            });
+            // The table of peers has a set for each length of blocks.
+            self.known.peer_table.make_due();
+            self.soon(PAUSE);
+        }
         if let Some(store_listing) = store_listing {
             self.known.set_all(store_listing);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::super::block_requests::{BlockNeed, PendingBlockRequest};
+use super::super::block_requests::{BlockNeed, PendingBlockRequests, WantedBlocks};
 use super::super::command::MembershipCommand;
 use super::super::member::{Member, with_jitter};
 use super::super::node_state::NodeStateDir;
@@ -296,9 +296,10 @@ fn two_concurrent_requests_get_one_block() {
         let task = fixture.start();
         fixture.until(|fixture| fixture.blocks().is_ok()).await;
         let before = fixture.blocks().unwrap();
-        for pending_request in [PendingBlockRequest::default(), PendingBlockRequest::default()] {
+        for pending_request in [PendingBlockRequests::default(), PendingBlockRequests::default()] {
             pending_request.request(BlockNeed {
-                full_block: before[0],
+                network: &NetworkRef::default(),
+                wanted: WantedBlocks::Besides(before[0]),
                 observed: &before,
                 commands: &fixture.commands,
             });
@@ -322,9 +323,10 @@ fn a1_a_block_shortage_ends_when_no_block_is_needed() {
         let task = fixture.start();
         fixture.until(|fixture| fixture.blocks().is_ok()).await;
         let before = fixture.blocks().unwrap();
-        let pending_request = PendingBlockRequest::default();
+        let pending_request = PendingBlockRequests::default();
         pending_request.request(BlockNeed {
-            full_block: before[0],
+            network: &NetworkRef::default(),
+            wanted: WantedBlocks::Besides(before[0]),
             observed: &before,
             commands: &fixture.commands,
         });

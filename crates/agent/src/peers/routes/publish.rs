@@ -11,7 +11,6 @@ use super::super::inputs::{NodePosition, PeerContents};
 use super::super::tunnel;
 use super::super::underlay::{self, Position};
 use super::Routes;
-use crate::membership::networks_of;
 
 /// How long an address may be missing before it is withdrawn.
 const GRACE: Duration = Duration::from_secs(10);
@@ -95,7 +94,7 @@ impl Routes {
         self.known.mesh.set_local_node(LocalNode {
             name: self.record.name.clone(),
             blocks: self.blocks.clone(),
-            block_layouts: networks_of(&self.config).all(),
+            block_layouts: self.block_layouts.clone(),
             transport: self.config.cluster.transport,
             underlays: self.known.position.underlays.clone(),
             tunnels: self.known.tunnels,
