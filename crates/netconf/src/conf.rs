@@ -23,6 +23,14 @@ pub const DEFAULT_BRIDGE: &str = "cni0";
 /// Limit, because each host port is an nftables element and part of the record.
 const MAX_PORTS: usize = 4096;
 
+/// The network whose MTU the bridge has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BridgeMtu {
+    OfThisNetwork,
+    /// Several networks have their gateways on the bridge, and another one determines its MTU.
+    OfOtherNetwork,
+}
+
 /// The network settings of a request, with all defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetConf {
@@ -30,6 +38,7 @@ pub struct NetConf {
     pub bridge: IfName,
     /// None: the MTU of the bridge if it exists, else 1500.
     pub mtu: Option<u32>,
+    pub bridge_mtu: BridgeMtu,
     /// The bridge has the gateway address, and the host forwards.
     pub is_gateway: bool,
     /// The pod gets default routes through the gateway, in addition to `routes`.
@@ -125,13 +134,12 @@ impl NetConf {
         let masquerade = top.bool("ipMasq")?.or(network.map(|network| network.conf().ip_masq));
         let cidrs = match &key {
             Some(NetworkKey::Cidrs(cidrs)) => cidrs.as_slice(),
-            Some(NetworkKey::Id(_)) | None => {
-                network.map(|network| &*network.conf().cluster).unwrap_or_default()
-            }
+            Some(NetworkKey::Id(_)) | None => network.map(Network::cluster).unwrap_or_default(),
         };
         Ok(Self {
             mode,
             bridge: parse_bridge(&top, network)?,
+            bridge_mtu: network.map_or(BridgeMtu::OfThisNetwork, |network| network.conf().bridge_mtu),
             mtu: usable_mtu(top.u32("mtu")?.or(network.and_then(Network::mtu)), &addresses)?,
             is_gateway: has_addresses
                 && (is_gateway.unwrap_or(uses_own_ipam) || is_default_gateway || mode == AttachMode::Routed),

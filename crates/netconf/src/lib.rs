@@ -22,7 +22,7 @@ mod routes;
 mod unsupported;
 
 pub use addresses::{Addresses, external_ipam, is_dhcp};
-pub use conf::{DEFAULT_BRIDGE, NetConf, unnamed_network};
+pub use conf::{BridgeMtu, DEFAULT_BRIDGE, NetConf, unnamed_network};
 pub use local_paths::{DEFAULT_LOG_FILE, DEFAULT_RUN_DIR, LocalPaths, Log, default_socket};
 pub use network::{Network, NetworkSettings, NodeAllocation, NodeNetwork, NodeNetworks, comma_separated};
 pub use routes::default_route;

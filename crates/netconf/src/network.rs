@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use types::{AttachMode, DEFAULT_NETWORK, IfName, NetworkId, NetworkName, NetworkRef, NodeName, Placement};
 
 use crate::addresses::{self, Addresses, NetworkSource};
-use crate::conf::{self, NetConf};
+use crate::conf::{self, BridgeMtu, NetConf};
 use crate::{is_dhcp, network_key};
 
 /// The settings of a network, the same on every node.
@@ -51,6 +51,8 @@ pub struct Network {
     blocks: Vec<IpNet>,
     /// The whole network. All blocks are inside.
     subnets: Vec<IpNet>,
+    /// The subnets of all networks. Traffic to them is not masqueraded.
+    cluster: Vec<IpNet>,
     conf: NetConf,
 }
 
@@ -63,6 +65,7 @@ impl Network {
             mode: settings.mode,
             bridge: settings.bridge.clone(),
             mtu: conf::usable_mtu(settings.mtu.or(mtu), &addresses)?,
+            bridge_mtu: BridgeMtu::OfThisNetwork,
             is_gateway: true,
             is_default_gateway: true,
             ip_masq: settings.masquerade,
@@ -80,13 +83,24 @@ impl Network {
             bandwidth: None,
             placement: Placement::default(),
         };
-        Ok(Self { blocks, subnets: settings.subnets.clone(), conf })
+        Ok(Self { blocks, subnets: settings.subnets.clone(), cluster: settings.subnets.clone(), conf })
     }
 
     /// Traffic to these CIDRs of other networks is not masqueraded either.
     pub fn with_cluster(mut self, cidrs: &[IpNet]) -> Self {
-        self.conf.cluster = conf::cluster(&self.conf.addresses, &[&self.subnets, cidrs].concat());
+        self.cluster = [&self.subnets, cidrs].concat();
+        self.conf.cluster = conf::cluster(&self.conf.addresses, &self.cluster);
         self
+    }
+
+    /// The default network determines the MTU of the bridge.
+    pub fn on_shared_bridge(mut self) -> Self {
+        self.conf.bridge_mtu = BridgeMtu::OfOtherNetwork;
+        self
+    }
+
+    pub(crate) fn cluster(&self) -> &[IpNet] {
+        &self.cluster
     }
 
     /// For a node that owns the whole network.

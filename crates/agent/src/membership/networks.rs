@@ -148,7 +148,7 @@ impl NodeNetworkInputs<'_> {
             ..self.settings.clone()
         };
         match Network::new(&settings, blocks, self.mtu) {
-            Ok(network) => NodeNetwork::Ready(Arc::new(network.with_cluster(cluster))),
+            Ok(network) => NodeNetwork::Ready(Arc::new(network.with_cluster(cluster).on_shared_bridge())),
             Err(error) => NodeNetwork::Invalid(error.to_string()),
         }
     }

@@ -5,5 +5,6 @@
 
 mod common;
 mod network;
+mod networks;
 mod section_a;
 mod store;
