@@ -234,7 +234,7 @@ mod tests {
     use types::NodeUid;
 
     use super::*;
-    use crate::Allocation;
+    use crate::BlockAllocation;
 
     fn net(text: &str) -> IpNet {
         text.parse().unwrap()
@@ -256,7 +256,7 @@ mod tests {
             name: name("a"),
             uid: NodeUid::from_random([1; 16]),
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
-            blocks: Allocation::of_default(blocks.iter().map(|text| net(text)).collect()),
+            blocks: BlockAllocation::of_default(blocks.iter().map(|text| net(text)).collect()),
             tunnel_mac: Mac::local([1; 5]),
             version: "1".to_owned(),
             transport: None,

@@ -10,9 +10,9 @@ use types::NetworkRef;
 /// All blocks that a node owns, per network, in the order in which they were claimed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Allocation(BTreeMap<NetworkRef, Vec<IpNet>>);
+pub struct BlockAllocation(BTreeMap<NetworkRef, Vec<IpNet>>);
 
-impl Allocation {
+impl BlockAllocation {
     /// Blocks of the default network only.
     pub fn of_default(blocks: Vec<IpNet>) -> Self {
         blocks.into_iter().map(|block| (NetworkRef::default(), block)).collect()
@@ -65,7 +65,7 @@ impl Allocation {
     }
 }
 
-impl FromIterator<(NetworkRef, IpNet)> for Allocation {
+impl FromIterator<(NetworkRef, IpNet)> for BlockAllocation {
     fn from_iter<T: IntoIterator<Item = (NetworkRef, IpNet)>>(entries: T) -> Self {
         let mut allocation = Self::default();
         entries.into_iter().for_each(|(network, block)| allocation.add(&network, block));
@@ -74,7 +74,7 @@ impl FromIterator<(NetworkRef, IpNet)> for Allocation {
 }
 
 /// The blocks of the default network, then those of other networks with their names.
-impl fmt::Display for Allocation {
+impl fmt::Display for BlockAllocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let default = self.of(&NetworkRef::default()).iter().map(ToString::to_string);
         let others = self.entries().filter(|(network, _)| !network.is_default());

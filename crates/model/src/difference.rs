@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use crate::allocation::Allocation;
+use crate::allocation::BlockAllocation;
 use crate::object::NodeRecord;
 
 /// The fields in which two records of a node differ: `version 0.1.0 -> 0.2.0`. None if they are equal.
@@ -23,7 +23,7 @@ pub fn difference(before: &NodeRecord, after: &NodeRecord) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join("; "))
 }
 
-fn described(blocks: &Allocation) -> String {
+fn described(blocks: &BlockAllocation) -> String {
     if blocks.is_empty() { "none".to_owned() } else { blocks.to_string() }
 }
 
@@ -48,7 +48,7 @@ mod tests {
             name: "n2".try_into().unwrap(),
             uid: NodeUid::from_random([1; 16]),
             addresses: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
-            blocks: Allocation::of_default(vec!["10.2.1.0/24".parse().unwrap()]),
+            blocks: BlockAllocation::of_default(vec!["10.2.1.0/24".parse().unwrap()]),
             tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
             version: "0.1.0".to_owned(),
             transport: None,
@@ -61,8 +61,11 @@ mod tests {
         };
         let text = "addresses 192.0.2.1,2001:db8::1 -> 192.0.2.9; version 0.1.0 -> 0.2.0";
         assert_eq!(difference(&before, &moved).as_deref(), Some(text));
-        let changed =
-            NodeRecord { blocks: Allocation::default(), transport: Some(Transport::Vxlan), ..before.clone() };
+        let changed = NodeRecord {
+            blocks: BlockAllocation::default(),
+            transport: Some(Transport::Vxlan),
+            ..before.clone()
+        };
         let text = "blocks 10.2.1.0/24 -> none; transport none -> vxlan";
         assert_eq!(difference(&before, &changed).as_deref(), Some(text));
     }

@@ -38,7 +38,7 @@ pub use admission::{
     AddressRefusal, BlockRefusal, MAX_ADDRESSES, MAX_BLOCKS, RefusedParts, StoredNode, check_address,
     check_block, refusals, shared_parts,
 };
-pub use allocation::Allocation;
+pub use allocation::BlockAllocation;
 pub use block_layout::{BlockCandidates, BlockLayout, BlockLayoutError};
 pub use catalog::{
     ApplyStep, Catalog, ObjectError, ObjectErrorCause, PlacementError, RuleCounter, StepAction,

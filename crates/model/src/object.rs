@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use types::{Mac, NodeName, NodeUid};
 
-use crate::allocation::Allocation;
+use crate::allocation::BlockAllocation;
 use crate::fields::FieldError;
 use crate::mesh::Transport;
 
@@ -142,7 +142,7 @@ pub struct NodeRecord {
     pub uid: NodeUid,
     /// The addresses at which other nodes reach it: at most one per family.
     pub addresses: Vec<IpAddr>,
-    pub blocks: Allocation,
+    pub blocks: BlockAllocation,
     /// The MAC of its tunnel devices.
     pub tunnel_mac: Mac,
     /// The version of podwire. Printable and short.
@@ -211,7 +211,7 @@ mod tests {
             name: "n1".try_into().unwrap(),
             uid: NodeUid::from_random([7; 16]),
             addresses: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
-            blocks: Allocation::from_iter([
+            blocks: BlockAllocation::from_iter([
                 (NetworkRef::default(), "10.2.3.0/24".parse().unwrap()),
                 (NetworkRef::try_from("blue.front".to_owned()).unwrap(), "fd00:2:0:3::/72".parse().unwrap()),
             ]),

@@ -100,7 +100,7 @@ impl NetConf {
         let placement = placement(config, args, (key.as_ref(), unnamed))?;
         let source = node.map_or(Ok(NetworkSource::Standalone), |node| node.source(config, &placement))?;
         let network = source.network();
-        let addresses = Addresses::merge(config, source)?;
+        let addresses = Addresses::merge(config, source, placement.group.as_ref())?;
         let routes = match &ipam {
             Some(ipam) if matches!(addresses, Addresses::Own(_)) => routes::parse_all(ipam)?,
             Some(_) | None => Vec::new(),

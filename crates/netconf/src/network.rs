@@ -9,11 +9,14 @@ use std::sync::Arc;
 use cni::{AttachmentRequest, Dns, Error, ErrorCode, NetworkConfig};
 use ipam::{Range, RangeSet};
 use ipnet::IpNet;
-use types::{AttachMode, DEFAULT_NETWORK, IfName, NetworkId, NetworkName, NetworkRef, NodeName, Placement};
+use types::{
+    AttachMode, DEFAULT_NETWORK, GroupName, IfName, NetworkId, NetworkName, NetworkRef, NodeName, Placement,
+};
 
 use crate::addresses::{self, Addresses, NetworkSource};
 use crate::conf::{self, BridgeMtu, NetConf};
-use crate::{is_dhcp, network_key};
+use crate::pools::PooledAddresses;
+use crate::{GroupPools, is_dhcp, network_key};
 
 /// The settings of a network, the same on every node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +56,8 @@ pub struct Network {
     subnets: Vec<IpNet>,
     /// The subnets of all networks. Traffic to them is not masqueraded.
     cluster: Vec<IpNet>,
+    /// None: no group has pools.
+    pools: Option<(GroupPools, PooledAddresses)>,
     conf: NetConf,
 }
 
@@ -83,7 +88,13 @@ impl Network {
             bandwidth: None,
             placement: Placement::default(),
         };
-        Ok(Self { blocks, subnets: settings.subnets.clone(), cluster: settings.subnets.clone(), conf })
+        Ok(Self {
+            blocks,
+            subnets: settings.subnets.clone(),
+            cluster: settings.subnets.clone(),
+            pools: None,
+            conf,
+        })
     }
 
     /// Traffic to these CIDRs of other networks is not masqueraded either.
@@ -91,6 +102,29 @@ impl Network {
         self.cluster = [&self.subnets, cidrs].concat();
         self.conf.cluster = conf::cluster(&self.conf.addresses, &self.cluster);
         self
+    }
+
+    /// Reserves the pools of groups.
+    pub fn with_pools(self, pools: GroupPools) -> Result<Self, Error> {
+        if pools.values().all(Vec::is_empty) {
+            return Ok(self);
+        }
+        let pooled = PooledAddresses::new(&self.subnets, &self.blocks, &pools)?;
+        Ok(Self { pools: Some((pools, pooled)), ..self })
+    }
+
+    /// The addresses for a pod of this group.
+    pub(crate) fn addresses_for(&self, group: Option<&GroupName>) -> Result<Addresses, Error> {
+        match &self.pools {
+            Some((_, pooled)) => pooled.of(group).cloned(),
+            None => Ok(self.conf.addresses.clone()),
+        }
+    }
+
+    /// The pools that provide the addresses of a group. Empty: it gets addresses like pods without a group.
+    pub fn pools_of(&self, group: Option<&GroupName>) -> &[IpNet] {
+        let pools = self.pools.as_ref().zip(group).and_then(|((pools, _), group)| pools.get(group));
+        pools.map(Vec::as_slice).unwrap_or_default()
     }
 
     /// The default network determines the MTU of the bridge.
@@ -292,6 +326,13 @@ impl<'a> NodeNetworks<'a> {
         let placement = conf::placement_of(call, self.unnamed).ok()?;
         let is_provided = call.config.name == *self.name && addresses::uses_agent_ranges(&call.config);
         is_provided.then(|| self.allocation.ok().map(|allocation| allocation.network_ref_of(&placement)))?
+    }
+
+    /// The pools that provide the addresses of this pod. Empty: any addresses of its network.
+    pub fn pools_for(&self, call: &AttachmentRequest) -> &'a [IpNet] {
+        let placement = conf::placement_of(call, self.unnamed).ok();
+        let network = self.network_for(call).zip(placement);
+        network.map(|(network, placement)| network.pools_of(placement.group.as_ref())).unwrap_or_default()
     }
 
     /// Whether a block of this network is claimed when a pod needs one.

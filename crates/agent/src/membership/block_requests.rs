@@ -11,10 +11,11 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::{debug, info};
 use types::{Code, Finding, NetworkName, NetworkRef};
 
+use super::claim::SearchedPools;
 use super::command::MembershipCommand;
-use super::is_alone;
 use super::join::{JoinError, Joined};
 use super::member::{Member, Next, SessionEnd};
+use super::{is_alone, networks};
 use crate::allocation::{BlockUsage, NoBlock, NodeAllocations};
 use config::Config;
 
@@ -48,12 +49,14 @@ pub(crate) enum BlockRequestError {
 }
 
 /// Which blocks of a network are requested.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum WantedBlocks {
     /// One of each subnet in which the node has none.
     First,
     /// One more of the family of this block, which is full.
     Besides(IpNet),
+    /// One more of each family of these pools, with addresses of them.
+    Within(Vec<IpNet>),
 }
 
 /// A request for blocks of a network.
@@ -169,8 +172,7 @@ impl PendingBlockRequests {
     pub(crate) fn wait(&self, need: BlockNeed<'_>) -> Result<(), BlockRequestError> {
         let request = {
             let mut last = self.lock();
-            match last.get(need.network).filter(|request| request.observed == need.observed && request.join())
-            {
+            match last.get(need.network).filter(|request| need.is_met_by(request) && request.join()) {
                 Some(request) => Arc::clone(request),
                 None => {
                     let request = need.send(RequestState { pods: 1, ..RequestState::default() })?;
@@ -232,11 +234,13 @@ impl BlockRequests {
         self.allocations.network(network).map(|_| ()).map_err(|_| BlockRequestError::NoOther)
     }
 
-    /// Waits for another block of a network, for a pod that found no free address in `observed`.
+    /// Waits for another block of a network, for a pod that found no free address in `observed`. A pod of a group with pools needs a
+    /// block with addresses of its pools.
     pub(crate) fn wait_for_block(
         &self,
         network: &NetworkRef,
         observed: &[IpNet],
+        pools: &[IpNet],
     ) -> Result<(), BlockRequestError> {
         if self.is_alone {
             return Err(BlockRequestError::Alone);
@@ -248,7 +252,10 @@ impl BlockRequests {
                 return Ok(());
             }
             let usage = BlockUsage { network: &allocated, name: &self.records.1, run_dir: &self.records.0 };
-            let wanted = WantedBlocks::Besides(usage.fullest().ok_or(BlockRequestError::NotFull)?);
+            let wanted = match pools {
+                [] => WantedBlocks::Besides(usage.fullest().ok_or(BlockRequestError::NotFull)?),
+                pools => WantedBlocks::Within(pools.to_vec()),
+            };
             self.pending_requests.wait(BlockNeed { network, wanted, observed, commands: &self.commands })?;
         }
         let has_more = self.allocations.network(network)?.blocks() != observed;
@@ -257,10 +264,22 @@ impl BlockRequests {
 }
 
 impl BlockNeed<'_> {
+    /// Whether the answer to a request counts for this need, too.
+    fn is_met_by(&self, request: &BlockRequest) -> bool {
+        let is_same_kind = match (&self.wanted, &request.wanted) {
+            (WantedBlocks::Within(_), _) | (_, WantedBlocks::Within(_)) => self.wanted == request.wanted,
+            (
+                WantedBlocks::First | WantedBlocks::Besides(_),
+                WantedBlocks::First | WantedBlocks::Besides(_),
+            ) => true,
+        };
+        is_same_kind && self.observed == request.observed
+    }
+
     fn send(self, state: RequestState) -> Result<Arc<BlockRequest>, BlockRequestError> {
         let request = Arc::new(BlockRequest {
             network: self.network.clone(),
-            wanted: self.wanted,
+            wanted: self.wanted.clone(),
             observed: self.observed.to_vec(),
             started: Instant::now(),
             state: Mutex::new(state),
@@ -316,11 +335,11 @@ impl Member {
     /// A failure of the store does not mean that there is no free block.
     fn report_failed_claim(&self, request: &Arc<BlockRequest>, error: &JoinError) {
         let network = &request.network;
-        let (object, message) = match request.wanted {
+        let (object, message) = match &request.wanted {
             WantedBlocks::Besides(block) => {
                 (format!("block {block}"), format!("cannot claim another block besides {block}: {error}"))
             }
-            WantedBlocks::First => {
+            WantedBlocks::First | WantedBlocks::Within(_) => {
                 (format!("network {network}"), format!("cannot claim a block of network {network}: {error}"))
             }
         };
@@ -336,12 +355,14 @@ impl Member {
 
     /// Whether the node has got the blocks since the request.
     fn is_fulfilled(&self, request: &BlockRequest, joined: &Joined) -> bool {
-        match request.wanted {
+        match &request.wanted {
             WantedBlocks::First => {
                 let exists = !self.candidate.networks.of(&request.network).is_empty();
                 exists && self.layouts_for(request, joined).is_empty()
             }
-            WantedBlocks::Besides(_) => joined.record.blocks.of(&request.network) != request.observed,
+            WantedBlocks::Besides(_) | WantedBlocks::Within(_) => {
+                joined.record.blocks.of(&request.network) != request.observed
+            }
         }
     }
 
@@ -349,9 +370,10 @@ impl Member {
     fn layouts_for(&self, request: &BlockRequest, joined: &Joined) -> Vec<BlockLayout> {
         let layouts = self.candidate.networks.of(&request.network).iter();
         let owned = joined.record.blocks.of(&request.network);
-        let is_wanted = |layout: &&BlockLayout| match request.wanted {
+        let is_wanted = |layout: &&BlockLayout| match &request.wanted {
             WantedBlocks::First => !owned.iter().any(|block| layout.owns(block)),
-            WantedBlocks::Besides(block) => layout.subnet().contains(&block),
+            WantedBlocks::Besides(block) => layout.subnet().contains(block),
+            WantedBlocks::Within(pools) => pools.iter().any(|pool| layout.subnet().contains(pool)),
         };
         layouts.filter(is_wanted).copied().collect()
     }
@@ -364,10 +386,23 @@ impl Member {
         layouts: &[BlockLayout],
     ) -> Result<Joined, JoinError> {
         let known = self.shared.peers_blocks();
+        let reserved = networks::pools_in(self.objects.catalog(), &request.network);
+        let pools = match &request.wanted {
+            WantedBlocks::First | WantedBlocks::Besides(_) => SearchedPools::Outside(&reserved),
+            WantedBlocks::Within(pools) => SearchedPools::Within(pools),
+        };
+        let mut failed = None;
         for layout in layouts {
-            joined = self.registry.claim_another_block(joined, (&request.network, layout), &known).await?;
+            let wanted = (&request.network, layout);
+            match self.registry.claim_another_block(joined.clone(), wanted, pools, &known).await {
+                Ok(with_block) => joined = with_block,
+                // The pool of one family may be used up while that of the other one is needed.
+                Err(error @ JoinError::PoolsExhausted { .. }) if layouts.len() > 1 => failed = Some(error),
+                Err(error) => return Err(error),
+            }
         }
-        Ok(joined)
+        let has_more = joined.record.blocks.of(&request.network) != request.observed;
+        failed.filter(|_| !has_more).map_or(Ok(joined), Err)
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use model::{BlockLayout, NodeRecord, Object as _};
+use netconf::comma_separated;
 use store::{Change, CommitOutcome, Compare};
 use tracing::info;
 use types::NetworkRef;
@@ -12,6 +13,17 @@ use super::join::{Candidate, JoinError, Joined, MAX_BLOCKS, Registry, TRIES};
 
 /// How many claims are tried before the list of free blocks is read again.
 const CLAIMS_PER_LISTING: usize = 32;
+/// How many free blocks are compared with pools.
+const MAX_CANDIDATES: usize = 1 << 16;
+
+/// Which blocks of a network with address pools are claimed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum SearchedPools<'a> {
+    /// Blocks with addresses outside of these pools of groups.
+    Outside(&'a [IpNet]),
+    /// Blocks that overlap these pools.
+    Within(&'a [IpNet]),
+}
 
 /// Parameters of a search for a free block.
 struct BlockSearch<'a> {
@@ -19,6 +31,7 @@ struct BlockSearch<'a> {
     block_layout: &'a BlockLayout,
     /// The first candidate.
     start: u64,
+    pools: SearchedPools<'a>,
     /// Blocks of known nodes. After the store lost its data, they are free in the store but in use.
     known: &'a [IpNet],
 }
@@ -49,8 +62,18 @@ impl Registry {
         // One PUT for all families, so that the blocks of a node have the same number if possible.
         let start = self.store.put_counter(self.layout.counter()).await?;
         for block_layout in missing {
-            joined =
-                self.claim(joined, &BlockSearch { network: &network, block_layout, start, known }).await?;
+            joined = self
+                .claim(
+                    joined,
+                    &BlockSearch {
+                        network: &network,
+                        block_layout,
+                        start,
+                        pools: SearchedPools::Outside(&candidate.default_pools),
+                        known,
+                    },
+                )
+                .await?;
         }
         Ok(joined)
     }
@@ -60,13 +83,14 @@ impl Registry {
         &self,
         joined: Joined,
         (network, block_layout): (&NetworkRef, &BlockLayout),
+        pools: SearchedPools<'_>,
         known: &[IpNet],
     ) -> Result<Joined, JoinError> {
         if joined.record.blocks.len() >= MAX_BLOCKS {
             return Err(JoinError::TooMany);
         }
         let start = self.store.put_counter(self.layout.counter()).await?;
-        self.claim(joined, &BlockSearch { network, block_layout, start, known }).await
+        self.claim(joined, &BlockSearch { network, block_layout, start, pools, known }).await
     }
 
     /// Claims a block. The counter is only a hint. The transaction on the block's key decides.
@@ -127,10 +151,22 @@ impl BlockSearch<'_> {
         // block free.
         let known: BTreeSet<&IpNet> = self.known.iter().collect();
         let is_taken = |block: &IpNet| taken.contains(block) || known.contains(block);
-        let offered: Vec<IpNet> =
-            self.block_layout.offer(self.start, is_taken).take(CLAIMS_PER_LISTING).collect();
+        let offered: Vec<IpNet> = match self.pools {
+            SearchedPools::Outside(pools) => {
+                let is_inside = |block: &IpNet| pools.iter().any(|pool| pool.contains(block));
+                let offered = self.block_layout.offer(self.start, is_taken).take(MAX_CANDIDATES);
+                offered.filter(|block| !is_inside(block)).take(CLAIMS_PER_LISTING).collect()
+            }
+            SearchedPools::Within(pools) => {
+                let free = self.block_layout.within(pools).filter(|block| !is_taken(block));
+                free.take(CLAIMS_PER_LISTING).collect()
+            }
+        };
         if !offered.is_empty() {
             return Ok(offered);
+        }
+        if let SearchedPools::Within(pools) = self.pools {
+            return Err(JoinError::PoolsExhausted { pools: comma_separated(pools) });
         }
         let (subnet, count) = (self.block_layout.subnet(), self.block_layout.count());
         let is_reserved =

@@ -186,6 +186,7 @@ impl Contact {
             | JoinError::Network { .. }
             | JoinError::Exhausted { .. }
             | JoinError::Reserved { .. }
+            | JoinError::PoolsExhausted { .. }
             | JoinError::TooMany
             | JoinError::Contended { .. } => (false, None),
         };

@@ -46,7 +46,7 @@ impl FormerSchema {
         let layout = &registry.layout;
         let network = entries.iter().find(|entry| entry.key == layout.network());
         let key = match network {
-            Some(network) if is_older(NetworkSpec::decode(&network.value)) => Some(network),
+            Some(network) if is_older(&NetworkSpec::decode(&network.value)) => Some(network),
             Some(_) => None,
             None => entries.iter().find(|entry| is_former(layout, entry)),
         };
@@ -67,10 +67,10 @@ impl Registry {
 }
 
 fn is_former(layout: &KeyLayout, entry: &Entry) -> bool {
-    let is_node = || layout.node_of(&entry.key).is_some() && is_older(NodeRecord::decode(&entry.value));
+    let is_node = || layout.node_of(&entry.key).is_some() && is_older(&NodeRecord::decode(&entry.value));
     entry.key.starts_with(&layout.former_blocks()) || is_node()
 }
 
-fn is_older<T>(decoded: Result<T, DecodeError>) -> bool {
+fn is_older<T>(decoded: &Result<T, DecodeError>) -> bool {
     matches!(decoded, Err(DecodeError::Older { .. }))
 }

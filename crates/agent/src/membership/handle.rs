@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use api::{Freshness, ObjectSteps, RoutesView};
 use ipnet::IpNet;
-use model::{Allocation, Catalog, LocalNode, NodeRecord, StoredNode, Tunnels};
+use model::{BlockAllocation, Catalog, LocalNode, NodeRecord, StoredNode, Tunnels};
 use store::Store;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::error::TrySendError;
@@ -93,7 +93,7 @@ impl Membership {
             tunnel_mac: Mac::local(Digest::of(&["tunnel", uid.as_str()]).first5()),
             uid,
             addresses: Vec::new(),
-            blocks: Allocation::default(),
+            blocks: BlockAllocation::default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             transport: Some(config.cluster.transport),
         };

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use model::{
-    Allocation, BlockClaim, BlockLayoutError, DecodeError, KeyLayout, NetworkSpec, NodeRecord, Object,
+    BlockAllocation, BlockClaim, BlockLayoutError, DecodeError, KeyLayout, NetworkSpec, NodeRecord, Object,
 };
 use store::{Change, CommitOutcome, Compare, Entry, Store};
 use tracing::{info, warn};
@@ -51,6 +51,10 @@ pub enum JoinError {
          subnet"
     )]
     Exhausted { subnet: IpNet, count: u64 },
+    #[error(
+        "all blocks with addresses of the pools {pools} are in use: remove pods of the group, or add a pool to it"
+    )]
+    PoolsExhausted { pools: String },
     #[error(
         "no block of {subnet} is free: some belong to known nodes that are missing in the store, which lost its data; start their \
          agents, or wait until their blocks are released"
@@ -101,6 +105,7 @@ impl JoinError {
             Self::Exhausted { subnet, .. } | Self::Reserved { subnet } => {
                 finding(Code::BlocksExhausted, format!("subnet {subnet}"))
             }
+            Self::PoolsExhausted { pools } => finding(Code::BlocksExhausted, format!("pools {pools}")),
             Self::TooMany => finding(Code::BlocksExhausted, "node".to_owned()),
         }
     }
@@ -129,12 +134,14 @@ pub(crate) struct Candidate {
     pub(crate) spec: NetworkSpec,
     /// How the networks are divided into blocks.
     pub(crate) networks: NetworkLayouts,
+    /// The address pools of groups in the default network.
+    pub(crate) default_pools: Vec<IpNet>,
     /// Blocks of networks that do not exist any more, in which no pod has an address. They are released.
     pub(crate) released: BTreeSet<IpNet>,
     /// This node's record without blocks.
     pub(crate) record: NodeRecord,
     /// The blocks from the node's saved record, for a store that lost its data.
-    pub(crate) saved_blocks: Allocation,
+    pub(crate) saved_blocks: BlockAllocation,
     /// The name in the saved record, if it differs from the current one.
     pub(crate) former: Option<NodeName>,
     /// When its agent started, as Unix time.
@@ -410,7 +417,7 @@ fn record_precondition(key: &str, current: &StoredObject<NodeRecord>) -> Compare
 
 #[derive(Default)]
 struct ReclaimedBlocks {
-    owned: Allocation,
+    owned: BlockAllocation,
     lost: Vec<(IpNet, NodeName)>,
     compares: Vec<Compare>,
     changes: Vec<Change>,

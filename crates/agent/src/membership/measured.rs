@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use model::{Allocation, KeyLayout, NetworkSpec, NodeRecord};
+use model::{BlockAllocation, KeyLayout, NetworkSpec, NodeRecord};
 use store::Store;
 
 use super::join::{Candidate, Registry};
@@ -18,9 +18,17 @@ pub async fn join(
 ) -> Result<NodeRecord, String> {
     let since = unix_time();
     let networks = NetworkLayouts::of_default(&spec).map_err(|error| error.to_string())?;
-    let saved_blocks = Allocation::default();
-    let candidate =
-        Candidate { spec, networks, released: BTreeSet::new(), record, saved_blocks, former: None, since };
+    let saved_blocks = BlockAllocation::default();
+    let candidate = Candidate {
+        spec,
+        networks,
+        default_pools: Vec::new(),
+        released: BTreeSet::new(),
+        record,
+        saved_blocks,
+        former: None,
+        since,
+    };
     let joined = Registry { store, layout }.join(&candidate, &[]).await.map_err(|error| error.to_string())?;
     Ok(joined.record)
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use model::{Allocation, BlockClaim, NodeRecord, Object as _, ObjectId, StoredNode, listed};
+use model::{BlockAllocation, BlockClaim, NodeRecord, Object as _, ObjectId, StoredNode, listed};
 use store::{Entry, Event, Listing, Store, StoreConfig, Watch, Watched};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -28,7 +28,7 @@ use super::command::{MembershipCommand, StoreQuery, alive_at};
 use super::contact::ListedNodes;
 use super::heartbeat::NameLease;
 use super::join::{Candidate, JoinError, Joined, Registry};
-use super::networks::BlockFit;
+use super::networks::{self, BlockFit};
 use super::objects::ObjectMirror;
 use super::shared::SharedMembership;
 use crate::peers::PeerInputs;
@@ -438,7 +438,7 @@ impl Member {
 
     /// Another host holds this node's name and thus its blocks. Both return with the record when that host releases the name.
     async fn lose_all(&mut self, reason: &str) {
-        self.candidate.saved_blocks = Allocation::default();
+        self.candidate.saved_blocks = BlockAllocation::default();
         self.shared.lose_all(&self.candidate.record, reason).await;
     }
 
@@ -473,6 +473,7 @@ impl Member {
                 let _ = objects.observe(&id, &entry.value);
             }
         }
+        self.candidate.default_pools = networks::pools_in(&objects, &NetworkRef::default());
         self.candidate.networks = self.candidate.networks.with_objects(&objects);
         Ok(())
     }

@@ -157,6 +157,7 @@ impl ClusterThread {
         let candidate = Candidate {
             spec: spec(&config),
             networks,
+            default_pools: Vec::new(),
             released: BTreeSet::new(),
             record,
             saved_blocks,

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use model::objects::TenantNetwork;
-use model::{Allocation, BlockLayout, BlockLayoutError, Catalog, NetworkSpec, ObjectId};
-use netconf::{Network, NetworkSettings, NodeAllocation, NodeNetwork};
+use model::objects::{TenantGroup, TenantNetwork};
+use model::{BlockAllocation, BlockLayout, BlockLayoutError, Catalog, NetworkSpec, ObjectId};
+use netconf::{GroupPools, Network, NetworkSettings, NodeAllocation, NodeNetwork};
 use types::NetworkRef;
 
 /// The networks of the cluster. The settings of the default network are in the configuration of the agents, those of other networks
@@ -93,13 +93,27 @@ fn divide(subnets: &[IpNet], margin: u8) -> Result<Vec<BlockLayout>, BlockLayout
     subnets.iter().map(|subnet| BlockLayout::new(*subnet, margin)).collect()
 }
 
+/// The pools of the groups of a network.
+fn group_pools(objects: &Catalog, network: &NetworkRef) -> GroupPools {
+    let is_in = |group: &&TenantGroup| {
+        group.group.tenant == network.tenant && group.network == network.network && !group.pools.is_empty()
+    };
+    let groups = objects.groups().filter(is_in);
+    groups.map(|group| (group.group.name.clone(), group.pools.clone())).collect()
+}
+
+/// All pools of a network.
+pub(crate) fn pools_in(objects: &Catalog, network: &NetworkRef) -> Vec<IpNet> {
+    group_pools(objects, network).into_values().flatten().collect()
+}
+
 /// Everything that determines the networks of this node, besides the objects.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NodeNetworkInputs<'a> {
     /// Those of the default network.
     pub(crate) settings: &'a NetworkSettings,
     pub(crate) node: &'a str,
-    pub(crate) blocks: &'a Allocation,
+    pub(crate) blocks: &'a BlockAllocation,
     /// The MTU of the node's links.
     pub(crate) mtu: Option<u32>,
     /// A node that no other node can join owns the subnets of all networks.
@@ -115,16 +129,19 @@ impl NodeNetworkInputs<'_> {
         let others = || objects.networks().filter(|network| !network.is_default());
         let own = self.settings.subnets.iter();
         let cluster: Vec<IpNet> = own.chain(others().flat_map(|network| &network.subnets)).copied().collect();
-        let default = Arc::new(default.with_cluster(&cluster));
+        let default =
+            default.with_cluster(&cluster).with_pools(group_pools(objects, &NetworkRef::default()))?;
+        let default = Arc::new(default);
         let unreadable = objects
             .invalid()
             .filter_map(|(id, error)| Some((id.network_ref()?, NodeNetwork::Invalid(error.to_string()))));
-        let known = others()
-            .map(|network| (NetworkRef::new(&network.tenant, &network.id), self.on_node(network, &cluster)));
+        let known = others().map(|network| {
+            (NetworkRef::new(&network.tenant, &network.id), self.on_node(objects, network, &cluster))
+        });
         Ok(NodeAllocation::of_default(default).with_networks(unreadable.chain(known).collect()))
     }
 
-    fn on_node(self, network: &TenantNetwork, cluster: &[IpNet]) -> NodeNetwork {
+    fn on_node(self, objects: &Catalog, network: &TenantNetwork, cluster: &[IpNet]) -> NodeNetwork {
         if !network.nodes.is_empty() && !network.nodes.iter().any(|node| node.as_str() == self.node) {
             return NodeNetwork::OtherNodes(network.nodes.clone());
         }
@@ -147,8 +164,10 @@ impl NodeNetworkInputs<'_> {
             masquerade: network.masquerade,
             ..self.settings.clone()
         };
-        match Network::new(&settings, blocks, self.mtu) {
-            Ok(network) => NodeNetwork::Ready(Arc::new(network.with_cluster(cluster).on_shared_bridge())),
+        let pools = group_pools(objects, &NetworkRef::new(&network.tenant, &network.id));
+        let complete = |network: Network| network.with_cluster(cluster).on_shared_bridge().with_pools(pools);
+        match Network::new(&settings, blocks, self.mtu).and_then(complete) {
+            Ok(network) => NodeNetwork::Ready(Arc::new(network)),
             Err(error) => NodeNetwork::Invalid(error.to_string()),
         }
     }

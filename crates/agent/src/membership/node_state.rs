@@ -275,7 +275,7 @@ fn remove_dir(dir: &Path) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use model::Allocation;
+    use model::BlockAllocation;
     use types::Mac;
 
     use super::*;
@@ -289,7 +289,7 @@ mod tests {
             name: name.try_into().unwrap(),
             uid: NodeUid::from_random([1; 16]),
             addresses: vec!["192.0.2.1".parse().unwrap()],
-            blocks: Allocation::of_default(vec![
+            blocks: BlockAllocation::of_default(vec![
                 "10.2.1.0/24".parse().unwrap(),
                 "fd00:2::/72".parse().unwrap(),
             ]),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use model::{Allocation, Catalog, NodeRecord};
+use model::{BlockAllocation, Catalog, NodeRecord};
 use netconf::Network;
 use tokio::sync::watch;
 use tokio::task::{self, spawn_blocking};
@@ -45,7 +45,7 @@ pub(crate) struct SharedMembership {
 
 #[derive(Default)]
 struct MembershipState {
-    blocks: Allocation,
+    blocks: BlockAllocation,
     objects: Option<Arc<Catalog>>,
     mtu: Option<u32>,
     /// Why the store cannot be used.
@@ -98,10 +98,10 @@ impl SharedMembership {
 
     /// Sets the saved blocks of this node. They are in force until the store says otherwise. Returns whether some do not fit the
     /// configured subnets and margin.
-    pub(crate) fn set_saved_blocks(&self, mut blocks: Allocation) -> bool {
+    pub(crate) fn set_saved_blocks(&self, mut blocks: BlockAllocation) -> bool {
         let saved = blocks.len();
         if self.is_alone {
-            blocks = Allocation::of_default(self.config.network.subnets.clone());
+            blocks = BlockAllocation::of_default(self.config.network.subnets.clone());
         } else {
             let networks = networks_of(&self.config);
             blocks.retain(|network, block| {
@@ -137,7 +137,7 @@ impl SharedMembership {
     }
 
     /// Withdraws all blocks that are not in this list.
-    fn retain_blocks(&self, blocks: &Allocation) {
+    fn retain_blocks(&self, blocks: &BlockAllocation) {
         if self.is_alone {
             return;
         }
@@ -157,9 +157,9 @@ impl SharedMembership {
         if self.is_alone {
             return;
         }
-        self.lock().blocks = Allocation::default();
+        self.lock().blocks = BlockAllocation::default();
         self.withdraw(Vec::new(), reason);
-        self.save(&NodeRecord { blocks: Allocation::default(), ..record.clone() }).await;
+        self.save(&NodeRecord { blocks: BlockAllocation::default(), ..record.clone() }).await;
         self.report();
     }
 
@@ -378,7 +378,7 @@ impl SharedMembership {
         self.lock().peers_blocks.clone()
     }
 
-    pub(crate) fn blocks(&self) -> Allocation {
+    pub(crate) fn blocks(&self) -> BlockAllocation {
         self.lock().blocks.clone()
     }
 
@@ -517,7 +517,7 @@ fn failure(written: Result<Result<(), NodeStateDirError>, task::JoinError>) -> O
 }
 
 /// All blocks, those of the default network first.
-fn default_first(blocks: &Allocation) -> Vec<IpNet> {
+fn default_first(blocks: &BlockAllocation) -> Vec<IpNet> {
     let default = NetworkRef::default();
     let others = blocks.entries().filter(|(network, _)| !network.is_default()).map(|(_, block)| *block);
     blocks.of(&default).iter().copied().chain(others).collect()

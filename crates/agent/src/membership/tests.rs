@@ -11,14 +11,15 @@ use std::path::Path;
 use api::RouteState;
 use ipnet::IpNet;
 use model::{
-    AliveRecord, Allocation, BlockLayout, KeyLayout, LocalNode, Mesh, NetworkSpec, NodeRecord, Object as _,
-    ObservedPeers, PeerRoute, StoredNode, Transport, Tunnels, Underlay,
+    AliveRecord, BlockAllocation, BlockLayout, KeyLayout, LocalNode, Mesh, NetworkSpec, NodeRecord,
+    Object as _, ObservedPeers, PeerRoute, StoredNode, Transport, Tunnels, Underlay,
 };
 use netlink::RtSocket;
 use store::{Change, Store, StoreConfig};
 use types::{Mac, NetworkRef, NodeUid};
 
 use super::ask_error::AskError;
+use super::claim::SearchedPools;
 use super::command::{StoreQuery, read_contents};
 use super::contact::Contact;
 use super::join::{Candidate, JoinError, Joined, Registry};
@@ -38,8 +39,8 @@ fn nets(texts: &[&str]) -> Vec<IpNet> {
 }
 
 /// Blocks of the default network.
-fn blocks(texts: &[&str]) -> Allocation {
-    Allocation::of_default(nets(texts))
+fn blocks(texts: &[&str]) -> BlockAllocation {
+    BlockAllocation::of_default(nets(texts))
 }
 
 fn claim_key(registry: &Registry, block: &IpNet) -> String {
@@ -56,16 +57,17 @@ fn candidate(name: &str, uid: u8) -> Candidate {
         name: name.try_into().unwrap(),
         uid: NodeUid::from_random([uid; 16]),
         addresses: vec!["192.0.2.1".parse().unwrap()],
-        blocks: Allocation::default(),
+        blocks: BlockAllocation::default(),
         tunnel_mac: Mac::local([0, 0, 0, 0, uid]),
         version: "1".to_owned(),
         transport: None,
     };
     let networks = NetworkLayouts::of_default(&spec()).unwrap();
-    let saved_blocks = Allocation::default();
+    let saved_blocks = BlockAllocation::default();
     Candidate {
         spec: spec(),
         networks,
+        default_pools: Vec::new(),
         released: BTreeSet::new(),
         record,
         saved_blocks,
@@ -191,7 +193,12 @@ fn a_full_node_gets_another_block() {
         let joined = join(&registry, &candidate("n1", 1)).await.unwrap();
         let block_layout = default_layouts(&spec())[1];
         let after = registry
-            .claim_another_block(joined.clone(), (&NetworkRef::default(), &block_layout), &[])
+            .claim_another_block(
+                joined.clone(),
+                (&NetworkRef::default(), &block_layout),
+                SearchedPools::Outside(&[]),
+                &[],
+            )
             .await
             .unwrap();
         assert_eq!(after.record.blocks.len(), 3);
@@ -200,7 +207,15 @@ fn a_full_node_gets_another_block() {
         assert_eq!(join(&registry, &candidate("n1", 1)).await.unwrap().record.blocks, after.record.blocks);
         // An outdated record must not be extended.
         assert!(
-            registry.claim_another_block(joined, (&NetworkRef::default(), &block_layout), &[]).await.is_err()
+            registry
+                .claim_another_block(
+                    joined,
+                    (&NetworkRef::default(), &block_layout),
+                    SearchedPools::Outside(&[]),
+                    &[]
+                )
+                .await
+                .is_err()
         );
     });
 }
@@ -235,7 +250,7 @@ fn the_blocks_of_a_removed_node_are_released() {
         assert!(remove(&registry, "n9", false).await.unwrap_err().to_string().contains("no node n9"));
         assert!(remove(&registry, "n2", false).await.unwrap_err().to_string().contains("is alive"));
         assert_eq!(
-            Allocation::of_default(remove(&registry, "n2", true).await.unwrap()),
+            BlockAllocation::of_default(remove(&registry, "n2", true).await.unwrap()),
             second.record.blocks
         );
         let contents = read_contents(&registry).await.unwrap();

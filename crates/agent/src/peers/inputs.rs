@@ -227,7 +227,7 @@ pub(crate) fn reports() -> (PeerReports, PeerReportReceivers) {
 
 #[cfg(test)]
 mod tests {
-    use model::Allocation;
+    use model::BlockAllocation;
     use types::{Mac, NodeUid};
 
     use super::*;
@@ -237,7 +237,7 @@ mod tests {
             name: name.try_into().unwrap(),
             uid: NodeUid::from_random([1; 16]),
             addresses: Vec::new(),
-            blocks: Allocation::default(),
+            blocks: BlockAllocation::default(),
             tunnel_mac: Mac::local([0, 0, 0, 0, 1]),
             version: "1".to_owned(),
             transport: None,

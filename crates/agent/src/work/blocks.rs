@@ -24,7 +24,8 @@ impl Work {
         let Some(id) = served.network_ref_for(call) else { return Ok(AnotherBlock::NotNeeded) };
         match (error, served.network_for(call)) {
             (ErrorCode::AddressesExhausted, Some(network)) => {
-                self.blocks.wait_for_block(&id, network.blocks())?
+                let pools = served.pools_for(call);
+                self.blocks.wait_for_block(&id, network.blocks(), pools)?;
             }
             // The first pod of a network on this node.
             (ErrorCode::TryAgainLater, None) if served.lacks_block_of(&id) => {

@@ -135,6 +135,27 @@ impl Scene {
         blocks
     }
 
+    /// The pool of group web has seven addresses: the last one of its block is the broadcast address.
+    #[track_caller]
+    fn expect_pool_of_a_group(&self) {
+        let pool: IpNet = "10.72.0.136/29".parse().unwrap();
+        let web = json!({ "tenant": "blue", "group": "web" });
+        let is_in_pool = |placed: &PlacedPod| pool.contains(&placed.addresses[0]);
+        for number in 0..7 {
+            assert!(is_in_pool(&self.pod("n1", &format!("web{number}"), &web)), "pod {number}");
+        }
+        let full = self.attempt("n1", "web7", &web).err().unwrap();
+        assert!(full.contains("all blocks with addresses of the pools 10.72.0.136/29 are in use"), "{full}");
+        let elsewhere = self.attempt("n2", "web8", &web).err().unwrap();
+        assert!(elsewhere.contains("no block of this node has addresses of 10.72.0.136/29"), "{elsewhere}");
+        for number in 0..14 {
+            let placement = json!({ "tenant": "blue", "network": "pooled" });
+            let other = self.pod("n1", &format!("other{number}"), &placement);
+            assert!(!is_in_pool(&other), "{:?}", other.addresses);
+            self.expect_in(&other, "blue.pooled");
+        }
+    }
+
     /// The pod's addresses are in blocks of this network of its node.
     #[track_caller]
     fn expect_in(&self, placed: &PlacedPod, network: &str) {
@@ -253,7 +274,8 @@ fn d_pods_of_two_tenants_get_addresses_of_their_networks_and_reach_other_nodes()
     let subnets =
         nets(&["10.50.0.0/18", "fd50::/64", "10.60.0.0/16", "fd60::/64", "10.42.0.0/16", "fd42::/64"]);
     let gateways = links_of_gateways(&scene, "n1", &subnets);
-    assert!(gateways.len() == 6 && gateways.iter().all(|it| it.starts_with("podwire0 ")), "{gateways:?}");
+    let on_device = gateways.iter().filter(|it| it.starts_with("podwire0 ")).count();
+    assert_eq!(on_device, 6, "{gateways:?}");
 
     // A restart keeps the blocks, also while etcd is down.
     let before: Vec<Vec<IpNet>> =
@@ -284,6 +306,8 @@ fn d_a_full_block_claims_another_and_a_removed_network_leaves_nothing() {
         document("Tenant", ("", "blue"), &json!({})),
         document("Network", ("blue", "tiny"), &tiny),
         document("Network", ("blue", "only"), &only),
+        document("Network", ("blue", "pooled"), &json!({ "subnets": ["10.72.0.0/24"], "blockMargin": 4 })),
+        document("Group", ("blue", "web"), &json!({ "network": "pooled", "pools": ["10.72.0.136/29"] })),
     ]);
     let placement = json!({ "tenant": "blue", "network": "tiny" });
     let mut pods = vec![scene.pod(n2, "far", &placement)];
@@ -293,12 +317,13 @@ fn d_a_full_block_claims_another_and_a_removed_network_leaves_nothing() {
     expect_reach(&pods[8], &pods[0]);
     // Names and nodes that are not allowed.
     let refused = scene.attempt(n1, "bad", &json!({ "tenant": "blue", "network": "tin" })).err().unwrap();
-    assert!(refused.contains("there are: default-net, only, tiny"), "{refused}");
+    assert!(refused.contains("there are: default-net, only, pooled, tiny"), "{refused}");
     let refused = scene.attempt(n1, "bad", &json!({ "tenant": "blue", "network": "only" })).err().unwrap();
     assert!(refused.contains("network only of tenant blue has pods only on these nodes: n2"), "{refused}");
     let elsewhere = scene.pod(n2, "only", &json!({ "tenant": "blue", "network": "only" }));
     scene.expect_in(&elsewhere, "blue.only");
 
+    scene.expect_pool_of_a_group();
     let removal = [("Network", "blue", "tiny")];
     let (status, answer) = scene.change(&[], &removal);
     assert!(status == 409 && answer.contains("in use by 8 pods"), "{answer}");

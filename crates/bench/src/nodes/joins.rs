@@ -112,7 +112,7 @@ where
 async fn join(store: Store, layout: KeyLayout, number: usize) -> Result<(NodeRecord, usize)> {
     let spec = NetworkSpec { subnets: subnets(), margin: MARGIN, vni: 4077, vxlan_port: 4789 };
     let record = NodeRecord {
-        blocks: model::Allocation::default(),
+        blocks: model::BlockAllocation::default(),
         ..simulated::record(number, NodeLocation::OnLink)?
     };
     let mut last = None;

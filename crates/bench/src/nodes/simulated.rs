@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use model::{Allocation, BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
+use model::{BlockAllocation, BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
 use store::{Change, CommitOutcome, EtcdConfig, Store, StoreConfig};
 use testkit::{Cluster, Ns};
 use tokio::runtime::Runtime;
@@ -128,7 +128,7 @@ pub(super) fn record(number: usize, location: NodeLocation) -> Result<NodeRecord
         name: NodeName::try_from(format!("sim-{number}").as_str())?,
         uid: NodeUid::from_random(uid),
         addresses: addresses(number, location)?,
-        blocks: Allocation::of_default(blocks.collect::<Result<Vec<IpNet>>>()?),
+        blocks: BlockAllocation::of_default(blocks.collect::<Result<Vec<IpNet>>>()?),
         tunnel_mac: Mac::local([0xb, a, b, c, d]),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         transport: None,

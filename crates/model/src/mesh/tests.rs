@@ -3,7 +3,7 @@
 use types::{NetworkRef, NodeUid};
 
 use super::*;
-use crate::{Allocation, BlockLayout};
+use crate::{BlockAllocation, BlockLayout};
 
 pub(super) fn net(text: &str) -> IpNet {
     text.parse().unwrap()
@@ -44,7 +44,7 @@ pub(super) fn peer(name: &str, addresses: &[&str], blocks: &[&str]) -> NodeRecor
         name: name.try_into().unwrap(),
         uid: NodeUid::from_random([7; 16]),
         addresses: addresses.iter().map(|address| ip(address)).collect(),
-        blocks: Allocation::of_default(blocks.iter().map(|block| net(block)).collect()),
+        blocks: BlockAllocation::of_default(blocks.iter().map(|block| net(block)).collect()),
         tunnel_mac: Mac::local(tail),
         version: "0.1.0".to_owned(),
         transport: None,

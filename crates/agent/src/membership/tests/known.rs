@@ -99,8 +99,10 @@ fn a5_a_refused_block_is_not_reported_as_a_change() {
     let mut known = known();
     let both = nets(&["10.2.1.0/24", "10.2.9.0/24"]);
     let all = || {
-        let claiming =
-            NodeRecord { blocks: Allocation::of_default(both.clone()), ..record("n2", 2, "10.2.1.0/24") };
+        let claiming = NodeRecord {
+            blocks: BlockAllocation::of_default(both.clone()),
+            ..record("n2", 2, "10.2.1.0/24")
+        };
         store_listing(vec![claiming, record("n3", 3, "10.2.2.0/24")], false)
     };
     assert_eq!(known.replace_all(all()), [], "10.2.9.0/24 has no claim");

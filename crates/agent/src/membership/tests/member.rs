@@ -409,7 +409,7 @@ fn peers_that_could_not_be_saved_are_reported_and_saved_later() {
         fixture.until(|fixture| has(fixture, types::Code::StateDirUnwritable)).await;
         assert!(
             has(&fixture, types::Code::PeerNotRegistered)
-                && Allocation::of_default(fixture.shared.peers_blocks()) == peer.blocks
+                && BlockAllocation::of_default(fixture.shared.peers_blocks()) == peer.blocks
         );
         std::fs::remove_file(&state).unwrap();
         fixture.until(|fixture| !has(fixture, types::Code::StateDirUnwritable)).await;

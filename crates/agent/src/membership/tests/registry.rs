@@ -87,7 +87,7 @@ fn a_corrupt_claim_of_a_saved_block_is_not_overwritten() {
         let block = nets(&["10.2.9.0/24"])[0];
         put(&registry, &claim_key(&registry, &block), b"junk").await;
         let mut restarted = candidate("n1", 1);
-        restarted.saved_blocks = Allocation::of_default(vec![block]);
+        restarted.saved_blocks = BlockAllocation::of_default(vec![block]);
         let joined = join(&registry, &restarted).await.unwrap();
         assert!(joined.record.blocks.len() == 2 && !joined.record.blocks.contains(&block), "{joined:?}");
         let claim = registry.store.get(&claim_key(&registry, &block)).await.unwrap().unwrap();
@@ -111,7 +111,12 @@ fn the_number_of_blocks_is_limited_to_one_commit() {
         assert_eq!(joined.record.blocks.len(), MAX_BLOCKS);
         assert_eq!(join(&registry, &large).await.unwrap().record, joined.record);
         let error = registry
-            .claim_another_block(joined, (&NetworkRef::default(), &default_layouts(&wide)[0]), &[])
+            .claim_another_block(
+                joined,
+                (&NetworkRef::default(), &default_layouts(&wide)[0]),
+                SearchedPools::Outside(&[]),
+                &[],
+            )
             .await
             .unwrap_err();
         assert!(error.to_string().contains("100 blocks"), "{error}");
@@ -165,7 +170,7 @@ fn blocks_of_known_nodes_are_not_claimed_after_a_wipe() {
         let lost = nets(&["10.2.5.0/24"]);
         claim(&registry, &lost[0], "n9").await;
         let mut forgotten = candidate("n1", 1);
-        forgotten.saved_blocks = Allocation::of_default(lost);
+        forgotten.saved_blocks = BlockAllocation::of_default(lost);
         let joined = registry.join(&forgotten, &known).await.unwrap();
         assert!(
             joined.was_forgotten && joined.record.blocks.iter().all(|block| !known.contains(block)),
@@ -173,13 +178,23 @@ fn blocks_of_known_nodes_are_not_claimed_after_a_wipe() {
         );
         let block_layout = default_layouts(&spec())[0];
         let after = registry
-            .claim_another_block(joined.clone(), (&NetworkRef::default(), &block_layout), &known)
+            .claim_another_block(
+                joined.clone(),
+                (&NetworkRef::default(), &block_layout),
+                SearchedPools::Outside(&[]),
+                &known,
+            )
             .await
             .unwrap();
         assert!(after.record.blocks.iter().all(|block| !known.contains(block)), "{after:?}");
         let all: Vec<IpNet> = (0..16).map(|n| block_layout.block(n)).collect();
         let error = registry
-            .claim_another_block(after, (&NetworkRef::default(), &block_layout), &all)
+            .claim_another_block(
+                after,
+                (&NetworkRef::default(), &block_layout),
+                SearchedPools::Outside(&[]),
+                &all,
+            )
             .await
             .unwrap_err();
         assert!(matches!(error, JoinError::Reserved { .. }), "{error}");

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use model::{Allocation, BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
+use model::{BlockAllocation, BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
 use netlink::{NetNs, PeerEvent, PeerMonitor};
 use store::{Change, CommitOutcome, EtcdConfig, Store, StoreConfig};
 use testkit::{Cluster, Plan};
@@ -34,7 +34,7 @@ fn fake_record(number: u16) -> NodeRecord {
             Ipv4Addr::new(10, 199, u8::try_from(subnet).unwrap(), host).into(),
             Ipv6Addr::new(0xfd99, subnet, 0, 0, 0, 0, 1, number).into(),
         ],
-        blocks: Allocation::of_default(pods().into_iter().map(block).collect()),
+        blocks: BlockAllocation::of_default(pods().into_iter().map(block).collect()),
         tunnel_mac: Mac::local([9, 9, 9, high, low]),
         version: "0.0.0".to_owned(),
         transport: None,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use model::{Allocation, BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
+use model::{BlockAllocation, BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
 use netlink::{PeerEvent, PeerMonitor};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use store::{Change, EtcdConfig, Store, StoreConfig};
@@ -62,7 +62,7 @@ fn fake_record(plan: &Plan, number: u16, address: u8) -> NodeRecord {
         name: format!("x{number}").as_str().try_into().unwrap(),
         uid: NodeUid::from_random([low; 16]),
         addresses: vec![[10, 199, 1, address].into(), format!("fd99:1::{address:x}").parse().unwrap()],
-        blocks: Allocation::of_default(plan.pods.iter().map(|net| block(*net)).collect()),
+        blocks: BlockAllocation::of_default(plan.pods.iter().map(|net| block(*net)).collect()),
         tunnel_mac: Mac::local([1, 1, 1, high, low]),
         version: "0.0.0".to_owned(),
         transport: None,

@@ -2,7 +2,7 @@
 
 use api::NodeView;
 use ipnet::IpNet;
-use model::{Allocation, BlockClaim, NodeRecord, Object as _};
+use model::{BlockAllocation, BlockClaim, NodeRecord, Object as _};
 use store::Change;
 use testkit::{Agent, Cluster, Plan};
 
@@ -34,7 +34,7 @@ fn hostile(cluster: &Cluster, store_client: &StoreClient<'_>) -> [NodeRecord; 2]
     let impostor = NodeRecord {
         name: "aaa".try_into().unwrap(),
         addresses: addresses.to_vec(),
-        blocks: Allocation::of_default(blocks),
+        blocks: BlockAllocation::of_default(blocks),
         tunnel_mac: n2.tunnel_mac,
         version: "0".to_owned(),
         ..n3
@@ -44,7 +44,7 @@ fn hostile(cluster: &Cluster, store_client: &StoreClient<'_>) -> [NodeRecord; 2]
     let inside = NodeRecord {
         name: "aab".try_into().unwrap(),
         addresses: inside,
-        blocks: Allocation::default(),
+        blocks: BlockAllocation::default(),
         ..n2
     };
     [impostor, inside]
@@ -159,7 +159,7 @@ fn a5_an_own_record_with_too_many_blocks_does_not_prevent_the_join() {
     let blocks: Vec<IpNet> = record.blocks.iter().copied().chain(record.blocks.to_vec()).chain(all).collect();
     store_client.put(
         &node_key("n2"),
-        &NodeRecord { blocks: Allocation::of_default(blocks), ..record.clone() }.encode(),
+        &NodeRecord { blocks: BlockAllocation::of_default(blocks), ..record.clone() }.encode(),
     );
     cluster.start_agent("n2").unwrap();
     assert!(blocks_of(cluster.agent("n2").unwrap()).starts_with(&record.blocks.to_vec()));
