@@ -11,7 +11,7 @@ use types::{
     AttachMode, GroupName, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, NetworkId, Placement, TenantName,
 };
 
-use crate::addresses::{Addresses, NetworkSource, external_ipam, is_dhcp, missing_ranges};
+use crate::addresses::{Addresses, NetworkSource, external_ipam, is_dhcp, missing_ranges, uses_agent_ranges};
 use crate::network_key::NetworkKey;
 use crate::routes::{self, default_route};
 use crate::unsupported::refuse_unsupported;
@@ -136,6 +136,13 @@ impl NetConf {
             Some(NetworkKey::Cidrs(cidrs)) => cidrs.as_slice(),
             Some(NetworkKey::Id(_)) | None => network.map(Network::cluster).unwrap_or_default(),
         };
+        let cluster = match (&key, network) {
+            // All pods of the agent's networks have the same list, so that they share a chain.
+            (Some(NetworkKey::Id(_)) | None, Some(network)) if uses_agent_ranges(config) => {
+                network.conf().cluster.clone()
+            }
+            (Some(_) | None, _) => cluster(&addresses, cidrs),
+        };
         Ok(Self {
             mode,
             bridge: parse_bridge(&top, network)?,
@@ -152,7 +159,7 @@ impl NetConf {
             requested: Vec::new(),
             mac: None,
             routes,
-            cluster: cluster(&addresses, cidrs),
+            cluster,
             dns: config.result_dns().clone(),
             ports: config.runtime.port_mappings.clone(),
             bandwidth: config.runtime.bandwidth,

@@ -99,8 +99,14 @@ impl Network {
 
     /// Traffic to these CIDRs of other networks is not masqueraded either.
     pub fn with_cluster(mut self, cidrs: &[IpNet]) -> Self {
+        if cidrs.iter().all(|cidr| self.subnets.contains(cidr)) {
+            return self;
+        }
         self.cluster = [&self.subnets, cidrs].concat();
-        self.conf.cluster = conf::cluster(&self.conf.addresses, &self.cluster);
+        self.cluster.sort();
+        self.cluster.dedup();
+        // Without the blocks, which are inside of the subnets: all networks have the same list.
+        self.conf.cluster.clone_from(&self.cluster);
         self
     }
 
@@ -133,7 +139,8 @@ impl Network {
         self
     }
 
-    pub(crate) fn cluster(&self) -> &[IpNet] {
+    /// The subnets of all networks.
+    pub fn cluster(&self) -> &[IpNet] {
         &self.cluster
     }
 

@@ -79,7 +79,7 @@ impl PoolInputs<'_> {
             if ranges.is_empty() {
                 return Ok(NodeAddresses::Missing(if own.is_empty() { vec![*subnet] } else { own }));
             }
-            sets.push(RangeSet::new(ranges).map_err(|error| crate::invalid("pools", error))?);
+            sets.push(RangeSet::new(ranges).map_err(|error| crate::invalid("ipam.ranges", error))?);
         }
         addresses::pools(sets).map(|pools| NodeAddresses::Available(Addresses::Own(pools)))
     }

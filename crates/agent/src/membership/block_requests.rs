@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::{debug, info};
 use types::{Code, Finding, NetworkName, NetworkRef};
 
-use super::claim::SearchedPools;
+use super::claim::{SearchedPools, WantedBlock};
 use super::command::MembershipCommand;
 use super::join::{JoinError, Joined};
 use super::member::{Member, Next, SessionEnd};
@@ -393,8 +393,8 @@ impl Member {
         };
         let mut failed = None;
         for layout in layouts {
-            let wanted = (&request.network, layout);
-            match self.registry.claim_another_block(joined.clone(), wanted, pools, &known).await {
+            let wanted = WantedBlock { network: &request.network, block_layout: layout, pools };
+            match self.registry.claim_another_block(joined.clone(), wanted, &known).await {
                 Ok(with_block) => joined = with_block,
                 // The pool of one family may be used up while that of the other one is needed.
                 Err(error @ JoinError::PoolsExhausted { .. }) if layouts.len() > 1 => failed = Some(error),

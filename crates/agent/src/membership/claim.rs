@@ -25,13 +25,19 @@ pub(crate) enum SearchedPools<'a> {
     Within(&'a [IpNet]),
 }
 
+/// The kind of the block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WantedBlock<'a> {
+    pub(crate) network: &'a NetworkRef,
+    pub(crate) block_layout: &'a BlockLayout,
+    pub(crate) pools: SearchedPools<'a>,
+}
+
 /// Parameters of a search for a free block.
 struct BlockSearch<'a> {
-    network: &'a NetworkRef,
-    block_layout: &'a BlockLayout,
+    wanted: WantedBlock<'a>,
     /// The first candidate.
     start: u64,
-    pools: SearchedPools<'a>,
     /// Blocks of known nodes. After the store lost its data, they are free in the store but in use.
     known: &'a [IpNet],
 }
@@ -66,10 +72,12 @@ impl Registry {
                 .claim(
                     joined,
                     &BlockSearch {
-                        network: &network,
-                        block_layout,
+                        wanted: WantedBlock {
+                            network: &network,
+                            block_layout,
+                            pools: SearchedPools::Outside(&candidate.default_pools),
+                        },
                         start,
-                        pools: SearchedPools::Outside(&candidate.default_pools),
                         known,
                     },
                 )
@@ -82,27 +90,26 @@ impl Registry {
     pub(crate) async fn claim_another_block(
         &self,
         joined: Joined,
-        (network, block_layout): (&NetworkRef, &BlockLayout),
-        pools: SearchedPools<'_>,
+        wanted: WantedBlock<'_>,
         known: &[IpNet],
     ) -> Result<Joined, JoinError> {
         if joined.record.blocks.len() >= MAX_BLOCKS {
             return Err(JoinError::TooMany);
         }
         let start = self.store.put_counter(self.layout.counter()).await?;
-        self.claim(joined, &BlockSearch { network, block_layout, start, pools, known }).await
+        self.claim(joined, &BlockSearch { wanted, start, known }).await
     }
 
     /// Claims a block. The counter is only a hint. The transaction on the block's key decides.
     async fn claim(&self, joined: Joined, search: &BlockSearch<'_>) -> Result<Joined, JoinError> {
-        let block_layout = search.block_layout;
+        let block_layout = search.wanted.block_layout;
         for _ in 0..TRIES {
-            let keys = self.store.keys(&self.layout.network_blocks(search.network)).await?;
+            let keys = self.store.keys(&self.layout.network_blocks(search.wanted.network)).await?;
             let claimed = keys.iter().filter_map(|key| self.layout.network_block_of(key));
             let taken: BTreeSet<IpNet> = claimed.map(|(_, block)| block).collect();
             for block in search.free(&taken)? {
-                if let Some(joined) = self.try_claim(&joined, (search.network, block)).await? {
-                    info!(network = %search.network, %block, "claimed block");
+                if let Some(joined) = self.try_claim(&joined, (search.wanted.network, block)).await? {
+                    info!(network = %search.wanted.network, %block, "claimed block");
                     return Ok(joined);
                 }
                 let key = self.layout.node(&joined.record.name);
@@ -151,26 +158,26 @@ impl BlockSearch<'_> {
         // block free.
         let known: BTreeSet<&IpNet> = self.known.iter().collect();
         let is_taken = |block: &IpNet| taken.contains(block) || known.contains(block);
-        let offered: Vec<IpNet> = match self.pools {
+        let offered: Vec<IpNet> = match self.wanted.pools {
             SearchedPools::Outside(pools) => {
                 let is_inside = |block: &IpNet| pools.iter().any(|pool| pool.contains(block));
-                let offered = self.block_layout.offer(self.start, is_taken).take(MAX_CANDIDATES);
+                let offered = self.wanted.block_layout.offer(self.start, is_taken).take(MAX_CANDIDATES);
                 offered.filter(|block| !is_inside(block)).take(CLAIMS_PER_LISTING).collect()
             }
             SearchedPools::Within(pools) => {
-                let free = self.block_layout.within(pools).filter(|block| !is_taken(block));
+                let free = self.wanted.block_layout.within(pools).filter(|block| !is_taken(block));
                 free.take(CLAIMS_PER_LISTING).collect()
             }
         };
         if !offered.is_empty() {
             return Ok(offered);
         }
-        if let SearchedPools::Within(pools) = self.pools {
+        if let SearchedPools::Within(pools) = self.wanted.pools {
             return Err(JoinError::PoolsExhausted { pools: comma_separated(pools) });
         }
-        let (subnet, count) = (self.block_layout.subnet(), self.block_layout.count());
+        let (subnet, count) = (self.wanted.block_layout.subnet(), self.wanted.block_layout.count());
         let is_reserved =
-            |block: &&IpNet| self.block_layout.subnet().contains(*block) && !taken.contains(*block);
+            |block: &&IpNet| self.wanted.block_layout.subnet().contains(*block) && !taken.contains(*block);
         Err(match self.known.iter().find(is_reserved) {
             Some(_) => JoinError::Reserved { subnet },
             None => JoinError::Exhausted { subnet, count },

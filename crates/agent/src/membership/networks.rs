@@ -172,3 +172,99 @@ impl NodeNetworkInputs<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use model::{ClusterObject, ObjectRecord};
+    use serde_json::{Value, json};
+    use types::AttachMode;
+
+    use super::*;
+
+    fn nets(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    fn network_ref(text: &str) -> NetworkRef {
+        NetworkRef::try_from(text.to_owned()).unwrap()
+    }
+
+    fn objects() -> Catalog {
+        let mut catalog = Catalog::new(TenantNetwork::default_net(nets(&["10.2.0.0/16"]), 8));
+        for (name, spec) in [
+            ("front", json!({ "subnets": ["10.5.0.0/16", "fd05::/64"], "masquerade": false, "mtu": 1300 })),
+            ("far", json!({ "subnets": ["10.6.0.0/16"], "nodes": ["n7"] })),
+        ] {
+            let object = ClusterObject::from_document(document(name, &spec)).unwrap();
+            catalog.observe(&object.id(), &ObjectRecord::from(object).encode()).unwrap();
+        }
+        let unreadable = ObjectId::network(&"blue".try_into().unwrap(), &"newer".try_into().unwrap());
+        assert!(catalog.observe(&unreadable, br#"{"schema":99,"network":{}}"#).is_err());
+        catalog
+    }
+
+    fn document(name: &str, spec: &Value) -> Value {
+        let metadata = json!({ "name": name, "tenant": "blue" });
+        json!({ "apiVersion": model::API_VERSION, "kind": "Network", "metadata": metadata, "spec": spec })
+    }
+
+    fn settings() -> NetworkSettings {
+        NetworkSettings {
+            name: "podwire".try_into().unwrap(),
+            mode: AttachMode::Routed,
+            bridge: "pw0".try_into().unwrap(),
+            subnets: nets(&["10.2.0.0/16"]),
+            mtu: None,
+            connections_per_pod: None,
+            masquerade: true,
+        }
+    }
+
+    #[test]
+    fn d_blocks_of_a_network_that_cannot_be_read_are_kept() {
+        let spec = NetworkSpec { subnets: nets(&["10.2.0.0/16"]), margin: 8, vni: 1, vxlan_port: 4789 };
+        let layouts = NetworkLayouts::of_default(&spec).unwrap().with_objects(&objects());
+        for (network, block, expected) in [
+            ("default.default-net", "10.2.3.0/24", BlockFit::Fits),
+            ("blue.front", "10.5.3.0/24", BlockFit::Fits),
+            ("blue.front", "10.2.3.0/24", BlockFit::Outside),
+            ("blue.front", "10.5.3.0/25", BlockFit::Outside),
+            ("red.front", "10.5.3.0/24", BlockFit::Outside),
+            ("blue.newer", "10.9.3.0/24", BlockFit::Unknown),
+        ] {
+            assert_eq!(layouts.fit(&network_ref(network), &nets(&[block])[0]), expected, "{network} {block}");
+        }
+        assert_eq!(layouts.network_of(&nets(&["fd05::/72"])[0]), Some(&network_ref("blue.front")));
+        assert_eq!(layouts.all().len(), 4);
+        // A network that was removed has no blocks any more.
+        let none = Catalog::new(TenantNetwork::default_net(nets(&["10.2.0.0/16"]), 8));
+        let layouts = layouts.with_objects(&none);
+        assert_eq!(layouts.fit(&network_ref("blue.front"), &nets(&["10.5.3.0/24"])[0]), BlockFit::Outside);
+        assert_eq!(layouts.all().len(), 1);
+    }
+
+    #[test]
+    fn d_the_networks_of_a_node_follow_its_blocks_and_the_objects() {
+        let (settings, mut blocks) = (settings(), BlockAllocation::of_default(nets(&["10.2.1.0/24"])));
+        blocks.add(&network_ref("blue.front"), nets(&["10.5.7.0/24"])[0]);
+        let allocation = |blocks: &BlockAllocation, is_alone| {
+            let inputs =
+                NodeNetworkInputs { settings: &settings, node: "n1", blocks, mtu: Some(1450), is_alone };
+            inputs.allocation(Some(&objects())).unwrap()
+        };
+        let front = network_ref("blue.front");
+        assert!(allocation(&blocks, false).ready(&front).is_none(), "a block of each family is needed");
+        blocks.add(&front, nets(&["fd05:0:0:0:100::/72"])[0]);
+        let complete = allocation(&blocks, false);
+        let network = complete.ready(&front).unwrap();
+        assert_eq!(network.blocks(), nets(&["10.5.7.0/24", "fd05:0:0:0:100::/72"]));
+        assert_eq!((network.mtu(), network.conf().ip_masq), (Some(1300), false));
+        let default = complete.default_network().unwrap();
+        assert_eq!((default.mtu(), default.conf().ip_masq), (Some(1450), true));
+        assert_eq!(default.conf().cluster, network.conf().cluster, "all networks share a chain");
+        assert_eq!(complete.networks().count(), 2);
+        // A node that no other node can join needs no blocks.
+        let whole = allocation(&BlockAllocation::of_default(nets(&["10.2.0.0/16"])), true);
+        assert_eq!(whole.ready(&front).unwrap().blocks(), nets(&["10.5.0.0/16", "fd05::/64"]));
+    }
+}

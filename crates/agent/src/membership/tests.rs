@@ -7,6 +7,7 @@ mod registry;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use api::RouteState;
 use ipnet::IpNet;
@@ -19,7 +20,7 @@ use store::{Change, Store, StoreConfig};
 use types::{Mac, NetworkRef, NodeUid};
 
 use super::ask_error::AskError;
-use super::claim::SearchedPools;
+use super::claim::{SearchedPools, WantedBlock};
 use super::command::{StoreQuery, read_contents};
 use super::contact::Contact;
 use super::join::{Candidate, JoinError, Joined, Registry};
@@ -50,6 +51,12 @@ fn claim_key(registry: &Registry, block: &IpNet) -> String {
 /// How the subnets of the default network are divided.
 fn default_layouts(spec: &NetworkSpec) -> Vec<BlockLayout> {
     NetworkLayouts::of_default(spec).unwrap().all()
+}
+
+/// A block of the default network outside of pools.
+fn any_block(block_layout: &BlockLayout) -> WantedBlock<'_> {
+    static NETWORK: LazyLock<NetworkRef> = LazyLock::new(NetworkRef::default);
+    WantedBlock { network: &NETWORK, block_layout, pools: SearchedPools::Outside(&[]) }
 }
 
 fn candidate(name: &str, uid: u8) -> Candidate {
@@ -192,31 +199,14 @@ fn a_full_node_gets_another_block() {
     with_store(|registry| async move {
         let joined = join(&registry, &candidate("n1", 1)).await.unwrap();
         let block_layout = default_layouts(&spec())[1];
-        let after = registry
-            .claim_another_block(
-                joined.clone(),
-                (&NetworkRef::default(), &block_layout),
-                SearchedPools::Outside(&[]),
-                &[],
-            )
-            .await
-            .unwrap();
+        let after =
+            registry.claim_another_block(joined.clone(), any_block(&block_layout), &[]).await.unwrap();
         assert_eq!(after.record.blocks.len(), 3);
         let network = NetworkRef::default();
         assert_eq!(after.record.blocks.of(&network)[..2], *joined.record.blocks.of(&network));
         assert_eq!(join(&registry, &candidate("n1", 1)).await.unwrap().record.blocks, after.record.blocks);
         // An outdated record must not be extended.
-        assert!(
-            registry
-                .claim_another_block(
-                    joined,
-                    (&NetworkRef::default(), &block_layout),
-                    SearchedPools::Outside(&[]),
-                    &[]
-                )
-                .await
-                .is_err()
-        );
+        assert!(registry.claim_another_block(joined, any_block(&block_layout), &[]).await.is_err());
     });
 }
 

@@ -231,7 +231,7 @@ fn d_a_pod_gets_addresses_and_settings_of_its_network() {
     let conf = agent.merge(&in_front).unwrap();
     assert_eq!((conf.placement.network.as_str(), pools(&conf).len()), ("front", 1));
     assert_eq!((conf.mtu, conf.ip_masq, conf.bridge.as_str()), (Some(1300), false, "pw0"));
-    assert_eq!(conf.cluster, nets(&["10.9.0.0/16", "10.20.0.0/16", "10.20.7.0/24", "fd00:9::/48"]));
+    assert_eq!(conf.cluster, nets(&["10.9.0.0/16", "10.20.0.0/16", "fd00:9::/48"]));
     // CNI_ARGS select the network, too.
     let blue = json!({ "cniVersion": "1.1.0", "name": "podwire", "tenant": "blue" });
     let call = add(&blue, "podwire.io/network=front");

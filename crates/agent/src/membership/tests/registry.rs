@@ -111,12 +111,7 @@ fn the_number_of_blocks_is_limited_to_one_commit() {
         assert_eq!(joined.record.blocks.len(), MAX_BLOCKS);
         assert_eq!(join(&registry, &large).await.unwrap().record, joined.record);
         let error = registry
-            .claim_another_block(
-                joined,
-                (&NetworkRef::default(), &default_layouts(&wide)[0]),
-                SearchedPools::Outside(&[]),
-                &[],
-            )
+            .claim_another_block(joined, any_block(&default_layouts(&wide)[0]), &[])
             .await
             .unwrap_err();
         assert!(error.to_string().contains("100 blocks"), "{error}");
@@ -177,26 +172,11 @@ fn blocks_of_known_nodes_are_not_claimed_after_a_wipe() {
             "{joined:?}"
         );
         let block_layout = default_layouts(&spec())[0];
-        let after = registry
-            .claim_another_block(
-                joined.clone(),
-                (&NetworkRef::default(), &block_layout),
-                SearchedPools::Outside(&[]),
-                &known,
-            )
-            .await
-            .unwrap();
+        let after =
+            registry.claim_another_block(joined.clone(), any_block(&block_layout), &known).await.unwrap();
         assert!(after.record.blocks.iter().all(|block| !known.contains(block)), "{after:?}");
         let all: Vec<IpNet> = (0..16).map(|n| block_layout.block(n)).collect();
-        let error = registry
-            .claim_another_block(
-                after,
-                (&NetworkRef::default(), &block_layout),
-                SearchedPools::Outside(&[]),
-                &all,
-            )
-            .await
-            .unwrap_err();
+        let error = registry.claim_another_block(after, any_block(&block_layout), &all).await.unwrap_err();
         assert!(matches!(error, JoinError::Reserved { .. }), "{error}");
     });
 }
@@ -370,4 +350,49 @@ fn d_the_message_about_schema_1_in_etcd_removes_only_the_former_keys() {
 fn etcd_defaults() -> store::EtcdConfig {
     let (ca, cert, key, user, password) = (None, None, None, None, None);
     store::EtcdConfig { endpoints: Vec::new(), ca, cert, key, user, password, insecure: false }
+}
+
+#[test]
+fn d_blocks_of_a_removed_network_are_kept_until_no_pod_uses_them() {
+    with_store(|registry| async move {
+        let network = NetworkRef::try_from("blue.front".to_owned()).unwrap();
+        let layout = BlockLayout::new(nets(&["10.5.0.0/16"])[0], 8).unwrap();
+        let mut node = candidate("n1", 1);
+        let joined = join(&registry, &node).await.unwrap();
+        let wanted =
+            WantedBlock { network: &network, block_layout: &layout, pools: SearchedPools::Outside(&[]) };
+        let claimed = registry.claim_another_block(joined, wanted, &[]).await.unwrap();
+        let block = claimed.record.blocks.of(&network)[0];
+        let key = registry.layout.network_block(&network, &block);
+        // The networks of this candidate do not include the block's, which was removed.
+        let kept = join(&registry, &node).await.unwrap();
+        assert_eq!(kept.record.blocks, claimed.record.blocks);
+        assert!(registry.store.get(&key).await.unwrap().is_some());
+        node.released = BTreeSet::from([block]);
+        let returned = join(&registry, &node).await.unwrap();
+        assert_eq!(returned.record.blocks.of(&network), []);
+        assert_eq!(returned.record.blocks.len(), 2, "the blocks of the default network stay");
+        assert!(registry.store.get(&key).await.unwrap().is_none());
+    });
+}
+
+#[test]
+fn d_a_block_is_claimed_within_or_outside_of_pools() {
+    with_store(|registry| async move {
+        let network = NetworkRef::default();
+        let joined = join(&registry, &candidate("n1", 1)).await.unwrap();
+        let layout = default_layouts(&spec())[0];
+        let pools = nets(&["10.2.9.64/28"]);
+        let wanted = |pools| WantedBlock { network: &network, block_layout: &layout, pools };
+        let within =
+            registry.claim_another_block(joined, wanted(SearchedPools::Within(&pools)), &[]).await.unwrap();
+        assert!(within.record.blocks.contains(&nets(&["10.2.9.0/24"])[0]), "{within:?}");
+        let again =
+            registry.claim_another_block(within.clone(), wanted(SearchedPools::Within(&pools)), &[]).await;
+        assert!(matches!(again.unwrap_err(), JoinError::PoolsExhausted { .. }));
+        let reserved = nets(&["10.2.0.0/21", "10.2.8.0/22", "10.2.12.0/23", "10.2.15.0/24"]);
+        let outside = wanted(SearchedPools::Outside(&reserved));
+        let outside = registry.claim_another_block(within, outside, &[]).await.unwrap();
+        assert!(outside.record.blocks.contains(&nets(&["10.2.14.0/24"])[0]), "{outside:?}");
+    });
 }
