@@ -191,6 +191,8 @@ pub enum NodeNetwork {
     NoBlock,
     /// Only these nodes can have pods in it.
     OtherNodes(Vec<NodeName>),
+    /// In attach mode `bridge`, all pods share the default network.
+    ModeBridge,
     /// It cannot be used, and why.
     Invalid(String),
 }
@@ -225,7 +227,10 @@ impl NodeAllocation {
     pub fn ready(&self, network: &NetworkRef) -> Option<&Arc<Network>> {
         match self.networks.get(network)? {
             NodeNetwork::Ready(network) => Some(network),
-            NodeNetwork::NoBlock | NodeNetwork::OtherNodes(_) | NodeNetwork::Invalid(_) => None,
+            NodeNetwork::NoBlock
+            | NodeNetwork::OtherNodes(_)
+            | NodeNetwork::ModeBridge
+            | NodeNetwork::Invalid(_) => None,
         }
     }
 
@@ -258,6 +263,13 @@ impl NodeAllocation {
                     format!("network {network} of tenant {tenant} has pods only on these nodes: {nodes}"),
                 ))
             }
+            Some(NodeNetwork::ModeBridge) => Err(Error::new(
+                ErrorCode::InvalidConfig,
+                format!(
+                    "network {network} of tenant {tenant} needs attach mode routed: in mode bridge, all pods share the \
+                     default network"
+                ),
+            )),
             Some(NodeNetwork::Invalid(reason)) => {
                 Err(later(format!("network {network} of tenant {tenant} cannot be used: {reason}")))
             }

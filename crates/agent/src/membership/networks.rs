@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use model::objects::{TenantGroup, TenantNetwork};
 use model::{BlockAllocation, BlockLayout, BlockLayoutError, Catalog, NetworkSpec, ObjectId};
 use netconf::{GroupPools, Network, NetworkSettings, NodeAllocation, NodeNetwork};
-use types::NetworkRef;
+use types::{AttachMode, NetworkRef};
 
 /// The networks of the cluster. The settings of the default network are in the configuration of the agents, those of other networks
 /// are objects.
@@ -142,6 +142,9 @@ impl NodeNetworkInputs<'_> {
     }
 
     fn on_node(self, objects: &Catalog, network: &TenantNetwork, cluster: &[IpNet]) -> NodeNetwork {
+        if self.settings.mode == AttachMode::Bridge {
+            return NodeNetwork::ModeBridge;
+        }
         if !network.nodes.is_empty() && !network.nodes.iter().any(|node| node.as_str() == self.node) {
             return NodeNetwork::OtherNodes(network.nodes.clone());
         }
@@ -177,7 +180,6 @@ impl NodeNetworkInputs<'_> {
 mod tests {
     use model::{ClusterObject, ObjectRecord};
     use serde_json::{Value, json};
-    use types::AttachMode;
 
     use super::*;
 
@@ -263,6 +265,16 @@ mod tests {
         assert_eq!((default.mtu(), default.conf().ip_masq), (Some(1450), true));
         assert_eq!(default.conf().cluster, network.conf().cluster, "all networks share a chain");
         assert_eq!(complete.networks().count(), 2);
+        // In mode bridge, no block of another network is claimed.
+        let in_bridge = NetworkSettings { mode: AttachMode::Bridge, ..settings.clone() };
+        let inputs = NodeNetworkInputs {
+            settings: &in_bridge,
+            node: "n1",
+            blocks: &blocks,
+            mtu: None,
+            is_alone: false,
+        };
+        assert_eq!(inputs.allocation(Some(&objects())).unwrap().networks().count(), 1);
         // A node that no other node can join needs no blocks.
         let whole = allocation(&BlockAllocation::of_default(nets(&["10.2.0.0/16"])), true);
         assert_eq!(whole.ready(&front).unwrap().blocks(), nets(&["10.5.0.0/16", "fd05::/64"]));

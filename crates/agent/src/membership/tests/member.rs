@@ -290,6 +290,27 @@ fn a4_a_store_with_another_network_is_reachable() {
 }
 
 #[test]
+fn d_a_store_of_schema_1_is_reported_and_queries_say_what_to_do() {
+    run(async {
+        let mut fixture = Fixture::new(&[]);
+        let network =
+            br#"{"schema":1,"network":{"subnets":["10.2.0.0/20"],"margin":4,"vni":1,"vxlan_port":4789}}"#;
+        let key = fixture.registry.layout.network();
+        put(&fixture.registry, &key, network).await;
+        let task = fixture.start();
+        fixture.until(|fixture| fixture.agent_status.has(types::Code::StoreSchemaFormer)).await;
+        fixture
+            .until(|fixture| fixture.blocks().is_err_and(|reason| reason.contains("see StoreSchemaFormer")))
+            .await;
+        assert!(fixture.shared.contact.is_reachable(), "queries are answered");
+        assert!(read_contents(&fixture.registry).await.unwrap_err().to_string().contains("remove its store"));
+        let keys = fixture.registry.store.keys(&fixture.registry.layout.root()).await.unwrap();
+        assert_eq!(keys, [key], "nothing was written");
+        task.abort();
+    });
+}
+
+#[test]
 fn two_concurrent_requests_get_one_block() {
     run(async {
         let mut fixture = Fixture::new(&[]);
