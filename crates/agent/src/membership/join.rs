@@ -136,7 +136,7 @@ pub(crate) struct Candidate {
     pub(crate) networks: NetworkLayouts,
     /// The address pools of groups in the default network.
     pub(crate) default_pools: Vec<IpNet>,
-    /// Blocks of networks that do not exist any more, in which no pod has an address. They are released.
+    /// Blocks of networks that this node does not have any more, in which no pod has an address. They are released.
     pub(crate) released: BTreeSet<IpNet>,
     /// This node's record without blocks.
     pub(crate) record: NodeRecord,
@@ -313,9 +313,10 @@ impl Registry {
         {
             let key = self.layout.network_block(network, block);
             let is_in_network = match candidate.networks.fit(network, block) {
+                BlockFit::Fits | BlockFit::Outside if candidate.released.contains(block) => false,
                 BlockFit::Fits => true,
-                // The subnets of the default network changed, or no pod needs the block.
-                BlockFit::Outside if network.is_default() || candidate.released.contains(block) => false,
+                // The subnets of the default network changed.
+                BlockFit::Outside if network.is_default() => false,
                 // Pods of a removed network may still use it. No other node may get their addresses.
                 BlockFit::Outside => true,
                 // The block is neither released nor claimed again.

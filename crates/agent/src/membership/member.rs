@@ -73,6 +73,8 @@ pub(crate) struct Member {
     pub(crate) was_wiped: bool,
     /// Queries in progress. They end with the member.
     pub(crate) queries: JoinSet<()>,
+    /// When the objects changed last.
+    pub(crate) objects_changed_at: Instant,
     /// When maintenance is due.
     pub(crate) maintenance_at: Instant,
     /// When the watch is asked to confirm that it is complete.
@@ -304,10 +306,15 @@ impl Member {
 
     async fn maintain(&mut self, record: &NodeRecord) {
         let orphaned = self.orphaned_blocks(record);
-        if !orphaned.is_empty() {
+        let may_release_at = self.objects_changed_at + RELEASE_DELAY;
+        let is_early = Instant::now() < may_release_at;
+        if !orphaned.is_empty() && !is_early {
             let unused = self.shared.unused_blocks(orphaned).await;
             if !unused.is_empty() {
-                info!(blocks = listed(&unused), "returning blocks of removed networks");
+                info!(
+                    blocks = listed(&unused),
+                    "returning blocks of networks that this node does not have any more"
+                );
             }
             self.candidate.released = unused.into_iter().collect();
         }
@@ -319,6 +326,9 @@ impl Member {
         }
         self.shared.end_block_shortage(self.shared.config.reconcile * 3 + MAINTENANCE_INTERVAL);
         self.maintenance_at = Instant::now() + MAINTENANCE_INTERVAL;
+        if is_early {
+            self.maintenance_at = self.maintenance_at.min(may_release_at);
+        }
     }
 
     async fn apply_events(&mut self, events: Vec<Event>, joined: Joined) -> Result<Next, JoinError> {
@@ -484,17 +494,19 @@ impl Member {
         let networks = self.candidate.networks.with_objects(&objects);
         self.shared.set_objects(objects);
         self.peers.update(RecordUpdate::Networks(networks.all()));
-        if networks != self.candidate.networks {
-            self.candidate.networks = networks;
-            self.maintenance_at = self.maintenance_at.min(Instant::now() + RELEASE_DELAY);
-        }
+        self.candidate.networks = networks;
+        self.objects_changed_at = Instant::now();
     }
 
-    /// Own blocks of networks that do not exist any more.
+    /// Own blocks of networks that do not exist any more, or that only other nodes have now.
     fn orphaned_blocks(&self, record: &NodeRecord) -> Vec<IpNet> {
-        let fit = |network: &NetworkRef, block: &IpNet| self.candidate.networks.fit(network, block);
-        let orphaned =
-            record.blocks.entries().filter(|(network, block)| fit(network, block) == BlockFit::Outside);
+        let is_orphaned = |(network, block): &(&NetworkRef, &IpNet)| {
+            let known = self.objects.catalog().network(&network.tenant, &network.network);
+            let is_elsewhere = known.is_some_and(|known| !known.includes_node(&record.name));
+            !network.is_default()
+                && (is_elsewhere || self.candidate.networks.fit(network, block) == BlockFit::Outside)
+        };
+        let orphaned = record.blocks.entries().filter(is_orphaned);
         orphaned.map(|(_, block)| *block).collect()
     }
 

@@ -186,6 +186,7 @@ impl ClusterThread {
             was_wiped: false,
             queries: JoinSet::new(),
             progress_at: tokio::time::Instant::now(),
+            objects_changed_at: tokio::time::Instant::now(),
             maintenance_at: tokio::time::Instant::now(),
         };
         tokio::select! {

@@ -322,6 +322,21 @@ fn d_a_full_block_claims_another_and_a_removed_network_leaves_nothing() {
     assert!(refused.contains("network only of tenant blue has pods only on these nodes: n2"), "{refused}");
     let elsewhere = scene.pod(n2, "only", &json!({ "tenant": "blue", "network": "only" }));
     scene.expect_in(&elsewhere, "blue.only");
+    // The list of nodes changes: n2 returns its block when it has no pod in it.
+    let moved = json!({ "subnets": ["10.71.0.0/24"], "blockMargin": 2, "nodes": ["n1"] });
+    scene.apply(&[document("Network", ("blue", "only"), &moved)]);
+    assert_eq!(scene.blocks(n2, "blue.only").len(), 1);
+    scene.remove(&elsewhere);
+    wait_until("n2 to return its block", TIMEOUT, || Ok(scene.blocks(n2, "blue.only").is_empty())).unwrap();
+    let mut refused = None;
+    wait_until("n1 to have the network", TIMEOUT, || {
+        let attempt = scene.attempt(n1, "only", &json!({ "tenant": "blue", "network": "only" }));
+        Ok(attempt
+            .map(|placed| scene.expect_in(&placed, "blue.only"))
+            .map_err(|error| refused = Some(error))
+            .is_ok())
+    })
+    .unwrap_or_else(|_| panic!("{refused:?}"));
 
     scene.expect_pool_of_a_group();
     let removal = [("Network", "blue", "tiny")];

@@ -78,6 +78,7 @@ impl Fixture {
             was_wiped: false,
             queries: JoinSet::new(),
             progress_at: tokio::time::Instant::now(),
+            objects_changed_at: tokio::time::Instant::now(),
             maintenance_at: tokio::time::Instant::now(),
         };
         let idle = Some(member);
