@@ -23,11 +23,12 @@ demo: build ## run an agent and two pods, kill the agent, show repairs, clean up
 	@tools/setup demo
 	@tools/timed "demo" $(RELEASE)/podwire demo
 
-lab: build ## start three nodes in two subnets on etcd that stay up, and test all pod-to-pod paths
+PODWIRE_LAB = $(RELEASE)/podwire lab$(if $(LAB), --name $(LAB))
+lab: build ## start three nodes in two subnets on etcd that stay up, and test all pod-to-pod paths; LAB=two: another name
 	@tools/setup lab
-	@$(RELEASE)/podwire lab up --nodes 3 --subnets 2 && $(RELEASE)/podwire lab test
+	@$(PODWIRE_LAB) up --nodes 3 --subnets 2 && $(PODWIRE_LAB) test
 	@echo
-	@echo "The lab stays up. Commands: $(RELEASE)/podwire lab --help. Remove it: $(RELEASE)/podwire lab down"
+	@echo "The lab stays up. Break and repair it: docs/lab.md. Remove it: $(PODWIRE_LAB) down"
 
 test: lint build ## run format check, lints, unit, property and kernel tests
 	@tools/setup test
@@ -59,6 +60,7 @@ soak: build ## run 10 minutes of load, faults and attacks, an audit, then the lo
 	$(CARGO) run --release --locked -q -p bench --bin podwire-soak -- $(SOAK)
 	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p plugin --test faults -- --nocapture
 	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p agent --test faults -- --nocapture
+	PODWIRE_SOAK=1 $(CARGO) test --release --locked -p agent --test policies -- faults --nocapture
 
 clean: ## remove all build results
 	$(CARGO) clean

@@ -317,14 +317,14 @@ fn lifecycle(code: Code, message: &str) -> Finding {
 }
 
 /// How many conditions of each kind one change logs. The status shows all of them.
-const LOGGED: usize = 20;
+const MAX_LOGGED: usize = 20;
 
 fn log(change: &ConditionChanges) {
     let ConditionChanges { began, worsened, eased, ended } = change;
     log_findings(began, "condition began");
     log_findings(worsened, "condition worsened");
     log_findings(eased, "condition eased");
-    for (code, object) in ended.iter().take(LOGGED) {
+    for (code, object) in ended.iter().take(MAX_LOGGED) {
         info!(%code, object, "condition ended");
     }
     if let Some(number) = unlogged(ended.len()) {
@@ -334,7 +334,7 @@ fn log(change: &ConditionChanges) {
 
 /// The most severe ones are first in the list.
 fn log_findings(findings: &[Finding], event: &'static str) {
-    for Finding { code, severity, object, message, fix } in findings.iter().take(LOGGED) {
+    for Finding { code, severity, object, message, fix } in findings.iter().take(MAX_LOGGED) {
         // Display format, without quotes: operators paste the fix into a shell.
         let (object, fix) = (object.as_str(), fix.as_deref().map(tracing::field::display));
         match severity {
@@ -348,7 +348,7 @@ fn log_findings(findings: &[Finding], event: &'static str) {
 }
 
 fn unlogged(all: usize) -> Option<usize> {
-    all.checked_sub(LOGGED).filter(|more| *more > 0)
+    all.checked_sub(MAX_LOGGED).filter(|more| *more > 0)
 }
 
 #[cfg(test)]
@@ -410,7 +410,7 @@ mod tests {
         {
             assert!(line.contains(words) && line.contains("code=BridgeNameTaken"), "{line}");
         }
-        assert_eq!(text.lines().count(), 3 + 2 * (LOGGED + 1), "{text}");
+        assert_eq!(text.lines().count(), 3 + 2 * (MAX_LOGGED + 1), "{text}");
         assert_eq!(text.lines().filter(|line| line.contains("number=4980")).count(), 2, "{text}");
     }
 

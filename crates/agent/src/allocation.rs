@@ -207,10 +207,10 @@ impl NodeAllocations {
         let mut is_withdrawn = false;
         self.change(|current| {
             is_withdrawn = allocation.is_err() && current.allocation.is_ok();
-            let is_other = is_withdrawn || allocation.is_ok();
-            let is_changed = is_other || current.blocks != blocks;
+            let replaces_allocation = is_withdrawn || allocation.is_ok();
+            let is_changed = replaces_allocation || current.blocks != blocks;
             current.blocks = blocks;
-            if is_other {
+            if replaces_allocation {
                 current.allocation = allocation.map(Arc::new);
             }
             is_changed

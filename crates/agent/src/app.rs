@@ -16,6 +16,7 @@ use types::{Code, Finding, cause};
 use crate::agent_status::AgentStatus;
 use crate::allocation::{NodeAllocations, TunnelSize};
 use crate::conditions::Source;
+use crate::identities::{self, LocalIdentities};
 use crate::installation::{self, InstallState, Installation};
 use crate::lock::{self, LockError};
 use crate::log;
@@ -119,7 +120,11 @@ pub fn run(config: Config) -> Result<(), AppError> {
     agent_status.set_installed(installer.as_ref().map(|installer| installer.planned()).unwrap_or_default());
     let metrics = Arc::new(Metrics::new());
     let node = types::NodeName::try_from(config.node.as_str())?;
-    let policies = Arc::new(Policies::new(node, policy_waker, Arc::clone(&agent_status)));
+    let mut policies = Policies::new(node, policy_waker, Arc::clone(&agent_status));
+    if identities::are_published(&config) {
+        policies = policies.publishing(LocalIdentities::new());
+    }
+    let policies = Arc::new(policies.with_profile_readers(requests.clone(), inspector_waker.clone()));
     let work = Arc::new(Work::new(work::WorkParts {
         settings: RequestSettings {
             run_dir: config.run_dir.clone(),
@@ -146,7 +151,6 @@ pub fn run(config: Config) -> Result<(), AppError> {
     let kernel_side = KernelSide { metrics: Arc::clone(&metrics), tunnels: Arc::clone(&tunnels), peer_queue };
     let cluster = join(membership_parts, kernel_side)?;
     let enforcing = policies::start(policies::PolicyParts {
-        is_alone: membership::is_alone(&config),
         config: Arc::clone(&config),
         agent_status: Arc::clone(&agent_status),
         metrics: Arc::clone(&metrics),

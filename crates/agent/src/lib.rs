@@ -21,6 +21,7 @@ mod attachments;
 mod clock;
 mod conditions;
 mod contiv;
+mod identities;
 mod installation;
 mod lock;
 mod log;

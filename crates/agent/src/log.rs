@@ -33,7 +33,7 @@ pub enum LogError {
     Start(#[from] SetGlobalDefaultError),
 }
 
-/// A problem that the engine reports and that does not fail the request or the round.
+/// Logs a problem that the engine reports and that does not fail the request or the round.
 pub(crate) fn engine_warning(message: &str) {
     warn!(problem = message, "completed with a problem");
 }
@@ -171,6 +171,7 @@ fn escaped(text: &str) -> String {
 pub(crate) enum RequestOutcome<'a> {
     Ok {
         addresses: &'a [IpAddr],
+        /// The number of attachments that a GC removed.
         collected: Option<usize>,
     },
     Failed(&'a cni::Error),

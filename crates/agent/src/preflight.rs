@@ -1,4 +1,4 @@
-//! `podwire agent --check-config`: reports all reasons that would prevent a start. It starts and changes nothing.
+//! `podwire agent --check-config`: reports all reasons that would prevent a start. It does not start the agent and changes nothing.
 
 mod port;
 

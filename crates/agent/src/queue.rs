@@ -279,7 +279,7 @@ impl QueueState {
         None
     }
 
-    /// Both classes of ADDs use the same workers. If both ADDs are about one attachment, the younger one waits for the older
+    /// Replaces a class of ADDs by the class with the oldest ADD. Both classes of ADDs use the same workers. If both ADDs are about one attachment, the younger one waits for the older
     /// one. It must not take the last worker from it.
     fn first_of_adds(&self, class: RequestClass) -> RequestClass {
         if !matches!(class, RequestClass::Add | RequestClass::DelegatedAdd) {

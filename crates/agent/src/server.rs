@@ -7,11 +7,12 @@
 
 mod accept;
 mod client_socket;
+mod client_uid;
 mod http;
 mod listen;
 mod nodes;
+mod object_details;
 mod objects;
-mod peer;
 mod reply;
 mod routes;
 mod tcp;
@@ -100,7 +101,7 @@ impl AllowedUsers {
     }
 
     fn origin(&self, stream: &UnixStream) -> RequestOrigin {
-        match peer::uid(stream.as_fd()) {
+        match client_uid::client_uid(stream.as_fd()) {
             Ok(uid) if self.0.contains(&uid) => RequestOrigin::Socket,
             Ok(_) | Err(_) => RequestOrigin::Denied,
         }
@@ -129,7 +130,7 @@ pub(crate) async fn run(
         tracing::error!(%error, "cannot start an acceptor thread");
         return UnfinishedRequests::default();
     }
-    tokio::spawn(keep_socket(watch, acceptors));
+    tokio::spawn(restore_socket(watch, acceptors));
     let deadline = Instant::now() + stop.await;
     stopping.send_replace(true);
     if let Err(error) = listener.close() {
@@ -200,7 +201,7 @@ async fn stop_requested(stopped: &mut watch::Receiver<bool>) {
 }
 
 /// Creates the socket again after another process removed or replaced it.
-async fn keep_socket(watch: Arc<SocketWatch>, acceptors: Arc<Acceptors>) {
+async fn restore_socket(watch: Arc<SocketWatch>, acceptors: Arc<Acceptors>) {
     let mut server = acceptors.server.clone();
     let mut path = SocketPath { watch, retry: None };
     while server.unless_stopped(path.may_be_lost()).await.is_some() {

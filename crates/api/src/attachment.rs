@@ -202,6 +202,19 @@ pub struct AttachmentDetails {
     #[serde(flatten)]
     pub attachment: AttachmentView,
     pub kernel: Vec<KernelCheck>,
+    /// Null if the pod has no placement, or if no agent answers.
+    pub policies: Option<PodGroupView>,
+}
+
+/// What the group of a pod adds to it. Empty without a group.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct PodGroupView {
+    pub profile: Option<String>,
+    pub policies: Vec<String>,
+    /// The rules of all policies in the order in which they are evaluated.
+    pub rules: Vec<crate::RuleView>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

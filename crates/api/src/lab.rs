@@ -62,6 +62,8 @@ pub struct LabNode {
     pub pid: Option<u32>,
     #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub blocks: Vec<IpNet>,
+    /// Codes of the conditions that the agent reports.
+    pub conditions: Vec<String>,
     pub namespace: String,
 }
 
@@ -82,6 +84,8 @@ pub enum LabLink {
 pub enum LabAgent {
     Ready,
     NotReady,
+    /// The process runs and does not answer.
+    NotAnswering,
     NotRunning,
 }
 

@@ -23,8 +23,8 @@ mod tombstone;
 
 pub use attachment::{
     AddressView, AttachmentDetails, AttachmentPhase, AttachmentRecord, AttachmentView, AttachmentsView,
-    BandwidthView, DnsView, IpamView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodRouteView,
-    PodView, PortView,
+    BandwidthView, DnsView, IpamView, KernelCheck, KernelState, MasqueradeView, PlacementView, PodGroupView,
+    PodRouteView, PodView, PortView,
 };
 pub use client::{Client, ClientError, HttpAnswer};
 pub use cluster::{
@@ -39,11 +39,12 @@ pub use lab::{
 };
 pub use message::{CniAnswer, CniCall, ErrorAnswer, VersionAnswer};
 pub use objects::{
-    ObjectAction, ObjectChange, ObjectDocument, ObjectList, ObjectName, ObjectStep, ObjectSteps,
+    ObjectAction, ObjectChange, ObjectDetails, ObjectDocument, ObjectList, ObjectName, ObjectPod,
+    ObjectProblem, ObjectStep, ObjectSteps, PolicyRules, RuleChange, RuleView, VersionInForce,
 };
 pub use paths::{
-    API_VERSION, ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, OBJECTS,
-    PAGE_NOT_FOUND, READY, ROUTES, STATUS, VERSION,
+    API_VERSION, ATTACHMENTS, BLOCKS, CNI, CNI_CONFIG, HEALTH, MAX_BODY, METRICS, NODES, OBJECT_DETAILS,
+    OBJECTS, PAGE_NOT_FOUND, READY, ROUTES, STATUS, VERSION,
 };
 pub use policy::{PolicyCaseResult, PolicyTestAnswer};
 pub use status::{

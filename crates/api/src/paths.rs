@@ -26,6 +26,8 @@ pub const BLOCKS: &str = "/v1/blocks";
 /// tenant, `/v1/objects/groups/TENANT/NAME` and `/v1/objects/tenants/NAME` one document. PUT a document or DELETE one object
 /// (`?dryRun=true` only checks), or POST a [`crate::ObjectChange`] to `/v1/objects`: these return [`crate::ObjectSteps`].
 pub const OBJECTS: &str = "/v1/objects";
+/// GET `/v1/object-details/groups/TENANT/NAME` or `/v1/object-details/tenants/NAME`: a [`crate::ObjectDetails`].
+pub const OBJECT_DETAILS: &str = "/v1/object-details";
 /// GET: metrics in the Prometheus format.
 pub const METRICS: &str = "/metrics";
 

@@ -21,7 +21,7 @@ pub(crate) type Timed = Vec<(String, Sample)>;
 pub(crate) fn run(scale: &Scale) -> Result<Timed> {
     let mut all = Timed::new();
     for (mode, word) in [(AttachMode::Bridge, "bridge"), (AttachMode::Routed, "routed")] {
-        for existing in [0, scale.resident] {
+        for existing in [0, scale.running_pods] {
             let times = NetNs::create()?.run(|| membership(mode, existing, scale.pods))??;
             all.extend(
                 times
@@ -29,8 +29,9 @@ pub(crate) fn run(scale: &Scale) -> Result<Timed> {
                     .map(|(what, times)| (format!("firewall, {word}, {existing} pods there: {what}"), times)),
             );
         }
-        let times = NetNs::create()?.run(|| healing(mode, scale.resident))??;
-        let named = |(what, times)| (format!("firewall, {word}, all {} pods: {what}", scale.resident), times);
+        let times = NetNs::create()?.run(|| healing(mode, scale.running_pods))??;
+        let named =
+            |(what, times)| (format!("firewall, {word}, all {} pods: {what}", scale.running_pods), times);
         all.extend(times.into_iter().map(named));
     }
     Ok(all)

@@ -8,7 +8,7 @@
 //!                                                       ├ burst        parallel pods, plugins alternate by round
 //!                                                       ├ address_use  few and many addresses in use
 //!                                                       ├ split        breakdown of a call through the agent
-//!                                                       └ resident     an agent with running pods: memory, idle CPU, restart
+//!                                                       └ footprint     an agent with running pods: memory, idle CPU, restart
 //!         ─► firewall (nftables alone, without links and records)
 //!         ─► recovery (recovery times after faults)
 //!         ─► nodes (agents on an underlay, with etcd): routes, scale, joins, traffic

@@ -70,7 +70,7 @@ pub(crate) struct Scale {
     /// The same in the case with many addresses.
     pub(crate) many: usize,
     /// Running pods of the measured agent.
-    pub(crate) resident: usize,
+    pub(crate) running_pods: usize,
     /// Duration of the idle measurement in seconds.
     pub(crate) idle_seconds: u64,
     /// Number of restarts of the agent.
@@ -158,7 +158,7 @@ impl BenchOptions {
             },
             few: 10,
             many: if self.quick { 400 } else { 4000 },
-            resident: if self.quick { 6 } else { 250 },
+            running_pods: if self.quick { 6 } else { 250 },
             idle_seconds: if self.quick { 1 } else { 5 },
             restarts: if self.quick { 1 } else { 5 },
             faults: if self.quick { 2 } else { 15 },

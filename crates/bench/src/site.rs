@@ -29,9 +29,11 @@ pub(crate) struct BenchSite {
     pub(crate) podwire: BenchNode,
     pub(crate) routed: BenchNode,
     pub(crate) reference: BenchNode,
+    /// Only the netlink messages of an ADD and DEL: a lower bound for every plugin.
     pub(crate) floor: BenchNode,
+    /// The same messages, sent by a process that is started for each ADD.
     pub(crate) spawned_floor: BenchNode,
-    /// The agents' nodes by attach mode. The first also has sandboxes for the running pods of `resident`.
+    /// The agents' nodes by attach mode. The first also has sandboxes for the running pods of `cases::footprint`.
     pub(crate) agent: BenchNode,
     pub(crate) agent_bridge: BenchNode,
     pub(crate) state: StateDirectory,
@@ -50,7 +52,7 @@ impl BenchSite {
             reference: bench_node("reference")?,
             floor: bench_node("floor")?,
             spawned_floor: bench_node("spawned")?,
-            agent: node_with("agent", scale.pods.max(scale.resident))?,
+            agent: node_with("agent", scale.pods.max(scale.running_pods))?,
             agent_bridge: bench_node("agent-bridge")?,
             state,
             _lab: lab,

@@ -18,7 +18,7 @@ fn a_quick_run_succeeds_and_removes_all_objects() {
     for row in report["rows"].as_array().unwrap() {
         assert!(row["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row:#}");
     }
-    for figure in report["resident"].as_array().unwrap() {
+    for figure in report["footprint"].as_array().unwrap() {
         assert!(figure["value"].as_f64().is_some_and(|value| value >= 0.0), "{figure:#}");
     }
     let shares = report["shares"].as_array().unwrap();

@@ -9,7 +9,7 @@ use super::{Config, Key, Origin};
 
 /// The environment file of deploy/podwire.service.
 const ENV_FILE: &str = "/etc/podwire/agent.env";
-/// A changed configuration has no effect before.
+/// Makes a changed configuration effective.
 pub const RESTART: &str = "systemctl restart podwire";
 
 /// Where keys were set, and the config file. It does not take part in comparisons: two configurations with the same values are
@@ -49,7 +49,7 @@ impl Config {
         }
     }
 
-    /// What the operator sets where, and that the agent must be restarted.
+    /// Asks the operator to set these values where the keys are set now, and to restart the agent.
     pub fn instruction(&self, values: &[(&'static str, String)]) -> String {
         let places: Vec<String> =
             values.iter().map(|(key, value)| format!("{} to {value}", self.place(key))).collect();

@@ -15,6 +15,8 @@ pub struct ClusterConfig {
     /// Name prefix of the tunnel devices; see [`ClusterConfig::tunnel4`].
     pub tunnel: String,
     pub tunnel_checksum: TunnelChecksum,
+    /// Whether other nodes check the MAC of direct packets from this node's pods.
+    pub path_check: PathCheck,
     /// Whether accept rules may be inserted into forward chains of other firewalls.
     pub accept_forward: bool,
 }
@@ -25,6 +27,14 @@ pub enum TunnelChecksum {
     /// The kernel's default, unless a probe shows that peers receive invalid checksums.
     Auto,
     On,
+    Off,
+}
+
+/// Whether this node publishes the MACs of its links. Then other nodes accept packets of its pods only from these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathCheck {
+    /// Unless the underlay link is a bond or team.
+    Auto,
     Off,
 }
 
@@ -47,6 +57,23 @@ impl fmt::Display for TunnelChecksum {
             Self::On => "on",
             Self::Off => "off",
         })
+    }
+}
+
+impl fmt::Display for PathCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Off => "off",
+        })
+    }
+}
+
+pub(super) fn path_check(text: &str) -> Result<PathCheck, String> {
+    match text {
+        "auto" => Ok(PathCheck::Auto),
+        "off" => Ok(PathCheck::Off),
+        _ => Err("must be auto or off".to_owned()),
     }
 }
 

@@ -16,8 +16,8 @@ use crate::etcd::{self, Endpoint, Scheme};
 use crate::layers::{Collected, ConfigValue};
 use crate::{
     ClusterConfig, Config, ConfigError, ConfiguredPaths, DefaultValue, Etcd, InstallConfig, KEYS, KeyOrigins,
-    LogFormat, LogLevel, Origin, PluginConfig, Problem, Secret, StoreChoice, Transport, TunnelChecksum,
-    check, values,
+    LogFormat, LogLevel, Origin, PathCheck, PluginConfig, Problem, Secret, StoreChoice, Transport,
+    TunnelChecksum, check, values,
 };
 
 /// The default margin with etcd: divides a /16 into 256 blocks of 254 addresses.
@@ -69,6 +69,7 @@ pub(super) struct Draft {
     pub(super) vxlan_port: Option<u16>,
     pub(super) tunnel: Option<String>,
     pub(super) tunnel_checksum: Option<TunnelChecksum>,
+    pub(super) path_check: Option<PathCheck>,
     pub(super) accept_forward: Option<bool>,
     pub(super) delegate_directories: Option<Vec<PathBuf>>,
     pub(super) delegate_plugins: Option<Vec<String>>,
@@ -230,6 +231,7 @@ impl Draft {
             vxlan_port: self.vxlan_port?,
             tunnel: self.tunnel.clone()?,
             tunnel_checksum: self.tunnel_checksum?,
+            path_check: self.path_check?,
             accept_forward: self.accept_forward?,
         })
     }

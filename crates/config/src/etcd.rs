@@ -9,7 +9,7 @@ use super::secrets;
 
 /// etcd's client port.
 const PORT: u16 = 2379;
-/// An arbitrary limit.
+/// An arbitrary limit, in bytes.
 const MAX_PASSWORD: usize = 4096;
 /// etcd accepts longer keys. A longer one is taken for a mistake.
 const MAX_KEY: usize = 512;
@@ -20,7 +20,7 @@ pub struct Etcd {
     pub endpoints: Vec<String>,
     /// Starts with a slash and does not end with one.
     pub prefix: String,
-    /// None: `counter` under the prefix.
+    /// The key of the counter at which a new node starts its search for a free block. None: `counter` under the prefix.
     pub counter: Option<String>,
     /// CA bundle for etcd's server certificate. None: the system's trust store.
     pub ca: Option<PathBuf>,
@@ -172,7 +172,7 @@ fn host_name(text: &str) -> Option<String> {
 /// A key prefix that consists of complete segments.
 pub(super) fn prefix(text: &str) -> Result<String, String> {
     let segments = text.strip_prefix('/').map(|rest| rest.split('/'));
-    let is_valid = |segment: &str| !segment.is_empty() && is_printed(segment);
+    let is_valid = |segment: &str| !segment.is_empty() && is_printable(segment);
     if text.len() <= MAX_KEY && segments.is_some_and(|mut all| all.all(is_valid)) {
         Ok(text.to_owned())
     } else {
@@ -183,20 +183,20 @@ pub(super) fn prefix(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn counter(text: &str) -> Result<String, String> {
-    if !text.is_empty() && text.len() <= MAX_KEY && !text.ends_with('/') && is_printed(text) {
+    if !text.is_empty() && text.len() <= MAX_KEY && !text.ends_with('/') && is_printable(text) {
         Ok(text.to_owned())
     } else {
         Err(format!("must be a key of 1 to {MAX_KEY} bytes without white space and without a trailing slash"))
     }
 }
 
-fn is_printed(text: &str) -> bool {
+fn is_printable(text: &str) -> bool {
     !text.contains(|c: char| c.is_whitespace() || c.is_control())
 }
 
 pub(super) fn user(text: &str) -> Result<String, String> {
     // etcd's tools separate user and password by a colon.
-    if !text.is_empty() && text.len() <= 256 && is_printed(text) && !text.contains(':') {
+    if !text.is_empty() && text.len() <= 256 && is_printable(text) && !text.contains(':') {
         Ok(text.to_owned())
     } else {
         Err("must have 1 to 256 bytes without ':' or white space".to_owned())

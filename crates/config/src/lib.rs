@@ -42,7 +42,7 @@ use netconf::NetworkSettings;
 use types::{Code, Finding, IfName};
 
 pub use self::change::{KeyOrigins, RESTART};
-pub use self::cluster::{ClusterConfig, Transport, TunnelChecksum};
+pub use self::cluster::{ClusterConfig, PathCheck, Transport, TunnelChecksum};
 pub use directories::{CONFIG_DIR, Directories, PLUGIN_DIR};
 pub use docs::{reference, sample};
 pub use error::{ConfigError, Origin, Problem};

@@ -417,6 +417,17 @@ pub const KEYS: &[Key] = &[
         )
     },
     Key {
+        flag: "network-path-check",
+        set: |d, v| values::put(&mut d.path_check, cluster::path_check(v)),
+        show: |c| Some(c.cluster.path_check.to_string()),
+        ..row(
+            "network.path_check",
+            Text,
+            Value("auto"),
+            "whether other nodes drop direct packets of this node's pods that have another source MAC than this node's links: `auto` (unless a link is a bond), or `off` if the underlay changes source MACs",
+        )
+    },
+    Key {
         flag: "network-accept-forward",
         set: |d, v| values::put(&mut d.accept_forward, values::boolean(v)),
         show: |c| Some(c.cluster.accept_forward.to_string()),

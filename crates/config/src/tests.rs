@@ -87,6 +87,7 @@ fn defaults_are_a_complete_configuration() {
         vxlan_port: 4789,
         tunnel: "pwvx".to_owned(),
         tunnel_checksum: TunnelChecksum::Auto,
+        path_check: PathCheck::Auto,
         accept_forward: false,
     };
     assert_eq!(config.cluster, cluster);
@@ -149,6 +150,7 @@ const NON_DEFAULT: &[(&str, &str)] = &[
     ("network.vxlan_port", "8472"),
     ("network.tunnel", "fourteen-bytes"),
     ("network.tunnel_checksum", "off"),
+    ("network.path_check", "off"),
     ("network.accept_forward", "true"),
     ("delegate.directories", "/tmp/d1,/tmp/d2"),
     ("delegate.plugins", "whereabouts"),

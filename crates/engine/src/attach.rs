@@ -21,10 +21,13 @@ use self::kernel::{AttachKernel, AttachedInterface, BridgeLookup, configure_inte
 use crate::bridge::{self, Bridge};
 use crate::delegate::Delegate;
 use crate::lease::{self, Lease};
+use crate::policy::PodProfile;
 use crate::state::{Attachment, NetworkState, NodeState, RecordPhase, RunDirs, SysctlLog};
 use crate::sysctl::{ForwardedFamilies, HostSettings};
 use crate::veth::VethSetup;
-use crate::{Caller, Error, alias, detach, kernel_cache, overlap, privileges, recover, replay, result};
+use crate::{
+    Caller, Error, alias, detach, kernel_cache, overlap, policy, privileges, recover, replay, result, shaping,
+};
 
 /// Number of names to try for the host end if unmanaged links have them.
 const NAME_ATTEMPTS: u8 = 8;
@@ -72,6 +75,7 @@ pub(crate) fn attach(
             None => Some(RunDirs::new(host.netns_cookie()?, state.dir())),
         },
         now: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        profile: policy::profile(caller.policies, Some(&conf.placement)),
         caller,
     };
     let lease = Lease::new(delegate_of(conf, call, caller)?);
@@ -120,6 +124,8 @@ pub(crate) struct AttachContext<'a> {
     run_dirs: Option<RunDirs>,
     /// Unix time in seconds.
     now: u64,
+    /// None if it is not known.
+    pub(crate) profile: Option<PodProfile>,
     pub(crate) caller: &'a Caller<'a>,
 }
 
@@ -224,6 +230,11 @@ fn finish(
             return Err(Error::Cancelled(context.key.clone()));
         }
         claimed.held.commit()?;
+        if let Some(policies) =
+            context.caller.policies.filter(|_| shaping::may_have_limits(&result.attachment))
+        {
+            policies.profile_applied(&result.attachment, context.profile);
+        }
         Ok(result)
     });
     ready.map_err(|error| {

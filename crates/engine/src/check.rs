@@ -14,7 +14,7 @@ use crate::attach::netns_path;
 use crate::delegate::Delegate;
 use crate::state::{Attachment, HeldAttachment, NodeState, RecordPhase};
 use crate::veth::gateway_for;
-use crate::{Caller, Error, alias, firewall, shaping};
+use crate::{Caller, Error, alias, dscp, firewall, policy, shaping};
 
 pub(crate) fn check(
     call: &AttachmentRequest,
@@ -44,8 +44,12 @@ pub(crate) fn check(
         }
     }
     missing.extend(missing_in_pod(call, attachment, previous)?);
-    missing.extend(missing_on_host(&held, attachment, conf)?);
+    missing.extend(missing_on_host(&held, attachment, conf, caller)?);
     missing.extend(firewall::missing(attachment)?);
+    missing.extend(dscp::missing(
+        attachment,
+        policy::profile(caller.policies, attachment.placement.as_ref()).as_ref(),
+    )?);
     if missing.is_empty() {
         Ok(())
     } else {
@@ -149,6 +153,7 @@ fn missing_on_host(
     held: &HeldAttachment,
     attachment: &Attachment,
     conf: &NetConf,
+    caller: &Caller<'_>,
 ) -> Result<Vec<String>, Error> {
     let mut host = RtSocket::open()?;
     let mut missing = Vec::new();
@@ -173,7 +178,8 @@ fn missing_on_host(
         AttachMode::Bridge => missing.extend(port_faults(&host_end, bridge.as_ref(), conf)),
         AttachMode::Routed => missing.extend(missing_host_routes(&mut host, attachment, host_end.index)?),
     }
-    missing.extend(shaping::missing(&mut host, attachment, &host_end)?);
+    let profile = policy::profile(caller.policies, attachment.placement.as_ref());
+    missing.extend(shaping::missing(&mut host, attachment, &host_end, profile.as_ref())?);
     Ok(missing)
 }
 

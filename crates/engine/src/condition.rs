@@ -85,7 +85,7 @@ fn unsafe_dir_fix(unsafe_dir: &UnsafeDir) -> Fix {
     }
 }
 
-/// Less free space is reported. A run directory with thousands of pods needs a few MiB and one file per pod.
+/// With less free space than this, a condition is reported. A run directory with thousands of pods needs a few MiB and one file per pod.
 const MIN_FREE_BYTES: u64 = 16 << 20;
 const MIN_FREE_FILES: u64 = 1000;
 
@@ -99,7 +99,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// Free space of the directory's file system. A directory that does not exist is created on its parent's.
+    /// Free space of the directory's file system. If the directory does not exist, that of its closest existing parent.
     pub fn of(dir: &Path) -> io::Result<Self> {
         let existing = dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         let stat = rustix::fs::statvfs(existing)?;

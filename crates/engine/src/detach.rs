@@ -11,7 +11,9 @@ use types::{AttachmentKey, IfName};
 use crate::alias::Alias;
 use crate::delegate::{self, Delegate};
 use crate::state::{Addressing, Attachment, HeldAttachment, NetworkState, Wiring};
-use crate::{Caller, Error, Wait, Warn, alias, firewall, gc, kernel_cache, recover, sibling_routes};
+use crate::{
+    Caller, Error, Wait, Warn, alias, dscp, firewall, gc, kernel_cache, recover, shaping, sibling_routes,
+};
 
 /// Returns the removed attachment, for the log.
 pub(crate) fn detach(
@@ -263,6 +265,7 @@ fn remove_objects(attachment: &Attachment, caller: &Caller<'_>, errors: &mut Vec
         }
     };
     errors.extend(removed.err());
+    errors.extend(dscp::remove_pod(attachment, caller).err());
     without_conntrack
 }
 
@@ -295,7 +298,7 @@ fn host_end(attachment: &Attachment, caller: &Caller<'_>) -> Result<Option<(RtSo
     let cached =
         caller.kernel_cache.map(|r| r.take_host_end(&host, &attachment.key, name)).transpose()?.flatten();
     // A record without a cookie was recovered from the link's alias, which does not contain the bandwidth.
-    if attachment.bandwidth.is_some() || attachment.netns_cookie.is_none() {
+    if shaping::may_have_limits(attachment) || attachment.netns_cookie.is_none() {
         for shaper in links_of(&mut host, &[attachment.key.shaper_link()], &attachment.key)? {
             match caller.wait {
                 Wait::ForGracePeriod => delete_link(&mut host, shaper.index)?,

@@ -113,10 +113,10 @@ impl KernelCache {
         cached.gateways.extend(gateways);
     }
 
-    /// The IPv6 sysctl directory of the host's links: see [`sysctl::all_settings`].
+    /// The IPv6 sysctl directory of the host's links: see [`sysctl::open_ipv6_conf`].
     pub(crate) fn settings(&self) -> Result<Option<&OwnedFd>, Error> {
         if self.settings.get().is_none()
-            && let Some(directory) = sysctl::all_settings()?
+            && let Some(directory) = sysctl::open_ipv6_conf()?
         {
             // Another thread may have set the same value first.
             let _ = self.settings.set(directory);

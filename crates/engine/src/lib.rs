@@ -22,6 +22,7 @@ mod cleanup;
 mod condition;
 mod delegate;
 mod detach;
+mod dscp;
 mod error;
 mod firewall;
 mod gc;

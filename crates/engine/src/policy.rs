@@ -1,7 +1,10 @@
-//! The policies of pods, as the engine needs them. The agent implements them. A standalone plugin has none.
+//! The policies and profiles of pods, as the engine needs them. The agent implements them. A standalone plugin has none.
 
 use std::fmt;
+use std::net::IpAddr;
 
+use cni::Bandwidth;
+use nft::Dscp;
 use types::{AttachMode, AttachmentKey, Placement};
 
 use crate::Error;
@@ -16,10 +19,21 @@ impl LinkGroup {
     pub const CLOSED: Self = Self(0);
 }
 
+/// What the profile of a pod's group sets. Empty for a pod without a group, and for a group without a profile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PodProfile {
+    pub bandwidth: Option<Bandwidth>,
+    pub dscp: Option<Dscp>,
+}
+
 /// The policies of this node's pods. No method fails an ADD or DEL, except [`Self::check`] before anything is changed.
 pub trait PodPolicies: fmt::Debug + Sync {
     /// Refuses a tenant, network or group that does not exist, and a placement whose policies cannot be enforced in this mode.
     fn check(&self, placement: &Placement, mode: AttachMode) -> Result<(), cni::Error>;
+
+    /// Whether other nodes may still have an earlier pod with this free address. They would judge a new one by the policies of the
+    /// earlier one, so such an address is assigned last.
+    fn may_be_known_elsewhere(&self, address: IpAddr) -> bool;
 
     /// Called when the pod's addresses are recorded. When it returns, the firewall has the elements that the group needs. The
     /// group is [`LinkGroup::CLOSED`] if it cannot be determined in time.
@@ -36,6 +50,27 @@ pub trait PodPolicies: fmt::Debug + Sync {
 
     /// Adds a running pod if it is not known, and sets the group of its link.
     fn restore_pod(&self, pod: &Attachment) -> Result<(), Error>;
+
+    /// The profile of a group. None while the objects of the cluster are not known.
+    fn profile(&self, placement: &Placement) -> Option<PodProfile>;
+
+    /// Whether a profile of any group has a DSCP. None while the objects of the cluster are not known.
+    fn uses_dscp(&self) -> Option<bool>;
+
+    /// Called when the record of a new pod is ready, with the profile that was applied. If the pod's profile has changed since, the
+    /// running pods are compared.
+    fn profile_applied(&self, pod: &Attachment, profile: Option<PodProfile>);
+}
+
+/// The profile of a pod with this placement. None if it is not known. A pod without a known placement has none.
+pub(crate) fn profile(
+    policies: Option<&dyn PodPolicies>,
+    placement: Option<&Placement>,
+) -> Option<PodProfile> {
+    match placement.filter(|placement| placement.group.is_some()) {
+        Some(placement) => policies?.profile(placement),
+        None => Some(PodProfile::default()),
+    }
 }
 
 /// The group for the link of a new pod.

@@ -13,10 +13,10 @@ use types::{IfName, MIN_MTU_V6};
 use crate::state::{Sysctl, SysctlLog, sysctl_key};
 use crate::{Error, KernelCache};
 
-const ALL_SETTINGS: &str = "/proc/sys/net/ipv6/conf";
+const IPV6_CONF: &str = "/proc/sys/net/ipv6/conf";
 
 fn ipv6(link: &str, key: &str) -> PathBuf {
-    Path::new(ALL_SETTINGS).join(link).join(key)
+    Path::new(IPV6_CONF).join(link).join(key)
 }
 
 fn ipv4(link: &str, key: &str) -> PathBuf {
@@ -56,7 +56,7 @@ impl LinkSysctls {
     fn of_host_end(link: &IfName, host: &HostSettings<'_>) -> Result<Self, Error> {
         match host.dir() {
             Some(all) => Self::open_with(link, |_| open_directory(all, Path::new(link.as_str()))),
-            None => Ok(Self { path: Path::new(ALL_SETTINGS).join(link.as_str()), directory: None }),
+            None => Ok(Self { path: Path::new(IPV6_CONF).join(link.as_str()), directory: None }),
         }
     }
 
@@ -64,7 +64,7 @@ impl LinkSysctls {
         link: &IfName,
         open: impl FnOnce(&Path) -> rustix::io::Result<OwnedFd>,
     ) -> Result<Self, Error> {
-        let path = Path::new(ALL_SETTINGS).join(link.as_str());
+        let path = Path::new(IPV6_CONF).join(link.as_str());
         let directory = unless_missing(&path, open(&path))?;
         Ok(Self { path, directory })
     }
@@ -104,7 +104,7 @@ impl<'a> HostSettings<'a> {
     pub(crate) fn open(kernel_cache: Option<&'a KernelCache>) -> Result<Self, Error> {
         Ok(match kernel_cache {
             Some(kernel_cache) => kernel_cache.settings()?.map_or(Self::Absent, Self::Cached),
-            None => all_settings()?.map_or(Self::Absent, Self::Opened),
+            None => open_ipv6_conf()?.map_or(Self::Absent, Self::Opened),
         })
     }
 
@@ -138,8 +138,8 @@ fn reads_at(at: impl AsFd, path: &Path, value: [u8; 2]) -> bool {
 }
 
 /// The IPv6 sysctl directory of the calling thread's network namespace. None if the kernel has no IPv6.
-pub(crate) fn all_settings() -> Result<Option<OwnedFd>, Error> {
-    let path = Path::new(ALL_SETTINGS);
+pub(crate) fn open_ipv6_conf() -> Result<Option<OwnedFd>, Error> {
+    let path = Path::new(IPV6_CONF);
     unless_missing(path, open_directory(CWD, path))
 }
 
@@ -286,7 +286,7 @@ pub(crate) fn enable_forwarding(
     let forwarding = ipv6("all", "forwarding");
     if families.ipv6 && !settings.is_forwarding() {
         preserve_learned_routes(host, log)?;
-        record_forwarding_links(log, ALL_SETTINGS)?;
+        record_forwarding_links(log, IPV6_CONF)?;
         change(log, forwarding.clone(), "1")?;
         changed.push(forwarding);
     }
@@ -355,11 +355,11 @@ mod tests {
 
     #[test]
     fn a1_settings_that_cannot_be_opened_are_an_error() {
-        let path = Path::new(ALL_SETTINGS);
+        let path = Path::new(IPV6_CONF);
         assert!(unless_missing(path, Err(Errno::NOENT)).unwrap().is_none());
         for errno in [Errno::MFILE, Errno::NFILE, Errno::ACCESS, Errno::NOMEM] {
             let error = unless_missing(path, Err(errno)).unwrap_err();
-            assert!(error.to_string().contains(ALL_SETTINGS), "{error}");
+            assert!(error.to_string().contains(IPV6_CONF), "{error}");
         }
     }
 }

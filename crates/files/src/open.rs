@@ -16,7 +16,7 @@ const MAX_SIZE: u64 = 64 << 20;
 /// Fix for files in Podwire's own directories.
 const REMOVE: &str = "; remove it";
 
-/// A file that exists but is not opened.
+/// Why a file that exists is not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenRefused {
     #[error("it is {kind}, not a regular file{advice}")]

@@ -179,7 +179,7 @@ impl ConfigDraft<'_> {
         check_paths(installer, &paths)?;
         match self.merged(&config).map_err(|error| error.msg.clone())?.addresses {
             Addresses::Own(_) | Addresses::Delegated(_) => Ok(()),
-            // A runtime's own network: pods without an address are a mistake in the template.
+            // A network of a runtime whose pods have no addresses is a mistake in the template.
             Addresses::Absent => Err("no addresses to assign: set \"subnet\" or \"ipam\"".to_owned()),
         }
     }

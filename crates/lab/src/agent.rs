@@ -20,6 +20,12 @@ const OVERRIDE: &str = "PODWIRE";
 pub(crate) const CONFIG: &str = "agent.toml";
 /// Timeout of one API request.
 const REQUEST_TIMEOUT: Duration = DEADLINE;
+/// Timeout of a request for the status. The status of an agent that hangs is unknown.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(3);
+/// Interval of the check whether an agent that is not ready waits in vain.
+const MISMATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// The condition of an agent whose settings differ from those in the store.
+const MISMATCH: &str = "NetworkMismatch";
 
 /// An agent in a node's namespace, with its directories inside the node's directory. It is killed on drop.
 #[derive(Debug)]
@@ -142,12 +148,17 @@ impl Agent {
     /// Waits until the agent serves ADD. If the agent exits first, the error contains the cause and the log since its start.
     pub fn wait_ready(&mut self) -> Result<()> {
         let end = Instant::now() + DEADLINE;
+        let mut check_at = Instant::now() + MISMATCH_INTERVAL;
         while !self.is_ready() {
             if let Some(ended) = self.process.take_if(|process| process.has_ended().unwrap_or(false)) {
                 let status = ended.wait()?.map_or_else(String::new, |status| format!(" with {status}"));
                 bail!("the agent exited{status}: {}", cause_first(&self.log_of_start()));
             }
-            ensure!(Instant::now() < end, "the agent is not ready after {DEADLINE:?}: {}", self.log_tail());
+            if Instant::now() >= check_at {
+                ensure!(!self.has_mismatch(), "the agent cannot become ready: {}", self.obstacles());
+                check_at = Instant::now() + MISMATCH_INTERVAL;
+            }
+            ensure!(Instant::now() < end, "the agent is not ready after {DEADLINE:?}: {}", self.obstacles());
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
@@ -216,7 +227,16 @@ impl Agent {
 
     /// Sends GET and parses the response as JSON. Any status except 200 is an error.
     pub fn get(&self, path: &str) -> Result<Value> {
-        let answer = self.client().get(path, REQUEST_TIMEOUT)?;
+        self.get_within(path, REQUEST_TIMEOUT)
+    }
+
+    /// The status of an agent that answers soon.
+    pub fn status(&self) -> Result<api::Status> {
+        Ok(serde_json::from_value(self.get_within(api::STATUS, STATUS_TIMEOUT)?)?)
+    }
+
+    fn get_within(&self, path: &str, timeout: Duration) -> Result<Value> {
+        let answer = self.client().get(path, timeout)?;
         let text = String::from_utf8_lossy(&answer.body);
         ensure!(answer.status == 200, "{path}: {} {text}", answer.status);
         serde_json::from_str(&text).with_context(|| format!("{path} did not return JSON: {text:?}"))
@@ -242,6 +262,26 @@ impl Agent {
 
     pub fn log(&self) -> Result<String> {
         fs::read_to_string(&self.log).with_context(|| format!("cannot read {}", self.log.display()))
+    }
+
+    /// Empty if the agent does not answer.
+    fn conditions(&self) -> Vec<api::Condition> {
+        self.status().map(|status| status.conditions).unwrap_or_default()
+    }
+
+    /// Only another configuration helps such an agent.
+    fn has_mismatch(&self) -> bool {
+        self.conditions().iter().any(|condition| condition.code.to_string() == MISMATCH)
+    }
+
+    /// The conditions of the agent, or the end of its log if it does not answer.
+    fn obstacles(&self) -> String {
+        let conditions = self.conditions();
+        if conditions.is_empty() {
+            return self.log_tail();
+        }
+        let lines = conditions.iter().map(|one| format!("{} {}: {}", one.code, one.object, one.message));
+        lines.collect::<Vec<_>>().join("\n")
     }
 
     /// The log since the last start.

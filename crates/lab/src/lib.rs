@@ -38,7 +38,8 @@ pub use agent::{Agent, program as agent_program};
 pub use call::{Call, Verb, with_prev_result};
 pub use cluster::{
     AttachedPod, Cluster, Extra, Families, LabState, LabStore, Matrix, MatrixCell, MatrixPod, Plan, PodPath,
-    ProgressFn, Reachability, RemovedLab, SavedLab, Tls, TransportMode, clear_saved, remove_saved,
+    PodPlacement, ProgressFn, Reachability, RemovedLab, SavedLab, Tls, TransportMode, clear_saved,
+    remove_saved,
 };
 pub use etcd::{EtcdCluster, EtcdMember};
 pub use lab::Lab;

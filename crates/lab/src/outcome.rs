@@ -1,3 +1,4 @@
+use std::fmt;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -26,6 +27,17 @@ pub struct CniError {
     pub details: String,
 }
 
+impl fmt::Display for CniError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { code, msg, details } = self;
+        write!(f, "{msg} (CNI error {code}")?;
+        if !details.is_empty() {
+            write!(f, ": {details}")?;
+        }
+        f.write_str(")")
+    }
+}
+
 impl Outcome {
     pub fn success(&self) -> bool {
         self.status.success()
@@ -46,6 +58,16 @@ impl Outcome {
             bail!("the call failed: {}", self.describe());
         }
         if self.stdout.trim().is_empty() { Ok(Value::Null) } else { self.json() }
+    }
+
+    /// Like [`Self::ok`], with the plugin's own message as the error.
+    pub fn result(&self) -> Result<Value> {
+        if !self.success()
+            && let Ok(error) = self.error()
+        {
+            bail!("{error}");
+        }
+        self.ok()
     }
 
     /// The error of a call that failed as specified: a nonzero exit code and an error object on stdout.
@@ -83,6 +105,18 @@ mod tests {
         let failed = outcome(1, r#"{"code":7,"msg":"no"}"#).ok().unwrap_err().to_string();
         assert!(failed.contains("a hint") && failed.contains("no"), "{failed}");
         assert!(outcome(0, "{").ok().is_err());
+    }
+
+    #[test]
+    fn result_fails_with_the_message_of_the_plugin() {
+        let failed = |stdout| outcome(1, stdout).result().unwrap_err().to_string();
+        assert_eq!(
+            failed(r#"{"code":100,"msg":"no free address","details":"d"}"#),
+            "no free address (CNI error 100: d)"
+        );
+        assert_eq!(failed(r#"{"code":11,"msg":"again"}"#), "again (CNI error 11)");
+        assert!(failed("no JSON").contains("a hint"));
+        assert_eq!(outcome(0, "").result().unwrap(), Value::Null);
     }
 
     #[test]

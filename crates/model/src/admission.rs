@@ -258,6 +258,7 @@ mod tests {
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
             blocks: BlockAllocation::of_default(blocks.iter().map(|text| net(text)).collect()),
             tunnel_mac: Mac::local([1; 5]),
+            macs: Vec::new(),
             version: "1".to_owned(),
             transport: None,
         }

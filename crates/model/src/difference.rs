@@ -14,6 +14,7 @@ pub fn difference(before: &NodeRecord, after: &NodeRecord) -> Option<String> {
         ("addresses", listed(&before.addresses), listed(&after.addresses)),
         ("blocks", described(&before.blocks), described(&after.blocks)),
         ("tunnel MAC", listed(&[before.tunnel_mac]), listed(&[after.tunnel_mac])),
+        ("link MAC", listed(&before.macs), listed(&after.macs)),
         ("version", before.version.clone(), after.version.clone()),
         ("transport", listed(&transport(before)), listed(&transport(after))),
     ];
@@ -50,6 +51,7 @@ mod tests {
             addresses: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
             blocks: BlockAllocation::of_default(vec!["10.2.1.0/24".parse().unwrap()]),
             tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
+            macs: Vec::new(),
             version: "0.1.0".to_owned(),
             transport: None,
         };

@@ -41,7 +41,7 @@ pub use admission::{
 pub use allocation::BlockAllocation;
 pub use block_layout::{BlockCandidates, BlockLayout, BlockLayoutError};
 pub use catalog::{
-    ApplyStep, Catalog, ObjectError, ObjectErrorCause, PlacementError, RuleCounter, StepAction,
+    ApplyStep, Catalog, ObjectError, ObjectErrorCause, PlacementError, PolicyEdit, RuleCounter, StepAction,
 };
 pub use difference::{difference, listed};
 pub use document::{API_VERSION, ClusterObject, Document, ObjectId, ObjectKind, ObjectRecord, described};

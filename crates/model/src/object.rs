@@ -145,6 +145,10 @@ pub struct NodeRecord {
     pub blocks: BlockAllocation,
     /// The MAC of its tunnel devices.
     pub tunnel_mac: Mac,
+    /// The MACs of the links with its addresses. Other nodes accept packets of its pods only from these, or through the tunnel. None:
+    /// they do not check it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub macs: Vec<Mac>,
     /// The version of podwire. Printable and short.
     #[serde(deserialize_with = "version")]
     pub version: String,
@@ -216,6 +220,7 @@ mod tests {
                 (NetworkRef::try_from("blue.front".to_owned()).unwrap(), "fd00:2:0:3::/72".parse().unwrap()),
             ]),
             tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
+            macs: Vec::new(),
             version: "0.1.0".to_owned(),
             transport: Some(Transport::Vxlan),
         }

@@ -265,6 +265,9 @@ pub struct AddNeighbour {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AddTbf {
     pub link: u32,
+    /// Identifies the qdisc. A qdisc with the same handle is changed in place, and any other root qdisc is replaced. 0: the kernel
+    /// selects one.
+    pub handle: u32,
     pub tbf: Tbf,
 }
 

@@ -1,5 +1,5 @@
 //! Kernel events about the paths to other nodes: routes to their blocks, neighbour and FDB entries of the tunnel, and the
-//! links and addresses below. Covers the socket's namespace only, so changes inside pods cause no events.
+//! links and addresses of the underlay. Covers the socket's namespace only, so changes inside pods cause no events.
 //!
 //! Changes by Podwire are reported, too. Events carry the new state, so that the reader can compare it with the desired state.
 

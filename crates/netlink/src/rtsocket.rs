@@ -133,7 +133,7 @@ mod tests {
     fn a_missing_module_is_reported_as_unsupported() {
         let refusal = || Refusal { errno: Errno::NOENT, message: None };
         let tbf = Tbf { rate_bytes: 1, burst_bytes: 1, limit_bytes: 1 };
-        let error = refused(&Op::AddTbf(AddTbf { link: 1, tbf }), refusal());
+        let error = refused(&Op::AddTbf(AddTbf { link: 1, handle: 0, tbf }), refusal());
         assert!(error.is_unsupported() && !error.is_missing(), "{error}");
         let error = refused(&Op::DelLink(1), refusal());
         assert!(error.is_missing() && !error.is_unsupported(), "{error}");

@@ -26,8 +26,8 @@ impl RtSocket {
         }
     }
 
-    /// Sets the alias by name, because the kernel does not return the index. Only if the name is free, so that no other link
-    /// gets the alias. A link that is created at this moment gets it, and it is removed again.
+    /// Sets the alias by name, because the kernel does not return the index. The alias is sent only if the name is free, so that no
+    /// other link gets it. If another process creates a link with this name at the same moment, the alias is removed from it again.
     fn add_with_alias(&mut self, add: &AddVxlan<'_>, alias: Option<&str>) -> Result<(), Error> {
         let set_alias = |alias| Op::SetLink(SetLink { alias, ..SetLink::of(LinkRef::Name(add.name)) });
         if alias.is_none() || self.index_of(add.name)?.is_some() {

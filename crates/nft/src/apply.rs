@@ -150,7 +150,7 @@ impl Firewall {
     }
 
     /// Applies a table that no other process changes, with these elements, and repairs drift. Returns the changes in words.
-    pub fn keep_table(
+    pub fn reconcile_table(
         &mut self,
         table: &Table,
         wanted: &[Element<'_>],
@@ -158,7 +158,7 @@ impl Firewall {
     ) -> Result<Vec<String>, Error> {
         let mut changes = self.lasting_drift_of(table)?;
         if !changes.is_empty() {
-            self.keep_structure(table, wanted, wanted)?;
+            self.reconcile_structure(table, wanted, wanted)?;
         }
         let difference = diff::elements(wanted, self.stored_elements(table)?);
         changes.extend(self.change_elements(table, &difference, surplus)?);
@@ -166,7 +166,7 @@ impl Firewall {
     }
 
     /// Applies a table that differs, with these elements. If that does not help, the table is replaced with all elements.
-    pub(crate) fn keep_structure(
+    pub(crate) fn reconcile_structure(
         &mut self,
         table: &Table,
         elements: &[Element<'_>],

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_is_stored_as_two_elements_or_as_one_with_two_keys() {
+    fn an_interval_has_two_elements_or_one_with_two_keys() {
         let stored = |key: Vec<Field<'static>>| {
             Element::member(TableId::of_pods(TableFamily::Inet), "s", key).stored()
         };

@@ -14,7 +14,7 @@
 //! repairs ([`Firewall::repair`]).
 //!
 //! Called by the engine for ADD, DEL, CHECK and cleanup, and by the agent. It works in the network namespace of the calling
-//! thread. It may change tables `inet podwire`, `bridge podwire`, `inet podwire-{peers,limit,clamp}-NETWORK` and
+//! thread. It may change tables `inet podwire`, `bridge podwire`, `inet podwire-{peers,limit,clamp,dscp}-NETWORK` and
 //! `inet podwire-policy`, conntrack entries of given addresses, and one bit of the mark of flows. In unmanaged tables it changes
 //! only the rules of [`accept_in_unmanaged`].
 
@@ -23,6 +23,7 @@ mod apply;
 mod condition;
 mod denied_log;
 mod diff;
+mod dscp;
 mod element;
 mod error;
 mod firewall;
@@ -49,6 +50,7 @@ pub mod desired;
 
 pub use apply::Surplus;
 pub use denied_log::{DeniedLog, DeniedPacket};
+pub use desired::dscp::Dscp;
 pub use desired::limit::ConnectionLimit;
 pub use desired::peers::PeerRules;
 pub use desired::pods::Structure;

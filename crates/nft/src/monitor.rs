@@ -40,10 +40,10 @@ const READ: &str = "read changes of the firewall";
 pub struct RulesetChange {
     /// Managed tables other than those of peers.
     pub managed: ManagedChange,
-    /// A table of peers was changed, or elements of one were deleted: see [`PeerTable::keep`](crate::PeerTable::keep).
+    /// A table of peers was changed, or elements of one were deleted: see [`PeerTable::reconcile`](crate::PeerTable::reconcile).
     pub peers: bool,
     /// The table of policies was changed by another process, or its structure by this one: see
-    /// [`Firewall::keep_policies`](crate::Firewall::keep_policies).
+    /// [`Firewall::reconcile_policies`](crate::Firewall::reconcile_policies).
     pub policies: bool,
     /// An unmanaged table, chain or rule of the IP layer was added, changed or removed: see
     /// [`unmanaged_drops`](crate::unmanaged_drops).
@@ -217,7 +217,9 @@ fn of_managed(table: &str, object: ChangedObject) -> RulesetChange {
         (_, ChangedObject::TableChainOrRule | ChangedObject::Set) => managed(ManagedChange::Structure),
         // Each element counts the connections of a pod. The kernel creates it again, so there is nothing to repair.
         (Some(NetworkTable::Limit), ChangedObject::DeletedElement) => none,
-        (Some(NetworkTable::Clamp) | None, ChangedObject::DeletedElement) => managed(ManagedChange::Elements),
+        (Some(NetworkTable::Clamp | NetworkTable::Dscp) | None, ChangedObject::DeletedElement) => {
+            managed(ManagedChange::Elements)
+        }
     }
 }
 

@@ -29,7 +29,7 @@ impl PeerTable {
     /// Applies these rules and sources, and returns the changes in words. A missing or different table gets its rules with all
     /// sources in one transaction, so that packets of peers are not dropped meanwhile. With [`Surplus::Keep`], elements of unknown
     /// peers stay.
-    pub fn keep(
+    pub fn reconcile(
         &mut self,
         rules: &PeerRules,
         sources: &[PeerSource],
@@ -39,10 +39,10 @@ impl PeerTable {
         let table = rules.table(&self.network);
         let wanted: Vec<Element<'_>> =
             sources.iter().flat_map(|source| rules.elements(table.id(), source)).collect();
-        self.firewall.keep_table(&table, &wanted, surplus)
+        self.firewall.reconcile_table(&table, &wanted, surplus)
     }
 
-    /// Adds sources to a table that `keep` applied. An error means that another process changed the table: call `keep` again.
+    /// Adds sources to a table that `reconcile` applied. An error means that another process changed the table: call `reconcile` again.
     pub fn add(&mut self, sources: &[PeerSource]) -> Result<(), Error> {
         let elements = elements(self.rules.as_ref(), &self.name, sources);
         self.firewall.add_elements(inet(&self.name), &elements)
@@ -80,7 +80,7 @@ impl Firewall {
             let removed = self.delete_table(inet(&limit.table()))?;
             return Ok(removed.then(|| format!("connections of pods of {network} are no longer limited")));
         };
-        let changes = self.keep_table(&limit.desired(per_pod), &[], Surplus::Keep)?;
+        let changes = self.reconcile_table(&limit.desired(per_pod), &[], Surplus::Keep)?;
         let sentence =
             || format!("pods of {network} may have {per_pod} connections each ({})", changes.join(", "));
         Ok((!changes.is_empty()).then(sentence))
@@ -97,7 +97,7 @@ impl Firewall {
         }
         let wanted: Vec<Element<'_>> =
             tunnels.iter().map(|tunnel| clamp::element(table.id(), tunnel)).collect();
-        let changes = self.keep_table(&table, &wanted, Surplus::Remove)?;
+        let changes = self.reconcile_table(&table, &wanted, Surplus::Remove)?;
         let names: Vec<&str> = tunnels.iter().map(IfName::as_str).collect();
         let sentence = || {
             let (names, changes) = (names.join(" and "), changes.join(", "));

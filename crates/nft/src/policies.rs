@@ -1,7 +1,7 @@
 //! The table of policies in the kernel: full load, changes of elements, and listing.
 //!
 //! ```text
-//! keep_policies ─► the table is missing or different: its sets ─► elements ─► its rules; otherwise only elements that differ
+//! reconcile_policies ─► the table is missing or different: its sets ─► elements ─► its rules; otherwise only elements that differ
 //! apply_policy  ─► elements of a change, one transaction ─► (the caller sets the groups of links) ─► remove_policy
 //! ```
 //!
@@ -52,7 +52,7 @@ impl Firewall {
     /// Applies the table of policies with these elements, and repairs drift. Returns the changes in words. A missing table gets its
     /// rules last, so that no flow is denied because of missing elements. With [`Surplus::Keep`], elements that are not wanted stay,
     /// except address ranges and intervals that overlap wanted ones.
-    pub fn keep_policies(
+    pub fn reconcile_policies(
         &mut self,
         table: &Table,
         wanted: &[PolicyElement],
@@ -61,18 +61,18 @@ impl Firewall {
         let wanted = policy_elements::elements(wanted);
         let mut changes = self.lasting_drift_of(table)?;
         if changes.is_empty() {
-            return self.keep_policy_elements(table, &wanted, surplus);
+            return self.reconcile_policy_elements(table, &wanted, surplus);
         }
         let sets = Table { chains: Vec::new(), ..table.clone() };
         match program::apply(&sets.text()) {
             Ok(()) => {
-                changes.extend(self.keep_policy_elements(table, &wanted, surplus)?);
-                self.keep_structure(table, &[], &wanted)?;
+                changes.extend(self.reconcile_policy_elements(table, &wanted, surplus)?);
+                self.reconcile_structure(table, &[], &wanted)?;
             }
             // The text itself is valid, but it conflicts with existing sets.
             Err(Error::Structure { .. } | Error::Unsupported { .. }) => {
-                self.keep_structure(table, &wanted, &wanted)?;
-                changes.extend(self.keep_policy_elements(table, &wanted, surplus)?);
+                self.reconcile_structure(table, &wanted, &wanted)?;
+                changes.extend(self.reconcile_policy_elements(table, &wanted, surplus)?);
             }
             Err(error) => return Err(error),
         }
@@ -81,7 +81,7 @@ impl Firewall {
 
     /// Changes only elements that differ. Elements that are wanted are added first, in one transaction. If an address range differs,
     /// all ranges of its family are replaced: the kernel would refuse one that begins like an existing one and ends elsewhere.
-    fn keep_policy_elements(
+    fn reconcile_policy_elements(
         &mut self,
         table: &Table,
         wanted: &[Element<'_>],
@@ -118,7 +118,7 @@ impl Firewall {
     }
 
     /// Deletes `replaced` and adds `set` in one transaction. An error means that the table differs: call
-    /// [`keep_policies`](Self::keep_policies), with larger sizes if [`Error::is_full`].
+    /// [`reconcile_policies`](Self::reconcile_policies), with larger sizes if [`Error::is_full`].
     pub fn apply_policy(&mut self, replaced: &[PolicyElement], set: &[PolicyElement]) -> Result<(), Error> {
         let added = policy_elements::elements(set);
         let deleted = keys(&policy_elements::elements(replaced));

@@ -74,7 +74,7 @@ impl Firewall {
         Ok(chains.into_iter().map(ToOwned::to_owned).collect())
     }
 
-    /// Objects that do not exist are left out.
+    /// Removes the chains with their sets. Objects that do not exist are skipped.
     fn remove_chains(&mut self, chains: &[String], generation: u32) -> Result<usize, Error> {
         let mut requests: Vec<NftRequest<'_>> = chains.iter().flat_map(|chain| deletions(chain)).collect();
         while !requests.is_empty() {

@@ -126,8 +126,8 @@ impl Firewall {
     fn reapply(&mut self, structure: &Structure<'_>, elements: &[Element<'_>]) -> Result<bool, Error> {
         for attempt in 0..TRIES {
             let tables = self.tables_of(structure)?;
-            // New rules may use new sets: without elements they would drop packets of running pods. And a chain that another process
-            // pruned before its pods were in it must not be empty this time.
+            // New rules may use new sets: without elements they would drop packets of running pods. A retry also adds the elements at
+            // once, because another process prunes chains that are empty.
             let is_filled = attempt > 0 || self.is_of_another_version(&families(&tables))?;
             let members = elements.iter().filter(|e| is_filled && matches!(e.role, Role::Member));
             match self.apply(&tables, members) {
@@ -146,8 +146,8 @@ impl Firewall {
     }
 
     fn fill(&mut self, elements: &[Element<'_>]) -> Result<Filled, Error> {
-        for some in elements.chunks(BATCH) {
-            match self.fill_some(some)? {
+        for batch in elements.chunks(BATCH) {
+            match self.fill_batch(batch)? {
                 Filled::All => {}
                 Filled::NoStructure => return Ok(Filled::NoStructure),
             }
@@ -155,7 +155,7 @@ impl Firewall {
         Ok(Filled::All)
     }
 
-    fn fill_some(&mut self, elements: &[Element<'_>]) -> Result<Filled, Error> {
+    fn fill_batch(&mut self, elements: &[Element<'_>]) -> Result<Filled, Error> {
         let mut replace = vec![Replace::No; elements.len()];
         let mut last = None;
         for _ in 0..=TRIES {

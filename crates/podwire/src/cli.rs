@@ -28,7 +28,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
-    /// Run a demo: two pods, a killed agent, repairs, cleanup
+    /// Run a demo: pods, a killed agent, repairs, tenants, cleanup
     ///
     /// The demo runs in network namespaces of its own. It removes everything that it created.
     #[command(after_long_help = examples::DEMO)]
@@ -84,21 +84,8 @@ pub(crate) enum CliCommand {
     /// Exit codes: 0, or 1 if the records are inconsistent, or if the data is stale.
     #[command(after_long_help = examples::BLOCKS)]
     Blocks(ClusterArgs),
-    /// Create or update tenants, networks, groups and policies
-    ///
-    /// The kinds are tenant, network, group, policy, profile and share.
-    ///
-    /// All documents are checked together before the first change.
-    #[command(after_long_help = examples::APPLY)]
-    Apply(objects::ApplyArgs),
-    /// Show tenants, networks, groups, policies and shares
-    #[command(after_long_help = examples::GET)]
-    Get(objects::GetArgs),
-    /// Delete tenants, networks, groups and policies
-    ///
-    /// An object that a pod or another object needs is not deleted.
-    #[command(after_long_help = examples::DELETE)]
-    Delete(objects::DeleteArgs),
+    #[command(flatten)]
+    Object(objects::ObjectCommand),
     /// Inspect attachments of pods
     #[command(subcommand, after_long_help = examples::ATTACHMENT)]
     Attachment(AttachmentCommand),
@@ -113,9 +100,6 @@ pub(crate) enum CliCommand {
     /// Exit codes: 0 if the flow is allowed, 1 if it is denied.
     #[command(after_long_help = examples::EXPLAIN)]
     Explain(ExplainArgs),
-    /// Test policies without a cluster
-    #[command(subcommand, after_long_help = examples::POLICY)]
-    Policy(PolicyCommand),
     /// Install plugin and network config for the runtime
     ///
     /// The command waits until the agent is ready, because a network config makes the runtime start pods. An agent with
@@ -139,7 +123,8 @@ impl CliCommand {
     /// Every command, except for text that does not depend on the node.
     pub(crate) fn needs_root(&self) -> bool {
         match self {
-            Self::Version(_) | Self::Explain(_) | Self::Policy(_) => false,
+            Self::Version(_) | Self::Explain(_) => false,
+            Self::Object(command) => command.needs_root(),
             Self::Agent(args) => {
                 !(args.print_config || args.print_config_reference || args.print_config_sample)
             }
@@ -152,9 +137,6 @@ impl CliCommand {
             | Self::Node(_)
             | Self::Routes(_)
             | Self::Blocks(_)
-            | Self::Apply(_)
-            | Self::Get(_)
-            | Self::Delete(_)
             | Self::Attachment(_)
             | Self::Install(_)
             | Self::Cleanup(_) => true,
@@ -171,7 +153,6 @@ impl CliCommand {
             Self::Install(_)
             | Self::Version(_)
             | Self::Explain(_)
-            | Self::Policy(_)
             | Self::Status(_)
             | Self::Doctor(_)
             | Self::Pods(_)
@@ -179,9 +160,7 @@ impl CliCommand {
             | Self::Node(_)
             | Self::Routes(_)
             | Self::Blocks(_)
-            | Self::Apply(_)
-            | Self::Get(_)
-            | Self::Delete(_)
+            | Self::Object(_)
             | Self::Attachment(_) => &[],
         }
     }
@@ -302,7 +281,7 @@ pub(crate) struct PodsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AttachmentCommand {
-    /// Show the record and the kernel state of an attachment
+    /// Show an attachment with its policies and kernel state
     ///
     /// Exit codes: 0, or 1 if a kernel object is missing.
     #[command(after_long_help = examples::ATTACHMENT_SHOW)]
@@ -311,8 +290,8 @@ pub(crate) enum AttachmentCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct ShowAttachmentArgs {
-    /// Container ID or its first characters, and an interface
-    #[arg(value_name = "CONTAINER[/IFNAME]")]
+    /// Pod, container ID or its first characters, and an interface
+    #[arg(value_name = "POD|CONTAINER[/IFNAME]")]
     pub(crate) attachment: String,
     /// Output format
     #[arg(short, long, value_enum, default_value = "table")]
@@ -439,17 +418,6 @@ pub(crate) struct ExplainArgs {
     /// YAML or JSON file with objects, pods and policies. Can be repeated
     #[arg(short, long = "file", value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum PolicyCommand {
-    /// Compare policies in files with expected verdicts
-    ///
-    /// Documents of kind PolicyTest have the expected verdicts. The other documents are read as by 'podwire explain'.
-    ///
-    /// Exit codes: 0 if all verdicts are as expected, 1 if one is not.
-    #[command(after_long_help = examples::POLICY_TEST)]
-    Test(PolicyTestArgs),
 }
 
 #[derive(Debug, Args)]

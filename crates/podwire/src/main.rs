@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{AttachmentCommand, Cli, CliCommand, NodeCommand, PolicyCommand};
+use cli::{AttachmentCommand, Cli, CliCommand, NodeCommand};
 use exit::ExitStatus;
 
 fn main() -> ExitCode {
@@ -51,12 +51,9 @@ fn run(cli: Cli) -> anyhow::Result<ExitStatus> {
         CliCommand::Node(NodeCommand::Rm(args)) => commands::node::remove(&args),
         CliCommand::Routes(args) => return commands::routes::run(&args),
         CliCommand::Blocks(args) => return commands::blocks::run(&args),
-        CliCommand::Apply(args) => commands::objects::apply(&args),
-        CliCommand::Get(args) => commands::objects::get(&args),
-        CliCommand::Delete(args) => commands::objects::delete(&args),
+        CliCommand::Object(command) => return commands::objects::run(&command),
         CliCommand::Attachment(AttachmentCommand::Show(args)) => return commands::attachment::show(&args),
         CliCommand::Explain(args) => return commands::policy::explain(&args),
-        CliCommand::Policy(PolicyCommand::Test(args)) => return commands::policy::test(&args),
         CliCommand::Install(args) => commands::install::run(&args),
         CliCommand::Cleanup(args) => commands::cleanup::run(&args),
         CliCommand::Version(args) => commands::version::run(&args),

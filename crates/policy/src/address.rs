@@ -24,7 +24,7 @@ pub(crate) struct AddressState {
     pub(crate) is_own: bool,
 }
 
-/// AddressTable that have no class of their own.
+/// Consecutive addresses that have no class of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AddressRange {
     pub(crate) first: IpAddr,
@@ -35,7 +35,7 @@ pub(crate) struct AddressRange {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AddressTable {
-    /// Sorted.
+    /// The owners of each address, sorted.
     owners: HashMap<IpAddr, Vec<AddressOwner>>,
     pub(crate) states: HashMap<IpAddr, AddressState>,
     pub(crate) ranges: Vec<AddressRange>,

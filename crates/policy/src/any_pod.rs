@@ -9,7 +9,7 @@ use crate::encode::{Entries, encode_all, encode_part};
 use crate::rules::{JudgeRule, RuleOutcome};
 use crate::traffic::TrafficSet;
 
-/// The elements for any pod with one class as its peer. Elements of profiles have priority, so they need not fit all pods.
+/// The elements that apply to every pod if the peer has a certain class. The elements of a pod's profile have priority over them.
 #[derive(Debug)]
 pub(crate) struct AnyPod {
     /// Unique. Never 0.
@@ -25,18 +25,18 @@ const MAX_ENTRIES: usize = 8;
 /// The rules that match a class, and the ports of the class.
 type AnyPodKey = (Vec<usize>, Vec<NamedPort>);
 
-/// Verdicts by what decides them.
+/// The results for all classes. Classes with the same key have the same result.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AnyPods {
     known: HashMap<AnyPodKey, Option<Arc<AnyPod>>>,
     numbers: u64,
 }
 
-/// More results than this are forgotten.
+/// With more results than this, all are forgotten and computed again.
 const MAX_KNOWN: usize = 4096;
 
 impl AnyPods {
-    /// The rules are different from now on.
+    /// Forgets all results, because the rules changed.
     pub(crate) fn clear(&mut self) {
         self.known.clear();
     }

@@ -12,7 +12,7 @@ use types::Family;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cidrs {
     uses: HashMap<IpNet, usize>,
-    /// The number of blocks by prefix length, long prefixes first. Twice: IPv4 and IPv6.
+    /// The number of blocks by prefix length, long prefixes first. One map for IPv4, one for IPv6.
     lengths: [BTreeMap<Reverse<u8>, usize>; 2],
 }
 

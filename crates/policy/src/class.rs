@@ -30,7 +30,7 @@ pub(crate) enum PeerKind {
         labels: Labels,
     },
     /// Outside of the cluster.
-    World,
+    Outside,
     /// Inside a network, without a record.
     Unknown,
 }
@@ -50,7 +50,7 @@ impl ClassKey {
     pub(crate) fn pod(&self) -> Option<&PodClass> {
         match &self.kind {
             PeerKind::Pod(pod) => Some(pod),
-            PeerKind::Node { .. } | PeerKind::World | PeerKind::Unknown => None,
+            PeerKind::Node { .. } | PeerKind::Outside | PeerKind::Unknown => None,
         }
     }
 
@@ -66,7 +66,7 @@ impl ClassKey {
                 words.push(if *is_own { "own node" } else { "node" }.to_owned());
                 push_labels(&mut words, labels);
             }
-            PeerKind::World => words.push("world".to_owned()),
+            PeerKind::Outside => words.push("world".to_owned()),
             PeerKind::Unknown => words.push("unknown".to_owned()),
         }
         words.extend(self.cidrs.iter().map(ToString::to_string));
@@ -84,7 +84,7 @@ impl PodClass {
     }
 }
 
-/// Without the values that no selector names, so that most classes keep their number when a key comes into use.
+/// Omits values that no selector names, so that most classes keep their number when a key comes into use.
 fn push_labels(words: &mut Vec<String>, labels: &Labels) {
     let named = labels.iter().filter(|(_, value)| *value != OTHER_VALUE);
     words.extend(named.map(|(key, value)| format!("{key}={value}")));

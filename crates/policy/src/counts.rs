@@ -1,3 +1,5 @@
+//! Counts for metrics.
+
 use std::collections::BTreeMap;
 use std::fmt;
 

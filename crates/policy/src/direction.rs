@@ -1,3 +1,5 @@
+//! Values per direction.
+
 use std::ops::{Index, IndexMut};
 
 use model::objects::Direction;

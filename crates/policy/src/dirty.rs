@@ -1,4 +1,4 @@
-//! What a change of the inputs affects.
+//! Finds the results that a change of the inputs affects.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,18 +12,18 @@ use crate::problems::PolicyObject;
 use crate::uses::{Reads, Uses};
 use crate::world::{NodeEntry, PodEntry, PodUid, PolicyNetwork, World, WorldChange};
 
-/// The results that must be computed again. More than necessary is allowed: equal results change nothing.
+/// The results that must be computed again. It may contain more than necessary, because an equal result changes nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
-    /// AddressTable whose class may differ.
+    /// Addresses that may get another class.
     pub(crate) addresses: BTreeSet<IpAddr>,
     /// The division into ranges may differ.
     pub(crate) ranges: bool,
-    /// Namespaces whose labels differ.
+    /// Namespaces with other labels than before.
     pub(crate) namespaces: BTreeSet<String>,
-    /// Pods whose profile may differ.
+    /// Pods that may get another profile.
     pub(crate) pods: PodScope,
-    /// Profiles whose rules may differ.
+    /// Profiles that may get other rules.
     pub(crate) rules: RuleScope,
     /// A ClusterNetworkPolicy differs.
     pub(crate) cluster_policies: bool,

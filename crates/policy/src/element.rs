@@ -11,7 +11,7 @@ use types::Protocol;
 
 use crate::world::PodUid;
 
-/// Everything that applies to a local pod. The group of its host link.
+/// The number of a profile. It is the link group of the host ends of the pods with this profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProfileId(pub u32);
 
@@ -150,8 +150,8 @@ pub enum PolicyElement {
 /// one transaction, then `profiles`, then `removed`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Delta {
-    /// Elements to delete in the transaction that adds `set`. Some have the same key as an element of `set` or overlap its range, the
-    /// others are obsolete at the same moment: the old and the new elements of a profile and class are not valid together.
+    /// Elements to delete in the transaction that adds `set`. Some have the same key as an element of `set` or overlap its range. The
+    /// others must disappear at the same moment, because old and new elements of one profile and class are not valid together.
     pub replaced: Vec<PolicyElement>,
     pub set: Vec<PolicyElement>,
     /// Local pods whose profile is new or changed.

@@ -1,6 +1,6 @@
 //! The engine: inputs, results, and the changes between them.
 
-mod settle;
+mod update;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -45,8 +45,8 @@ pub struct PolicyEngine {
     any_pods: PerDirection<AnyPods>,
     pub(crate) profiles: Profiles,
     pub(crate) suspended: Suspended,
-    /// Why each suspended policy is, with the number of elements that it would add.
-    too_large: BTreeMap<PolicyObject, settle::TooLarge>,
+    /// The reason why each suspended policy is not compiled.
+    too_large: BTreeMap<PolicyObject, update::TooLarge>,
     max_verdicts: usize,
 }
 
@@ -73,7 +73,7 @@ impl PolicyEngine {
             too_large: BTreeMap::new(),
             max_verdicts,
         };
-        engine.settle(Dirty { ranges: true, ..Dirty::default() });
+        engine.update(Dirty { ranges: true, ..Dirty::default() });
         engine
     }
 
@@ -90,7 +90,7 @@ impl PolicyEngine {
             };
             inputs.apply(change);
         }
-        self.settle(dirty)
+        self.update(dirty)
     }
 
     /// All elements, without order.

@@ -1,4 +1,4 @@
-//! Explains the verdict of a flow: rule by rule, from the lists that are compiled, but without the elements.
+//! Explains the verdict of a flow rule by rule. It reads the same lists of rules as the compiler, but not the elements.
 
 mod text;
 
@@ -34,7 +34,7 @@ pub enum FlowEnd {
     Pod(PodUid),
 }
 
-/// What the world knows about an end of a flow.
+/// An end of a flow, as the engine's inputs describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FlowParty {
     Pod {
@@ -49,7 +49,7 @@ pub enum FlowParty {
         address: Option<IpAddr>,
     },
     /// Outside of the cluster.
-    World(IpAddr),
+    Outside(IpAddr),
     /// Inside a network of the cluster, but of no known pod.
     Unknown(IpAddr),
     /// No running pod has this uid.
@@ -109,7 +109,7 @@ impl FlowParty {
     fn address(&self) -> Option<IpAddr> {
         match self {
             Self::Pod { address, .. } | Self::Node { address, .. } => *address,
-            Self::World(address) | Self::Unknown(address) => Some(*address),
+            Self::Outside(address) | Self::Unknown(address) => Some(*address),
             Self::NoPod(_) => None,
         }
     }
@@ -184,7 +184,7 @@ impl PolicyEngine {
                 None => FlowParty::NoPod(PodUid::clone(uid)),
             },
             None if self.networks.smallest(address).is_some() => FlowParty::Unknown(address),
-            None => FlowParty::World(address),
+            None => FlowParty::Outside(address),
         }
     }
 
@@ -208,7 +208,7 @@ impl PolicyEngine {
         Some(Judgement { direction, node: node.clone(), reason, verdict })
     }
 
-    /// The facts about a peer that rules read, from the view of a node.
+    /// The properties of a peer that rules read. `node` is the node that judges the flow.
     fn peer_key(&self, peer: &FlowParty, node: &NodeName) -> Option<ClassKey> {
         let kind = match peer {
             FlowParty::Pod { uid, .. } => {
@@ -218,7 +218,7 @@ impl PolicyEngine {
                 let entry = self.world.nodes.get(name).cloned().unwrap_or_default();
                 return Some(self.uses.node_class(&entry, name == node));
             }
-            FlowParty::World(_) => PeerKind::World,
+            FlowParty::Outside(_) => PeerKind::Outside,
             FlowParty::Unknown(_) => PeerKind::Unknown,
             FlowParty::NoPod(_) => return None,
         };

@@ -44,7 +44,7 @@ struct TenantSlot {
     users: usize,
 }
 
-/// TenantSlot 0 is for classes without a tenant.
+/// Slot 0 is for classes without a tenant.
 const TENANT_SLOTS: NumberSpace = NumberSpace { first: 1, count: (1 << (32 - ClassId::SLOT_SHIFT)) - 1 };
 
 impl TenantSlots {

@@ -32,7 +32,7 @@ pub(crate) enum Predicate {
     Tenants(Vec<TenantName>),
     /// Pods of all tenants except this one.
     OtherTenants(TenantName),
-    World,
+    Outside,
     OwnNode,
     OtherNodes,
 }
@@ -59,7 +59,7 @@ impl Predicate {
             }
             Self::Nodes(selector) => match &key.kind {
                 PeerKind::Node { is_own: _, labels } => selector.matches(labels),
-                PeerKind::Pod(_) | PeerKind::World | PeerKind::Unknown => false,
+                PeerKind::Pod(_) | PeerKind::Outside | PeerKind::Unknown => false,
             },
             Self::Group(tenant, group) => {
                 pod(&|pod| pod.tenant == *tenant && pod.group.as_ref() == Some(group))
@@ -68,7 +68,7 @@ impl Predicate {
             Self::Tenant(tenant) => pod(&|pod| pod.tenant == *tenant),
             Self::Tenants(tenants) => pod(&|pod| tenants.contains(&pod.tenant)),
             Self::OtherTenants(tenant) => pod(&|pod| pod.tenant != *tenant),
-            Self::World => key.kind == PeerKind::World,
+            Self::Outside => key.kind == PeerKind::Outside,
             Self::OwnNode => matches!(key.kind, PeerKind::Node { is_own: true, labels: _ }),
             Self::OtherNodes => matches!(key.kind, PeerKind::Node { is_own: false, labels: _ }),
         }

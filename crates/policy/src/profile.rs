@@ -1,4 +1,4 @@
-//! What applies to a pod: the objects that select it, and its own properties that their rules read.
+//! The key of a profile: the objects that select a pod, and the properties of the pod that their rules read.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -64,9 +64,10 @@ pub(crate) struct RuleTraffic {
     pub(crate) named: Vec<PortName>,
 }
 
-/// None: a port of any protocol.
+/// A named port of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortName {
+    /// None: any protocol.
     pub(crate) protocol: Option<Protocol>,
     pub(crate) name: String,
 }

@@ -44,7 +44,7 @@ pub(crate) struct PairEntries {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KnownEntries(HashMap<Vec<u64>, Option<Entries>>);
 
-/// More signatures than this are forgotten.
+/// With more signatures than this, all are forgotten and computed again.
 const MAX_KNOWN: usize = 256;
 
 /// The verdicts for peers without entries.
@@ -61,7 +61,7 @@ pub(crate) struct PeerBase {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProfileNumbers {
     pub(crate) id: ProfileId,
-    /// The slot of its tenant.
+    /// The slot of its tenant: the upper bits of the classes of the tenant's pods.
     pub(crate) slot: u32,
 }
 
@@ -82,7 +82,7 @@ impl PairEntries {
     }
 }
 
-/// What the compilation of all profiles reads.
+/// The inputs of the compilation that are the same for all profiles.
 #[derive(Clone, Copy)]
 pub(crate) struct SideInputs<'a> {
     pub(crate) classes: &'a Classes,
@@ -91,7 +91,7 @@ pub(crate) struct SideInputs<'a> {
 }
 
 impl RulePlan {
-    /// `acquire` adds a user to a predicate.
+    /// `acquire` counts this plan as a user of a predicate.
     pub(crate) fn new(rules: Vec<JudgeRule>, mut acquire: impl FnMut(&Predicate) -> PredicateIndex) -> Self {
         let predicates = rules.iter().map(|rule| match &rule.peers {
             RulePeers::All => None,
@@ -144,10 +144,10 @@ impl PeerBase {
     /// The base that fits typical peers.
     pub(crate) fn new(plan: &RulePlan, inputs: SideInputs<'_>, tenant: &TenantName) -> Self {
         let any_peer = plan.accepted_of_key(inputs, &typical_pod(tenant.clone()));
-        let world = plan.accepted_of_key(inputs, &ClassKey { kind: PeerKind::World, cidrs: Vec::new() });
+        let outside = plan.accepted_of_key(inputs, &ClassKey { kind: PeerKind::Outside, cidrs: Vec::new() });
         let other = plan.accepted_of_key(inputs, &typical_pod(other_tenant(tenant)));
         Self {
-            no_tenant: verdict_for(&world, &any_peer),
+            no_tenant: verdict_for(&outside, &any_peer),
             other_tenants: verdict_for(&other, &any_peer),
             any_peer,
         }
@@ -266,7 +266,7 @@ impl<'a> PairCompiler<'a> {
         entries
     }
 
-    /// Writes everything that decides the entries of a class: the rules that match, the base, and named ports.
+    /// Computes the signature of a class, which is everything that decides its entries: the rules that match, the base, and named ports.
     fn sign(&mut self, plan: &RulePlan, index: ClassIndex, class: &ClassEntry) {
         self.signature.clear();
         self.signature.resize(plan.rules.len().div_ceil(64), 0);

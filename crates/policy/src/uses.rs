@@ -1,4 +1,4 @@
-//! What the objects in force distinguish: label keys, named ports and address blocks. Classes are divided by nothing else.
+//! The properties of peers that rules read: labels, named ports and address blocks. Peers that differ in nothing else have one class.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -112,7 +112,7 @@ impl LabelUses {
     }
 }
 
-/// A policy whose peers are classified.
+/// An object with rules that read properties of peers.
 pub(crate) trait Reads {
     fn each_use<'a>(&'a self, visit: &mut dyn FnMut(Use<'a>));
 }
@@ -165,7 +165,7 @@ impl Uses {
         }
     }
 
-    /// The blocks that contain an address belong to the class of all addresses of the node.
+    /// All addresses of a node have one class, with the blocks that contain any of them.
     pub(crate) fn node_class(&self, node: &NodeEntry, is_own: bool) -> ClassKey {
         let mut cidrs: Vec<IpNet> =
             node.addresses.iter().filter_map(|address| self.cidrs.smallest(*address)).collect();

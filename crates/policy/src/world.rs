@@ -21,7 +21,7 @@ pub struct PodEntry {
     pub name: NamespacedName,
     pub node: NodeName,
     pub identity: Arc<Identity>,
-    /// None if the pod uses the network of its node: then it is never a subject of policies, and as a peer it is its node.
+    /// None if the pod uses the network of its node: then no policy applies to it, and as a peer it counts as its node.
     pub addresses: Option<Vec<IpAddr>>,
     pub phase: PodPhase,
 }

@@ -33,7 +33,7 @@ pub(crate) fn parsed<T: std::str::FromStr>(text: &str) -> T {
     text.parse().unwrap_or_else(|_| panic!("{text:?} is invalid"))
 }
 
-/// A name type.
+/// A name of any type.
 pub(crate) fn named<'a, T: TryFrom<&'a str>>(text: &'a str) -> T {
     T::try_from(text).unwrap_or_else(|_| panic!("{text:?} is not a name"))
 }
@@ -72,7 +72,7 @@ fn requirement(item: &str) -> LabelRequirement {
     LabelRequirement { key: key.to_owned(), operator }
 }
 
-/// `tcp/80` and the like.
+/// See the table above.
 pub fn port(text: &str) -> (Protocol, PortMatch) {
     let Some((protocol, port)) = text.split_once('/') else { return (parsed(text), PortMatch::All) };
     let is_number = port.starts_with(|first: char| first.is_ascii_digit());
@@ -101,7 +101,7 @@ pub fn cluster() -> World {
 }
 
 /// A node with a status address of each family and the gateways of its blocks.
-pub fn node(name: &str, number: usize, with: &str) -> WorldChange {
+pub fn node(name: &str, number: usize, node_labels: &str) -> WorldChange {
     let addresses = [
         format!("192.168.0.{number}"),
         format!("fd00:1::{number}"),
@@ -109,7 +109,7 @@ pub fn node(name: &str, number: usize, with: &str) -> WorldChange {
         format!("fd00:88::{number}:1"),
     ];
     let addresses = addresses.iter().map(|text| parsed(text)).collect();
-    WorldChange::SetNode(named(name), NodeEntry { addresses, labels: labels(with) })
+    WorldChange::SetNode(named(name), NodeEntry { addresses, labels: labels(node_labels) })
 }
 
 pub fn network(tenant: &str, id: &str, subnets: &[&str]) -> WorldChange {
@@ -121,18 +121,18 @@ pub fn network(tenant: &str, id: &str, subnets: &[&str]) -> WorldChange {
     })
 }
 
-pub fn namespace(name: &str, with: &str) -> WorldChange {
-    WorldChange::SetNamespace(name.to_owned(), labels(with))
+pub fn namespace(name: &str, namespace_labels: &str) -> WorldChange {
+    WorldChange::SetNamespace(name.to_owned(), labels(namespace_labels))
 }
 
 /// A running pod on the local node, in the default network, with the addresses `10.83.1.NUMBER` and `fd00:88::1:NUMBER`.
-pub fn pod(name: &str, number: u8, with: &str) -> PodBuilder {
+pub fn pod(name: &str, number: u8, pod_labels: &str) -> PodBuilder {
     let (namespace, short) = name.split_once('/').unwrap_or_else(|| panic!("{name:?} is not namespace/name"));
     let namespace = (!namespace.is_empty()).then(|| namespace.to_owned());
     let identity = Identity {
         placement: Placement::default(),
         namespace: namespace.clone(),
-        labels: labels(with),
+        labels: labels(pod_labels),
         ports: Vec::new(),
     };
     PodBuilder(PodEntry {

@@ -1,4 +1,4 @@
-//! What the kernel does with a set of elements: the class of the peer, then the maps in the order of [`VerdictKey`].
+//! Interprets a set of elements as the kernel does: it looks up the class of the peer, then the maps in the order of [`VerdictKey`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -10,18 +10,18 @@ use types::{Family, Protocol};
 
 use crate::Flow;
 
-/// The maps of the firewall.
+/// A model of the kernel: the maps of the firewall.
 #[derive(Debug, Clone, Default)]
 pub struct Kernel {
     elements: BTreeSet<PolicyElement>,
     classes: HashMap<IpAddr, ClassId>,
-    address_ranges: BTreeMap<Family, IntervalSet<IpAddr, ClassId>>,
+    address_ranges: BTreeMap<Family, IntervalMap<IpAddr, ClassId>>,
     verdicts: HashMap<(Direction, VerdictKey), PolicyVerdict>,
-    port_ranges: HashMap<(Direction, RangeScope, Protocol), IntervalSet<u16, PolicyVerdict>>,
-    class_ranges: HashMap<(Direction, ProfileId), IntervalSet<ClassId, PolicyVerdict>>,
+    port_ranges: HashMap<(Direction, RangeScope, Protocol), IntervalMap<u16, PolicyVerdict>>,
+    class_ranges: HashMap<(Direction, ProfileId), IntervalMap<ClassId, PolicyVerdict>>,
 }
 
-/// An operation that the kernel or the design refuses.
+/// An operation that the kernel refuses, or that the engine must never request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RefusedElement {
     KeyExists(PolicyElement),
@@ -50,11 +50,11 @@ enum RangeScope {
     AnyPeer(ProfileId),
 }
 
-/// IntervalSet that do not overlap: first to (last, value).
+/// Intervals that do not overlap. The key is the first member, the value has the last member and the mapped value.
 #[derive(Debug, Clone)]
-struct IntervalSet<K, V>(BTreeMap<K, (K, V)>);
+struct IntervalMap<K, V>(BTreeMap<K, (K, V)>);
 
-impl<K: Ord + Copy, V: Copy> IntervalSet<K, V> {
+impl<K: Ord + Copy, V: Copy> IntervalMap<K, V> {
     fn get(&self, key: K) -> Option<V> {
         let (_, (last, value)) = self.0.range(..=key).next_back()?;
         (key <= *last).then_some(*value)
@@ -70,7 +70,7 @@ impl<K: Ord + Copy, V: Copy> IntervalSet<K, V> {
     }
 }
 
-impl<K, V> Default for IntervalSet<K, V> {
+impl<K, V> Default for IntervalMap<K, V> {
     fn default() -> Self {
         Self(BTreeMap::new())
     }

@@ -37,19 +37,23 @@ impl Node {
         let Delta { replaced, set, profiles, removed } = self.engine.apply(changes);
 
         self.kernel.transaction(replaced, set).map_err(|refused| format!("replaced and set: {refused}"))?;
-        self.keeps(&unchanged, "after set")?;
+        self.check_unchanged(&unchanged, "after set")?;
         self.profiles.extend(profiles);
-        self.keeps(&unchanged, "after profiles")?;
+        self.check_unchanged(&unchanged, "after profiles")?;
         self.kernel.transaction(removed, []).map_err(|refused| format!("removed: {refused}"))?;
 
         self.world = world;
         self.profiles.retain(|uid, _| is_judged(&self.world, uid));
-        self.agrees_with_the_engine()?;
+        self.check_elements_and_profiles()?;
         compare::compare_flows(&self.world, (&self.kernel, &self.profiles), &flows)
             .map_err(|mismatch| format!("at the end: {mismatch}"))
     }
 
-    fn keeps(&self, unchanged: &[(JudgedFlow, policy::PolicyVerdict)], step: &str) -> Result<(), String> {
+    fn check_unchanged(
+        &self,
+        unchanged: &[(JudgedFlow, policy::PolicyVerdict)],
+        step: &str,
+    ) -> Result<(), String> {
         for (flow, verdict) in unchanged {
             let found = compare::found(&self.kernel, &self.profiles, flow);
             if found != *verdict {
@@ -59,7 +63,7 @@ impl Node {
         Ok(())
     }
 
-    fn agrees_with_the_engine(&self) -> Result<(), String> {
+    fn check_elements_and_profiles(&self) -> Result<(), String> {
         let (missing, unexpected) = compare::difference(&self.kernel, self.engine.elements());
         if !missing.is_empty() || !unexpected.is_empty() {
             return Err(format!("the kernel lacks {missing:?} and has left {unexpected:?}"));
@@ -72,8 +76,8 @@ impl Node {
     }
 }
 
-/// Only then the steps of a delta keep all unchanged flows. Several changes together can lead through verdicts that none of them has
-/// alone. A policy that goes can unite classes that the earlier profiles still distinguish.
+/// Whether each step of a delta must keep the verdicts of all unchanged flows. Several changes at once may cause verdicts in between
+/// that none of them causes alone. If a policy is removed or replaced, classes may be united that earlier profiles still distinguish.
 fn keeps_distinctions(changes: &[WorldChange], world: &World) -> bool {
     let [change] = changes else { return false };
     match change {
@@ -113,7 +117,7 @@ fn is_judged(world: &World, uid: &PodUid) -> bool {
 }
 
 #[test]
-fn d_changes_keep_unchanged_flows_and_end_with_the_verdicts_of_the_naive_model() {
+fn d_changes_keep_unchanged_flows_and_match_the_naive_model() {
     const STEPS: usize = 25;
     let (mut total, mut steps) = (0, 0);
     for seed in common::seeds(20) {

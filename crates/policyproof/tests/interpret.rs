@@ -72,7 +72,7 @@ fn d_flows_without_ports_match_no_element_with_ports() {
 }
 
 #[test]
-fn d_an_address_has_its_own_class_before_a_range_and_self_before_both() {
+fn d_class_self_comes_before_an_address_and_an_address_before_a_range() {
     let other = ClassId(ClassId::FIRST + 1);
     let elements = [
         address(),

@@ -35,7 +35,7 @@ struct Setup {
 }
 
 /// Fields are dropped from top to bottom.
-struct World {
+struct Testbed {
     _agent: Option<Service>,
     podman: Podman,
     programs: Programs,
@@ -45,7 +45,7 @@ struct World {
     setup: Setup,
 }
 
-impl World {
+impl Testbed {
     fn new(test: &str, setup: Setup) -> Self {
         let lab = Lab::new(&format!("podman-{test}-{}", setup.label)).unwrap();
         let node = lab.node("n1").unwrap();
@@ -59,12 +59,12 @@ impl World {
             agent
         });
         let podman = Podman::new(&machine).unwrap();
-        let world = Self { _agent: agent, podman, programs, machine, node, lab, setup };
+        let testbed = Self { _agent: agent, podman, programs, machine, node, lab, setup };
         if !setup.agent {
-            install_plugins(&world.machine).unwrap();
-            world.add_network("podwire", setup.mode, "10.70.0.0/24,fd00:70::/64");
+            install_plugins(&testbed.machine).unwrap();
+            testbed.add_network("podwire", setup.mode, "10.70.0.0/24,fd00:70::/64");
         }
-        world
+        testbed
     }
 
     /// Adds a network as an operator does.
@@ -146,38 +146,38 @@ impl World {
 #[test]
 fn b18_podman_containers_reach_each_other_and_leave_no_objects() {
     for setup in ALL {
-        let world = World::new("run", setup);
-        let before = world.before_containers();
-        world.run("a", &[]);
-        world.run("b", &[]);
-        world.expect_pings("a", &world.addresses("b", "podwire"));
-        world.expect_pings("b", &world.addresses("a", "podwire"));
+        let testbed = Testbed::new("run", setup);
+        let before = testbed.before_containers();
+        testbed.run("a", &[]);
+        testbed.run("b", &[]);
+        testbed.expect_pings("a", &testbed.addresses("b", "podwire"));
+        testbed.expect_pings("b", &testbed.addresses("a", "podwire"));
         for container in ["a", "b"] {
-            world.podman.remove(container).unwrap();
+            testbed.podman.remove(container).unwrap();
         }
-        world.expect_nothing_left(&before);
+        testbed.expect_nothing_left(&before);
     }
 }
 
 #[test]
 fn b18_a_published_port_is_forwarded_until_the_container_is_removed() {
     for setup in [STANDALONE, AGENT] {
-        let world = World::new("port", setup);
-        let outside = world.lab.node("outside").unwrap();
-        let here = CableEnd { ns: &world.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
+        let testbed = Testbed::new("port", setup);
+        let outside = testbed.lab.node("outside").unwrap();
+        let here = CableEnd { ns: &testbed.node, dev: "up0", addresses: &["192.0.2.1/24", "2001:db8::1/64"] };
         let there = CableEnd { ns: &outside, dev: "eth0", addresses: &["192.0.2.2/24", "2001:db8::2/64"] };
-        world.lab.wire(&here, &there).unwrap();
-        let before = world.before_containers();
-        world.run("web", &["-p", "8080:80", "--hostname", "web"]);
+        testbed.lab.wire(&here, &there).unwrap();
+        let before = testbed.before_containers();
+        testbed.run("web", &["-p", "8080:80", "--hostname", "web"]);
         let serve = "echo hello from $(hostname) > /www/index.html; httpd -p 80 -h /www";
-        world.podman.exec("web", &["sh", "-c", serve]).unwrap();
+        testbed.podman.exec("web", &["sh", "-c", serve]).unwrap();
         let servers = ["192.0.2.1:8080", "[2001:db8::1]:8080"].map(|server| server.parse().unwrap());
         for server in servers {
             let page = get(&outside, server).unwrap();
             assert!(page.ends_with("hello from web\n"), "{server}: {page:?}");
         }
-        world.podman.remove("web").unwrap();
-        world.expect_nothing_left(&before);
+        testbed.podman.remove("web").unwrap();
+        testbed.expect_nothing_left(&before);
         for server in servers {
             let error = get(&outside, server).unwrap_err();
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{server}");
@@ -188,27 +188,27 @@ fn b18_a_published_port_is_forwarded_until_the_container_is_removed() {
 #[test]
 fn b18_podman_can_request_addresses_and_duplicates_are_rejected() {
     for setup in [STANDALONE, AGENT] {
-        let world = World::new("ip", setup);
-        let before = world.before_containers();
-        world.run("probe", &[]);
+        let testbed = Testbed::new("ip", setup);
+        let before = testbed.before_containers();
+        testbed.run("probe", &[]);
         // In the same subnets as a container without requested addresses.
         let requested: Vec<IpAddr> =
-            world.addresses("probe", "podwire").into_iter().map(with_host_77).collect();
+            testbed.addresses("probe", "podwire").into_iter().map(with_host_77).collect();
         let [v4, v6] = [0, 1].map(|family| requested[family].to_string());
         let options = ["--ip", &v4, "--ip6", &v6];
-        world.run("chosen", &options);
-        assert_eq!(world.addresses("chosen", "podwire"), requested);
-        world.expect_pings("probe", &requested);
-        let refused = world
+        testbed.run("chosen", &options);
+        assert_eq!(testbed.addresses("chosen", "podwire"), requested);
+        testbed.expect_pings("probe", &requested);
+        let refused = testbed
             .podman
             .try_run("second", &[&["--network", "podwire"], options.as_slice()].concat())
             .unwrap();
         assert!(!refused.success() && refused.stderr.contains(&v4), "{}", refused.stderr);
-        world.expect_pings("probe", &requested);
+        testbed.expect_pings("probe", &requested);
         for container in ["probe", "chosen", "second"] {
-            world.podman.remove(container).unwrap();
+            testbed.podman.remove(container).unwrap();
         }
-        world.expect_nothing_left(&before);
+        testbed.expect_nothing_left(&before);
     }
 }
 
@@ -226,77 +226,77 @@ fn with_host_77(address: IpAddr) -> IpAddr {
 #[test]
 fn b18_podman_connects_a_running_container_to_networks_and_disconnects_it() {
     for setup in [STANDALONE, AGENT] {
-        let world = World::new("connect", setup);
-        world.add_network("second", "bridge", "10.71.0.0/24,fd00:71::/64");
+        let testbed = Testbed::new("connect", setup);
+        testbed.add_network("second", "bridge", "10.71.0.0/24,fd00:71::/64");
         for network in ["podwire", "second"] {
-            world.podman.run("first", &["--network", network]).unwrap();
-            world.podman.remove("first").unwrap();
+            testbed.podman.run("first", &["--network", network]).unwrap();
+            testbed.podman.remove("first").unwrap();
         }
-        let before = Traces::after_first(&world.node, &world.machine);
-        world.run("a", &[]);
-        world.run("b", &[]);
-        world.podman.run("peer", &["--network", "second"]).unwrap();
-        let (first, peer) = (world.addresses("b", "podwire"), world.addresses("peer", "second"));
+        let before = Traces::after_first(&testbed.node, &testbed.machine);
+        testbed.run("a", &[]);
+        testbed.run("b", &[]);
+        testbed.podman.run("peer", &["--network", "second"]).unwrap();
+        let (first, peer) = (testbed.addresses("b", "podwire"), testbed.addresses("peer", "second"));
 
-        world.podman.sh(&["network", "connect", "second", "a"]).unwrap();
-        world.expect_pings("a", &first);
-        world.expect_pings("a", &peer);
-        world.expect_pings("peer", &world.addresses("a", "second"));
-        world.podman.sh(&["network", "disconnect", "podwire", "a"]).unwrap();
-        assert_eq!(world.addresses("a", "podwire"), Vec::<IpAddr>::new());
-        assert_eq!(world.claims().len(), 2, "the addresses of b: {:?}", world.claims());
-        world.expect_default_routes("a", ["10.71.0.1", "fd00:71::1"]);
-        world.expect_pings("a", &peer);
-        world.podman.sh(&["network", "connect", "podwire", "a"]).unwrap();
-        world.expect_pings("a", &first);
-        world.expect_pings("b", &world.addresses("a", "podwire"));
+        testbed.podman.sh(&["network", "connect", "second", "a"]).unwrap();
+        testbed.expect_pings("a", &first);
+        testbed.expect_pings("a", &peer);
+        testbed.expect_pings("peer", &testbed.addresses("a", "second"));
+        testbed.podman.sh(&["network", "disconnect", "podwire", "a"]).unwrap();
+        assert_eq!(testbed.addresses("a", "podwire"), Vec::<IpAddr>::new());
+        assert_eq!(testbed.claims().len(), 2, "the addresses of b: {:?}", testbed.claims());
+        testbed.expect_default_routes("a", ["10.71.0.1", "fd00:71::1"]);
+        testbed.expect_pings("a", &peer);
+        testbed.podman.sh(&["network", "connect", "podwire", "a"]).unwrap();
+        testbed.expect_pings("a", &first);
+        testbed.expect_pings("b", &testbed.addresses("a", "podwire"));
         for container in ["a", "b", "peer"] {
-            world.podman.remove(container).unwrap();
+            testbed.podman.remove(container).unwrap();
         }
-        world.expect_nothing_left(&before);
+        testbed.expect_nothing_left(&before);
     }
 }
 
 #[test]
 fn b18_twenty_parallel_podman_containers_have_unique_addresses() {
     for setup in [STANDALONE, AGENT] {
-        let world = World::new("many", setup);
-        let before = world.before_containers();
+        let testbed = Testbed::new("many", setup);
+        let before = testbed.before_containers();
         let names: Vec<String> = (0..PARALLEL).map(|number| format!("c{number}")).collect();
         std::thread::scope(|scope| {
             for name in &names {
-                scope.spawn(|| world.run(name, &[]));
+                scope.spawn(|| testbed.run(name, &[]));
             }
         });
         let addresses: BTreeSet<IpAddr> =
-            names.iter().flat_map(|name| world.addresses(name, "podwire")).collect();
+            names.iter().flat_map(|name| testbed.addresses(name, "podwire")).collect();
         assert_eq!(addresses.len(), 2 * PARALLEL, "{addresses:?}");
-        assert_eq!(world.claims().len(), 2 * PARALLEL);
-        world.expect_pings("c0", &world.addresses("c19", "podwire"));
+        assert_eq!(testbed.claims().len(), 2 * PARALLEL);
+        testbed.expect_pings("c0", &testbed.addresses("c19", "podwire"));
         std::thread::scope(|scope| {
             for name in &names {
-                scope.spawn(|| world.podman.remove(name).unwrap());
+                scope.spawn(|| testbed.podman.remove(name).unwrap());
             }
         });
-        world.expect_nothing_left(&before);
+        testbed.expect_nothing_left(&before);
     }
 }
 
 /// podman's default network is 10.88.0.0/16.
 #[test]
 fn b10_the_default_networks_of_podman_and_podwire_coexist() {
-    let world = World::new("coexist", AGENT);
-    world.podman.run("other", &[]).unwrap();
-    world.run("a", &[]);
-    world.run("b", &[]);
-    let other = world.addresses("other", "podman");
+    let testbed = Testbed::new("coexist", AGENT);
+    testbed.podman.run("other", &[]).unwrap();
+    testbed.run("a", &[]);
+    testbed.run("b", &[]);
+    let other = testbed.addresses("other", "podman");
     assert!(other[0].to_string().starts_with("10.88."), "{other:?}");
-    world.expect_pings("a", &world.addresses("b", "podwire"));
+    testbed.expect_pings("a", &testbed.addresses("b", "podwire"));
     // The node reaches both, and `doctor` reports no overlap.
-    for address in [other[0], world.addresses("a", "podwire")[0]] {
-        world.machine.sh(&["ping", "-c", "1", "-W", "5", &address.to_string()]).unwrap();
+    for address in [other[0], testbed.addresses("a", "podwire")[0]] {
+        testbed.machine.sh(&["ping", "-c", "1", "-W", "5", &address.to_string()]).unwrap();
     }
-    assert_eq!(world.overlaps(), Vec::<String>::new());
+    assert_eq!(testbed.overlaps(), Vec::<String>::new());
 }
 
 #[test]

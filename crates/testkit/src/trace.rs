@@ -22,7 +22,7 @@ use crate::{Call, DEADLINE, Ns, Outcome, Plugin, wait_for_group};
 mod held;
 mod sys;
 
-pub use held::HeldThread;
+pub use held::{HeldThread, kill_at_stop_of_thread};
 use sys::WaitStatus;
 
 #[derive(Debug)]

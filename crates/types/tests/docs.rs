@@ -33,7 +33,7 @@ fn has_ending(path: &Path, ending: &str) -> bool {
     path.extension().is_some_and(|found| found == ending)
 }
 
-/// What stands between backticks outside of code blocks.
+/// The texts between backticks outside of code blocks.
 fn spans(text: &str) -> impl Iterator<Item = &str> {
     text.split("```").step_by(2).flat_map(|part| part.split('`').skip(1).step_by(2))
 }
@@ -43,7 +43,7 @@ fn spans(text: &str) -> impl Iterator<Item = &str> {
 struct Names {
     /// Items, enum variants and modules, of all crates.
     defined: BTreeSet<String>,
-    /// All that occur in a crate: an item may be defined in another one and exported again.
+    /// All words in the sources of a crate, because it may export an item that another crate defines.
     by_crate: BTreeMap<String, BTreeSet<String>>,
 }
 

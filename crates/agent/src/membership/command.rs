@@ -11,15 +11,16 @@ use types::{NetworkRef, NodeName};
 
 use super::ask_error::AskError;
 use super::block_requests::{BlockRequest, BlockRequestError};
+use super::cluster_pods::{ClusterPod, read_pods};
 use super::contact::Contact;
 use super::former_schema::FormerSchema;
 use super::join::{JoinError, Registry};
-use super::object_changes::{ObjectChanges, change_objects};
+use super::object_changes::{ChangedObjects, ObjectChanges, change_objects};
 
 /// How often a read is repeated if the object changed meanwhile. Also the limit of transactions for the claims of a removed
 /// node.
 pub(crate) const TRIES: u32 = 20;
-/// Claims that are deleted in one transaction.
+/// Claims or pods that are deleted in one transaction.
 const CLAIMS_PER_COMMIT: usize = 100;
 
 #[derive(Debug)]
@@ -34,10 +35,12 @@ pub(crate) enum MembershipCommand {
 pub(crate) enum StoreQuery {
     /// Lists the whole store.
     ReadContents(oneshot::Sender<Result<StoreContents, AskError>>),
+    /// Lists the pods of other nodes.
+    ReadPods(oneshot::Sender<Result<Vec<ClusterPod>, AskError>>),
     /// Removes a node permanently. Returns the blocks that it freed.
     Remove { name: NodeName, force: bool, done: oneshot::Sender<Result<Vec<IpNet>, AskError>> },
     /// Checks and changes objects.
-    ChangeObjects { changes: Box<ObjectChanges>, done: oneshot::Sender<Result<api::ObjectSteps, AskError>> },
+    ChangeObjects { changes: Box<ObjectChanges>, done: oneshot::Sender<Result<ChangedObjects, AskError>> },
 }
 
 /// The contents of the store.
@@ -68,6 +71,7 @@ impl StoreQuery {
     pub(crate) fn refuse(self, reason: AskError) {
         match self {
             Self::ReadContents(done) => drop(done.send(Err(reason))),
+            Self::ReadPods(done) => drop(done.send(Err(reason))),
             Self::Remove { done, .. } => drop(done.send(Err(reason))),
             Self::ChangeObjects { done, .. } => drop(done.send(Err(reason))),
         }
@@ -77,6 +81,7 @@ impl StoreQuery {
     pub(crate) fn is_abandoned(&self) -> bool {
         match self {
             Self::ReadContents(done) => done.is_closed(),
+            Self::ReadPods(done) => done.is_closed(),
             Self::Remove { done, .. } => done.is_closed(),
             Self::ChangeObjects { done, .. } => done.is_closed(),
         }
@@ -91,6 +96,14 @@ impl StoreQuery {
                     Ok(_) | Err(_) => contact.answered(),
                 }
                 drop(done.send(contents.map_err(AskError::from)));
+            }
+            Self::ReadPods(done) => {
+                let pods = read_pods(&registry, &own).await;
+                match &pods {
+                    Ok(_) => contact.answered(),
+                    Err(error) => contact.query_failed(error),
+                }
+                drop(done.send(pods.map_err(AskError::from)));
             }
             Self::ChangeObjects { changes, done } => {
                 let changed = change_objects(&registry, &own, &changes).await;
@@ -155,7 +168,10 @@ async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec
         }
         let mut claims = claims_of(registry, name).await?;
         if record.is_none() && claims.is_empty() {
-            return if freed.is_empty() { Err(AskError::NotFound(name.clone())) } else { Ok(freed) };
+            // Another removal may have ended before it removed the pods.
+            let had_pods = remove_pods(registry, name).await?;
+            let is_unknown = freed.is_empty() && had_pods == HadPods::No;
+            return if is_unknown { Err(AskError::NotFound(name.clone())) } else { Ok(freed) };
         }
         let is_alive = store.get(&alive).await?.is_some();
         if is_alive && !force {
@@ -176,11 +192,34 @@ async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec
         if let CommitOutcome::Done { .. } = store.commit(&compares, &changes).await? {
             freed.extend(claims.into_iter().map(|(_, block)| block));
             if is_last {
+                remove_pods(registry, name).await?;
                 return Ok(freed);
             }
         }
     }
     Err(AskError::Contended(name.clone()))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HadPods {
+    Yes,
+    No,
+}
+
+/// Removes the records of a node's pods after its own record, without which other nodes ignore them. If the node is a member again
+/// meanwhile, its agent removes those that do not exist.
+async fn remove_pods(registry: &Registry, name: &NodeName) -> Result<HadPods, AskError> {
+    let Registry { store, layout } = registry;
+    let keys = store.keys(&layout.node_pods(name)).await?;
+    let had_pods = if keys.is_empty() { HadPods::No } else { HadPods::Yes };
+    for keys in keys.chunks(CLAIMS_PER_COMMIT) {
+        let changes: Vec<Change> = keys.iter().cloned().map(Change::Delete).collect();
+        match store.commit(&[Compare::Absent(layout.node(name))], &changes).await? {
+            CommitOutcome::Done { .. } => {}
+            CommitOutcome::Refused => break,
+        }
+    }
+    Ok(had_pods)
 }
 
 /// A record of a newer version is never removed, and a corrupt one only with `force`, because its content is unknown.

@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use types::{Digest, Mac, NodeName};
 
 use super::ask_error::AskError;
+use super::cluster_pods::ClusterPod;
 use super::command::{MembershipCommand, StoreContents, StoreQuery};
 use super::contact::{Age, Contact};
 use super::networks::NetworkLayouts;
@@ -23,6 +24,7 @@ use super::object_changes::ObjectChanges;
 use super::shared::SharedMembership;
 use super::{ClusterError, ClusterThread, MembershipParts, ThreadExitGuard, store_config};
 use crate::clock::unix_time;
+use crate::identities::{IdentityObserver, ObserverParts, observer};
 use crate::peers::inputs::PeerContents;
 use crate::peers::{KnownPeers, PeerInputs, PeerQuery, PeerReportReceivers};
 use crate::policies::Policies;
@@ -31,6 +33,8 @@ use crate::thread::AgentThread;
 
 /// How long a query waits for the store.
 const TIMEOUT: Duration = Duration::from_secs(8);
+/// How long the answer to a change waits until this node knows the change.
+const OBSERVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Why a query cannot be answered from the copy.
 const NO_COPY: &str = "this node has no saved state of the cluster";
 /// How long each thread may take to end.
@@ -55,6 +59,7 @@ pub(crate) struct Membership {
     store: Store,
     peers: PeerInputs,
     policies: Arc<Policies>,
+    identities: IdentityObserver,
     commands: (mpsc::Sender<MembershipCommand>, mpsc::Receiver<MembershipCommand>),
 }
 
@@ -91,6 +96,7 @@ impl Membership {
         let record = NodeRecord {
             name: name.clone(),
             tunnel_mac: Mac::local(Digest::of(&["tunnel", uid.as_str()]).first5()),
+            macs: Vec::new(),
             uid,
             addresses: Vec::new(),
             blocks: BlockAllocation::default(),
@@ -122,6 +128,14 @@ impl Membership {
         };
         shared.explain_waiting(&store.describe());
         let policies = parts.policies;
+        let identities = observer(ObserverParts {
+            own: name,
+            config: Arc::clone(&config),
+            layout: config.layout.clone(),
+            policies: Arc::clone(&policies),
+            peers: saved_peers.clone(),
+            pods: shared.node_state.pods(),
+        });
         Ok(Self {
             shared,
             record,
@@ -133,6 +147,7 @@ impl Membership {
             store,
             peers,
             policies,
+            identities,
             commands,
         })
     }
@@ -170,6 +185,7 @@ impl Membership {
             store,
             peers,
             policies,
+            identities,
             commands,
         } = self;
         let (commands, waiting) = commands;
@@ -192,6 +208,7 @@ impl Membership {
             store,
             peers: peers.clone(),
             policies,
+            identities,
             reports: reports.clone(),
             commands: waiting,
             stop: stopped,
@@ -316,7 +333,19 @@ impl MembershipHandle {
     /// Checks objects against all others and writes them to the store.
     pub(crate) async fn change_objects(&self, changes: ObjectChanges) -> Result<ObjectSteps, AskError> {
         let changes = Box::new(changes);
-        self.query(|done| StoreQuery::ChangeObjects { changes, done }).await
+        let changed = self.query(|done| StoreQuery::ChangeObjects { changes, done }).await?;
+        if let Some(revision) = changed.revision {
+            self.shared.wait_for_objects(revision, OBSERVE_TIMEOUT).await;
+        }
+        Ok(changed.steps)
+    }
+
+    /// The pods of other nodes.
+    pub(crate) async fn pods_of_other_nodes(&self) -> Result<Vec<ClusterPod>, AskError> {
+        match self.contact.failure() {
+            Some(reason) => Err(AskError::Unreachable(self.reason(&reason))),
+            None => self.query(StoreQuery::ReadPods).await,
+        }
     }
 
     /// The objects of an empty store.

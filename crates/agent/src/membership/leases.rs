@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a1_an_ended_lease_is_reported_until_it_is_held_or_the_node_removed() {
+    fn a1_an_ended_lease_is_reported_until_renewal_or_removal() {
         let mut case = Case::new(&["n1", "n2", "n3"], &["n1", "n2", "n3"]);
         assert!(case.apply(Ended(name("n2")), 5) && case.apply(Ended(name("n3")), 5));
         let findings = case.findings(6);

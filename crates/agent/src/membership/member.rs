@@ -21,7 +21,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info};
-use types::{Digest, NetworkRef, NodeName, NodeUid};
+use types::{Digest, Mac, NetworkRef, NodeName, NodeUid};
 
 use super::ask_error::AskError;
 use super::command::{MembershipCommand, StoreQuery, alive_at};
@@ -31,6 +31,7 @@ use super::join::{Candidate, JoinError, Joined, Registry};
 use super::networks::{self, BlockFit};
 use super::objects::ObjectMirror;
 use super::shared::SharedMembership;
+use crate::identities::{IdentityObserver, PublishSession, last_revision};
 use crate::peers::PeerInputs;
 use crate::peers::inputs::{ClaimedBlock, RecordUpdate, StoreListing};
 
@@ -57,6 +58,8 @@ pub(crate) struct Member {
     pub(crate) shared: Arc<SharedMembership>,
     /// This node's current addresses. None before the first check.
     pub(crate) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
+    /// The MACs of the links with these addresses.
+    pub(crate) macs: watch::Receiver<Vec<Mac>>,
     /// The lease of this node's name.
     pub(crate) name_lease: watch::Sender<Option<NameLease>>,
     /// Notified when another host holds the name, or none does.
@@ -64,6 +67,7 @@ pub(crate) struct Member {
     /// Receives updates about peers.
     pub(crate) peers: PeerInputs,
     pub(crate) objects: ObjectMirror,
+    pub(crate) identities: IdentityObserver,
     pub(crate) commands: mpsc::Receiver<MembershipCommand>,
     /// The revision of the last listing. A new store starts from the beginning.
     pub(crate) revision: u64,
@@ -100,6 +104,7 @@ impl Member {
             let started = Instant::now();
             let ended = self.session(&mut pause).await;
             drop(self.shared.watch_ended());
+            self.identities.end_session();
             match ended {
                 Ok(SessionEnd::Stopped) => return,
                 Ok(SessionEnd::Rejoin) if started.elapsed() > SHORT_SESSION => {}
@@ -164,6 +169,7 @@ impl Member {
         self.check_connection().await?;
         self.candidate.record.addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
         self.list_networks().await?;
+        self.candidate.record.macs.clone_from(&self.macs.borrow_and_update());
         let (entered, lease) = self.registry.enter(&self.candidate).await?;
         self.candidate.released.clear();
         self.name_lease.send_replace(Some(lease));
@@ -187,6 +193,9 @@ impl Member {
         self.list_objects(&listing);
         let store_listing = self.store_listing(&listing);
         self.revision = listing.revision;
+        self.shared.set_objects_revision(listing.revision);
+        self.list_identities(&listing, &store_listing);
+        // After all values of the listing were read.
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.peers.update(RecordUpdate::All(store_listing));
         self.was_wiped = false;
@@ -199,6 +208,11 @@ impl Member {
         self.shared.store_works();
         *pause = RETRY.0;
         loop {
+            self.identities.set_session(PublishSession {
+                store: self.registry.store.clone(),
+                record: joined.revision,
+                blocks: joined.record.blocks.to_vec(),
+            });
             joined = match self.next(&mut watch, joined).await? {
                 Next::Continue(joined) => joined,
                 Next::End(end) => return Ok(end),
@@ -239,7 +253,7 @@ impl Member {
         }
         self.was_wiped |= listing.revision < self.revision;
         let unread = self.unread.keys().filter_map(|key| self.registry.layout.node_of(key)).collect();
-        StoreListing { nodes, claims, unread, was_wiped: self.was_wiped }
+        StoreListing { nodes, claims, unreadable: unread, was_wiped: self.was_wiped }
     }
 
     /// Handles the next event.
@@ -263,9 +277,14 @@ impl Member {
                     self.watch_confirmed();
                     Ok(Next::Continue(joined))
                 }
-                Watched::Events { events, .. } => {
+                Watched::Events { events, revision } => {
                     self.watch_confirmed();
-                    self.apply_events(events, joined).await
+                    let next = self.apply_events(events, joined).await?;
+                    match &next {
+                        Next::Continue(_) => self.shared.set_objects_revision(revision),
+                        Next::End(_) => {}
+                    }
+                    Ok(next)
                 }
             },
             () = sleep_until(report_at.unwrap_or_else(Instant::now)), if report_at.is_some() => {
@@ -289,6 +308,11 @@ impl Member {
                 self.reconnect()?;
                 Ok(Next::End(SessionEnd::Rejoin))
             },
+            changed = self.macs.changed() => Ok(match changed {
+                Err(_) => Next::End(SessionEnd::Stopped),
+                Ok(()) if *self.macs.borrow_and_update() == joined.record.macs => Next::Continue(joined),
+                Ok(()) => Next::End(SessionEnd::Rejoin),
+            }),
             command = self.commands.recv() => match command {
                 None => Ok(Next::End(SessionEnd::Stopped)),
                 Some(command) => self.run_command(command, joined).await,
@@ -344,10 +368,14 @@ impl Member {
             info!("block claim of this node was changed in the store; joining again");
             return Ok(Next::End(SessionEnd::Rejoin));
         }
+        let revision = last_revision(&events);
         let mut has_objects = false;
         for event in events {
             if self.apply_object(&event) {
                 has_objects = true;
+                continue;
+            }
+            if self.apply_identity(&event) {
                 continue;
             }
             // Claims that follow may belong to a new network.
@@ -387,9 +415,11 @@ impl Member {
                 }
             };
             debug!(key, "received a change from the store");
+            self.identities.update_node(&update);
             self.peers.update(update);
         }
         self.publish_objects();
+        revision.into_iter().for_each(|revision| self.identities.publish(revision));
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.shared.contact.set_unread(self.unread_nodes());
         Ok(Next::Continue(joined))
@@ -493,7 +523,9 @@ impl Member {
         let Some(objects) = self.objects.publish() else { return };
         let networks = self.candidate.networks.with_objects(&objects);
         self.shared.set_objects(objects);
-        self.peers.update(RecordUpdate::Networks(networks.all()));
+        let update = RecordUpdate::Networks(networks.all());
+        self.identities.update_node(&update);
+        self.peers.update(update);
         self.candidate.networks = networks;
         self.objects_changed_at = Instant::now();
     }
@@ -524,9 +556,13 @@ impl Member {
 
     fn put_object(&mut self, id: &ObjectId, entry: &Entry) {
         let read = self.objects.put(id, &entry.value);
+        let in_force = match self.objects.is_known(id) {
+            true => "; the last valid version is in force",
+            false => "",
+        };
         self.track_unread(
             &entry.key,
-            read.map_err(|error| format!("{} in the store is not used: {error}", entry.key)),
+            read.map_err(|error| format!("{} in the store is not used: {error}{in_force}", entry.key)),
         );
     }
 
@@ -541,6 +577,36 @@ impl Member {
             }
         }
         debug!(key = event.key(), "received an object from the store");
+        true
+    }
+
+    /// Before the listing is passed to the peers thread.
+    fn list_identities(&mut self, listing: &Listing, nodes: &StoreListing) {
+        self.identities.list_nodes(nodes);
+        self.identities.begin_listing(listing);
+        listing.entries.iter().for_each(|entry| self.put_identity(entry));
+        self.identities.publish(listing.revision);
+    }
+
+    fn put_identity(&mut self, entry: &Entry) {
+        if let Some(read) = self.identities.put(entry) {
+            let reason = |error| format!("{} in the store is not used: {error}", entry.key);
+            self.track_unread(&entry.key, read.map_err(reason));
+        }
+    }
+
+    /// Whether the event is about a pod or an identity.
+    fn apply_identity(&mut self, event: &Event) -> bool {
+        if !self.identities.is_watched(event.key()) {
+            return false;
+        }
+        match event {
+            Event::Put(entry) => self.put_identity(entry),
+            Event::Delete { key, .. } => {
+                self.unread.remove(key);
+                self.identities.delete(key);
+            }
+        }
         true
     }
 

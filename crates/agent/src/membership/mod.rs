@@ -13,6 +13,7 @@
 pub(crate) mod ask_error;
 mod block_requests;
 mod claim;
+mod cluster_pods;
 pub(crate) mod command;
 mod contact;
 mod former_schema;
@@ -49,12 +50,14 @@ use crate::agent_status::AgentStatus;
 use crate::allocation::NodeAllocations;
 use crate::clock::unix_time;
 use crate::conditions::Source;
+use crate::identities::{IdentityObserver, Publisher};
 use crate::peers::routes::StartError;
 use crate::peers::{PeerInputs, PeerReportReceivers};
 use crate::policies::Policies;
 use crate::policies::objects::defaults;
 pub(crate) use ask_error::AskError;
 pub(crate) use block_requests::{BlockRequestError, BlockRequests};
+pub(crate) use cluster_pods::ClusterPod;
 use command::MembershipCommand;
 use config::Config;
 pub(crate) use contact::Contact;
@@ -63,7 +66,7 @@ use join::{Candidate, Registry};
 use networks::NetworkLayouts;
 pub use node_state::{Forgotten, forget};
 use node_state::{NodeStateDir, NodeStateDirError};
-pub(crate) use object_changes::ObjectChanges;
+pub(crate) use object_changes::{ObjectChanges, RequestedObjects, object_name};
 use objects::ObjectMirror;
 use shared::SharedMembership;
 pub(crate) use view::{blocks, nodes};
@@ -114,6 +117,7 @@ struct ClusterThread {
     store: Store,
     peers: PeerInputs,
     policies: Arc<Policies>,
+    identities: IdentityObserver,
     reports: PeerReportReceivers,
     commands: mpsc::Receiver<MembershipCommand>,
     /// Set when the agent stops.
@@ -144,7 +148,8 @@ impl Drop for ThreadExitGuard {
 
 impl ClusterThread {
     async fn run(self) {
-        let Self { shared, record, former, store, peers, policies, reports, commands, mut stop } = self;
+        let Self { shared, record, former, store, peers, policies, identities, reports, commands, mut stop } =
+            self;
         let (objects, changed_objects) = ObjectMirror::new(defaults(&shared.config), policies);
         let config = Arc::clone(&shared.config);
         let registry = Registry { store, layout: config.layout.clone() };
@@ -171,15 +176,19 @@ impl ClusterThread {
             contact,
         };
         let shared_state = Arc::clone(&shared);
+        let publisher = identities.publisher(Arc::clone(&shared.contact));
+        let unsaved_pods = identities.saver();
         let member = member::Member {
             registry,
             candidate,
             shared,
             addresses: reports.addresses,
+            macs: reports.macs,
             name_lease,
             name_lost,
             peers,
             objects,
+            identities,
             commands,
             revision: 0,
             unread: BTreeMap::new(),
@@ -195,6 +204,8 @@ impl ClusterThread {
             () = shared_state.follow_position(reports.position) => {}
             () = shared_state.save_peers(reports.records) => {}
             () = shared_state.save_objects(changed_objects) => {}
+            () = shared_state.save_pods(unsaved_pods) => {}
+            () = publish(publisher) => {}
             () = heartbeat.run() => {}
             // An error means that the sender was dropped.
             _ = stop.wait_for(|stop| *stop) => {}
@@ -214,6 +225,14 @@ impl ClusterThread {
             }
         };
         tokio::join!(save_time, release);
+    }
+}
+
+/// Never ends while the membership thread runs.
+async fn publish(publisher: Option<Publisher>) {
+    match publisher {
+        Some(publisher) => publisher.run().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -4,6 +4,8 @@
 //! uid          identity of this host, generated once
 //! node.json    the node's last record in the store; its blocks stay in force while the store is unreachable
 //! peers.json   records of the peers, for a boot while the store is unreachable
+//! objects.json tenants, groups and policies, for the same purpose
+//! pods.json    pods of other nodes and their identities, for the same purpose
 //! mtu          MTU of the pods, for a boot before the node's link has an address
 //! ```
 //!
@@ -20,6 +22,8 @@ use model::{Catalog, ClusterObject, NodeRecord, Object as _, ObjectRecord};
 use rustix::rand::{GetRandomFlags, getrandom};
 use types::{NetworkName, NodeName, NodeUid, cause};
 
+use crate::identities::SavedPods;
+
 #[derive(Debug, thiserror::Error)]
 pub enum NodeStateDirError {
     #[error("cannot {operation} {}: {}", path.display(), cause(source))]
@@ -31,7 +35,7 @@ pub enum NodeStateDirError {
 }
 
 /// The files of a network's directory.
-const FILES: [&str; 5] = ["node.json", "peers.json", "objects.json", "mtu", "uid"];
+const FILES: [&str; 6] = ["node.json", "peers.json", "objects.json", "pods.json", "mtu", "uid"];
 /// The embedded store and its files. Earlier versions created `log.new` and `gate`.
 const STORE: &str = "store";
 const STORE_FILES: [&str; 4] = ["log", "log.new", "gate", "lock"];
@@ -129,6 +133,15 @@ impl NodeStateDir {
         let line = |record: &ObjectRecord| format!("{}\n", record.object.to_document());
         let lines: String = objects.records().map(|(_, record)| line(record)).collect();
         self.write("objects.json", lines.as_bytes())
+    }
+
+    /// The saved pods of other nodes.
+    pub(crate) fn pods(&self) -> SavedPods {
+        self.read_optional("pods.json").map(|text| SavedPods::decode(&text)).unwrap_or_default()
+    }
+
+    pub(crate) fn save_pods(&self, pods: &SavedPods) -> Result<(), NodeStateDirError> {
+        self.write("pods.json", &pods.encode())
     }
 
     /// Unix time at which the copy of the cluster's records was written or last confirmed.
@@ -294,6 +307,7 @@ mod tests {
                 "fd00:2::/72".parse().unwrap(),
             ]),
             tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
+            macs: Vec::new(),
             version: "0.1.0".to_owned(),
             transport: None,
         }

@@ -9,12 +9,13 @@ use api::{ObjectAction, ObjectName, ObjectStep, ObjectSteps};
 use model::objects::TenantNetwork;
 use model::{
     ApplyStep, Catalog, ClusterObject, Document, Object as _, ObjectError, ObjectErrorCause, ObjectId,
-    ObjectKind, ObjectRecord, RuleCounter, StepAction,
+    ObjectKind, PolicyEdit, RuleCounter, StepAction,
 };
-use store::{Change, CommitOutcome, Compare, Entry, Listing};
+use store::{Change, CommitOutcome, Compare, Listing};
 use types::{NetworkRef, NodeName, Placement};
 
 use super::ask_error::AskError;
+use super::cluster_pods::pods_of_other_nodes;
 use super::command::TRIES;
 use super::join::Registry;
 
@@ -24,15 +25,24 @@ const STEPS_PER_COMMIT: usize = 100;
 /// A change that a client requests.
 #[derive(Debug)]
 pub(crate) struct ObjectChanges {
-    /// The objects of an empty store.
-    pub(crate) defaults: Catalog,
-    /// Objects to create or replace.
-    pub(crate) documents: Vec<Document>,
-    /// Objects to remove afterwards.
-    pub(crate) removed: Vec<ObjectId>,
+    /// The objects that are in force on this node. Values of the store that can be read have precedence.
+    pub(crate) known: Catalog,
+    pub(crate) requested: RequestedObjects,
     /// The placements of this node's pods, which need their objects.
     pub(crate) pods: Vec<Placement>,
     pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct RequestedObjects {
+    /// Objects to create or replace.
+    pub(crate) documents: Vec<Document>,
+    /// Those of the documents that must not exist.
+    pub(crate) created: Vec<ObjectId>,
+    /// Changes of rules, computed from the policies in the store.
+    pub(crate) edits: Vec<PolicyEdit>,
+    /// Objects to remove afterwards.
+    pub(crate) removed: Vec<ObjectId>,
 }
 
 /// One object to write or delete.
@@ -49,36 +59,51 @@ struct ListedObjects {
     guard: Option<u64>,
 }
 
+/// The steps of a change.
+#[derive(Debug)]
+pub(crate) struct ChangedObjects {
+    pub(crate) steps: ObjectSteps,
+    /// The revision of the last write. None: nothing was written.
+    pub(crate) revision: Option<u64>,
+}
+
 pub(crate) async fn change_objects(
     registry: &Registry,
     own: &NodeName,
     changes: &ObjectChanges,
-) -> Result<ObjectSteps, AskError> {
+) -> Result<ChangedObjects, AskError> {
+    let mut revision = None;
     let mut done: Vec<ObjectStep> = Vec::new();
     for _ in 0..TRIES {
         let listing = registry.store.list(&registry.layout.root()).await?;
-        let ListedObjects { catalog, counter, guard } = listed(registry, changes.defaults.clone(), &listing)?;
-        let steps = plan(registry, catalog, &in_cluster(registry, (own, &listing), changes))?;
-        refuse_used_subnets(registry, &listing, changes)?;
+        let ListedObjects { catalog, counter, guard } = listed(registry, changes.known.clone(), &listing)?;
+        let others = pods_of_other_nodes(&registry.layout, own, listing.entries.iter());
+        let others = others.into_iter().map(|pod| pod.placement);
+        let pods: Vec<Placement> = changes.pods.iter().cloned().chain(others).collect();
+        let steps = plan(registry, catalog, (&changes.requested, &pods), &done)?;
+        refuse_used_subnets(registry, &listing, &changes.requested)?;
         let views = |steps: &[ObjectWrite]| steps.iter().map(|step| step.view.clone()).collect::<Vec<_>>();
         if changes.dry_run {
-            return Ok(ObjectSteps { steps: views(&steps), dry_run: true });
+            let steps = ObjectSteps { steps: views(&steps), dry_run: true };
+            return Ok(ChangedObjects { steps, revision });
         }
-        let written = write(registry, &steps, (counter, guard)).await?;
+        let written = write(registry, &steps, (counter, guard), &mut revision).await?;
         done.extend(views(&steps).into_iter().take(written).filter(|step| step.action != ObjectAction::Keep));
         if written == steps.len() {
             let kept = views(&steps).into_iter().filter(|step| {
                 step.action == ObjectAction::Keep && !done.iter().any(|earlier| earlier.object == step.object)
             });
             let steps = done.iter().cloned().chain(kept).collect();
-            return Ok(ObjectSteps { steps, dry_run: false });
+            return Ok(ChangedObjects { steps: ObjectSteps { steps, dry_run: false }, revision });
         }
     }
     Err(AskError::ObjectsContended)
 }
 
-fn listed(registry: &Registry, defaults: Catalog, listing: &Listing) -> Result<ListedObjects, AskError> {
-    let (mut catalog, mut counter, mut guard) = (defaults, RuleCounter::default(), None);
+fn listed(registry: &Registry, known: Catalog, listing: &Listing) -> Result<ListedObjects, AskError> {
+    let (mut catalog, mut counter, mut guard) = (known, RuleCounter::default(), None);
+    let objects = listing.entries.iter().filter_map(|entry| registry.layout.object_of(&entry.key));
+    catalog.retain(&objects.collect());
     let counter_key = registry.layout.rule_counter();
     for entry in &listing.entries {
         if entry.key == counter_key {
@@ -97,58 +122,22 @@ fn listed(registry: &Registry, defaults: Catalog, listing: &Listing) -> Result<L
     Ok(ListedObjects { catalog, counter, guard })
 }
 
-/// The changes with the placements of pods of other nodes, as far as the store has their addresses.
-fn in_cluster(
+/// A node keeps a block of a removed network while its pods use it. No other network may get these addresses.
+fn refuse_used_subnets(
     registry: &Registry,
-    (own, listing): (&NodeName, &Listing),
-    changes: &ObjectChanges,
-) -> ObjectChanges {
-    let networks: Vec<TenantNetwork> =
-        listing.entries.iter().filter_map(|entry| network_at(registry, entry)).collect();
-    let mut pods = changes.pods.clone();
-    let others = listing.entries.iter().filter_map(|entry| registry.layout.pod_of(&entry.key));
-    for (_, address) in others.filter(|(node, _)| node != own) {
-        let has_address = |network: &&TenantNetwork| network.subnets.iter().any(|net| net.contains(&address));
-        pods.extend(networks.iter().find(has_address).map(|network| Placement {
-            tenant: network.tenant.clone(),
-            network: network.id.clone(),
-            group: None,
-        }));
-    }
-    ObjectChanges {
-        defaults: changes.defaults.clone(),
-        documents: changes.documents.clone(),
-        removed: changes.removed.clone(),
-        pods,
-        dry_run: changes.dry_run,
-    }
-}
-
-fn network_at(registry: &Registry, entry: &Entry) -> Option<TenantNetwork> {
-    let id = registry.layout.object_of(&entry.key)?;
-    network_of(ObjectRecord::decode(&id, &entry.value).ok()?.object)
-}
-
-fn network_of(object: ClusterObject) -> Option<TenantNetwork> {
-    match object {
+    listing: &Listing,
+    requested: &RequestedObjects,
+) -> Result<(), AskError> {
+    // The plan has checked the documents.
+    let read = |document: &Document| match ClusterObject::from_document(document.body.clone()).ok()? {
         ClusterObject::Network(network) => Some(network),
         ClusterObject::Tenant(_)
         | ClusterObject::Profile(_)
         | ClusterObject::Group(_)
         | ClusterObject::Policy(_)
         | ClusterObject::Share(_) => None,
-    }
-}
-
-/// A node keeps a block of a removed network while its pods use it. No other network may get these addresses.
-fn refuse_used_subnets(
-    registry: &Registry,
-    listing: &Listing,
-    changes: &ObjectChanges,
-) -> Result<(), AskError> {
-    // The plan has checked the documents.
-    let read = |document: &Document| network_of(ClusterObject::from_document(document.body.clone()).ok()?);
-    let wanted: Vec<TenantNetwork> = changes.documents.iter().filter_map(read).collect();
+    };
+    let wanted: Vec<TenantNetwork> = requested.documents.iter().filter_map(read).collect();
     for entry in &listing.entries {
         let Some((claimed, block, Ok(node))) = registry.layout.claim_at(&entry.key, &entry.value) else {
             continue;
@@ -168,61 +157,58 @@ fn refuse_used_subnets(
     Ok(())
 }
 
+/// `done` are steps of earlier attempts.
 fn plan(
     registry: &Registry,
     mut catalog: Catalog,
-    changes: &ObjectChanges,
+    (requested, pods): (&RequestedObjects, &[Placement]),
+    done: &[ObjectStep],
 ) -> Result<Vec<ObjectWrite>, AskError> {
     let layout = &registry.layout;
-    let applied =
-        catalog.plan(changes.documents.clone(), &changes.pods).map_err(|errors| refused(&errors))?;
+    let is_new = |id: &&ObjectId| !done.iter().any(|step| step.object == object_name(id));
+    let created: Vec<ObjectId> = requested.created.iter().filter(is_new).cloned().collect();
+    catalog.must_be_new(&created).map_err(|errors| refused(&errors))?;
+    let edited: Result<Vec<Document>, _> = requested.edits.iter().map(|edit| catalog.edited(edit)).collect();
+    let edited = edited.map_err(|error| refused(&[error]))?;
+    let documents = requested.documents.iter().cloned().chain(edited).collect();
+    let applied = catalog.plan(documents, pods).map_err(|errors| refused(&errors))?;
     let mut steps = Vec::new();
     for ApplyStep { action, record, counter } in applied {
         let id = record.object.id();
-        catalog.set(record.object.clone(), &changes.pods).map_err(|error| refused(&[error]))?;
+        let new_rules = new_rules(&catalog, &record.object);
+        catalog.set(record.object.clone(), pods).map_err(|error| refused(&[error]))?;
         let put = Change::Put { key: layout.object(&id), value: record.encode(), lease: None };
         let (action, change) = match action {
             StepAction::Create => (ObjectAction::Create, Some(put)),
             StepAction::Update => (ObjectAction::Update, Some(put)),
             StepAction::Keep => (ObjectAction::Keep, None),
         };
-        steps.push(ObjectWrite { view: ObjectStep { action, object: name(&id) }, change, counter });
+        let view = ObjectStep { action, object: object_name(&id), new_rules };
+        steps.push(ObjectWrite { view, change, counter });
     }
-    for id in removal_order(catalog, changes)? {
-        let view = ObjectStep { action: ObjectAction::Remove, object: name(&id) };
+    let removed = catalog.removal_order(&requested.removed, pods).map_err(|errors| refused(&errors))?;
+    for id in removed {
+        let view =
+            ObjectStep { action: ObjectAction::Remove, object: object_name(&id), new_rules: Vec::new() };
         steps.push(ObjectWrite { view, change: Some(Change::Delete(layout.object(&id))), counter: None });
     }
     Ok(steps)
 }
 
-/// Removes what no other object needs until nothing is left.
-fn removal_order(mut catalog: Catalog, changes: &ObjectChanges) -> Result<Vec<ObjectId>, AskError> {
-    let (mut pending, mut order) = (changes.removed.clone(), Vec::new());
-    while !pending.is_empty() {
-        let mut errors = Vec::new();
-        let before = order.len();
-        pending.retain(|id| match catalog.remove(id, &changes.pods) {
-            Ok(_) => {
-                order.push(id.clone());
-                false
-            }
-            Err(error) => {
-                errors.push(error);
-                true
-            }
-        });
-        if order.len() == before {
-            return Err(refused(&errors));
-        }
-    }
-    Ok(order)
+/// The ids of rules that the policy did not have before.
+fn new_rules(before: &Catalog, object: &ClusterObject) -> Vec<u32> {
+    let ClusterObject::Policy(policy) = object else { return Vec::new() };
+    let known = before.policies().find(|known| known.tenant == policy.tenant && known.name == policy.name);
+    let is_known = |id: u32| known.is_some_and(|known| known.rules.iter().any(|rule| rule.id == id));
+    policy.rules.iter().map(|rule| rule.id).filter(|id| !is_known(*id)).collect()
 }
 
-/// Returns how many steps were written before another writer changed an object.
+/// Returns how many steps were written before another writer changed an object. `last` is the revision of the last write.
 async fn write(
     registry: &Registry,
     steps: &[ObjectWrite],
     (mut counter, mut guard): (RuleCounter, Option<u64>),
+    last: &mut Option<u64>,
 ) -> Result<usize, AskError> {
     let key = registry.layout.rule_counter();
     let mut written = 0;
@@ -236,7 +222,10 @@ async fn write(
                 None => Compare::Absent(key.clone()),
             };
             match registry.store.commit(&[compare], &changes).await? {
-                CommitOutcome::Done { revision } => guard = Some(revision),
+                CommitOutcome::Done { revision } => {
+                    guard = Some(revision);
+                    *last = Some(revision);
+                }
                 CommitOutcome::Refused => return Ok(written),
             }
         }
@@ -252,7 +241,7 @@ fn last_changes(steps: &[ObjectWrite]) -> Vec<Change> {
     last.into_values().cloned().collect()
 }
 
-fn name(id: &ObjectId) -> ObjectName {
+pub(crate) fn object_name(id: &ObjectId) -> ObjectName {
     let tenant = match id.kind() {
         ObjectKind::Tenant => String::new(),
         ObjectKind::Network
@@ -267,13 +256,18 @@ fn name(id: &ObjectId) -> ObjectName {
 fn refused(errors: &[ObjectError]) -> AskError {
     let reasons = errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
     let is = |matches: fn(&ObjectErrorCause) -> bool| errors.iter().all(|error| matches(&error.cause));
-    if is(|cause| matches!(cause, ObjectErrorCause::NotFound { .. })) {
+    if is(|cause| matches!(cause, ObjectErrorCause::NotFound { .. } | ObjectErrorCause::NoRule { .. })) {
         return AskError::ObjectMissing(reasons);
     }
     let conflicts = |cause: &ObjectErrorCause| {
         matches!(
             cause,
-            ObjectErrorCause::InUse { .. } | ObjectErrorCause::Permanent | ObjectErrorCause::Newer(_)
+            ObjectErrorCause::InUse { .. }
+                | ObjectErrorCause::Permanent
+                | ObjectErrorCause::Newer(_)
+                | ObjectErrorCause::Unreadable(_)
+                | ObjectErrorCause::Exists
+                | ObjectErrorCause::SameRule { .. }
         )
     };
     if is(conflicts) { AskError::ObjectConflict(reasons) } else { AskError::ObjectInvalid(reasons) }

@@ -30,10 +30,7 @@ impl ObjectMirror {
 
     /// Removes all objects except these, before the values of a listing are put.
     pub(crate) fn retain(&mut self, listed: &BTreeSet<ObjectId>) {
-        let invalid = self.catalog.invalid().map(|(id, _)| id);
-        let known: BTreeSet<ObjectId> =
-            self.catalog.records().map(|(id, _)| id).chain(invalid).cloned().collect();
-        known.difference(listed).for_each(|id| self.catalog.forget(id));
+        self.catalog.retain(listed);
     }
 
     pub(crate) fn catalog(&self) -> &Catalog {
@@ -42,6 +39,11 @@ impl ObjectMirror {
 
     pub(crate) fn put(&mut self, id: &ObjectId, value: &[u8]) -> Result<(), DecodeError> {
         self.catalog.observe(id, value)
+    }
+
+    /// Whether a valid version of the object is in force.
+    pub(crate) fn is_known(&self, id: &ObjectId) -> bool {
+        self.catalog.get(id).is_some()
     }
 
     pub(crate) fn delete(&mut self, id: &ObjectId) {

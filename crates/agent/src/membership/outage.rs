@@ -8,7 +8,7 @@ pub(crate) fn finding(config: &Config, reason: &str) -> Finding {
     match &config.store {
         StoreChoice::Embedded => Finding::new(Code::StoreFailed, "store", reason),
         StoreChoice::Etcd(etcd) => {
-            // The reason may end with a question.
+            // A reason such as "is it running?" is a question, so a new sentence starts after it.
             let start = if reason.ends_with('?') { " Start" } else { "; start" };
             let place = config.place("etcd.endpoints");
             let message = format!(
@@ -19,7 +19,7 @@ pub(crate) fn finding(config: &Config, reason: &str) -> Finding {
     }
 }
 
-/// Queries the health of each endpoint with the agent's certificates.
+/// The command that queries the health of each endpoint with the agent's certificates.
 fn check(etcd: &Etcd) -> Fix {
     let mut words = ["curl", "-m", "3"].map(str::to_owned).to_vec();
     // curl takes a colon in the path of a certificate for the start of its password.

@@ -8,9 +8,9 @@ use std::time::Duration;
 use ipnet::IpNet;
 use model::{BlockAllocation, Catalog, NodeRecord};
 use netconf::Network;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::{self, spawn_blocking};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, warn};
 use types::{Code, Finding, Fix, NetworkRef, NodeName};
 
@@ -26,9 +26,15 @@ use crate::agent_status::AgentStatus;
 use crate::allocation::{BlockUsage, NoBlock, NodeAllocations};
 use crate::clock::Now;
 use crate::conditions::Source;
+use crate::identities::SharedMirror;
 use crate::peers::inputs::{NodePosition, PeerRecords};
 use crate::peers::tunnel::OVERHEAD_V6;
 use config::Config;
+
+/// The shortest pause between two writes of the pods to disk.
+const SAVE_PODS: Duration = Duration::from_secs(1);
+/// The same per address, because those of a large cluster are many megabytes.
+const SAVE_EACH_POD: Duration = Duration::from_micros(100);
 
 pub(crate) struct SharedMembership {
     pub(crate) config: Arc<Config>,
@@ -40,6 +46,8 @@ pub(crate) struct SharedMembership {
     pub(crate) is_alone: bool,
     /// Held while the modification time of the copy on disk is set.
     pub(super) saving_time: Arc<tokio::sync::Mutex<()>>,
+    /// The revision of the store up to which the objects of this node are known.
+    objects_revision: watch::Sender<u64>,
     state: Mutex<MembershipState>,
 }
 
@@ -63,6 +71,7 @@ struct MembershipState {
     /// Why the peers could not be saved.
     unsaved_peers: Option<String>,
     unsaved_objects: Option<String>,
+    unsaved_pods: Option<String>,
     /// The blocks of known peers.
     peers_blocks: Vec<IpNet>,
     /// Known nodes that are missing in a store that lost its data.
@@ -88,8 +97,21 @@ impl SharedMembership {
             allocations,
             agent_status,
             saving_time: Arc::default(),
+            objects_revision: watch::Sender::new(0),
             state: Mutex::default(),
         }
+    }
+
+    /// The objects were published after all changes up to this revision.
+    pub(crate) fn set_objects_revision(&self, revision: u64) {
+        self.objects_revision.send_replace(revision);
+    }
+
+    /// Waits until this node knows its own change of objects, so that the next query of the same client shows it.
+    pub(crate) async fn wait_for_objects(&self, revision: u64, within: Duration) {
+        let mut known = self.objects_revision.subscribe();
+        // The change is in the store, even if the watch is late.
+        drop(timeout(within, known.wait_for(|known| *known >= revision)).await);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, MembershipState> {
@@ -264,6 +286,38 @@ impl SharedMembership {
             is_saved = saved.is_none();
             let reason = "cannot save tenants and policies for a start without the store";
             self.lock().unsaved_objects = saved.map(|error| format!("{reason}: {error}"));
+            self.report();
+        }
+    }
+
+    /// Saves the pods of other nodes after changes, for a start without the store.
+    pub(crate) async fn save_pods(&self, (mirror, changed): (SharedMirror, Arc<Notify>)) {
+        let mut is_saved = true;
+        loop {
+            tokio::select! {
+                () = changed.notified() => {}
+                () = sleep(self.config.reconcile), if !is_saved => {}
+            }
+            let pods = mirror.lock().unwrap_or_else(PoisonError::into_inner).saved();
+            let pause =
+                SAVE_PODS + SAVE_EACH_POD.saturating_mul(u32::try_from(pods.len()).unwrap_or(u32::MAX));
+            let node_state = self.node_state.clone();
+            let saved = failure(spawn_blocking(move || node_state.save_pods(&pods)).await);
+            is_saved = saved.is_none();
+            let reason = "cannot save the pods of other nodes for a start without the store";
+            self.set_unsaved_pods(saved.map(|error| format!("{reason}: {error}")));
+            sleep(pause).await;
+        }
+    }
+
+    fn set_unsaved_pods(&self, reason: Option<String>) {
+        let is_changed = {
+            let mut state = self.lock();
+            let is_changed = state.unsaved_pods != reason;
+            state.unsaved_pods = reason;
+            is_changed
+        };
+        if is_changed {
             self.report();
         }
     }
@@ -531,7 +585,12 @@ impl MembershipState {
             Finding::new(Code::StoreValueUnreadable, format_args!("key {key}"), reason)
         }));
         let directory = node_state.dir().to_string_lossy();
-        let unsaved = self.unsaved.iter().chain(&self.unsaved_peers).chain(&self.unsaved_objects);
+        let unsaved = self
+            .unsaved
+            .iter()
+            .chain(&self.unsaved_peers)
+            .chain(&self.unsaved_objects)
+            .chain(&self.unsaved_pods);
         all.extend(unsaved.map(|reason| {
             let finding =
                 Finding::new(Code::StateDirUnwritable, format_args!("directory {directory}"), reason);

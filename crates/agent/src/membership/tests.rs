@@ -2,6 +2,7 @@
 
 mod known;
 mod member;
+mod objects;
 mod registry;
 
 use std::collections::BTreeSet;
@@ -66,6 +67,7 @@ fn candidate(name: &str, uid: u8) -> Candidate {
         addresses: vec!["192.0.2.1".parse().unwrap()],
         blocks: BlockAllocation::default(),
         tunnel_mac: Mac::local([0, 0, 0, 0, uid]),
+        macs: Vec::new(),
         version: "1".to_owned(),
         transport: None,
     };

@@ -60,8 +60,8 @@ impl PolicyMetrics {
             ),
             denied: all.add(
                 "podwire_policy_denied_packets",
-                "Packets that policies dropped: first packets of flows to pods (ingress) and from pods (egress), packets of \
-                 no flow, and packets of flows that a later change forbids",
+                "Packets that policies dropped: first packets of flows to pods (ingress) and from pods (egress), packets \
+                 that belong to no flow, and packets of flows that a later change forbids",
                 Family::default(),
             ),
             seconds: all.add(

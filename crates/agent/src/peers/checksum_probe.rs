@@ -1,5 +1,5 @@
-//! Tests whether the interface computes correct checksums of tunnelled packets. Some cards and drivers do not, and then hardly
-//! anything but pings passes the tunnel. The test sends a datagram to a closed port of a peer: the peer's kernel refuses it if the
+//! Tests whether the interface computes correct checksums of tunnelled packets. Some cards and drivers do not, and then almost
+//! only pings pass the tunnel. The test sends a datagram to a closed port of a peer: the peer's kernel refuses it if the
 //! checksum is correct, and drops it otherwise.
 //!
 //! ```text
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The test changes no setting: the kernel computes the checksum of a datagram that is sent in two parts. A firewall that refuses such
-//! datagrams does not verify checksums. Then the interface seems sound, as without a test.
+//! datagrams does not verify checksums. Then the test reports a sound interface.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -47,7 +47,7 @@ pub(crate) enum ChecksumVerdict {
     Unclear,
 }
 
-/// What computes a checksum.
+/// The component that computes a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ChecksumBy {
     Interface,
@@ -126,7 +126,7 @@ async fn probe_address(tunnel: &IfName, to: IpAddr) -> io::Result<ChecksumVerdic
             return Ok(verdict);
         }
         let (interface, kernel) = (socket(tunnel, to).await?, socket(tunnel, to).await?);
-        // The order alternates, so that a path that drops the second of two datagrams favours none.
+        // The order alternates, so that a path that drops the second of two datagrams affects both kinds.
         let order = [(&interface, ChecksumBy::Interface), (&kernel, ChecksumBy::Kernel)];
         let [first, second] = if pairs.len() % 2 == 0 { order } else { [order[1], order[0]] };
         send_datagram(first).await?;
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pain9_offload_is_broken_only_if_each_pair_is_answered_without_offload_only() {
+    fn pain9_offload_is_broken_if_only_kernel_checksums_are_answered() {
         let answers = |text: &str| -> Vec<Answers> {
             let pairs = text.split_whitespace();
             pairs.map(|pair| Answers { interface: pair.contains('i'), kernel: pair.contains('k') }).collect()

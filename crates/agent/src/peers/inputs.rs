@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! membership: records ─► slot ─┐                ┌─► addresses, position, records ─► membership
-//! API: queries ─────► queue ─┴─► peers thread ┴─► tunnel sizes ─► reconciler
+//! API: queries ───────► queue ─┴─► peers thread ─┴─► tunnel sizes ─► reconciler
 //! ```
 //!
 //! No thread waits for the peers thread. Records that change while it works are merged in the slot: the last state of each key
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ipnet::IpNet;
 use model::{BlockLayout, NodeRecord, StoredNode};
 use tokio::sync::{oneshot, watch};
-use types::NodeName;
+use types::{Mac, NodeName};
 
 use crate::membership::AskError;
 use crate::waker::Waker;
@@ -48,7 +48,7 @@ pub(crate) struct StoreListing {
     pub(crate) nodes: Vec<StoredNode>,
     pub(crate) claims: Vec<ClaimedBlock>,
     /// Nodes with a record that cannot be read.
-    pub(crate) unread: BTreeSet<NodeName>,
+    pub(crate) unreadable: BTreeSet<NodeName>,
     /// The store lost its data. Nodes that are missing from it will register again.
     pub(crate) was_wiped: bool,
 }
@@ -206,6 +206,8 @@ pub(crate) struct PeerRecords {
 pub(crate) struct PeerReports {
     /// This node's addresses. None: not known yet.
     pub(crate) addresses: watch::Sender<Option<Vec<IpAddr>>>,
+    /// The MACs of the links with these addresses.
+    pub(crate) macs: watch::Sender<Vec<Mac>>,
     pub(crate) position: watch::Sender<NodePosition>,
     pub(crate) records: watch::Sender<PeerRecords>,
 }
@@ -213,6 +215,7 @@ pub(crate) struct PeerReports {
 #[derive(Debug, Clone)]
 pub(crate) struct PeerReportReceivers {
     pub(crate) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
+    pub(crate) macs: watch::Receiver<Vec<Mac>>,
     pub(crate) position: watch::Receiver<NodePosition>,
     pub(crate) records: watch::Receiver<PeerRecords>,
 }
@@ -220,15 +223,21 @@ pub(crate) struct PeerReportReceivers {
 pub(crate) fn reports() -> (PeerReports, PeerReportReceivers) {
     let (addresses, published) = watch::channel(None);
     let (position, positions) = watch::channel(NodePosition::default());
+    let (macs, published_macs) = watch::channel(Vec::new());
     let (records, saved) = watch::channel(PeerRecords::default());
-    let receivers = PeerReportReceivers { addresses: published, position: positions, records: saved };
-    (PeerReports { addresses, position, records }, receivers)
+    let receivers = PeerReportReceivers {
+        addresses: published,
+        macs: published_macs,
+        position: positions,
+        records: saved,
+    };
+    (PeerReports { addresses, macs, position, records }, receivers)
 }
 
 #[cfg(test)]
 mod tests {
     use model::BlockAllocation;
-    use types::{Mac, NodeUid};
+    use types::NodeUid;
 
     use super::*;
 
@@ -239,6 +248,7 @@ mod tests {
             addresses: Vec::new(),
             blocks: BlockAllocation::default(),
             tunnel_mac: Mac::local([0, 0, 0, 0, 1]),
+            macs: Vec::new(),
             version: "1".to_owned(),
             transport: None,
         };
@@ -246,8 +256,8 @@ mod tests {
     }
 
     fn store_listing(was_wiped: bool) -> RecordUpdate {
-        let (nodes, claims, unread) = (Vec::new(), Vec::new(), BTreeSet::new());
-        RecordUpdate::All(StoreListing { nodes, claims, unread, was_wiped })
+        let (nodes, claims, unreadable) = (Vec::new(), Vec::new(), BTreeSet::new());
+        RecordUpdate::All(StoreListing { nodes, claims, unreadable, was_wiped })
     }
 
     #[test]

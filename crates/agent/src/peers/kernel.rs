@@ -69,7 +69,7 @@ impl PeerKernel {
         let filter = RouteFilter { table: Some(TABLE_MAIN), link: None, protocol: Some(PEER_PROTOCOL) };
         let is_expected = |route: &Route| route.priority == Some(metric(&route.dst));
         let mut found = self.socket.routes(filter)?;
-        found.retain(|route| is_of(subnets, &route.dst));
+        found.retain(|route| is_in(subnets, &route.dst));
         let (managed, unexpected): (Vec<Route>, Vec<Route>) = found.into_iter().partition(is_expected);
         let routes = managed.iter().map(peer_route).collect();
         let (mut neighbours, mut fdb) = (Vec::new(), Vec::new());
@@ -109,7 +109,7 @@ impl PeerKernel {
 }
 
 /// Whether the destination is inside one of the subnets.
-pub(crate) fn is_of(subnets: &[IpNet], dst: &IpNet) -> bool {
+pub(crate) fn is_in(subnets: &[IpNet], dst: &IpNet) -> bool {
     subnets.iter().any(|subnet| subnet.contains(dst))
 }
 

@@ -16,12 +16,12 @@ use super::underlay::Position;
 
 /// How long nodes that are missing from a wiped store are kept. Pods run without an agent, and an agent may be stopped during an
 /// update. A node that never returns cannot be distinguished from such a node.
-const AWAITED: Duration = Duration::from_secs(3600);
+const AWAIT_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A new node claims its blocks one by one. After this time, it has joined with the blocks that it has.
-const JOINING: Duration = Duration::from_secs(10);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most changes of one listing that are logged one by one.
-const LOGGED: usize = 20;
+const MAX_LOGGED: usize = 20;
 
 /// The peers, and the position of this node.
 pub(crate) struct KnownPeers {
@@ -37,7 +37,7 @@ pub(crate) struct KnownPeers {
     /// Whether the store has listed all nodes. Only then objects of other nodes are removed.
     pub(crate) is_complete: bool,
     /// Whether leftovers of an earlier agent were removed. Objects that are removed later were added by another process: drift.
-    pub(crate) was_swept: bool,
+    pub(crate) has_removed_leftovers: bool,
     /// When all objects are compared with the kernel next.
     pub(crate) compare_at: Instant,
     /// When the peers are reported to membership, which writes them to disk.
@@ -47,7 +47,7 @@ pub(crate) struct KnownPeers {
     /// Since when a published address is missing.
     pub(crate) missing_since: Option<Instant>,
     /// The desired tunnel devices of the last comparison, IPv6 and IPv4.
-    pub(crate) kept_tunnels: [Option<Tunnel>; 2],
+    pub(crate) applied_tunnels: [Option<Tunnel>; 2],
     /// Failures of tunnel devices.
     pub(crate) tunnel_findings: Vec<Finding>,
     /// Unmanaged links with the name of a tunnel.
@@ -86,12 +86,12 @@ impl KnownPeers {
             is_other_layout: false,
             has_saved_addresses: false,
             is_complete: false,
-            was_swept: false,
+            has_removed_leftovers: false,
             compare_at: Instant::now(),
             save_at: None,
             awaited: BTreeMap::new(),
             missing_since: None,
-            kept_tunnels: [None, None],
+            applied_tunnels: [None, None],
             tunnel_findings: Vec::new(),
             conflicting_links: Vec::new(),
             announced,
@@ -124,8 +124,8 @@ impl KnownPeers {
     /// them, their number.
     pub(crate) fn set_all(&mut self, store_listing: StoreListing) {
         let changes = self.replace_all(store_listing);
-        changes.iter().take(LOGGED).for_each(PeerChange::log);
-        if let Some(count) = changes.len().checked_sub(LOGGED).filter(|more| *more > 0) {
+        changes.iter().take(MAX_LOGGED).for_each(PeerChange::log);
+        if let Some(count) = changes.len().checked_sub(MAX_LOGGED).filter(|more| *more > 0) {
             info!(count, "more peers joined, left or changed");
         }
         self.drop_superseded();
@@ -135,17 +135,18 @@ impl KnownPeers {
     pub(crate) fn replace_all(&mut self, store_listing: StoreListing) -> Vec<PeerChange> {
         let before: BTreeMap<NodeName, NodeRecord> =
             self.mesh.admitted().into_iter().map(|record| (record.name.clone(), record)).collect();
-        let StoreListing { nodes, claims, unread, was_wiped } = store_listing;
+        let StoreListing { nodes, claims, unreadable, was_wiped } = store_listing;
         self.is_complete = true;
         self.forget_saved_addresses();
         let listed: BTreeSet<&NodeName> = nodes.iter().map(|node| &node.record.name).collect();
-        let is_kept = |name: &NodeName| was_wiped || unread.contains(name) || self.awaited.contains_key(name);
+        let is_kept =
+            |name: &NodeName| was_wiped || unreadable.contains(name) || self.awaited.contains_key(name);
         let absent = self.mesh.stored().filter(|node| !listed.contains(&node.record.name));
         let mut kept: Vec<StoredNode> = absent.filter(|node| is_kept(&node.record.name)).cloned().collect();
         if was_wiped {
-            let names = kept.iter().map(|node| &node.record.name).filter(|name| !unread.contains(*name));
+            let names = kept.iter().map(|node| &node.record.name).filter(|name| !unreadable.contains(*name));
             self.await_return(names.cloned().collect());
-            // Records in force come before records that are written again: the revisions of the store have started over.
+            // Kept records have precedence over records that nodes write again: the wiped store counts revisions from the start.
             kept.iter_mut().for_each(|node| node.created = 0);
         }
         self.awaited.retain(|name, _| !listed.contains(name));
@@ -206,7 +207,7 @@ impl KnownPeers {
             return difference(before?, after).map(|what| PeerChange::Changed(name.clone(), what));
         }
         if self.is_member(after) {
-            return Some(self.joined(after.clone()));
+            return Some(self.mark_joined(after.clone()));
         }
         if !after.blocks.is_empty() {
             self.joining.entry(name.clone()).or_insert_with(Instant::now);
@@ -214,22 +215,22 @@ impl KnownPeers {
         None
     }
 
-    fn joined(&mut self, record: NodeRecord) -> PeerChange {
+    fn mark_joined(&mut self, record: NodeRecord) -> PeerChange {
         self.joining.remove(&record.name);
         self.announced.insert(record.name.clone());
         PeerChange::Joined(record)
     }
 
-    /// Reports peers as joined that still lack a block of some subnet after [`JOINING`].
-    pub(crate) fn incomplete(&mut self, now: Instant) -> Vec<PeerChange> {
-        let is_late = |since: &Instant| now.saturating_duration_since(*since) >= JOINING;
+    /// Peers that count as joined although they still lack a block of some subnet after [`JOIN_TIMEOUT`].
+    pub(crate) fn take_late_joins(&mut self, now: Instant) -> Vec<PeerChange> {
+        let is_late = |since: &Instant| now.saturating_duration_since(*since) >= JOIN_TIMEOUT;
         let late = self.joining.iter().filter(|(_, since)| is_late(since));
         let records: Vec<NodeRecord> = late.filter_map(|(name, _)| self.mesh.peer(name)).cloned().collect();
-        records.into_iter().map(|record| self.joined(record)).collect()
+        records.into_iter().map(|record| self.mark_joined(record)).collect()
     }
 
     fn await_return(&mut self, names: Vec<NodeName>) {
-        let until = Instant::now() + AWAITED;
+        let until = Instant::now() + AWAIT_TIMEOUT;
         for name in names {
             self.awaited.entry(name).or_insert(until);
         }
@@ -285,10 +286,10 @@ impl KnownPeers {
         }
     }
 
-    /// Removes awaited nodes that did not register again in time. Called in each comparison.
-    pub(crate) fn give_up(&mut self) {
+    /// Removes awaited nodes that did not register again in time, and logs late joins. Called in each comparison.
+    pub(crate) fn remove_expired(&mut self) {
         let now = Instant::now();
-        self.incomplete(now).iter().for_each(PeerChange::log);
+        self.take_late_joins(now).iter().for_each(PeerChange::log);
         let expired: Vec<NodeName> =
             self.awaited.iter().filter(|(_, until)| **until <= now).map(|(name, _)| name.clone()).collect();
         for name in expired {

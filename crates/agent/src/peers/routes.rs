@@ -1,4 +1,4 @@
-//! Routes, neighbours and tunnel entries of all peers in the kernel. They follow the records.
+//! Routes, neighbours and tunnel entries of all peers in the kernel, computed from the records of nodes.
 //!
 //! ```text
 //! updates from the store ───┐
@@ -6,10 +6,10 @@
 //! timer ────────────────────┘                └──► compared with the kernel: after lost events, and on the timer
 //! ```
 //!
-//! `peer_table`: the firewall's table of peers. `publish`: this node's position. `tunnels`: its devices. `checksum_probes`: tests of
+//! `peer_table`: the firewall's table of peers. `publish`: this node's position in the underlay (links, addresses, MTU). `tunnels`: its devices. `checksum_probes`: tests of
 //! checksum offload. `report_state`: conditions, metrics and records for the disk.
 //!
-//! Objects stay until the store has listed all nodes: an agent that starts while the store is unreachable removes nothing. If the
+//! Objects in the kernel stay until the store has listed all nodes: an agent that starts while the store is unreachable removes nothing. If the
 //! objects were made for another network configuration, the agent does not change them either. The store refuses a node with a wrong
 //! configuration (`NetworkMismatch`), and its running pods keep their paths.
 
@@ -184,7 +184,7 @@ impl Routes {
         if version != self.allocation_version {
             self.allocation_version = version;
             self.blocks = self.allocations.blocks();
-            self.soon(PAUSE);
+            self.compare_within(PAUSE);
         }
         if !updates.is_empty() {
             self.apply_updates(updates);
@@ -206,7 +206,7 @@ impl Routes {
             self.report_records();
         }
         if is_due(self.known.report_state.at) {
-            self.count();
+            self.update_metrics();
             self.report();
         }
     }
@@ -248,9 +248,9 @@ impl Routes {
         match self.netlink.read(now, PeerMonitor::read) {
             Read::Events(events) => self.handle_events(&events),
             // Events were lost.
-            Read::Reopened => self.soon(PAUSE),
+            Read::Reopened => self.compare_within(PAUSE),
             // Without events, drift is found by comparing.
-            Read::Failed => self.soon(RETRY),
+            Read::Failed => self.compare_within(RETRY),
         }
         match self.nft.read(now, RulesetMonitor::read) {
             Read::Events(change) if !change.peers => {}
@@ -278,7 +278,7 @@ impl Routes {
             });
             // The table of peers has a set for each length of blocks.
             self.known.peer_table.make_due();
-            self.soon(PAUSE);
+            self.compare_within(PAUSE);
         }
         if let Some(store_listing) = store_listing {
             self.known.set_all(store_listing);
@@ -301,7 +301,7 @@ impl Routes {
             Instant::now() + SAVE.max(SAVE_EACH.saturating_mul(count))
         });
         if is_list {
-            // Changes may have been missed before the listing, so their objects are not known.
+            // Changes before the listing may have been missed, so the whole table is compared.
             self.known.peer_table.make_due();
             self.compare();
         } else {
@@ -313,7 +313,7 @@ impl Routes {
     fn change(&mut self) {
         // Existing tunnels are checked when everything is compared.
         if self.lacks_tunnel() || self.lacks_peer_table() {
-            self.keep_tunnels();
+            self.reconcile_tunnels();
         }
         let changes = self.known.mesh.take_changes();
         debug!("{changes}");
@@ -321,7 +321,7 @@ impl Routes {
         self.add_sources(&sources.add);
         let refused = self.apply(&changes);
         self.known.report_state.outstanding.extend(&refused.changes);
-        self.refused(refused.reasons, AppliedPart::Changes);
+        self.record_refusals(refused.reasons, AppliedPart::Changes);
         self.remove_sources(&sources.remove);
         self.probe_tunnels();
     }
@@ -334,7 +334,7 @@ impl Routes {
             return RefusedChanges::default();
         }
         self.kernel.apply(changes).unwrap_or_else(|error| {
-            self.failed(format!("routes to other nodes cannot be changed: {error}"));
+            self.record_failure(format!("routes to other nodes cannot be changed: {error}"));
             RefusedChanges { changes: changes.clone(), reasons: BTreeMap::new() }
         })
     }
@@ -344,7 +344,7 @@ impl Routes {
         self.known.compare_at = Instant::now() + self.config.reconcile;
         self.known.report_state.failure = None;
         if let Err(error) = self.compare_all() {
-            self.failed(format!("routes to other nodes cannot be compared: {error}"));
+            self.record_failure(format!("routes to other nodes cannot be compared: {error}"));
         }
         if self.reports.addresses.borrow().is_some() {
             self.publish_position();
@@ -352,7 +352,7 @@ impl Routes {
     }
 
     fn compare_all(&mut self) -> Result<(), netlink::Error> {
-        self.known.give_up();
+        self.known.remove_expired();
         self.find_position()?;
         if self.is_alone {
             self.report_soon();
@@ -362,7 +362,7 @@ impl Routes {
             self.report_soon();
             return Ok(());
         }
-        self.keep_tunnels();
+        self.reconcile_tunnels();
         let (mesh, tunnels) = (&mut self.known.mesh, &self.known.tunnels);
         let (observed, unexpected) = self.kernel.observed(&indexes(tunnels), &mesh.local_node().subnets())?;
         let mut due = mesh.take_changes();
@@ -381,15 +381,15 @@ impl Routes {
         let drift = changes.beyond(&due);
         let mut repairs = drift.beyond(&refused.changes);
         self.known.report_state.outstanding = refused.changes.beyond(&drift);
-        self.refused(refused.reasons, AppliedPart::All);
+        self.record_refusals(refused.reasons, AppliedPart::All);
         self.probe_tunnels();
-        if !self.known.was_swept {
+        if !self.known.has_removed_leftovers {
             repairs.clear_removals();
         }
         for Repaired { kind, count, sentences } in repairs.repairs() {
-            self.repaired(kind, count, &sentences);
+            self.record_repairs(kind, count, &sentences);
         }
-        self.known.was_swept |= self.known.is_complete;
+        self.known.has_removed_leftovers |= self.known.is_complete;
         if !self.has_refusals() && self.known.tunnel_findings.is_empty() {
             self.reset_retry_pause();
         }
@@ -402,14 +402,15 @@ impl Routes {
             return;
         }
         if let Err(error) = self.kernel.remove(routes) {
-            return self.failed(format!("a route with unexpected attributes cannot be removed: {error}"));
+            return self
+                .record_failure(format!("a route with unexpected attributes cannot be removed: {error}"));
         }
         let what = match routes.len() {
             1 => "1 route with unexpected attributes removed".to_owned(),
             count => format!("{count} routes with unexpected attributes removed"),
         };
-        match self.known.was_swept {
-            true => self.repaired("peer_route", routes.len(), &[what]),
+        match self.known.has_removed_leftovers {
+            true => self.record_repairs("peer_route", routes.len(), &[what]),
             false => info!("{what}"),
         }
     }
@@ -418,7 +419,7 @@ impl Routes {
     fn handle_events(&mut self, events: &[PeerEvent]) {
         if let Some(event) = events.iter().find(|event| self.may_be_drift(event)) {
             debug!(?event, "comparing all objects after an event");
-            self.soon(PAUSE);
+            self.compare_within(PAUSE);
         }
     }
 
@@ -426,7 +427,7 @@ impl Routes {
         let mesh = &self.known.mesh;
         match event {
             PeerEvent::RouteSet(route) => {
-                let is_managed = super::kernel::is_of(&mesh.local_node().subnets(), &route.dst);
+                let is_managed = super::kernel::is_in(&mesh.local_node().subnets(), &route.dst);
                 is_managed && !mesh.wants_route(&super::kernel::peer_route(route))
             }
             PeerEvent::RouteRemoved(route) => mesh.wants_route(&super::kernel::peer_route(route)),
@@ -444,7 +445,8 @@ impl Routes {
         }
     }
 
-    /// Whether the link is an underlay or was one, a tunnel, or an unmanaged link with the name of a tunnel, which may be removed or renamed.
+    /// Whether the link is or was an underlay, is a tunnel, or has the name of a tunnel without being managed. Such a link may be removed
+    /// or renamed, and then the tunnel can be created.
     fn is_relevant_link(&self, index: u32) -> bool {
         let underlays = self.known.position.underlays.iter().map(|underlay| underlay.link);
         let conflicting = self.known.conflicting_links.iter().chain(&self.known.position.lost_links).copied();
@@ -457,7 +459,8 @@ impl Routes {
         config.node_interface.as_ref().is_some_and(named) || named(&config.network.bridge)
     }
 
-    fn soon(&mut self, pause: Duration) {
+    /// Compares all objects after `pause` at the latest.
+    fn compare_within(&mut self, pause: Duration) {
         self.known.compare_at = self.known.compare_at.min(Instant::now() + pause);
     }
 

@@ -56,7 +56,7 @@ impl Tunnel {
 
     /// Creates or repairs the device and returns its index. `done` gets a sentence per change. Without `may_create`, no device is created:
     /// settings that need a new device stay as they are, and None is returned if there is no device.
-    pub(crate) fn keep(
+    pub(crate) fn reconcile(
         &self,
         socket: &mut RtSocket,
         may_create: bool,
@@ -86,7 +86,7 @@ impl Tunnel {
                 index
             }
         };
-        self.keep_address(socket, index, done)?;
+        self.set_address(socket, index, done)?;
         Ok(Some(index))
     }
 
@@ -116,7 +116,7 @@ impl Tunnel {
 
     /// On a link without an address, the kernel applies strict reverse path filtering whatever rp_filter is, and drops packets with
     /// another reverse path. An address of a block that belongs to a peer now would make that peer unreachable.
-    fn keep_address(
+    fn set_address(
         &self,
         socket: &mut RtSocket,
         link: u32,

@@ -7,9 +7,9 @@ use ipnet::IpNet;
 use model::Underlay;
 use netlink::{Address, Link, Route};
 
-use types::{Code, Finding, Fix};
+use types::{Code, Finding, Fix, Mac};
 
-use config::Config;
+use config::{Config, PathCheck};
 
 /// The links, addresses and default routes to choose from.
 #[derive(Debug, Default)]
@@ -20,12 +20,14 @@ pub(crate) struct UnderlayCandidates {
     pub(crate) defaults: Vec<Route>,
 }
 
-/// The chosen links and addresses, at most one of each family, and findings about the choice.
+/// The position of this node in the underlay: the chosen links and addresses, at most one of each family, and findings about the choice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) underlays: Vec<Underlay>,
     /// The smallest MTU of the links.
     pub(crate) mtu: Option<u32>,
+    /// The MACs from which this node sends directly. Empty if they are not known: frames of bonds may have those of its ports.
+    pub(crate) macs: Vec<Mac>,
     /// Former addresses of families in which this node has none now.
     pub(crate) lost: Vec<IpAddr>,
     /// Links with a lost address. Their changes may end the loss.
@@ -104,9 +106,26 @@ pub(crate) fn find(
     }
     let links =
         position.underlays.iter().filter_map(|u| candidates.links.iter().find(|link| link.index == u.link));
-    position.mtu = links.map(|link| link.mtu).min();
+    let links: Vec<&Link> = links.collect();
+    position.mtu = links.iter().map(|link| link.mtu).min();
+    position.macs = match config.cluster.path_check {
+        PathCheck::Auto => link_macs(links),
+        PathCheck::Off => Vec::new(),
+    };
     position.problems.dedup();
     position
+}
+
+/// Empty if one of the links may send from other MACs than its own.
+fn link_macs(links: Vec<&Link>) -> Vec<Mac> {
+    let sends_from_ports = |link: &&Link| matches!(link.kind.as_deref(), Some("bond" | "team"));
+    if links.iter().any(sends_from_ports) {
+        return Vec::new();
+    }
+    let mut macs: Vec<Mac> = links.into_iter().filter_map(|link| link.mac).collect();
+    macs.sort_unstable();
+    macs.dedup();
+    macs
 }
 
 fn node_finding(message: impl Display) -> Finding {
@@ -150,7 +169,7 @@ impl UnderlayFamily<'_> {
             .fix("ip address show"),
             None => finding(format!(
                 "address {address} of this node was removed, and it has no other {family} address for the pod network: \
-                 add it again, or restart the agent if that is intended"
+                 add it again, with the routes that were removed with it, or restart the agent if that is intended"
             ))
             .fix("ip address show"),
         }

@@ -12,13 +12,7 @@ use types::{AttachmentKey, NodeName};
 
 use super::objects;
 use super::pods::{LocalPod, LocalPods};
-
-/// The names of a record and its network in the run directory. An unreadable record has these, too.
-pub(super) type RecordName = (String, String);
-
-fn record_name(key: &AttachmentKey) -> RecordName {
-    (AttachmentKey::network_dir(&key.network), key.file_stem())
-}
+use crate::identities::{RecordName, record_name};
 
 pub(super) struct Enforced {
     engine: PolicyEngine,

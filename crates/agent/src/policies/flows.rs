@@ -212,7 +212,7 @@ fn action(engine: &PolicyEngine, known: &mut HashMap<FlowKey, FlowAction>, flow:
 fn is_new(party: &FlowParty) -> bool {
     match party {
         FlowParty::Unknown(_) | FlowParty::NoPod(_) => true,
-        FlowParty::Pod { .. } | FlowParty::Node { .. } | FlowParty::World(_) => false,
+        FlowParty::Pod { .. } | FlowParty::Node { .. } | FlowParty::Outside(_) => false,
     }
 }
 

@@ -1,19 +1,22 @@
 //! The input of the policy thread from requests and membership, and the groups that it publishes.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use engine::policy::{LinkGroup, PodPolicies};
+use engine::policy::{LinkGroup, PodPolicies, PodProfile};
 use engine::state::Attachment;
 use model::Catalog;
 use types::{AttachMode, AttachmentKey, Code, Finding, NodeName, Placement};
 
-use super::placement;
 use super::pods::{LocalPod, LocalPods};
+use super::{placement, profiles};
 use crate::agent_status::AgentStatus;
 use crate::conditions::Source;
+use crate::identities::{LocalIdentities, RemoteChanges};
+use crate::reconciler::ReconcileRequests;
 use crate::waker::Waker;
 
 /// How long an ADD waits for the policy thread. The pod starts isolated afterwards.
@@ -29,8 +32,27 @@ pub(crate) struct Policies {
     state: Mutex<PolicyState>,
     pub(super) waker: Waker,
     agent_status: Arc<AgentStatus>,
+    /// Changes of other nodes and their pods that the thread has not taken. Never larger than the store's contents.
+    remote: Mutex<RemoteChanges>,
+    /// None if this node's pods are not published.
+    identities: Option<Arc<LocalIdentities>>,
     /// Held while isolated pods are reported, so that an earlier list cannot replace a later one.
     reporting: Mutex<()>,
+    /// They compare running pods after a change of profiles.
+    profile_readers: Option<ProfileReaders>,
+}
+
+#[derive(Debug)]
+struct ProfileReaders {
+    reconciler: ReconcileRequests,
+    inspector: Waker,
+}
+
+impl ProfileReaders {
+    fn wake(&self) {
+        self.reconciler.request_round();
+        self.inspector.wake();
+    }
 }
 
 #[derive(Debug, Default)]
@@ -72,19 +94,70 @@ pub(super) struct PolicyInputs {
 impl Policies {
     /// `waker` wakes the policy thread.
     pub(crate) fn new(node: NodeName, waker: Waker, agent_status: Arc<AgentStatus>) -> Self {
-        Self { node, state: Mutex::default(), waker, agent_status, reporting: Mutex::default() }
+        Self {
+            node,
+            state: Mutex::default(),
+            waker,
+            agent_status,
+            remote: Mutex::default(),
+            identities: None,
+            reporting: Mutex::default(),
+            profile_readers: None,
+        }
+    }
+
+    /// The reconciler and the inspector are woken when the profile of a group changes.
+    pub(crate) fn with_profile_readers(self, reconciler: ReconcileRequests, inspector: Waker) -> Self {
+        Self { profile_readers: Some(ProfileReaders { reconciler, inspector }), ..self }
+    }
+
+    /// The identities of this node's pods are published, also while no policy is enforced.
+    pub(crate) fn publishing(self, identities: Arc<LocalIdentities>) -> Self {
+        Self { identities: Some(identities), ..self }
+    }
+
+    pub(crate) fn identities(&self) -> Option<&Arc<LocalIdentities>> {
+        self.identities.as_ref()
+    }
+
+    /// Adds changes of other nodes and their pods.
+    pub(crate) fn update_remote(&self, changes: RemoteChanges) {
+        if changes.is_empty() {
+            return;
+        }
+        self.lock_remote().merge(changes);
+        self.waker.wake();
+    }
+
+    /// At most `limit` pods. The thread is woken again for the others.
+    pub(super) fn take_remote(&self, limit: usize) -> RemoteChanges {
+        let (changes, is_empty) = {
+            let mut remote = self.lock_remote();
+            (remote.take(limit), remote.is_empty())
+        };
+        if !is_empty {
+            self.waker.wake();
+        }
+        changes
+    }
+
+    fn lock_remote(&self) -> MutexGuard<'_, RemoteChanges> {
+        self.remote.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Replaces the objects.
     pub(crate) fn set_objects(&self, objects: Arc<Catalog>) {
-        let is_changed = {
+        let profiles = profiles::of_groups(&objects);
+        let (is_changed, earlier) = {
             let mut state = self.lock();
             let is_changed = state.objects.as_ref() != Some(&objects);
-            state.objects = Some(objects);
-            is_changed
+            (is_changed, state.objects.replace(objects))
         };
         if is_changed {
             self.waker.wake();
+        }
+        if earlier.map(|earlier| profiles::of_groups(&earlier)) != Some(profiles) {
+            self.wake_profile_readers();
         }
     }
 
@@ -98,7 +171,13 @@ impl Policies {
         state.links.get(name).copied().filter(|_| state.is_enforced)
     }
 
-    pub(super) fn node(&self) -> &NodeName {
+    fn wake_profile_readers(&self) {
+        if let Some(readers) = &self.profile_readers {
+            readers.wake();
+        }
+    }
+
+    pub(crate) fn node(&self) -> &NodeName {
         &self.node
     }
 
@@ -197,6 +276,12 @@ impl Policies {
         self.agent_status.set(Source::IsolatedPods, findings);
     }
 
+    fn publish_identity(&self, pod: &LocalPod) {
+        if let Some(identities) = &self.identities {
+            identities.set(pod);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, PolicyState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -210,12 +295,19 @@ impl PodPolicies for Policies {
         placement::check(self.objects().as_deref(), placement, mode)
     }
 
+    fn may_be_known_elsewhere(&self, address: IpAddr) -> bool {
+        self.identities.as_ref().is_some_and(|identities| identities.is_stored(address))
+    }
+
     fn add_pod(&self, pod: &Attachment) -> LinkGroup {
-        if !self.lock().is_enforced {
+        let is_enforced = self.lock().is_enforced;
+        if !is_enforced && self.identities.is_none() {
             return LinkGroup::CLOSED;
         }
+        let local = LocalPod::of(&self.node, pod);
+        self.publish_identity(&local);
         let (done, answer) = mpsc::sync_channel(1);
-        if !self.send(PodRequest::Add { pod: LocalPod::of(&self.node, pod), done }) {
+        if !is_enforced || !self.send(PodRequest::Add { pod: local, done }) {
             return LinkGroup::CLOSED;
         }
         answer.recv_timeout(DEADLINE).unwrap_or_else(|_| {
@@ -236,6 +328,9 @@ impl PodPolicies for Policies {
     }
 
     fn remove_pod(&self, key: &AttachmentKey) {
+        if let Some(identities) = &self.identities {
+            identities.remove(key);
+        }
         if self.send(PodRequest::Remove(key.clone())) {
             self.set_connected(key);
         }
@@ -248,7 +343,9 @@ impl PodPolicies for Policies {
 
     fn restore_pod(&self, pod: &Attachment) -> Result<(), engine::Error> {
         let (done, answer) = mpsc::sync_channel(1);
-        if !self.send(PodRequest::Restore { pod: LocalPod::of(&self.node, pod), done }) {
+        let local = LocalPod::of(&self.node, pod);
+        self.publish_identity(&local);
+        if !self.send(PodRequest::Restore { pod: local, done }) {
             return Ok(());
         }
         let failed = |reason: String| {
@@ -257,6 +354,22 @@ impl PodPolicies for Policies {
         match answer.recv_timeout(DEADLINE) {
             Ok(result) => result.map_err(failed),
             Err(_) => Err(failed(format!("the policy thread did not answer within {DEADLINE:?}"))),
+        }
+    }
+
+    fn profile(&self, placement: &Placement) -> Option<PodProfile> {
+        self.objects().map(|objects| profiles::of_placement(&objects, placement))
+    }
+
+    fn uses_dscp(&self) -> Option<bool> {
+        let objects = self.objects()?;
+        Some(profiles::of_groups(&objects).into_values().any(|profile| profile.dscp.is_some()))
+    }
+
+    fn profile_applied(&self, pod: &Attachment, profile: Option<PodProfile>) {
+        let current = pod.placement.as_ref().and_then(|placement| self.profile(placement));
+        if current != profile {
+            self.wake_profile_readers();
         }
     }
 }

@@ -72,7 +72,7 @@ impl PolicyKernel {
         let forbidden = forbidden_bit();
         let (sizes, logs_per_second) = (self.sizes, self.logs_per_second);
         let table = table(&PolicyOptions { forbidden, own_node, logs_per_second, sizes });
-        self.with_firewall(|firewall| firewall.keep_policies(&table, elements, surplus))
+        self.with_firewall(|firewall| firewall.reconcile_policies(&table, elements, surplus))
     }
 
     /// One transaction.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! membership: objects ──────────────┐                       ┌─► elements of the firewall's table of policies
+//! store: pods of other nodes ───────┤                       │
 //! ADD, DEL (engine): pods ──────────┼─► PolicyEngine (pure) ┼─► groups of host ends
 //! records of pods, nftables, timer ─┘                       └─► conditions, metrics
 //! ```
@@ -15,7 +16,10 @@ mod kernel;
 pub(crate) mod objects;
 mod placement;
 mod pods;
+mod profiles;
+mod remote;
 mod thread;
 
 pub(crate) use handle::Policies;
+pub(crate) use pods::LocalPod;
 pub(crate) use thread::{PolicyParts, PolicyStartError, start};

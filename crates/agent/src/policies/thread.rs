@@ -1,6 +1,7 @@
 //! The policy thread. `observe`: pods and addresses of this node. `report`: conditions and metrics.
 
 mod observe;
+mod remote;
 mod report;
 
 use std::collections::BTreeSet;
@@ -23,6 +24,7 @@ use super::handle::{PodRequest, Policies};
 use super::kernel::{PolicyKernel, forbidden_bit};
 use super::objects::restrict_flows;
 use super::pods::LocalPod;
+use super::remote::RemoteWorld;
 use crate::agent_status::{AgentStatus, WatchedThread};
 use crate::metrics::Metrics;
 use crate::monitor::{MonitorSlot, Read};
@@ -38,8 +40,6 @@ const PAUSE_FACTOR: u32 = 4;
 
 pub(crate) struct PolicyParts {
     pub(crate) config: Arc<Config>,
-    /// A node that no other node can join.
-    pub(crate) is_alone: bool,
     pub(crate) agent_status: Arc<AgentStatus>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) policies: Arc<Policies>,
@@ -66,6 +66,7 @@ pub(crate) fn start(parts: PolicyParts) -> Result<PolicyThreads, PolicyStartErro
     let requests = FlowRequests::new(flow_waker);
     let flows = flows::start(requests.clone(), forbidden_bit(), Arc::clone(&parts.agent_status))?;
     let mut thread = PolicyThread::new(parts, requests)?;
+    thread.follow_remote(usize::MAX);
     thread.follow(thread.parts.policies.objects());
     let policies = AgentThread::start("podwire-policy", waker, move |stop| thread.run(stop))?;
     Ok(PolicyThreads { policies, flows })
@@ -76,6 +77,8 @@ pub(crate) fn start(parts: PolicyParts) -> Result<PolicyThreads, PolicyStartErro
 enum ChangeCause {
     /// Pods start and stop.
     Pods,
+    /// An address belongs to a pod with other properties than before.
+    Identities,
     Objects,
 }
 
@@ -86,6 +89,7 @@ struct PolicyThread {
     nft: MonitorSlot<RulesetMonitor, nft::Error>,
     /// The objects that were applied last.
     objects: Option<Arc<Catalog>>,
+    remote: RemoteWorld,
     /// None while no policy is enforced.
     enforced: Option<Enforced>,
     /// When records, groups and the table are compared. None while no policy is enforced.
@@ -95,6 +99,8 @@ struct PolicyThread {
     compared_at: Instant,
     /// Duration of the last comparison.
     took: Duration,
+    /// Flows that changes of identities affect, and when they are judged.
+    reused: Option<(Instant, AffectedFlows)>,
     /// Why the kernel does not have the desired state.
     failure: Option<String>,
 }
@@ -107,11 +113,13 @@ impl PolicyThread {
             flows,
             nft: MonitorSlot::open("nftables-policies", RulesetMonitor::open)?,
             objects: None,
+            remote: RemoteWorld::default(),
             enforced: None,
             compare_at: None,
             check_at: None,
             compared_at: Instant::now(),
             took: Duration::ZERO,
+            reused: None,
             failure: None,
         })
     }
@@ -125,6 +133,7 @@ impl PolicyThread {
             self.parts.agent_status.busy_since(WatchedThread::Policies, Instant::now());
             self.follow(inputs.objects);
             self.serve(inputs.requests);
+            self.follow_remote(remote::REMOTE_CHANGES);
             self.read_events();
             self.run_timers();
             self.parts.agent_status.idle(WatchedThread::Policies);
@@ -137,7 +146,8 @@ impl PolicyThread {
     }
 
     fn wait(&self) -> Result<(), Errno> {
-        let next = [self.compare_at, self.check_at, self.nft.retry_at()].into_iter().flatten().min();
+        let reused = self.reused.map(|(at, _)| at);
+        let next = [self.compare_at, self.check_at, reused, self.nft.retry_at()].into_iter().flatten().min();
         let pause = next.map(|next| next.saturating_duration_since(Instant::now()));
         let timeout = pause.map(Timespec::try_from).transpose().map_err(|_| Errno::INVAL)?;
         let mut fds = vec![PollFd::new(&self.parts.policies.waker, PollFlags::IN)];
@@ -179,10 +189,6 @@ impl PolicyThread {
                 "they need attach mode routed: set network.mode = \"routed\" and restart the pods; until then all flows are \
                  allowed",
             ),
-            AttachMode::Routed if !self.parts.is_alone => Some(
-                "this version enforces them only on single nodes, because nodes do not know the groups of other nodes' pods; \
-                 all flows are allowed",
-            ),
             AttachMode::Routed => None,
         }
     }
@@ -191,7 +197,8 @@ impl PolicyThread {
     fn begin(&mut self, objects: &Arc<Catalog>) {
         let mut enforced = Enforced::new(self.parts.policies.node());
         self.parts.policies.begin();
-        let changes = enforced.set_objects(objects);
+        let mut changes = enforced.set_objects(objects);
+        changes.extend(self.remote.all());
         enforced.apply(changes);
         self.enforced = Some(enforced);
         self.failure = None;
@@ -294,6 +301,10 @@ impl PolicyThread {
         let delta = enforced.apply(changes);
         let affected = match cause {
             ChangeCause::Objects => AffectedFlows::of(&delta),
+            ChangeCause::Identities => {
+                remote::judge_later(&mut self.reused, AffectedFlows::of(&delta));
+                AffectedFlows::None
+            }
             // Flows of an earlier pod are removed before its address is assigned again.
             ChangeCause::Pods => AffectedFlows::None,
         };
@@ -381,6 +392,9 @@ impl PolicyThread {
 
     fn run_timers(&mut self) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
+        if is_due(self.reused.map(|(at, _)| at)) {
+            self.judge_reused();
+        }
         if is_due(self.compare_at) {
             self.compare();
         } else if is_due(self.check_at) {

@@ -11,13 +11,13 @@ use crate::lock::{Lock, LockError, NetworkLock};
 
 impl Reconciler {
     /// An error means that another agent holds a lock now.
-    pub(super) fn keep_locks(&mut self) -> Result<(), LockError> {
-        let findings = self.keep_network_lock()?.into_iter().chain(self.keep_run_lock()?).collect();
+    pub(super) fn check_locks(&mut self) -> Result<(), LockError> {
+        let findings = self.check_network_lock()?.into_iter().chain(self.check_run_lock()?).collect();
         self.parts.agent_status.set(Source::Locks, findings);
         Ok(())
     }
 
-    fn keep_run_lock(&mut self) -> Result<Option<Finding>, LockError> {
+    fn check_run_lock(&mut self) -> Result<Option<Finding>, LockError> {
         if !self.parts.lock.is_lost() {
             return Ok(None);
         }
@@ -40,7 +40,7 @@ impl Reconciler {
         Ok(lost)
     }
 
-    fn keep_network_lock(&mut self) -> Result<Option<Finding>, LockError> {
+    fn check_network_lock(&mut self) -> Result<Option<Finding>, LockError> {
         if !self.parts.network_lock.is_lost() {
             return Ok(None);
         }

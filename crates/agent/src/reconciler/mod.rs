@@ -181,7 +181,7 @@ impl Reconciler {
             if let Some(due) = self.due.take_if(|due| due.at <= now) {
                 if due.timer {
                     // A directory that could not be watched causes no events.
-                    self.keep_locks()?;
+                    self.check_locks()?;
                     self.parts.socket.check();
                 }
                 self.round(due);
@@ -313,7 +313,7 @@ impl Reconciler {
 
     /// Restores the socket, the lock and the directory if another process removed them, and serves new tombstones.
     fn check_run_directory(&mut self) -> Result<(), LockError> {
-        self.keep_locks()?;
+        self.check_locks()?;
         // The server creates and logs it.
         self.parts.socket.check();
         if !self.parts.config.run_dir.join("networks").exists() {

@@ -9,7 +9,7 @@ use crate::conditions::Source;
 impl Reconciler {
     /// Reports unmanaged forward chains that drop traffic of pods.
     pub(super) fn check_unmanaged(&mut self) {
-        self.keep_rules();
+        self.reconcile_rules();
         let bridges = self.bridges();
         let names: Vec<&IfName> = bridges.iter().collect();
         let drops = nft::unmanaged_drops(&names);
@@ -19,11 +19,11 @@ impl Reconciler {
         }
     }
 
-    /// Keeps Podwire's rules in unmanaged chains, or removes them if they are not configured.
-    fn keep_rules(&mut self) {
+    /// Adds Podwire's rules to unmanaged chains, or removes the rules if they are not configured.
+    fn reconcile_rules(&mut self) {
         let config = &self.parts.config;
         let network = &config.network;
-        let kept = if config.cluster.accept_forward {
+        let changes = if config.cluster.accept_forward {
             let allocated = self.parts.allocations.default_network();
             let subnets = allocated.as_ref().map_or(&*network.subnets, |network| network.cluster());
             nft::accept_in_unmanaged(&network.name, subnets)
@@ -31,8 +31,8 @@ impl Reconciler {
             let own = AttachmentKey::network_dir(&network.name);
             nft::withdraw_from_unmanaged(&|name| name == own)
         };
-        let operation = "keep the rules that accept pods in unmanaged chains";
-        let kept = self.report_step("rules accept-forward", operation, kept);
-        kept.iter().flatten().for_each(|what| info!("{what}"));
+        let operation = "reconcile the rules that accept pods in unmanaged chains";
+        let changes = self.report_step("rules accept-forward", operation, changes);
+        changes.iter().flatten().for_each(|what| info!("{what}"));
     }
 }

@@ -193,7 +193,8 @@ impl Reconciler {
                 && matches!(found.code, Code::BridgeMissing | Code::BridgeNameTaken)
         };
         if findings.iter().any(lacks_bridge) {
-            // Another process may have removed the bridge, or the kernel is busy. The agent stays ready while that is short.
+            // Another process may have removed the bridge, or the kernel is busy. The agent stays ready if this lasts only
+            // a short time.
             let since = *self.bridge_missing_since.get_or_insert_with(Instant::now);
             if self.was_ready && since.elapsed() < RETRY {
                 self.retry();

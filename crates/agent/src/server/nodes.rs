@@ -59,7 +59,10 @@ pub(super) async fn answer(
     answered.unwrap_or_else(|error| refusal(&error))
 }
 
-async fn blocks(service: &Arc<ApiService>, cluster: &MembershipHandle) -> Result<BlocksView, AskError> {
+pub(super) async fn blocks(
+    service: &Arc<ApiService>,
+    cluster: &MembershipHandle,
+) -> Result<BlocksView, AskError> {
     let (contents, freshness) = cluster.read_contents().await?;
     let mut blocks = membership::blocks((&contents, freshness), &cluster.networks(), &cluster.name);
     // Reads files on a blocking thread, so that the server's thread never waits for a disk.

@@ -7,6 +7,7 @@ use api::{CniCall, VersionAnswer};
 use cni::{Command, Version};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
+use model::ObjectId;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
@@ -55,6 +56,7 @@ enum ApiRoute {
     Local(LocalQuery),
     Cluster(ClusterQuery),
     Objects(ObjectPath),
+    ObjectDetails(ObjectId),
 }
 
 /// Queries that read files.
@@ -82,9 +84,10 @@ impl ApiRoute {
             contiv::DEL_POD => Self::Pod(Command::Del),
             _ => match path.strip_prefix(api::ATTACHMENTS).and_then(|path| path.strip_prefix('/')) {
                 Some(container) => Self::Local(LocalQuery::Attachments(Some(container.to_owned()))),
-                None => match ObjectPath::find(path) {
-                    Some(path) => Self::Objects(path),
-                    None => Self::Cluster(ClusterQuery::find(path)?),
+                None => match (ObjectPath::find(path), ObjectPath::find_details(path)) {
+                    (Some(path), _) => Self::Objects(path),
+                    (None, Some(id)) => Self::ObjectDetails(id),
+                    (None, None) => Self::Cluster(ClusterQuery::find(path)?),
                 },
             },
         })
@@ -96,7 +99,12 @@ impl ApiRoute {
             Self::Objects(_) => return None,
             Self::Cni | Self::Pod(_) => Method::POST,
             Self::Cluster(ClusterQuery::Remove(_)) => Method::DELETE,
-            Self::Health | Self::Ready | Self::Version | Self::Local(_) | Self::Cluster(_) => Method::GET,
+            Self::Health
+            | Self::Ready
+            | Self::Version
+            | Self::Local(_)
+            | Self::ObjectDetails(_)
+            | Self::Cluster(_) => Method::GET,
         })
     }
 
@@ -147,6 +155,7 @@ pub(super) async fn answer(
             run_local(service, query, permit).await
         }
         ApiRoute::Objects(path) => objects::answer(service, path, request, body_timeout).await,
+        ApiRoute::ObjectDetails(id) => objects::details(service, &id).await,
         ApiRoute::Cluster(query) => nodes::answer(service, query, request.uri().query()).await,
     }
 }

@@ -6,5 +6,6 @@
 mod common;
 mod network;
 mod networks;
+mod policies;
 mod section_a;
 mod store;

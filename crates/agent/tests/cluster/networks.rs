@@ -284,9 +284,11 @@ fn d_pods_of_two_tenants_get_addresses_of_their_networks_and_reach_other_nodes()
     scene.cluster.restart_agent("n1").unwrap();
     let late = scene.pod("n1", "late", &front);
     assert!(late.addresses.iter().all(|ip| before[0].iter().any(|block| block.contains(ip))));
+    expect_reach(&late, &blue[0]);
+    scene.cluster.start_etcd().unwrap();
+    // Other nodes know the new pod when the store has it.
     expect_reach(&late, &blue[1]);
     expect_reach(&blue[1], &late);
-    scene.cluster.start_etcd().unwrap();
     wait_until("n1 to know the store again", TIMEOUT, || {
         Ok(scene.cluster.agent("n1")?.get(api::BLOCKS)?["stale"] == json!(false))
     })
@@ -340,19 +342,27 @@ fn d_a_full_block_claims_another_and_a_removed_network_leaves_nothing() {
 
     scene.expect_pool_of_a_group();
     let removal = [("Network", "blue", "tiny")];
-    let (status, answer) = scene.change(&[], &removal);
-    assert!(status == 409 && answer.contains("in use by 8 pods"), "{answer}");
+    let refused = |pods: &str| {
+        wait_until(&format!("the store to know {pods}"), TIMEOUT, || {
+            let (status, answer) = scene.change(&[], &removal);
+            Ok(status == 409 && answer.contains(&format!("in use by {pods}")))
+        })
+        .unwrap();
+    };
+    refused("9 pods");
     pods.iter().filter(|placed| placed.node == n1).for_each(|placed| scene.remove(placed));
-    let (status, answer) = scene.change(&[], &removal);
-    assert_eq!(status, 200, "{answer}");
-    // n2 keeps its blocks while a pod uses them, and no other network gets the addresses.
-    let subnets = nets(&["10.70.0.0/24", "fd70::/120"]);
-    wait_until("n1 to return its blocks", TIMEOUT, || Ok(scene.blocks(n1, "blue.tiny").is_empty())).unwrap();
+    // A pod of another node.
+    refused("1 pod");
     assert_eq!(scene.blocks(n2, "blue.tiny").len(), 2);
-    let (status, answer) = scene.change(&[document("Network", ("blue", "next"), &tiny)], &[]);
-    assert!(status == 409 && answer.contains("node n2 still has block"), "{answer}");
     scene.remove(&pods[0]);
-    wait_until("n2 to return its blocks", TIMEOUT, || Ok(scene.blocks(n2, "blue.tiny").is_empty())).unwrap();
+    wait_until("the network to be unused", TIMEOUT, || Ok(scene.change(&[], &removal).0 == 200)).unwrap();
+    let subnets = nets(&["10.70.0.0/24", "fd70::/120"]);
+    for node in [n1, n2] {
+        wait_until(&format!("{node} to return its blocks"), TIMEOUT, || {
+            Ok(scene.blocks(node, "blue.tiny").is_empty())
+        })
+        .unwrap();
+    }
     let leftovers = || scene.stored().into_keys().filter(|key| key.contains("blue.tiny")).collect::<Vec<_>>();
     assert_eq!(leftovers(), [""; 0]);
     for node in [n1, n2] {

@@ -2,6 +2,7 @@
 
 mod access;
 mod hanging_peers_thread;
+mod invalid_objects;
 mod joining;
 mod leases;
 mod lost_name;
@@ -96,11 +97,11 @@ impl<'a> StoreClient<'a> {
         assert!(matches!(done, CommitOutcome::Done { .. }), "{done:?}");
     }
 
-    fn put(&self, key: &str, value: &[u8]) {
+    pub(crate) fn put(&self, key: &str, value: &[u8]) {
         self.commit(&[put(key, value)]);
     }
 
-    fn delete(&self, key: &str) {
+    pub(crate) fn delete(&self, key: &str) {
         self.commit(&[Change::Delete(key.to_owned())]);
     }
 

@@ -57,7 +57,8 @@ esac
             dir.display()
         );
         let path = dir.join(NAME);
-        // Not written by this process: a child process of another test could inherit the descriptor, which blocks execution.
+        // Another process writes the file: a child process of another test could inherit a descriptor of this process, and then the
+        // kernel refuses to execute the file (ETXTBSY).
         let write = format!("cat >{0} && chmod 755 {0}", path.display());
         let outcome = host.node.run(&["sh", "-c", &write], script.as_bytes()).unwrap();
         assert!(outcome.success(), "{}", outcome.stderr);

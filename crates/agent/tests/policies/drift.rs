@@ -17,14 +17,28 @@ fn scene(label: &str) -> (Scene, PlacedPod, PlacedPod) {
 }
 
 #[test]
-fn a_flushed_table_is_complete_again() {
+fn d_a_flushed_table_is_complete_again() {
     let (scene, blue, red) = scene("policy-flush");
     let before = scene.table();
-    let changes: [(&str, &dyn Fn()); 4] = [
+    let address = crate::common::v4(&blue.result);
+    let changes: [(&str, &dyn Fn()); 7] = [
         ("flush ruleset", &|| scene.nft("flush ruleset")),
         ("delete table", &|| scene.nft("delete table inet podwire-policy")),
         ("flush table", &|| scene.flush_table()),
         ("flush a map", &|| scene.nft("flush map inet podwire-policy class4")),
+        ("delete one element", &|| {
+            scene.nft(&format!("delete element inet podwire-policy class4 {{ {address} }}"));
+        }),
+        ("add one element", &|| scene.nft("add element inet podwire-policy class4 { 10.83.9.9 : 5:5 }")),
+        ("delete half of the table", &|| {
+            scene.nft("flush chain inet podwire-policy ingress");
+            for chain in ["ingress-specific", "forward-policy"] {
+                scene.nft(&format!("flush chain inet podwire-policy {chain}"));
+            }
+            for map in ["in_default", "in_peer_classes", "class6"] {
+                scene.nft(&format!("flush map inet podwire-policy {map}"));
+            }
+        }),
     ];
     for (what, change) in changes {
         change();
@@ -40,7 +54,7 @@ fn a_flushed_table_is_complete_again() {
 }
 
 #[test]
-fn a_changed_group_of_a_link_is_restored() {
+fn d_a_changed_group_of_a_link_is_restored() {
     let (scene, blue, red) = scene("policy-group");
     let group = blue.group(&scene);
     for other in ["default", &red.group(&scene), "77"] {
@@ -62,7 +76,7 @@ fn start(scene: &mut Scene) {
 }
 
 #[test]
-fn rules_stay_while_the_agent_is_down_and_numbers_stay_after_its_restart() {
+fn d_rules_stay_without_the_agent_and_numbers_after_its_restart() {
     let (mut scene, blue, red) = scene("policy-restart");
     let (table, groups) = (scene.table(), [blue.group(&scene), red.group(&scene)]);
     scene.host.agent.kill().unwrap();
@@ -84,7 +98,7 @@ fn rules_stay_while_the_agent_is_down_and_numbers_stay_after_its_restart() {
 }
 
 #[test]
-fn elements_of_removed_pods_are_removed() {
+fn d_elements_of_removed_pods_are_removed() {
     let (scene, blue, red) = scene("policy-del");
     let before = scene.table();
     let other = scene.pod("c", "blue", "");
@@ -99,7 +113,7 @@ fn elements_of_removed_pods_are_removed() {
 
 /// The agent uses the objects that it saved.
 #[test]
-fn policies_are_enforced_while_the_store_cannot_be_used() {
+fn d_policies_are_enforced_while_the_store_cannot_be_used() {
     let (mut scene, blue, red) = scene("policy-store");
     let saved = wait_until("the objects to be saved", DEADLINE, || {
         let found = std::fs::read_to_string(state_dir(&scene).join("objects.json")).unwrap_or_default();
@@ -117,6 +131,10 @@ fn policies_are_enforced_while_the_store_cannot_be_used() {
     let other = scene.pod("c", "blue", "");
     scene.expect((&blue, &other), 80, true);
     scene.expect((&other, &red), 80, false);
+    // Changes are refused with the reason.
+    let (status, answer) = scene.change(&[tenant("green")], &[], false);
+    let error = answer["error"].as_str().unwrap_or_default();
+    assert!(status >= 400 && error.contains("store"), "{status}: {answer}");
 }
 
 /// The state of the agent's network.

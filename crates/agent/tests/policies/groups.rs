@@ -23,7 +23,7 @@ fn deny_web_to_db() -> [Value; 5] {
 }
 
 #[test]
-fn rules_of_a_group_are_enforced_and_follow_their_policy() {
+fn d_rules_of_a_group_are_enforced_and_follow_their_policy() {
     let scene = Scene::new("groups", &[]);
     let objects = deny_web_to_db();
     scene.apply(&objects);
@@ -43,7 +43,7 @@ fn rules_of_a_group_are_enforced_and_follow_their_policy() {
 
 /// The second pass finds flows that the first one did not.
 #[test]
-fn an_open_connection_that_a_change_forbids_stops_and_continues_when_it_is_allowed() {
+fn d_a_forbidden_connection_stops_until_it_is_allowed_again() {
     let scene = Scene::new("policy-flows", &[]);
     let objects = deny_web_to_db();
     scene.apply(&objects[..3]);
@@ -78,7 +78,7 @@ fn an_open_connection_that_a_change_forbids_stops_and_continues_when_it_is_allow
 }
 
 #[test]
-fn unknown_names_are_refused_with_the_names_that_exist() {
+fn b10_unknown_names_are_refused_with_the_names_that_exist() {
     let scene = Scene::new("placement", &[]);
     scene.apply(&deny_web_to_db());
     let pod = scene.host.pod("refused");
@@ -99,7 +99,7 @@ fn unknown_names_are_refused_with_the_names_that_exist() {
 }
 
 #[test]
-fn mode_bridge_refuses_placements_that_need_policies() {
+fn d_mode_bridge_refuses_placements_that_need_policies() {
     let scene = Scene::new("policy-bridge", &["--network-mode", "bridge"]);
     scene.apply(&deny_web_to_db());
     let default = scene.pod("a", "", "");

@@ -7,7 +7,9 @@
 mod common;
 
 mod drift;
+mod faults;
 mod groups;
 mod objects;
+mod profiles;
 mod scene;
 mod tenants;

@@ -7,7 +7,7 @@ use crate::common::{ips, v4};
 use crate::scene::{Scene, document, tenant};
 
 #[test]
-fn pods_of_different_tenants_cannot_communicate() {
+fn d_pods_of_different_tenants_cannot_communicate() {
     let scene = Scene::new("tenants", &[]);
     let default = scene.pod("a", "", "");
     assert!(!scene.has_table(), "a node without objects has no table of policies");
@@ -30,7 +30,7 @@ fn pods_of_different_tenants_cannot_communicate() {
 }
 
 #[test]
-fn enforcement_begins_and_ends_with_the_objects_and_affects_no_other_pod() {
+fn d_enforcement_begins_and_ends_with_the_objects_and_affects_no_other_pod() {
     let scene = Scene::new("tenants-begin", &[]);
     let (one, other) = (scene.pod("a", "", ""), scene.pod("b", "", ""));
     let address = v4(&other.result);
@@ -49,7 +49,7 @@ fn enforcement_begins_and_ends_with_the_objects_and_affects_no_other_pod() {
 }
 
 #[test]
-fn a_share_opens_one_direction_and_port() {
+fn d_a_share_opens_one_direction_and_port() {
     let scene = Scene::new("share", &[]);
     scene.apply(&[tenant("blue"), tenant("red")]);
     scene.wait_for_table(true);

@@ -8,7 +8,8 @@ use testkit::{DEADLINE, Ns, tcp_connects, tcp_echo, wait_until};
 use crate::scene::{OUT, Scene, TIMEOUT, in_both_modes};
 
 const FORWARD: &str = "type filter hook forward priority filter + 10";
-const NEVER: Duration = Duration::from_millis(200);
+/// How long a connection attempt may take that must fail.
+const REFUSED_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn conditions(scene: &Scene) -> Vec<Value> {
     scene.host.agent.get("/v1/status").unwrap()["conditions"].as_array().unwrap().clone()
@@ -49,7 +50,7 @@ fn dropping_firewalls() -> [(&'static str, String, &'static str); 3] {
 #[test]
 fn pain15_a_dropping_unmanaged_chain_is_reported_with_a_working_fix() {
     in_both_modes(|mode| {
-        let scene = Scene::new("foreign", mode);
+        let scene = Scene::new("unmanaged", mode);
         let servers = OUT
             .map(|out| tcp_echo(&scene.out, (out.parse::<std::net::IpAddr>().unwrap(), 0).into()).unwrap());
         let passes =
@@ -60,7 +61,7 @@ fn pain15_a_dropping_unmanaged_chain_is_reported_with_a_working_fix() {
             assert_eq!(conditions(&scene), Vec::<Value>::new(), "{case}: before");
             for remedy in [Remedy::Fix, Remedy::Removal] {
                 sh(scene.node(), &stop);
-                assert!(!passes(NEVER), "{case}: traffic must be dropped");
+                assert!(!passes(REFUSED_TIMEOUT), "{case}: traffic must be dropped");
                 wait_until("the condition", TIMEOUT, || Ok(!conditions(&scene).is_empty())).unwrap();
                 let reported = conditions(&scene);
                 match remedy {

@@ -98,7 +98,7 @@ fn objects_of_another_run_directory_are_not_changed() {
 
 /// Two run directories may have networks of the same name. A link with a record in the other one is not orphaned.
 #[test]
-fn a_pod_of_the_same_network_in_another_run_directory_is_not_adopted() {
+fn a_pod_of_another_run_directory_is_not_adopted() {
     in_both_modes(|mode| {
         let host = host("twins", mode, BY_TIMER);
         let _managed = host.attached("managed");

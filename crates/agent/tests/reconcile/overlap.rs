@@ -29,7 +29,7 @@ fn wait_for_overlap(agent: &Agent, path: &str) -> Value {
 }
 
 #[test]
-fn b10_an_agent_with_an_overlap_at_start_is_not_ready_and_changes_nothing() {
+fn b10_an_overlap_at_start_prevents_readiness_and_all_changes() {
     for mode in MODES {
         for [add, remove] in CASES {
             let lab = Lab::new("b10start").unwrap();

@@ -72,8 +72,13 @@ fn no_recovered_links() -> Result<Vec<RecoveredLink>, StateError> {
 
 fn claim(claims: &NetworkState, key: &AttachmentKey, pools: &Pools) -> Result<()> {
     let bridge = IfName::try_from("none")?;
-    let wanted =
-        AllocationRequest { key, pools: Some(pools), requested: &[], remove_conntrack: &|_, _| Ok(()) };
+    let wanted = AllocationRequest {
+        key,
+        pools: Some(pools),
+        requested: &[],
+        is_avoided: &|_| false,
+        remove_conntrack: &|_, _| Ok(()),
+    };
     let make = |given: &[Allocation]| Attachment {
         schema: Addressing::Assigned.schema(),
         key: key.clone(),

@@ -3,7 +3,7 @@
 pub(crate) mod address_use;
 pub(crate) mod burst;
 pub(crate) mod contest;
-pub(crate) mod resident;
+pub(crate) mod footprint;
 pub(crate) mod sequence;
 pub(crate) mod split;
 pub(crate) mod starts;
@@ -20,7 +20,7 @@ use crate::site::BenchSite;
 use address_use::AddressUseTimes;
 use burst::Bursts;
 use contest::{ContenderSet, Contest};
-use resident::AgentFootprint;
+use footprint::AgentFootprint;
 pub(crate) use sequence::Times;
 use split::Split;
 use starts::Starts;
@@ -37,7 +37,7 @@ pub(crate) struct PodMeasurements {
     pub(crate) address_use: AddressUseTimes,
     pub(crate) split_v4: Split,
     pub(crate) split_dual: Split,
-    pub(crate) resident: AgentFootprint,
+    pub(crate) footprint: AgentFootprint,
     /// Objects that were not removed.
     pub(crate) left: Vec<String>,
     pub(crate) remarks: Vec<String>,
@@ -45,7 +45,7 @@ pub(crate) struct PodMeasurements {
 
 pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<PodMeasurements> {
     // One node has sandboxes for the running pods, too: `BenchSite::create`.
-    let sandboxes = 6 * scale.pods + scale.pods.max(scale.resident);
+    let sandboxes = 6 * scale.pods + scale.pods.max(scale.running_pods);
     let site =
         with_progress(&format!("{sandboxes} sandboxes are being created"), || BenchSite::create(scale))?;
     let mut agents = Agents::start(&site)?;
@@ -72,8 +72,8 @@ pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<PodMeasurement
     let bursts_v4 = with_progress("v4, in parallel", || burst::run(&input, BenchNetwork::V4, &mut left))?;
     let bursts_dual =
         with_progress("dual stack, in parallel", || burst::run(&input, BenchNetwork::DUAL, &mut left))?;
-    let running_pods = format!("{} running pods", scale.resident);
-    let resident = with_progress(&running_pods, || resident::run(&input, &mut agents.routed, &mut left))?;
+    let running_pods = format!("{} running pods", scale.running_pods);
+    let footprint = with_progress(&running_pods, || footprint::run(&input, &mut agents.routed, &mut left))?;
     Ok(PodMeasurements {
         starts,
         v4,
@@ -84,7 +84,7 @@ pub(crate) fn run_all(plugins: &Plugins, scale: &Scale) -> Result<PodMeasurement
         address_use,
         split_v4,
         split_dual,
-        resident,
+        footprint,
         left,
         remarks,
     })

@@ -20,20 +20,20 @@ use crate::stats::{Better, median, p99};
 struct Setup {
     name: &'static str,
     mode: AttachMode,
-    through: SetupServer,
+    by: AttachedBy,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SetupServer {
+enum AttachedBy {
     Plugin,
     Agent,
 }
 
 const SETUPS: [Setup; 4] = [
-    Setup { name: "standalone, bridge", mode: AttachMode::Bridge, through: SetupServer::Plugin },
-    Setup { name: "standalone, routed", mode: AttachMode::Routed, through: SetupServer::Plugin },
-    Setup { name: "agent, routed", mode: AttachMode::Routed, through: SetupServer::Agent },
-    Setup { name: "agent, bridge", mode: AttachMode::Bridge, through: SetupServer::Agent },
+    Setup { name: "standalone, bridge", mode: AttachMode::Bridge, by: AttachedBy::Plugin },
+    Setup { name: "standalone, routed", mode: AttachMode::Routed, by: AttachedBy::Plugin },
+    Setup { name: "agent, routed", mode: AttachMode::Routed, by: AttachedBy::Agent },
+    Setup { name: "agent, bridge", mode: AttachMode::Bridge, by: AttachedBy::Agent },
 ];
 
 const STACKS: [(&str, BenchNetwork); 2] = [("IPv4", BenchNetwork::V4), ("dual stack", BenchNetwork::DUAL)];
@@ -107,15 +107,15 @@ impl<'a> BuildSite<'a> {
             AttachMode::Bridge => "bridge",
             AttachMode::Routed => "routed",
         };
-        let agent = (setup.through == SetupServer::Agent)
-            .then(|| agents::start(&bench_node, mode, Some(&build.agent)));
+        let agent =
+            (setup.by == AttachedBy::Agent).then(|| agents::start(&bench_node, mode, Some(&build.agent)));
         Ok(Self { _agent: agent.transpose()?, bench_node, build, setup })
     }
 
     fn contender(&self, network: BenchNetwork) -> Result<PluginContender<'_>> {
-        let config = match self.setup.through {
-            SetupServer::Plugin => network.podwire(self.setup.mode, &self.bench_node.dir)?,
-            SetupServer::Agent => network.through_agent(self.setup.mode, &self.bench_node.dir)?,
+        let config = match self.setup.by {
+            AttachedBy::Plugin => network.podwire(self.setup.mode, &self.bench_node.dir)?,
+            AttachedBy::Agent => network.through_agent(self.setup.mode, &self.bench_node.dir)?,
         };
         Ok(PluginContender::new(&self.build.plugin, &self.bench_node, config, network.subnets()?.len()))
     }

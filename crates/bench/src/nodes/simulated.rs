@@ -130,6 +130,7 @@ pub(super) fn record(number: usize, location: NodeLocation) -> Result<NodeRecord
         addresses: addresses(number, location)?,
         blocks: BlockAllocation::of_default(blocks.collect::<Result<Vec<IpNet>>>()?),
         tunnel_mac: Mac::local([0xb, a, b, c, d]),
+        macs: Vec::new(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         transport: None,
     })

@@ -63,7 +63,7 @@ impl Attached {
 }
 
 pub(super) fn run(mode: &str, scale: &Scale, recovery: &mut Recovery) -> Result<()> {
-    let mut host = Host::new(mode, scale.resident.min(OTHER_PODS))?;
+    let mut host = Host::new(mode, scale.running_pods.min(OTHER_PODS))?;
     let mut times = Timed::new();
     for is_v4 in [true, false] {
         let family = if is_v4 { "IPv4" } else { "IPv6" };
@@ -115,8 +115,8 @@ impl Host {
         Ok(text.split([',', '\n', '{', '}']).map(|part| part.trim().to_owned()).collect())
     }
 
-    /// The time at which the listed rules equal the earlier ones.
-    pub(super) fn wait_whole(&self, before: &BTreeSet<String>) -> Result<Instant> {
+    /// Waits until the listed rules equal the earlier ones, and returns that time.
+    pub(super) fn wait_until_restored(&self, before: &BTreeSet<String>) -> Result<Instant> {
         let end = Instant::now() + DEADLINE;
         loop {
             let asked = Instant::now();
@@ -132,7 +132,7 @@ impl Host {
         for _ in 0..rounds {
             self.flush()?;
             let flushed = Instant::now();
-            let whole = self.wait_whole(&before)?;
+            let whole = self.wait_until_restored(&before)?;
             let what = format!("flush to whole firewall, {} pods", self.other_pods.len() + 2);
             note(times, &what, whole.saturating_duration_since(flushed));
         }
@@ -155,7 +155,7 @@ impl Host {
             let answered = self.out.enter(|| first_answer(published))??;
             let what = format!("flush to answer of a hostPort, {family}");
             note(times, &what, answered.saturating_duration_since(flushed));
-            self.wait_whole(&before)?;
+            self.wait_until_restored(&before)?;
         }
         Ok(())
     }

@@ -125,7 +125,7 @@ fn round(
         let flushed =
             wait_until("frames before the flush", DEADLINE, || Ok(count.load(Ordering::Relaxed) > BEFORE))
                 .and_then(|()| host.flush())
-                .and_then(|()| host.wait_whole(before));
+                .and_then(|()| host.wait_until_restored(before));
         over.store(true, Ordering::Relaxed);
         let panicked = |_| anyhow!("a thread of the measurement panicked");
         let sent = sender.join().map_err(panicked)?.context("cannot send hostile frames")?;

@@ -33,8 +33,8 @@ pub(super) struct CallBreakdown {
     pub(super) rest: Option<f64>,
 }
 
-pub(super) fn resident(measured: &PodMeasurements, scale: &Scale) -> Vec<Figure> {
-    let resident = &measured.resident;
+pub(super) fn footprint(measured: &PodMeasurements, scale: &Scale) -> Vec<Figure> {
+    let footprint = &measured.footprint;
     let figure = |what: &str, value: Option<f64>, unit, target: RatioTarget| Figure {
         what: what.to_owned(),
         value,
@@ -44,16 +44,16 @@ pub(super) fn resident(measured: &PodMeasurements, scale: &Scale) -> Vec<Figure>
     };
     let starts = scale.restarts;
     vec![
-        figure("memory (VmRSS)", resident.rss_mib, "MiB", RatioTarget::AtMost(15.0)),
-        figure("CPU without requests, timer included", resident.idle_percent, "%", RatioTarget::AtMost(1.0)),
+        figure("memory (VmRSS)", footprint.rss_mib, "MiB", RatioTarget::AtMost(15.0)),
+        figure("CPU without requests, timer included", footprint.idle_percent, "%", RatioTarget::AtMost(1.0)),
         figure(
             &format!("start to ready after kill -9, median of {starts}"),
-            resident.ready.p50(),
+            footprint.ready.p50(),
             "ms",
             RatioTarget::AtMost(200.0),
         ),
-        figure("the same by its own log", median(&resident.logged), "ms", RatioTarget::None),
-        figure("comparing records and kernel once", resident.round_ms, "ms", RatioTarget::None),
+        figure("the same by its own log", median(&footprint.logged), "ms", RatioTarget::None),
+        figure("comparing records and kernel once", footprint.round_ms, "ms", RatioTarget::None),
     ]
 }
 

@@ -41,7 +41,7 @@ pub(crate) struct BenchReport {
     machine: MachineInfo,
     rows: Vec<Row>,
     /// Figures of an agent with running pods.
-    resident: Vec<Figure>,
+    footprint: Vec<Figure>,
     /// Breakdown of calls through the agent.
     shares: Vec<CallBreakdown>,
     /// Figures of many nodes.
@@ -77,7 +77,7 @@ impl BenchReport {
             date: date::now(),
             scale,
             rows: vec![],
-            resident: vec![],
+            footprint: vec![],
             shares: vec![],
             nodes: nodes::lines(&measured.nodes, &scale.nodes),
             static_binary: TargetVerdict::of(machine.binary.linkage == Linkage::Static),
@@ -115,7 +115,7 @@ impl BenchReport {
     fn add_pods(&mut self, pods: &cases::PodMeasurements) {
         let scale = &self.scale;
         self.rows = rows::all(pods, scale);
-        self.resident = figures::resident(pods, scale);
+        self.footprint = figures::footprint(pods, scale);
         self.shares = figures::breakdowns(pods);
         self.failures.extend(rows::failures(pods, scale));
         self.left.extend(pods.left.iter().cloned());
@@ -127,10 +127,10 @@ impl BenchReport {
     /// True if all targets are met. Aims and informational rows do not count.
     pub(crate) fn meets_targets(&self) -> bool {
         let general = [self.static_binary, self.no_failures, self.nothing_left];
-        let resident = self.resident.iter().map(|figure| figure.verdict);
+        let footprint = self.footprint.iter().map(|figure| figure.verdict);
         let nodes = self.nodes.iter().map(|line| line.verdict);
         let rows = self.rows.iter().map(|row| row.verdict);
-        !rows.chain(resident).chain(nodes).chain(general).any(|verdict| verdict == TargetVerdict::Missed)
+        !rows.chain(footprint).chain(nodes).chain(general).any(|verdict| verdict == TargetVerdict::Missed)
     }
 
     /// Writes the JSON as `DATE.json` and `latest.json`.

@@ -49,7 +49,7 @@ impl BenchReport {
         writeln!(f, "\nCompared with the kernel alone, an empty process, and Podwire itself")?;
         let without = |row: &&Row| row.compared_with != ReferenceKind::Reference;
         writeln!(f, "{}", rows_table("compared with", self.rows.iter().filter(without)))?;
-        writeln!(f, "\nAn agent with {} running pods", self.scale.resident)?;
+        writeln!(f, "\nAn agent with {} running pods", self.scale.running_pods)?;
         writeln!(f, "{}", self.resident_table())?;
         writeln!(f, "\nBreakdown of calls through the agent, medians in ms")?;
         writeln!(f, "{}", self.shares_table())
@@ -82,7 +82,7 @@ impl BenchReport {
 
     fn resident_table(&self) -> Table {
         let mut table = plain_table(&["what", "figure", "target", "verdict"]);
-        for Figure { what, value, unit, target, verdict } in &self.resident {
+        for Figure { what, value, unit, target, verdict } in &self.footprint {
             let value = value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2} {unit}"));
             table.add_row([what.clone(), value, target.to_string(), verdict.to_string()]);
         }
@@ -113,9 +113,9 @@ impl BenchReport {
             writeln!(f, "remark: {remark}")?;
         }
         let rows = self.rows.iter().map(|row| (row.verdict, row.case.as_str()));
-        let resident = self.resident.iter().map(|figure| (figure.verdict, figure.what.as_str()));
+        let footprint = self.footprint.iter().map(|figure| (figure.verdict, figure.what.as_str()));
         let nodes = self.nodes.iter().map(|line| (line.verdict, line.case.as_str()));
-        let all = rows.chain(resident).chain(nodes);
+        let all = rows.chain(footprint).chain(nodes);
         let missed: Vec<&str> =
             all.filter(|(v, _)| *v == TargetVerdict::Missed).map(|(_, case)| case).collect();
         match missed.as_slice() {

@@ -219,7 +219,7 @@ fn samples<'a>(measured: &'a PodMeasurements, scale: &Scale) -> Vec<(String, &'a
         ("/bin/true".to_owned(), &starts.nothing),
     ];
     named.push(("GET /v1/health, agent".to_owned(), &measured.split_dual.trip));
-    named.push((format!("start to ready, {} pods, agent", scale.resident), &measured.resident.ready));
+    named.push((format!("start to ready, {} pods, agent", scale.running_pods), &measured.footprint.ready));
     let mut put = |case: &str, who: &str, times: &'a cases::Times| {
         named.push((format!("ADD, {case}, {who}"), &times.add));
         named.push((format!("DEL, {case}, {who}"), &times.del));
@@ -274,6 +274,6 @@ pub(super) fn failures(measured: &PodMeasurements, scale: &Scale) -> Vec<String>
             );
         }
     }
-    all.extend(measured.resident.failures.iter().map(|failure| format!("running pods: {failure}")));
+    all.extend(measured.footprint.failures.iter().map(|failure| format!("running pods: {failure}")));
     all
 }

@@ -116,11 +116,14 @@ fn begin(network: &NetworkState, context: &AttachContext<'_>, host: &mut RtSocke
         let ranges = pools.sets().iter().flat_map(ipam::RangeSet::ranges);
         firewall::check_ports(&context.conf.ports, families(ranges.map(ipam::Range::is_ipv4)))?;
     }
+    let policies = context.caller.policies;
+    let is_avoided = |ip| policies.is_some_and(|policies| policies.may_be_known_elsewhere(ip));
     let request = AllocationRequest {
         key: context.key,
         pools,
         requested: &requested,
         remove_conntrack: &firewall::remove_conntrack,
+        is_avoided: &is_avoided,
     };
     let mut neighbours = NeighbourCaches::Clean;
     let mut new_record = |allocated: &[Allocation]| {

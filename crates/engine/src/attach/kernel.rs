@@ -14,7 +14,7 @@ use crate::reconcile::subnet;
 use crate::state::{Attachment, NodeState};
 use crate::sysctl::{self, ForwardedFamilies};
 use crate::veth::{self, NeighbourCaches, PodEnd};
-use crate::{Error, detach, firewall, layer2, policy, settle, shaping};
+use crate::{Error, detach, dscp, firewall, layer2, policy, settle, shaping};
 
 /// Sockets and state of one ADD.
 pub(crate) struct AttachKernel<'a> {
@@ -72,6 +72,7 @@ pub(super) fn create_interface(
     firewall::add_pod(attachment, kernel.state, context.caller.kernel_cache, context.caller.warn)?;
     let policies = context.caller.policies;
     let group = policy::add_pod(policies, attachment);
+    dscp::add_pod(attachment, context.profile.as_ref(), context.caller.kernel_cache)?;
     let setup = context.veth_setup(attachment, &bridge);
     let placed = veth::create_pair(kernel.host, &setup, &gateways, group)?;
     policy::link_created(policies, attachment, group);
@@ -124,7 +125,7 @@ pub(super) fn configure_interface(
         veth::route_to_pod(kernel.host, &attachment, host_index)?;
     }
     veth::allow_loopback_clients(&attachment, &bridge, &context.log)?;
-    shaping::apply(kernel.host, &attachment, host_index)?;
+    shaping::apply(kernel.host, &attachment, host_index, context.profile.as_ref())?;
     settle::wait(kernel.host, kernel.pod, &attachment)?;
     veth::announce(kernel.pod, &attachment, neighbours)?;
     if let Some(kernel_cache) = context.caller.kernel_cache {

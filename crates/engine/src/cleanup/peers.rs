@@ -9,7 +9,8 @@ use crate::alias::LinkMark;
 use crate::detach::delete_link;
 
 impl CleanupRun {
-    /// Whether the network belongs to the cleaned run directory. If the directory was lost, unknown networks do.
+    /// Whether the network belongs to the cleaned run directory. If the directory was lost, each network counts that no other run
+    /// directory has.
     fn is_own(&self, network: &str) -> bool {
         match self.scope {
             Scope::Everything => true,
@@ -126,7 +127,7 @@ mod tests {
         run("nft", &["table inet strict { chain c { type filter hook forward priority 0; policy drop; }; }"]);
         for network in ["blue", other] {
             let name = network.try_into().unwrap();
-            nft::PeerTable::open(&name).unwrap().keep(&peer_rules(), &[], nft::Surplus::Remove).unwrap();
+            nft::PeerTable::open(&name).unwrap().reconcile(&peer_rules(), &[], nft::Surplus::Remove).unwrap();
             nft::accept_in_unmanaged(&name, &["10.88.0.0/16".parse().unwrap()]).unwrap();
         }
     }

@@ -51,7 +51,7 @@ impl CleanupRun {
         let Setting { sysctl, change, now } = setting;
         let (path, before) = (sysctl.path().display(), &change.before);
         if change.is_unchanged() {
-            // A host-wide setting overwrites it. Restoring the host-wide one may just have done so.
+            // Podwire did not change this value, but restoring a host-wide setting may just have overwritten it.
             return if setting.is_changed() { self.write(setting) } else { Ok(()) };
         }
         if *now != change.after {

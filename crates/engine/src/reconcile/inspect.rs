@@ -1,13 +1,61 @@
-//! A pod inside its namespace: drift of the objects that Podwire configured is repaired, other changes are reported.
+//! A pod inside its namespace: drift of the objects that Podwire configured is repaired, other changes are reported. Bandwidth
+//! limits are compared first, on the host.
+
+use std::collections::HashMap;
 
 use netlink::Link;
 
 use super::repair::lock_record;
 use super::{ReconcileRound, RepairKind, Restore, pod_drift, pod_finding};
+use crate::policy::PodProfile;
+use crate::shaping::Qdiscs;
 use crate::state::{Attachment, NetworkState};
-use crate::{Error, shaping};
+use crate::{Error, alias, policy, shaping};
 
 impl ReconcileRound<'_> {
+    /// Compares the limits of these pods with one listing. A pod whose limits differ is observed again with its record locked.
+    pub(super) fn limits(&mut self, pods: &[(&NetworkState, &Attachment)], links: &[Link]) {
+        let pods: Vec<_> = pods.iter().filter(|(_, pod)| shaping::may_have_limits(pod)).collect();
+        if pods.is_empty() {
+            return;
+        }
+        let qdiscs = match self.host.qdiscs(None) {
+            Ok(listed) => Qdiscs::new(listed),
+            Err(error) => return self.report_failure("bandwidth limits", error),
+        };
+        let links: HashMap<&str, &Link> = links.iter().map(|link| (link.name.as_str(), link)).collect();
+        for (network, attachment) in pods {
+            let of = |name: &str| links.get(name).filter(|link| alias::is_of(link, &attachment.key));
+            let Some(host_link) = of(attachment.host_link.as_str()) else { continue };
+            let shaper = of(attachment.key.shaper_link().as_str()).map(|link| link.index);
+            let profile = policy::profile(self.request.policies, attachment.placement.as_ref());
+            if shaping::has_drift(attachment, profile.as_ref(), &qdiscs, (host_link.index, shaper))
+                && let Err(error) = self.repair_limits(network, attachment, profile)
+            {
+                self.report_failure(format_args!("bandwidth limits of attachment {}", attachment.key), error);
+            }
+        }
+    }
+
+    fn repair_limits(
+        &mut self,
+        network: &NetworkState,
+        attachment: &Attachment,
+        profile: Option<PodProfile>,
+    ) -> Result<(), Error> {
+        let Some(_held) = lock_record(network, attachment)? else {
+            self.outcome.has_locked_records = true;
+            return Ok(());
+        };
+        let Some(link) = self.host.link(&attachment.host_link)? else { return Ok(()) };
+        let changes = shaping::repair(&mut self.host, attachment, &link, profile.as_ref())?;
+        if !changes.is_empty() {
+            let message = format_args!("{}: {}", attachment.key, changes.join(", "));
+            self.repaired(RepairKind::Shaping, message);
+        }
+        Ok(())
+    }
+
     /// `links` are those of the host when the inspection began. It may take long, so the host link of the pod is read again: it
     /// may have been removed or created again, with another index.
     pub(super) fn inspect(&mut self, network: &NetworkState, attachment: &Attachment, links: &[Link]) {
@@ -24,8 +72,10 @@ impl ReconcileRound<'_> {
         links: &[Link],
     ) -> Result<(), Error> {
         // A round of the node creates a removed link again.
-        let Some(link) = self.host.link(&attachment.host_link)? else { return Ok(()) };
-        self.repair_inside(network, attachment, &link)?;
+        if self.host.link(&attachment.host_link)?.is_none() {
+            return Ok(());
+        }
+        self.repair_inside(network, attachment)?;
         let Some(found) = pod_finding(attachment, links, Restore::ByAgent)? else { return Ok(()) };
         // If the host link was removed since then, the interface in the pod was not moved, but removed.
         let is_listed = |now: &Link| {
@@ -37,52 +87,21 @@ impl ReconcileRound<'_> {
         Ok(())
     }
 
-    fn repair_inside(
-        &mut self,
-        network: &NetworkState,
-        attachment: &Attachment,
-        link: &Link,
-    ) -> Result<(), Error> {
-        // A check that fails does not prevent the other one.
-        let mut errors = Vec::new();
-        let faults = pod_drift::faults(attachment).unwrap_or_else(|error| {
-            errors.push(error);
-            Vec::new()
-        });
-        let limits = match attachment.bandwidth {
-            Some(_) => shaping::missing(&mut self.host, attachment, link).unwrap_or_else(|error| {
-                errors.push(error);
-                Vec::new()
-            }),
-            None => Vec::new(),
-        };
-        if faults.is_empty() && limits.is_empty() {
-            return Error::collect(errors);
+    fn repair_inside(&mut self, network: &NetworkState, attachment: &Attachment) -> Result<(), Error> {
+        let faults = pod_drift::faults(attachment)?;
+        if faults.is_empty() {
+            return Ok(());
         }
         // The namespace is entered before the record is locked, because it may block, and a round does not repair locked records.
-        let pod = if faults.is_empty() { None } else { pod_drift::open(attachment)? };
+        let Some(mut pod) = pod_drift::open(attachment)? else { return Ok(()) };
         let Some(_held) = lock_record(network, attachment)? else {
             self.outcome.has_locked_records = true;
-            return Error::collect(errors);
+            return Ok(());
         };
-        if let Some(mut pod) = pod {
-            match pod_drift::repair(attachment, &mut pod) {
-                Ok(()) => faults.iter().for_each(|fault| {
-                    self.repaired(fault.kind(), format_args!("attachment {}: {fault}", attachment.key));
-                }),
-                Err(error) => errors.push(error),
-            }
+        pod_drift::repair(attachment, &mut pod)?;
+        for fault in &faults {
+            self.repaired(fault.kind(), format_args!("attachment {}: {fault}", attachment.key));
         }
-        let link = self.host.link(&attachment.host_link)?;
-        if let Some(link) = link.filter(|_| !limits.is_empty()) {
-            match shaping::renew(&mut self.host, attachment, link.index) {
-                Ok(()) => {
-                    let message = format_args!("{}: {}", attachment.key, limits.join(", "));
-                    self.repaired(RepairKind::Shaping, message);
-                }
-                Err(error) => errors.push(error),
-            }
-        }
-        Error::collect(errors)
+        Ok(())
     }
 }

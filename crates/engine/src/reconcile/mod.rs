@@ -11,6 +11,7 @@
 //! host is observed without locks. Detected drift is checked again with the record locked.
 
 mod diff;
+mod dscp;
 mod firewall;
 mod gateways;
 mod inspect;
@@ -160,7 +161,7 @@ pub fn reconcile(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Erro
     let mut round = ReconcileRound::new(request, NodeState::open(request.run_dir)?)?;
     round.recover()?;
     let records = round.records()?;
-    round.node(&records);
+    round.reconcile_node(&records);
     let observed = ObservedHost::of(&mut round.host)?;
     for (network, listed) in &records {
         for record in listed {
@@ -173,6 +174,7 @@ pub fn reconcile(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Erro
         round.orphan_claims(network, &observed);
     }
     round.firewall();
+    round.dscp();
     round.modes();
     match inactive_ports(&round.outcome.attachments, &mut round.host) {
         Ok(inactive) => round.outcome.inactive_ports = inactive,
@@ -181,8 +183,8 @@ pub fn reconcile(request: ReconcileRequest<'_>) -> Result<ReconcileOutcome, Erro
     Ok(round.outcome)
 }
 
-/// Enters the namespace of every attached pod, compares its addresses, routes, neighbours and bandwidth limits with the record,
-/// and repairs them. A namespace may take long, so the agent does this on a thread that no other work waits for. Lost records
+/// Compares the bandwidth limits of every attached pod with its record and its profile. Then enters its namespace and compares its
+/// addresses, routes and neighbours with the record. Repairs all of them. A namespace may take long, so the agent does this on a thread that no other work waits for. Lost records
 /// are recovered by [`reconcile`]. If `is_cancelled` returns true, the remaining pods are not inspected.
 pub fn inspect_pods(
     request: ReconcileRequest<'_>,
@@ -190,14 +192,18 @@ pub fn inspect_pods(
 ) -> Result<ReconcileOutcome, Error> {
     let mut round = ReconcileRound::new(request, NodeState::open(request.run_dir)?)?;
     let links = round.host.links()?;
-    for (network, listed) in &round.records()? {
+    let records = round.records()?;
+    let mut pods: Vec<(&NetworkState, &Attachment)> = Vec::new();
+    for (network, listed) in &records {
         let ready = listed.iter().filter(|record| record.phase == RecordPhase::Ready);
-        for attachment in ready.filter_map(|record| record.attachment.as_ref()) {
-            if is_cancelled() {
-                return Ok(round.outcome);
-            }
-            round.inspect(network, attachment, &links);
+        pods.extend(ready.filter_map(|record| Some((network, record.attachment.as_ref()?))));
+    }
+    round.limits(&pods, &links);
+    for (network, attachment) in pods {
+        if is_cancelled() {
+            return Ok(round.outcome);
         }
+        round.inspect(network, attachment, &links);
     }
     if is_cancelled() {
         return Ok(round.outcome);

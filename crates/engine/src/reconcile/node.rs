@@ -13,7 +13,7 @@ use types::{AttachMode, AttachmentKey, Code, Finding, IfName, Mac, NetworkName, 
 
 use super::diff::has_bridge_name;
 use super::gateways::OwnGateways;
-use super::subnet::{self, RouteRemoval, needs_gateway};
+use super::subnet::{self, RouteNeed, needs_gateway};
 use super::{ReconcileRound, RepairKind};
 use crate::alias::BRIDGE_ALIAS;
 use crate::bridge::{self, Bridge, Gateway, Spec};
@@ -37,7 +37,8 @@ pub(super) enum BridgeChange {
 #[derive(Debug, Default)]
 struct DesiredBridge {
     mtu: Option<u32>,
-    /// The gateways and the mode of their pods. If both modes need a gateway, mode `bridge` is used, because it needs more.
+    /// The gateways and the mode of their pods. If both modes need a gateway, mode `bridge` is used, because only bridged pods need
+    /// the route over the bridge.
     gateways: BTreeMap<IpNet, AttachMode>,
 }
 
@@ -51,9 +52,9 @@ impl DesiredBridge {
 }
 
 impl ReconcileRound<'_> {
-    pub(super) fn node(&mut self, records: &[(NetworkState, Vec<ListedRecord>)]) {
-        for (name, desired) in self.bridges(records) {
-            if let Err(error) = self.bridge(&name, &desired) {
+    pub(super) fn reconcile_node(&mut self, records: &[(NetworkState, Vec<ListedRecord>)]) {
+        for (name, desired) in self.desired_bridges(records) {
+            if let Err(error) = self.reconcile_bridge(&name, &desired) {
                 self.report_bridge_failure(&name, error);
             }
         }
@@ -82,10 +83,11 @@ impl ReconcileRound<'_> {
         let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == RecordPhase::Ready);
         self.outcome.attachments = ready.filter_map(|l| l.attachment.clone()).collect();
         let mut failed = Vec::new();
-        for (name, desired) in self.bridges(&records).into_iter().filter(|(name, _)| selected.contains(name))
+        for (name, desired) in
+            self.desired_bridges(&records).into_iter().filter(|(name, _)| selected.contains(name))
         {
             match self.host.link(&name) {
-                Ok(Some(_)) => failed.extend(self.bridge(&name, &desired).err()),
+                Ok(Some(_)) => failed.extend(self.reconcile_bridge(&name, &desired).err()),
                 Ok(None) => {}
                 Err(error) => failed.push(error.into()),
             }
@@ -95,7 +97,10 @@ impl ReconcileRound<'_> {
         Error::collect(failed)
     }
 
-    fn bridges(&self, records: &[(NetworkState, Vec<ListedRecord>)]) -> BTreeMap<IfName, DesiredBridge> {
+    fn desired_bridges(
+        &self,
+        records: &[(NetworkState, Vec<ListedRecord>)],
+    ) -> BTreeMap<IfName, DesiredBridge> {
         let mut bridges: BTreeMap<IfName, DesiredBridge> = BTreeMap::new();
         let ready = records.iter().flat_map(|(_, listed)| listed).filter(|l| l.phase == RecordPhase::Ready);
         for attachment in ready.filter_map(|l| l.attachment.as_ref()).filter(|a| has_bridge_name(a)) {
@@ -126,7 +131,7 @@ impl ReconcileRound<'_> {
         bridges
     }
 
-    fn bridge(&mut self, name: &IfName, desired: &DesiredBridge) -> Result<(), Error> {
+    fn reconcile_bridge(&mut self, name: &IfName, desired: &DesiredBridge) -> Result<(), Error> {
         let link = self.host.link(name)?;
         let link = link.map(|link| self.restore_mark(name, link)).transpose()?;
         let (existed, was_up) = (link.is_some(), link.as_ref().is_some_and(|link| link.up));
@@ -179,18 +184,18 @@ impl ReconcileRound<'_> {
             bridge::prepare_unmanaged(&mut self.host, &bridge, &log)?;
             self.repaired(RepairKind::Address, format_args!("added address {address} to bridge {name}"));
         }
-        self.subnets(&bridge, desired, &addresses)?;
+        self.restore_subnet_routes(&bridge, desired, &addresses)?;
         let has_ipv6 = desired.gateways.keys().any(|gateway| gateway.addr().is_ipv6());
         if let Some(address) = link_local.filter(|_| has_ipv6 && !existing.iter().any(is_link_local)) {
             let gateway = Gateway { bridge: bridge.index, address, mode: AttachMode::Bridge };
             bridge::add_gateway(&mut self.host, &bridge, &gateway, &log)?;
             self.repaired(RepairKind::Address, format_args!("added address {address} to bridge {name}"));
         }
-        self.forwarding(&desired.gateways)
+        self.enable_forwarding(&desired.gateways)
     }
 
     /// Restores the routes to the subnets of a bridge's gateways: see [`Gateway`].
-    fn subnets(
+    fn restore_subnet_routes(
         &mut self,
         bridge: &Bridge,
         desired: &DesiredBridge,
@@ -243,14 +248,14 @@ impl ReconcileRound<'_> {
         route: &Route,
     ) -> Result<(), Error> {
         match subnet::remove(&mut self.host, &self.state, (bridge, gateway), route)? {
-            RouteRemoval::Removed => {
+            RouteNeed::NotNeeded => {
                 self.repaired(
                     RepairKind::Route,
                     format_args!("removed the {route}: routed pods do not use it"),
                 );
             }
-            RouteRemoval::Needed => {}
-            RouteRemoval::MayBeNeeded(record) => {
+            RouteNeed::Needed => {}
+            RouteNeed::MayBeNeeded(record) => {
                 let record = record.display();
                 let message = format!(
                     "the {route} was not removed, so packets to addresses without a pod create neighbour entries: \
@@ -333,7 +338,7 @@ impl ReconcileRound<'_> {
         Ok(self.host.run(&Op::SetLink(SetLink { mac: bridge.mac, ..change }))?)
     }
 
-    fn forwarding(&mut self, gateways: &BTreeMap<IpNet, AttachMode>) -> Result<(), Error> {
+    fn enable_forwarding(&mut self, gateways: &BTreeMap<IpNet, AttachMode>) -> Result<(), Error> {
         let families = ForwardedFamilies {
             ipv4: gateways.keys().any(|gateway| gateway.addr().is_ipv4()),
             ipv6: gateways.keys().any(|gateway| gateway.addr().is_ipv6()),

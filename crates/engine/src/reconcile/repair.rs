@@ -14,7 +14,7 @@ use crate::policy::{self, LinkGroup};
 use crate::state::{Addressing, Attachment, HeldAttachment, NetworkState, RecordPhase};
 use crate::sysctl::HostSettings;
 use crate::veth::{self, NeighbourCaches, VethSetup, host_route};
-use crate::{Error, detach, firewall, layer2, settle, shaping, sysctl};
+use crate::{Error, detach, dscp, firewall, layer2, settle, shaping, sysctl};
 
 impl ReconcileRound<'_> {
     pub(super) fn attachment(
@@ -169,6 +169,8 @@ impl ReconcileRound<'_> {
         let setup = VethSetup { attachment, bridge: &bridge, netns: &netns, log: &log, settings: &settings };
         firewall::add_pod(attachment, &self.state, None, &self.request.warn)?;
         let group = policy::add_pod(self.request.policies, attachment);
+        let profile = policy::profile(self.request.policies, attachment.placement.as_ref());
+        dscp::add_pod(attachment, profile.as_ref(), self.request.kernel_cache)?;
         let placed = veth::create_pair(&mut self.host, &setup, &attachment.wiring.gateways, group)?;
         policy::link_created(self.request.policies, attachment, group);
         if let Err(error) =
@@ -186,7 +188,7 @@ impl ReconcileRound<'_> {
             veth::route_to_pod(&mut self.host, attachment, host_index)?;
         }
         veth::allow_loopback_clients(attachment, &bridge, &log)?;
-        shaping::apply(&mut self.host, attachment, host_index)?;
+        shaping::apply(&mut self.host, attachment, host_index, profile.as_ref())?;
         settle::wait(&mut self.host, &mut pod, attachment)?;
         self.repaired(
             RepairKind::Link,

@@ -1,5 +1,5 @@
-//! The route to a gateway's subnet over its bridge. The kernel added it with a gateway address of an earlier version, or bridged
-//! pods needed it. It is removed if all pods of the subnet are routed.
+//! The route to a gateway's subnet over its bridge. It exists because bridged pods needed it, or because an earlier version of
+//! Podwire added the gateway's address without `noprefixroute`. It is removed if all pods of the subnet are routed.
 
 use std::path::PathBuf;
 
@@ -13,10 +13,10 @@ use crate::alias::Alias;
 use crate::bridge::{Bridge, Gateway};
 use crate::state::{Attachment, NodeState, RecordPhase};
 
-/// The outcome of a removal.
+/// Whether pods need the route. A route that is not needed is removed.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum RouteRemoval {
-    Removed,
+pub(crate) enum RouteNeed {
+    NotNeeded,
     /// A bridged pod needs it.
     Needed,
     /// The pod of an unreadable record may need it.
@@ -42,11 +42,11 @@ pub(super) fn remove(
     state: &NodeState,
     (bridge, gateway): (&Bridge, &Gateway),
     route: &Route,
-) -> Result<RouteRemoval, Error> {
+) -> Result<RouteNeed, Error> {
     // Records are listed after the routes, because an ADD writes its record before it adds a route.
-    match check_need(host, state, (bridge, gateway))? {
-        RouteRemoval::Removed => delete(host, state, (bridge, gateway), route),
-        needed @ (RouteRemoval::Needed | RouteRemoval::MayBeNeeded(_)) => Ok(needed),
+    match need_for_route(host, state, (bridge, gateway))? {
+        RouteNeed::NotNeeded => delete(host, state, (bridge, gateway), route),
+        needed @ (RouteNeed::Needed | RouteNeed::MayBeNeeded(_)) => Ok(needed),
     }
 }
 
@@ -55,15 +55,15 @@ fn delete(
     state: &NodeState,
     (bridge, gateway): (&Bridge, &Gateway),
     route: &Route,
-) -> Result<RouteRemoval, Error> {
+) -> Result<RouteNeed, Error> {
     match host.run(&Op::DelRoute(*route)) {
         Err(e) if e.is_missing() => {}
         other => other?,
     }
     // An ADD that started after the records were listed may have relied on the route. Its record exists now.
-    let need = check_need(host, state, (bridge, gateway))?;
+    let need = need_for_route(host, state, (bridge, gateway))?;
     let restored = Gateway { mode: AttachMode::Bridge, ..*gateway }.subnet_route();
-    if let (RouteRemoval::Needed | RouteRemoval::MayBeNeeded(_), Some(route)) = (&need, restored) {
+    if let (RouteNeed::Needed | RouteNeed::MayBeNeeded(_), Some(route)) = (&need, restored) {
         match host.run(&Op::AddRoute { route, mode: Mode::Exclusive }) {
             Err(e) if e.is_exists() => {}
             other => other?,
@@ -72,12 +72,12 @@ fn delete(
     Ok(need)
 }
 
-/// Checks the current records for pods that need the route. Returns `Removed` if no pod does.
-fn check_need(
+/// Checks the current records for pods that need the route.
+fn need_for_route(
     host: &mut RtSocket,
     state: &NodeState,
     (bridge, gateway): (&Bridge, &Gateway),
-) -> Result<RouteRemoval, Error> {
+) -> Result<RouteNeed, Error> {
     let mut unreadable = Vec::new();
     for network in state.networks()? {
         for listed in network.list()? {
@@ -85,7 +85,7 @@ fn check_need(
                 Some(attachment)
                     if is_on(attachment, bridge) && needs_gateway(attachment, &gateway.address) =>
                 {
-                    return Ok(RouteRemoval::Needed);
+                    return Ok(RouteNeed::Needed);
                 }
                 Some(_) => {}
                 None => unreadable.push((network.path_of(&listed.stem), network.name(), listed)),
@@ -93,7 +93,7 @@ fn check_need(
         }
     }
     if unreadable.is_empty() {
-        return Ok(RouteRemoval::Removed);
+        return Ok(RouteNeed::NotNeeded);
     }
     let links = host.links()?;
     let has_ports = links.iter().any(|link| link.master == Some(bridge.index));
@@ -106,10 +106,10 @@ fn check_need(
             None => listed.phase == RecordPhase::Pending || has_ports,
         };
         if may_need {
-            return Ok(RouteRemoval::MayBeNeeded(path));
+            return Ok(RouteNeed::MayBeNeeded(path));
         }
     }
-    Ok(RouteRemoval::Removed)
+    Ok(RouteNeed::NotNeeded)
 }
 
 /// A record that was recovered from a link without its config does not name its bridge.
@@ -194,7 +194,7 @@ mod tests {
             let state = write_record(dir.path(), phase, &text);
             let routes = routes_after(|host, bridge, gateway, route| {
                 let removal = remove(host, &state, (bridge, gateway), route).unwrap();
-                assert_eq!(removal != RouteRemoval::Removed, is_kept, "{phase} {text}: {removal:?}");
+                assert_eq!(removal != RouteNeed::NotNeeded, is_kept, "{phase} {text}: {removal:?}");
             });
             assert_eq!(!routes.is_empty(), is_kept, "{phase} {text}: {routes:?}");
         }
@@ -207,7 +207,7 @@ mod tests {
         let routes = routes_after(|host, bridge, gateway, route| {
             // Simulates a record that was written after the records were listed.
             let removal = delete(host, &state, (bridge, gateway), route).unwrap();
-            assert_eq!(removal, RouteRemoval::Needed);
+            assert_eq!(removal, RouteNeed::Needed);
         });
         assert_eq!(routes.len(), 1, "{routes:?}");
         assert_eq!(routes[0].prefsrc, Some("10.88.1.1".parse().unwrap()));

@@ -24,6 +24,28 @@ pub(super) struct AddressClaims<'a> {
     cursors: Option<Cursors>,
 }
 
+/// Whether addresses are avoided: until the search arrives at the first avoided one again, because then there is no other.
+enum Avoidance {
+    Yes { first: Option<IpAddr> },
+    No,
+}
+
+impl Avoidance {
+    /// Whether the search continues after this address.
+    fn passes(&mut self, address: IpAddr, is_avoided: &dyn Fn(IpAddr) -> bool) -> bool {
+        let Self::Yes { first } = self else { return false };
+        if !is_avoided(address) {
+            return false;
+        }
+        if *first == Some(address) {
+            *self = Self::No;
+            return false;
+        }
+        first.get_or_insert(address);
+        true
+    }
+}
+
 impl<'a> AddressClaims<'a> {
     pub(super) fn new(network: &'a NetworkState, record: &'a Path) -> Self {
         Self { network, record, claimed: Vec::new(), indexes: RefCell::default(), cursors: None }
@@ -43,7 +65,7 @@ impl<'a> AddressClaims<'a> {
                     &set.ranges()[range],
                     self.take_requested(&set.ranges()[range], address, request.remove_conntrack)?,
                 ),
-                None => self.take_next(set, number, request.remove_conntrack)?,
+                None => self.take_next(set, number, request)?,
             };
             allocations.push(Allocation {
                 address,
@@ -76,7 +98,7 @@ impl<'a> AddressClaims<'a> {
         &mut self,
         set: &'s RangeSet,
         number: usize,
-        remove_conntrack: &RemoveConntrack<'_>,
+        request: &AllocationRequest<'_>,
     ) -> Result<(&'s Range, IpAddr), StateError> {
         let cursors = match self.cursors.take() {
             Some(cursors) => cursors,
@@ -84,7 +106,8 @@ impl<'a> AddressClaims<'a> {
         };
         let mut last = cursors.last(number);
         let mut rebuilt = false;
-        // The loop ends: each iteration returns, sets one more bit, or rebuilds the index (once).
+        let mut avoidance = Avoidance::Yes { first: None };
+        // The loop ends: each iteration returns, sets one more bit, rebuilds the index (once), or passes an avoided address (once).
         loop {
             let Some(pick) = set.next_after(last, |range| self.index(range))? else {
                 if rebuilt {
@@ -94,8 +117,12 @@ impl<'a> AddressClaims<'a> {
                 rebuilt = true;
                 continue;
             };
+            if avoidance.passes(pick.ip, request.is_avoided) {
+                last = Some(pick.ip);
+                continue;
+            }
             let range = &set.ranges()[pick.range];
-            self.clean_if_quarantined(range, pick.ip, remove_conntrack)?;
+            self.clean_if_quarantined(range, pick.ip, request.remove_conntrack)?;
             let claimed = self.claim(pick.ip)?;
             ipam::set(&mut self.index(range)?, pick.offset)?;
             if claimed {

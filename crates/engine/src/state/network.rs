@@ -54,6 +54,8 @@ pub struct AllocationRequest<'a> {
     /// Removes conntrack entries of the last owners of a range's addresses from the kernel. Called under the network's lock, and
     /// rarely: if the round robin reaches a quarantined address, once for all of them.
     pub remove_conntrack: &'a RemoveConntrack<'a>,
+    /// Whether an address is assigned only if there is no other.
+    pub is_avoided: &'a dyn Fn(IpAddr) -> bool,
 }
 
 /// Arguments: a range, and whether an address is in use. Flows of addresses in use are not removed.

@@ -22,6 +22,7 @@ mod saved;
 mod settings;
 mod underlay;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -29,7 +30,7 @@ use anyhow::{Context as _, Result};
 
 pub use paths::PodPath;
 pub use plan::{Extra, Families, LabStore, Plan, Tls, TransportMode};
-pub use pods::AttachedPod;
+pub use pods::{AttachedPod, PodPlacement};
 pub use reach::{Matrix, MatrixCell, MatrixPod, Reachability};
 pub use removal::{RemovedLab, clear_saved, remove_saved};
 pub use saved::{LabState, SavedLab};
@@ -49,6 +50,8 @@ pub struct Cluster {
     pods: Mutex<Vec<Arc<AttachedPod>>>,
     /// Pods that are being created. If the command is killed meanwhile, the next command removes them.
     pending: Mutex<Vec<PendingPod>>,
+    /// By the name of the pod. Pods with the default placement are left out.
+    placements: Mutex<BTreeMap<String, PodPlacement>>,
     underlay: Node,
     plugin: Plugin,
     /// Executable of the agents; `None` selects the one that cargo built.
@@ -137,6 +140,7 @@ impl Cluster {
             etcd: EtcdCluster::default(),
             pods: Mutex::new(vec![]),
             pending: Mutex::new(vec![]),
+            placements: Mutex::default(),
             underlay: Node::known(&lab.inner, underlay::NAME),
             plugin: Plugin::podwire()?,
             program: None,

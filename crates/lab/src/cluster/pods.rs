@@ -1,11 +1,13 @@
 //! Pods of a cluster, attached by the real plugin and the agent of their node.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::paths::{NodeRoutes, PodPath};
 use super::reach::{self, Matrix, MatrixCell, MatrixPod};
@@ -22,7 +24,29 @@ pub struct AttachedPod {
     pub addresses: Vec<IpAddr>,
 }
 
+/// Tenant, network and group of a pod. None: the default of the agent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodPlacement {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+}
+
 impl Cluster {
+    /// The same for a pod with a placement, which it keeps when its node starts again.
+    pub fn placed_pod(&self, node: &str, name: &str, placement: PodPlacement) -> Result<Arc<AttachedPod>> {
+        ensure!(!self.is_taken(name, node), "the name {name} is already in use: choose another");
+        self.placements().insert(name.to_owned(), placement);
+        let result = self.pod(node, name);
+        if result.is_err() {
+            self.placements().remove(name);
+        }
+        result
+    }
+
     /// Creates a pod on a node. The name must be unique in the cluster.
     pub fn pod(&self, node: &str, name: &str) -> Result<Arc<AttachedPod>> {
         let host = &self.nodes[self.index(node)?];
@@ -80,6 +104,7 @@ impl Cluster {
         self.detach(&attached.node, name, &attached.pod)?;
         attached.pod.destroy()?;
         self.list().retain(|attached| attached.name != name);
+        self.placements().remove(name);
         Ok(())
     }
 
@@ -130,23 +155,28 @@ impl Cluster {
 
     fn attach(&self, node: &str, name: &str, pod: &Pod) -> Result<Vec<IpAddr>> {
         let outcome = self.plugin.call(pod.node(), &self.call(Verb::Add, (node, name), pod)?)?;
-        addresses(&outcome.ok()?)
+        addresses(&outcome.result()?)
     }
 
     pub(super) fn detach(&self, node: &str, name: &str, pod: &Pod) -> Result<()> {
         let outcome = self.plugin.call(pod.node(), &self.call(Verb::Del, (node, name), pod)?)?;
-        outcome.ok().map(drop).with_context(|| format!("DEL of pod {name}"))
+        outcome.result().map(drop).with_context(|| format!("DEL of pod {name}"))
     }
 
-    /// Passes the pod's name and namespace in CNI_ARGS, as containerd does for Kubernetes.
+    /// Passes the pod's name and namespace in CNI_ARGS, as containerd does for Kubernetes, and its placement in the config.
     fn call(&self, verb: Verb, (node, name): (&str, &str), pod: &Pod) -> Result<Call> {
-        let config = self.agent(node)?.config(&json!({}));
+        let placement = self.placements().get(name).cloned().unwrap_or_default();
+        let config = self.agent(node)?.config(&serde_json::to_value(placement)?);
         let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=lab;K8S_POD_NAME={name}");
         Ok(Call { args: Some(args), ..Call::pod(verb, pod, &config) })
     }
 
     pub(super) fn list(&self) -> MutexGuard<'_, Vec<Arc<AttachedPod>>> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn placements(&self) -> MutexGuard<'_, BTreeMap<String, PodPlacement>> {
+        self.placements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn known_pods(&self) -> String {

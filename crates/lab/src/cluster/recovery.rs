@@ -21,8 +21,9 @@ impl Cluster {
         }
         for pod in pending {
             // A pod that cannot be removed does not block the lab; the next command tries again.
-            if self.remove_pending(&pod).is_err() {
-                self.pending().push(pod);
+            match self.remove_pending(&pod) {
+                Ok(()) => drop(self.placements().remove(&pod.name)),
+                Err(_) => self.pending().push(pod),
             }
         }
         self.remember()

@@ -14,7 +14,7 @@ use crate::service::{ended, kill};
 use crate::{DEADLINE, ProcessIdentity, sweep};
 
 /// Maximum number of passes. Processes may start new ones while they are being killed.
-const ROUNDS: usize = 50;
+const MAX_PASSES: usize = 50;
 
 /// Counts of removed objects.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct RemovedLab {
 }
 
 impl RemovedLab {
-    pub fn nothing(self) -> bool {
+    pub fn is_nothing(self) -> bool {
         self == Self::default()
     }
 }
@@ -59,7 +59,7 @@ pub(super) fn kill_inside(namespaces: &[String]) -> Result<usize> {
     let paths = namespaces.iter().map(|name| sweep::namespace_path(name));
     let inodes: BTreeSet<(u64, u64)> = paths.filter_map(|path| inode(&path)).collect();
     let mut count = 0;
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_PASSES {
         let inside = processes_in(&inodes)?;
         if inside.is_empty() {
             return Ok(count);

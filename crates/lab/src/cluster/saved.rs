@@ -1,5 +1,6 @@
 //! The state file of a lab. It carries the lab's state from one `podwire lab` command to the next.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use files::Replacement;
 use serde::{Deserialize, Serialize};
 
 use super::underlay::Port;
-use super::{AttachedPod, Cluster, ClusterOrigin, PendingPod, Plan, Power};
+use super::{AttachedPod, Cluster, ClusterOrigin, PendingPod, Plan, PodPlacement, Power};
 use crate::service::ProcessLifetime;
 use crate::{EtcdCluster, Lab, Node, ProcessIdentity};
 
@@ -49,6 +50,8 @@ pub(super) struct Saved {
     serial: u32,
     etcd: Vec<Option<ProcessIdentity>>,
     nodes: Vec<SavedNode>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    placements: BTreeMap<String, PodPlacement>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -164,6 +167,7 @@ impl Cluster {
         for (member, identity) in cluster.etcd.members.iter_mut().zip(&saved.etcd) {
             identity.map(|identity| member.adopt(identity)).transpose()?;
         }
+        *cluster.placements() = saved.placements;
         for (index, node) in saved.nodes.into_iter().enumerate() {
             cluster.restore_node(index, node)?;
         }
@@ -209,6 +213,7 @@ impl Cluster {
             serial: self.lab.inner.serial(),
             etcd: self.etcd.members.iter().map(crate::EtcdMember::identity).collect(),
             nodes: self.nodes.iter().map(|host| self.saved_node(host)).collect(),
+            placements: self.placements().clone(),
         };
         write(&saved_lab.dir, &serde_json::to_vec_pretty(&saved)?)
     }

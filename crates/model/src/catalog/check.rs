@@ -1,5 +1,7 @@
 //! The rules between objects: references, overlapping subnets, pools inside their network.
 
+use std::collections::BTreeSet;
+
 use ipnet::IpNet;
 use types::{Placement, count};
 
@@ -71,15 +73,52 @@ impl Catalog {
         self.objects().filter_map(|object| check(object).err()).collect()
     }
 
+    /// The objects that need this object. An object that cannot be read needs at least its tenant.
+    pub fn dependents(&self, id: &ObjectId) -> Vec<ObjectId> {
+        let needs = |object: &&ClusterObject| references(object).iter().any(|one| one.target == *id);
+        let readable = self.objects().filter(needs).map(ClusterObject::id);
+        let is_of_tenant = |other: &&ObjectId| {
+            other.kind() != ObjectKind::Tenant && ObjectId::tenant(other.tenant_name()) == *id
+        };
+        let unreadable = self.invalid.keys().filter(is_of_tenant).cloned();
+        readable.chain(unreadable).collect::<BTreeSet<ObjectId>>().into_iter().collect()
+    }
+
     /// The objects and pods that need this object.
     pub fn users(&self, id: &ObjectId, pods: &[Placement]) -> Vec<String> {
-        let needs = |object: &&ClusterObject| references(object).iter().any(|one| one.target == *id);
-        let mut users: Vec<String> = self.objects().filter(needs).map(|user| user.id().to_string()).collect();
-        let pods = pods.iter().filter(|placement| uses(placement, id)).count();
+        let mut users: Vec<String> = self.dependents(id).iter().map(ToString::to_string).collect();
+        let pods = pods_of(id, pods);
         if pods > 0 {
             users.push(count(pods as u64, "pod"));
         }
         users
+    }
+
+    /// Whether the object concerns a pod with this placement: by its name, or through the pod's group.
+    pub fn applies_to(&self, id: &ObjectId, placement: &Placement) -> bool {
+        let group = || self.group(&placement.tenant, placement.group.as_ref()?);
+        let is_of_tenant = id.tenant_name() == &placement.tenant;
+        match id.kind() {
+            ObjectKind::Tenant | ObjectKind::Network | ObjectKind::Group => uses(placement, id),
+            ObjectKind::Policy => {
+                is_of_tenant
+                    && group().is_some_and(|it| it.group.policies.iter().any(|name| name == id.name()))
+            }
+            ObjectKind::Profile => {
+                is_of_tenant && group().is_some_and(|it| it.profile.as_deref() == Some(id.name()))
+            }
+            ObjectKind::Share => {
+                let Some(ClusterObject::Share(share)) = self.get(id).map(|record| &record.object) else {
+                    return false;
+                };
+                is_of_tenant
+                    && match &share.part {
+                        SharedPart::AllPods => true,
+                        SharedPart::Network(name) => *name == placement.network,
+                        SharedPart::Group(name) => Some(name) == placement.group.as_ref(),
+                    }
+            }
+        }
     }
 
     /// Checks an object against all others. The catalog may contain it or an older version of it.
@@ -87,7 +126,10 @@ impl Catalog {
         let id = object.id();
         for ObjectReference { field, target } in references(object) {
             if !self.records.contains_key(&target) {
-                let reason = format!("{target} does not exist{}", self.existing(&target));
+                let reason = match self.invalid.get(&target) {
+                    Some(error) => format!("{target} cannot be used: {error}"),
+                    None => format!("{target} does not exist{}", self.existing(&target)),
+                };
                 return Err(FieldError { field, reason });
             }
         }
@@ -104,8 +146,7 @@ impl Catalog {
     /// Pods keep their addresses, so a network or group with pods keeps its addresses, too.
     pub(super) fn check_pods(&self, object: &ClusterObject, pods: &[Placement]) -> Result<(), FieldError> {
         let id = object.id();
-        let count_pods = || count(pods.iter().filter(|placement| uses(placement, &id)).count() as u64, "pod");
-        let has_pods = pods.iter().any(|placement| uses(placement, &id));
+        let pods = pods_of(&id, pods);
         let previous = self.get(&id).map(|record| &record.object);
         let changed = match (previous, object) {
             (Some(ClusterObject::Network(old)), ClusterObject::Network(new))
@@ -121,10 +162,11 @@ impl Catalog {
             }
             (None | Some(_), _) => return Ok(()),
         };
-        if !has_pods {
+        if pods == 0 {
             return Ok(());
         }
-        Err(FieldError::new(changed, format!("cannot be changed: {id} is in use by {}", count_pods())))
+        let users = count(pods as u64, "pod");
+        Err(FieldError::new(changed, format!("cannot be changed: {id} is in use by {users}")))
     }
 
     fn check_network(&self, id: &ObjectId, network: &TenantNetwork) -> Result<(), FieldError> {
@@ -196,6 +238,11 @@ impl Catalog {
 
 fn is_inside(pool: &IpNet, subnets: &[IpNet]) -> bool {
     subnets.iter().any(|subnet| subnet.contains(pool))
+}
+
+/// The number of pods that need this object.
+pub(super) fn pods_of(id: &ObjectId, pods: &[Placement]) -> usize {
+    pods.iter().filter(|placement| uses(placement, id)).count()
 }
 
 fn uses(placement: &Placement, id: &ObjectId) -> bool {

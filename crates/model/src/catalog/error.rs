@@ -30,6 +30,14 @@ pub enum ObjectErrorCause {
     Newer(DecodeError),
     #[error("{0}, until other documents are applied; apply the documents in two steps")]
     NoOrder(Box<Self>),
+    #[error("it exists already; 'podwire apply' changes it")]
+    Exists,
+    #[error("{0}; replace it with 'podwire apply'")]
+    Unreadable(DecodeError),
+    #[error("it has no rule {rule}; {}", Rules(.rules))]
+    NoRule { rule: u32, rules: Vec<u32> },
+    #[error("rule {rule} is the same")]
+    SameRule { rule: u32 },
     #[error("it is described twice; the first description is {first}")]
     Twice { first: String },
 }
@@ -53,5 +61,21 @@ impl fmt::Display for Prefix<'_> {
             write!(f, "{}: ", self.0.origin)?;
         }
         self.0.object.iter().try_for_each(|object| write!(f, "{object}: "))
+    }
+}
+
+/// `its rules are 1, 2`
+struct Rules<'a>(&'a [u32]);
+
+impl fmt::Display for Rules<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [] => f.write_str("it has none"),
+            [one] => write!(f, "its only rule is {one}"),
+            all => {
+                let all: Vec<String> = all.iter().map(u32::to_string).collect();
+                write!(f, "its rules are {}", all.join(", "))
+            }
+        }
     }
 }

@@ -10,8 +10,10 @@
 //! change must compare the revision of the objects that it has checked.
 
 mod check;
+mod edit;
 mod error;
 mod plan;
+mod removal;
 mod resolve;
 mod rules;
 mod set;
@@ -19,10 +21,11 @@ mod set;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use types::{GroupName, NetworkId, Placement, TenantName, closest};
 
+pub use edit::PolicyEdit;
 pub use error::{ObjectError, ObjectErrorCause};
 pub use plan::{ApplyStep, StepAction};
 pub use resolve::PlacementError;
@@ -83,6 +86,12 @@ impl Catalog {
             Some(default) => drop(self.records.insert(id.clone(), default.clone())),
             None => drop(self.records.remove(id)),
         }
+    }
+
+    /// Forgets all objects but these.
+    pub fn retain(&mut self, listed: &BTreeSet<ObjectId>) {
+        let known: BTreeSet<ObjectId> = self.records.keys().chain(self.invalid.keys()).cloned().collect();
+        known.difference(listed).for_each(|id| self.forget(id));
     }
 
     pub fn observe_counter(&mut self, counter: RuleCounter) {
@@ -167,6 +176,11 @@ impl Catalog {
         let group = self.group(&placement.tenant, placement.group.as_ref()?)?;
         let id = ObjectId::profile(&placement.tenant, group.profile.as_ref()?);
         if let ClusterObject::Profile(profile) = &self.get(&id)?.object { Some(profile) } else { None }
+    }
+
+    /// The error for an object that does not exist. It lists what exists.
+    pub fn missing(&self, id: &ObjectId) -> ObjectError {
+        ObjectError::new(id, ObjectErrorCause::NotFound { existing: self.existing(id) })
     }
 
     /// The end of a message about a missing object: the closest name, and what exists.

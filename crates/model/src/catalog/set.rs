@@ -25,13 +25,12 @@ impl Catalog {
         self.in_use(id, pods)?;
         let was_invalid = self.invalid.remove(id).is_some();
         if self.records.remove(id).is_none() && !was_invalid {
-            let existing = self.existing(id);
-            return Err(ObjectError::new(id, ObjectErrorCause::NotFound { existing }));
+            return Err(self.missing(id));
         }
         Ok(())
     }
 
-    /// Everything except the checks against other objects.
+    /// All steps of [`Self::set`] except the checks against other objects.
     pub(super) fn prepare(
         &self,
         object: ClusterObject,
@@ -74,7 +73,7 @@ impl Catalog {
         self.records.insert(id, step.record.clone());
     }
 
-    fn refuse_newer(&self, id: &ObjectId) -> Result<(), ObjectError> {
+    pub(super) fn refuse_newer(&self, id: &ObjectId) -> Result<(), ObjectError> {
         match self.invalid.get(id) {
             Some(error) if error.is_newer() => {
                 Err(ObjectError::new(id, ObjectErrorCause::Newer(error.clone())))

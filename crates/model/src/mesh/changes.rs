@@ -281,7 +281,7 @@ impl<T: Keyed> PlannedEntry<T> {
     /// Searches for the wanted object among the kernel's objects with the same key.
     fn match_observed(&mut self, observed: &[&T], del: &mut Vec<T>) {
         self.taken = self.wanted.filter(|wanted| observed.contains(&wanted));
-        // Setting replaces a single wrong object. Of several objects, an unknown one would be replaced.
+        // Setting replaces a single wrong object. If there are several, it is not known which one the kernel would replace.
         if let (Some(wanted), true) = (self.wanted, observed.len() > 1) {
             del.extend(observed.iter().copied().filter(|one| !one.removes(&wanted)));
         }

@@ -10,7 +10,7 @@ use super::changes::{PeerFdb, PeerNeighbour, PeerRoute};
 use super::claims::Holders;
 use super::local_node::LocalNode;
 use super::path::{NoPath, PeerPath, choose, outer};
-use super::sources::{senders, sources};
+use super::sources::{link_sources, senders, sources};
 use crate::admission::{StoredNode, check_block};
 use crate::object::NodeRecord;
 
@@ -27,7 +27,7 @@ pub(super) struct PeerPlan {
     pub(super) routes: Vec<PeerRoute>,
     pub(super) neighbours: Vec<PeerNeighbour>,
     pub(super) fdb: Vec<PeerFdb>,
-    /// Sources that the node may use in the tunnel, regardless of the path to it.
+    /// Sources that the node may use, regardless of the path to it.
     pub(super) sources: Vec<PeerSource>,
     /// The outer family of the tunnel device that is needed for the node. The device may not exist yet.
     pub(super) tunnel: Option<Family>,
@@ -106,5 +106,6 @@ pub(super) fn plan(inputs: &PlanInputs<'_>, record: &NodeRecord) -> PeerPlan {
     plan.neighbours.extend(neighbours);
     plan.fdb.extend(fdb);
     plan.sources = sources(&senders(local_node, record), &routable);
+    plan.sources.extend(link_sources(record, &routable));
     plan
 }

@@ -120,7 +120,11 @@ fn record() -> impl Strategy<Value = NodeRecord> {
     (names, addresses, blocks, prop::option::of(0u8..3)).prop_map(|(name, addresses, blocks, mac)| {
         let record = peer(name, &addresses, &blocks);
         match mac {
-            Some(tail) => NodeRecord { tunnel_mac: Mac::local([9, 9, 9, 9, tail]), ..record },
+            Some(tail) => NodeRecord {
+                tunnel_mac: Mac::local([9, 9, 9, 9, tail]),
+                macs: vec![Mac::local([8, 8, 8, 8, tail])],
+                ..record
+            },
             None => record,
         }
     })
@@ -213,7 +217,20 @@ proptest! {
         let mut mesh = Mesh::new(local_node.clone());
         mesh.set_all(records, owners);
         let is_pod_net = |net: &IpNet| local_node.subnets().iter().any(|subnet| subnet.contains(net));
-        for PeerSource { outer, inner } in mesh.sources() {
+        for source in mesh.sources() {
+            let (outer, inner) = match source {
+                PeerSource::Tunnel { outer, inner } => (outer, inner),
+                PeerSource::Link { mac, block } => {
+                    let is_of = |peer: &NodeRecord| peer.macs.contains(&mac) || peer.tunnel_mac == mac;
+                    let has = |peer: &NodeRecord| peer.blocks.iter().any(|it| it.trunc() == block);
+                    prop_assert!(mesh.peers().any(|peer| is_of(peer) && has(peer)));
+                    continue;
+                }
+                PeerSource::Checked { block } => {
+                    prop_assert!(!local_node.blocks.iter().any(|own| own.contains(&block)));
+                    continue;
+                }
+            };
             prop_assert!(!local_node.is_own_address(outer) && !is_pod_net(&outer.into()));
             let senders: Vec<&NodeRecord> = mesh.peers().filter(|peer| peer.addresses.contains(&outer)).collect();
             if is_pod_net(&inner) {

@@ -46,6 +46,7 @@ pub(super) fn peer(name: &str, addresses: &[&str], blocks: &[&str]) -> NodeRecor
         addresses: addresses.iter().map(|address| ip(address)).collect(),
         blocks: BlockAllocation::of_default(blocks.iter().map(|block| net(block)).collect()),
         tunnel_mac: Mac::local(tail),
+        macs: Vec::new(),
         version: "0.1.0".to_owned(),
         transport: None,
     }
@@ -424,7 +425,7 @@ fn a5_an_address_inside_a_block_of_another_node_removes_no_route() {
 }
 
 #[test]
-fn a_block_that_contains_a_network_of_the_nodes_link_is_not_routed() {
+fn a_block_that_contains_a_directly_connected_network_is_not_routed() {
     let mut own = local_node();
     own.underlays[0] = Underlay {
         link: 2,
@@ -537,7 +538,7 @@ fn one_change_among_five_thousand_nodes_is_cheap() {
 }
 
 fn source(outer: &str, inner: &str) -> PeerSource {
-    PeerSource { outer: ip(outer), inner: net(inner) }
+    PeerSource::Tunnel { outer: ip(outer), inner: net(inner) }
 }
 
 #[test]
@@ -565,7 +566,10 @@ fn unusable_and_unowned_sources_are_not_accepted() {
     let over_claiming =
         peer("b", &["192.0.2.6"], &["10.2.0.0/25", "10.9.0.0/24", "10.2.5.0/24", "10.2.6.0/24"]);
     let mesh = mesh(local_node(), &[peer("a", &["192.0.2.5"], &["10.2.5.0/24"]), over_claiming]);
-    let of_b: Vec<_> = mesh.sources().filter(|source| source.outer == ip("192.0.2.6")).collect();
+    let of_b: Vec<_> = mesh
+        .sources()
+        .filter(|it| matches!(it, PeerSource::Tunnel { outer, .. } if *outer == ip("192.0.2.6")))
+        .collect();
     assert_eq!(of_b, [source("192.0.2.6", "10.2.6.0/24"), source("192.0.2.6", "192.0.2.6/32")]);
 }
 
@@ -584,4 +588,28 @@ fn a_changed_address_of_a_peer_replaces_its_sources() {
     mesh.remove_peer(&"a".try_into().unwrap());
     let expected = SourceChanges { add: Vec::new(), remove: vec![source("192.0.2.6", "10.2.5.0/24")] };
     assert_eq!(mesh.take_source_changes(), expected);
+}
+
+#[test]
+fn packets_of_a_peer_are_accepted_from_its_links_and_its_tunnel() {
+    let macs = [Mac::local([7; 5]), Mac::local([8; 5])];
+    let record = NodeRecord { macs: vec![macs[0]], ..peer("b", &["192.0.2.5"], &["10.2.5.0/24"]) };
+    let tunnel = record.tunnel_mac;
+    let mut mesh = mesh(local_node(), std::slice::from_ref(&record));
+    let link = |mac| PeerSource::Link { mac, block: net("10.2.5.0/24") };
+    let checked = PeerSource::Checked { block: net("10.2.5.0/24") };
+    let of_links = |sources: Vec<PeerSource>| -> BTreeSet<PeerSource> {
+        sources.into_iter().filter(|it| !matches!(it, PeerSource::Tunnel { .. })).collect()
+    };
+    assert_eq!(of_links(mesh.sources().collect()), [link(macs[0]), link(tunnel), checked].into());
+    mesh.take_source_changes();
+    // Another link: the block stays checked meanwhile.
+    set(&mut mesh, NodeRecord { macs: vec![macs[1]], ..record.clone() });
+    let SourceChanges { add, remove } = mesh.take_source_changes();
+    assert_eq!((add, remove), (vec![link(macs[1])], vec![link(macs[0])]));
+    // An earlier version publishes no MACs.
+    set(&mut mesh, NodeRecord { macs: Vec::new(), ..record });
+    assert_eq!(of_links(mesh.sources().collect()), BTreeSet::new());
+    let SourceChanges { remove, .. } = mesh.take_source_changes();
+    assert_eq!(of_links(remove), [link(macs[1]), link(tunnel), checked].into());
 }

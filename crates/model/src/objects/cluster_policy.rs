@@ -10,7 +10,7 @@ use crate::selector::Selector;
 pub struct ClusterNetworkPolicy {
     pub name: String,
     pub tier: ClusterTier,
-    /// 0 to 1000. A lower number wins, equal priorities by name.
+    /// 0 to 1000. Policies with a lower number are evaluated first, those with equal numbers by name.
     pub priority: u16,
     pub subject: ClusterSubject,
     /// At most 25. The first match decides.
@@ -75,7 +75,7 @@ pub enum ClusterPeer {
     Networks(Vec<IpNet>),
     /// Only in egress rules of action Accept. Not supported: matches nothing.
     DomainNames,
-    /// A kind that this version does not know. An Accept rule with it matches nothing by this peer. A Deny or Pass rule with it
+    /// A kind that this version does not know. In an Accept rule, this peer matches nothing. A Deny or Pass rule with such a peer
     /// denies all flows of its direction.
     Unknown,
 }

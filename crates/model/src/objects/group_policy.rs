@@ -1,3 +1,4 @@
+use std::cmp::Reverse;
 use std::fmt;
 
 use ipnet::IpNet;
@@ -40,6 +41,25 @@ pub struct GroupRule {
 
 impl GroupRule {
     pub const UNASSIGNED: u32 = 0;
+
+    /// Rules are evaluated in this order: the highest priority first, equal priorities by id.
+    pub fn order(&self) -> (Reverse<u8>, u32) {
+        (Reverse(self.priority), self.id)
+    }
+
+    /// Protocol and port: `tcp/5432`, `icmp` or `any`.
+    pub fn traffic(&self) -> String {
+        let protocol = match self.protocol {
+            RuleProtocol::Any => "any".to_owned(),
+            RuleProtocol::WithPorts(protocol) => protocol.to_string(),
+            RuleProtocol::Icmp => "icmp".to_owned(),
+            RuleProtocol::Number(number) => number.to_string(),
+        };
+        match self.ports {
+            Some(ports) => format!("{protocol}/{ports}"),
+            None => protocol,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +71,17 @@ pub enum GroupPeer {
     Network(NetworkId),
     /// All addresses of the block, also those of pods and nodes.
     Block(IpNet),
+}
+
+impl fmt::Display for GroupPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("any"),
+            Self::Group(name) => write!(f, "group:{name}"),
+            Self::Network(name) => write!(f, "network:{name}"),
+            Self::Block(block) => write!(f, "{block}"),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,7 +15,7 @@ pub(crate) fn header(link: u32, parent: u32) -> TcHeader {
 }
 
 pub(super) fn tbf(body: &mut Body<'_>, add: &AddTbf) {
-    body.header(&header(add.link, TC_H_ROOT));
+    body.header(&TcHeader { handle: add.handle, ..header(add.link, TC_H_ROOT) });
     body.str(libc::TCA_KIND, "tbf");
     body.nest(libc::TCA_OPTIONS, |options| {
         options.bytes(TCA_TBF_PARMS, &tbf_parms(&add.tbf));

@@ -11,6 +11,7 @@ use crate::wire::{attribute, attribute_at, attributes, read_text, read_u32, read
 pub struct Qdisc {
     pub link: u32,
     pub at: QdiscAt,
+    pub handle: u32,
     pub kind: String,
     pub tbf: Option<Tbf>,
 }
@@ -27,7 +28,7 @@ impl Qdisc {
         let list = TcHeader::attributes(message);
         let kind = attribute(list, libc::TCA_KIND).map(read_text)?;
         let options = attribute(list, libc::TCA_OPTIONS).filter(|_| kind == "tbf");
-        Some(Self { link: header.link, at, kind, tbf: options.and_then(read_tbf) })
+        Some(Self { link: header.link, at, handle: header.handle, kind, tbf: options.and_then(read_tbf) })
     }
 }
 

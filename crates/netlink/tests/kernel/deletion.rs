@@ -8,10 +8,10 @@ use netlink::{
 };
 use types::{IfName, ROUTE_PROTOCOL};
 
-use crate::world::{World, command, eventually, mac, name, pair};
+use crate::testbed::{Testbed, command, eventually, mac, name, pair};
 
 /// Creates routed pods as ADD does, with host routes and neighbours of both families, and returns names and indices.
-fn routed(w: &mut World, count: u16) -> Vec<(IfName, u32)> {
+fn routed(w: &mut Testbed, count: u16) -> Vec<(IfName, u32)> {
     (0..count)
         .map(|n| {
             let (host, peer) = (name(&format!("pw{n}")), name(&format!("eth{n}")));
@@ -61,7 +61,7 @@ fn delete_all(host: &NetNs, links: &[(IfName, u32)], delete: impl Fn(u32) + Sync
 
 #[test]
 fn an_early_deletion_returns_after_removal_and_before_the_grace_period() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let mut waiting = 0;
     for (host, index) in routed(&mut w, 8) {
         w.host.run(|| delete_link_early(index)).unwrap().unwrap();
@@ -80,8 +80,8 @@ fn an_early_deletion_returns_after_removal_and_before_the_grace_period() {
 }
 
 #[test]
-fn an_early_deletion_of_a_bridge_port_waits_for_the_removal_of_the_link() {
-    let mut w = World::new();
+fn early_deletion_of_a_bridge_port_waits_for_its_removal() {
+    let mut w = Testbed::new();
     let bridge = w.bridge("br0");
     let (index, _) = w.veth("pwabc", "eth0");
     let port = SetLink { master: Some(bridge), ..SetLink::of(LinkRef::Index(index)) };
@@ -94,7 +94,7 @@ fn an_early_deletion_of_a_bridge_port_waits_for_the_removal_of_the_link() {
 
 #[test]
 fn an_early_deletion_reports_the_kernels_error() {
-    let w = World::new();
+    let w = Testbed::new();
     let missing = w.host.run(|| delete_link_early(4711)).unwrap().unwrap_err();
     assert!(missing.is_missing(), "{missing}");
     assert!(missing.to_string().starts_with("cannot delete link 4711: "), "{missing}");
@@ -104,9 +104,9 @@ fn an_early_deletion_reports_the_kernels_error() {
 
 #[test]
 fn parallel_deletions_remove_all_links() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let links = routed(&mut w, 64);
-    let mut other = World::new();
+    let mut other = Testbed::new();
     let other_links = routed(&mut other, 64);
     std::thread::scope(|scope| {
         scope.spawn(|| delete_all(&w.host, &links, |index| delete_link_early(index).unwrap(), 16));
@@ -122,7 +122,7 @@ fn delete_link_fully(index: u32) {
 
 #[test]
 fn a_socket_is_usable_after_deletions() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     command(&w.host, "ip link add pair0 type veth peer name pair1");
     // Both ends are in this namespace, so the kernel notifies for both.
     let index = w.host_socket.link(&name("pair0")).unwrap().unwrap().index;

@@ -2,12 +2,12 @@
 
 use netlink::{AddVxlan, Ethtool};
 
-use crate::world::{World, mac, name};
+use crate::testbed::{Testbed, mac, name};
 
 #[test]
 fn checksum_offload_of_a_tunnel_can_be_read_and_changed() {
     for local in ["192.0.2.1", "2001:db8::1"] {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let pwvx = name("pwvx");
         let local = local.parse().unwrap();
         let add = AddVxlan { name: &pwvx, mac: mac(9), mtu: 1400, vni: 7, port: 4789, local, link: None };
@@ -25,7 +25,7 @@ fn checksum_offload_of_a_tunnel_can_be_read_and_changed() {
 
 #[test]
 fn a_missing_link_and_a_fixed_offload_are_reported() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let mut ethtool = Ethtool::open_in(&w.host).unwrap();
     let error = ethtool.tx_checksum(4711).unwrap_err();
     assert!(error.is_missing() && error.to_string().contains("read the features of link 4711"), "{error}");

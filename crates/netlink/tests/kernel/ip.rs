@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::world::{World, command, eventually, mac};
+use crate::testbed::{Testbed, command, eventually, mac};
 use ipnet::IpNet;
 use netlink::{AddAddress, AddNeighbour, Error, LinkRef, Mode, Op, Route, RouteFilter, RouteScope, SetLink};
 use types::ROUTE_PROTOCOL;
@@ -35,7 +35,7 @@ const FAMILIES: [(&str, &str, &str); 2] =
 
 #[test]
 fn addresses_keep_host_bits_and_are_usable_immediately() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (_, link) = w.veth("pwabc", "eth0");
     let mut four = AddAddress {
         link,
@@ -75,7 +75,7 @@ fn addresses_keep_host_bits_and_are_usable_immediately() {
 #[test]
 fn adding_an_existing_address_and_removing_a_missing_one_fail() {
     for (addr, _, _) in FAMILIES {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let (_, link) = w.veth("pwabc", "eth0");
         w.pod_socket.run(&address(link, addr, Mode::Exclusive)).unwrap();
         let error = w.pod_socket.run(&address(link, addr, Mode::Exclusive)).unwrap_err();
@@ -92,7 +92,7 @@ fn adding_an_existing_address_and_removing_a_missing_one_fail() {
 #[test]
 fn listed_routes_equal_the_added_routes() {
     for (addr, gateway, far) in FAMILIES {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let (_, link) = w.veth("pwabc", "eth0");
         w.pod_socket.run(&address(link, addr, Mode::Exclusive)).unwrap();
         let route = Route {
@@ -139,7 +139,7 @@ fn listed_routes_equal_the_added_routes() {
 #[test]
 fn the_default_route_is_used_by_lookups() {
     for (addr, gateway, far) in FAMILIES {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let (_, link) = w.veth("pwabc", "eth0");
         let target = net(far).addr();
         assert!(w.pod_socket.route_to(target).unwrap_err().is_unreachable());
@@ -163,7 +163,7 @@ fn the_default_route_is_used_by_lookups() {
 #[test]
 fn host_routes_are_exclusive_and_a_gateway_can_be_onlink() {
     for (addr, gateway, far) in FAMILIES {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let (host, pod) = w.veth("pwabc", "eth0");
         let single = IpNet::from(net(addr).addr());
         let direct = Route { link: Some(host), scope: RouteScope::Link, ..Route::to(single) };
@@ -182,8 +182,8 @@ fn host_routes_are_exclusive_and_a_gateway_can_be_onlink() {
 }
 
 #[test]
-fn a_v4_route_can_have_a_v6_gateway_and_host_bits_are_ignored() {
-    let mut w = World::new();
+fn a_v4_route_accepts_a_v6_gateway_and_ignores_host_bits() {
+    let mut w = Testbed::new();
     let (_, link) = w.veth("pwabc", "eth0");
     let route = Route { gateway: Some(ip("fe80::1")), link: Some(link), ..Route::to(net("10.9.8.7/16")) };
     w.pod_socket.run(&add(route)).unwrap();
@@ -194,7 +194,7 @@ fn a_v4_route_can_have_a_v6_gateway_and_host_bits_are_ignored() {
 
 #[test]
 fn five_thousand_routes_are_added_in_one_call_with_one_result_each() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (link, _) = w.veth("pwabc", "eth0");
     let route = |i: u32| {
         let bits = i << 8;
@@ -224,7 +224,7 @@ fn five_thousand_routes_are_added_in_one_call_with_one_result_each() {
 #[test]
 fn neighbours_are_permanent_and_replaced() {
     for (addr, gateway, _) in FAMILIES {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let (_, link) = w.veth("pwabc", "eth0");
         w.pod_socket.run(&address(link, addr, Mode::Exclusive)).unwrap();
         let neighbour = |tail| {
@@ -250,7 +250,7 @@ fn neighbours_are_permanent_and_replaced() {
 
 #[test]
 fn a_pod_configured_in_two_sends_answers_ping() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (host, pod) = w.veth("pwabc", "eth0");
     let mut inside = vec![Op::SetLink(SetLink { up: Some(true), ..SetLink::of(LinkRef::Index(pod)) })];
     let mut outside = Vec::new();

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::world::{World, command, eventually, mac, name, pair};
+use crate::testbed::{Testbed, command, eventually, mac, name, pair};
 use netlink::{AddBridge, LinkRef, Op, SetLink, Veth};
 
 #[test]
 fn e13_one_send_creates_a_completely_configured_veth() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let bridge = w.bridge("br0");
     let (host, peer) = (name("pwabc"), name("eth0"));
     let long_alias = "podwire:".to_owned() + &"x".repeat(247);
@@ -47,7 +47,7 @@ fn e13_one_send_creates_a_completely_configured_veth() {
 
 #[test]
 fn no_link_local_address_is_added_when_the_peer_goes_up() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (without, with, eth0, eth1) = (name("pwwithout"), name("pwwith"), name("eth0"), name("eth1"));
     let veth = pair(&w.pod, &without, &eth0);
     let no_link_local = SetLink { no_link_local: true, ..SetLink::of(LinkRef::Name(&without)) };
@@ -66,15 +66,15 @@ fn no_link_local_address_is_added_when_the_peer_goes_up() {
 }
 
 #[test]
-fn a_veth_is_created_with_its_group_and_only_one_link_changes_its_group() {
-    let mut w = World::new();
+fn a_veth_has_its_group_and_a_change_affects_one_link() {
+    let mut w = Testbed::new();
     let (first, second, eth0, eth1) = (name("pwfirst"), name("pwsecond"), name("eth0"), name("eth1"));
     let other = Veth { host_mac: mac(9), peer_mac: mac(10), ..pair(&w.pod, &second, &eth1) };
     let grouped = Veth { group: 0x5057_0001, ..pair(&w.pod, &first, &eth0) };
     w.host_socket
         .run_every(&[Op::AddVeth(grouped), Op::AddVeth(Veth { group: 0x5057_0001, ..other })])
         .unwrap();
-    let groups = |w: &mut World| [&first, &second].map(|n| w.host_socket.link(n).unwrap().unwrap().group);
+    let groups = |w: &mut Testbed| [&first, &second].map(|n| w.host_socket.link(n).unwrap().unwrap().group);
     assert_eq!(groups(&mut w), [0x5057_0001; 2]);
     assert_eq!(command(&w.host, "ip -j link show dev pwfirst")[0]["group"], (0x5057_0001).to_string());
     assert_eq!(w.pod_socket.link(&eth0).unwrap().unwrap().group, 0);
@@ -87,7 +87,7 @@ fn a_veth_is_created_with_its_group_and_only_one_link_changes_its_group() {
 
 #[test]
 fn errors_name_the_operation_and_the_kernels_message() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (host, peer) = (name("pwabc"), name("eth0"));
     let veth = pair(&w.pod, &host, &peer);
     w.host_socket.run(&Op::AddVeth(veth)).unwrap();
@@ -105,7 +105,7 @@ fn errors_name_the_operation_and_the_kernels_message() {
 
 #[test]
 fn f5_a_name_clash_is_refused_and_changes_nothing() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (existing, _) = w.veth("pwabc", "eth0");
     w.host_socket
         .run(&Op::SetLink(SetLink { alias: Some("unmanaged"), ..SetLink::of(LinkRef::Index(existing)) }))
@@ -120,7 +120,7 @@ fn f5_a_name_clash_is_refused_and_changes_nothing() {
 
 #[test]
 fn a_clash_of_the_peer_name_creates_no_link() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     w.veth("pwabc", "eth0");
     let (host, peer) = (name("pwdef"), name("eth0"));
     let veth = pair(&w.pod, &host, &peer);
@@ -133,7 +133,7 @@ fn a_clash_of_the_peer_name_creates_no_link() {
 
 #[test]
 fn the_mac_of_a_bridge_does_not_depend_on_its_ports() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let bridge = w.bridge("br0");
     let (port, _) = w.veth("pwabc", "eth0");
     let low = "02:00:00:00:00:00".parse().unwrap();
@@ -150,7 +150,7 @@ fn the_mac_of_a_bridge_does_not_depend_on_its_ports() {
 
 #[test]
 fn multicast_snooping_of_a_bridge_is_off_and_can_be_disabled() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let bridge = w.bridge("br0");
     let snooping =
         || command(&w.host, "ip -d -j link show br0")[0]["linkinfo"]["info_data"]["mcast_snooping"].clone();
@@ -168,7 +168,7 @@ fn multicast_snooping_of_a_bridge_is_off_and_can_be_disabled() {
 #[test]
 fn f8_only_a_change_pins_the_mtu_of_a_bridge() {
     for (created, pinned) in [(1500, false), (1499, true)] {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let n = name("br0");
         w.host_socket
             .run_every(&[
@@ -186,7 +186,7 @@ fn f8_only_a_change_pins_the_mtu_of_a_bridge() {
 
 #[test]
 fn flags_of_a_link_change_independently() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let bridge = w.bridge("br0");
     let mut set = |up, promisc| {
         let change = SetLink { up, promisc, ..SetLink::of(LinkRef::Index(bridge)) };
@@ -201,7 +201,7 @@ fn flags_of_a_link_change_independently() {
 
 #[test]
 fn links_are_read_by_name_in_one_send_and_listed() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let names: Vec<_> = (0..70).map(|i| name(&format!("ifb{i}"))).collect();
     let ops: Vec<_> = names.iter().map(|name| Op::AddIfb { name, mtu: 1400 }).collect();
     w.host_socket.run_every(&ops).unwrap();
@@ -228,7 +228,7 @@ fn links_are_read_by_name_in_one_send_and_listed() {
 
 #[test]
 fn an_overlong_alias_is_refused_and_other_operations_are_carried_out() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (link, _) = w.veth("pwabc", "eth0");
     for length in [256, 70_000] {
         let alias = "x".repeat(length);
@@ -249,7 +249,7 @@ fn an_overlong_alias_is_refused_and_other_operations_are_carried_out() {
 
 #[test]
 fn dumps_are_complete_while_links_are_added_and_removed() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let steady: Vec<_> = (0..80).map(|i| name(&format!("steady{i}"))).collect();
     let ops: Vec<_> = steady.iter().map(|name| Op::AddIfb { name, mtu: 1500 }).collect();
     w.host_socket.run_every(&ops).unwrap();
@@ -278,7 +278,7 @@ fn dumps_are_complete_while_links_are_added_and_removed() {
 
 #[test]
 fn without_cap_net_admin_the_error_is_permission() {
-    let World { mut host_socket, .. } = World::new();
+    let Testbed { mut host_socket, .. } = Testbed::new();
     let refused = std::thread::spawn(move || {
         let mut sets = rustix::thread::capabilities(None).unwrap();
         sets.effective.remove(rustix::thread::CapabilitySet::NET_ADMIN);
@@ -291,7 +291,7 @@ fn without_cap_net_admin_the_error_is_permission() {
 
 #[test]
 fn on_removed_runs_after_removal_and_also_after_a_failure() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (host, peer) = (name("pwgone"), name("eth0"));
     w.host_socket.run(&Op::AddVeth(pair(&w.pod, &host, &peer))).unwrap();
     let index = w.host_socket.link(&host).unwrap().unwrap().index;
@@ -315,7 +315,7 @@ fn on_removed_runs_after_removal_and_also_after_a_failure() {
 /// A standalone ADD must not fail because other programs create links continuously.
 #[test]
 fn b10_a_dump_that_is_always_interrupted_is_used() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let steady: Vec<_> = (0..400).map(|i| name(&format!("steady{i}"))).collect();
     let ops: Vec<_> = steady.iter().map(|name| Op::AddIfb { name, mtu: 1500 }).collect();
     w.host_socket.run_every(&ops).unwrap();

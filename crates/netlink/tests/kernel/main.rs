@@ -10,5 +10,5 @@ mod monitor;
 mod netns;
 mod peers;
 mod tc;
+mod testbed;
 mod vxlan;
-mod world;

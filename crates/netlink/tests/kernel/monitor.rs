@@ -11,7 +11,7 @@ use netlink::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use types::{IfName, ROUTE_PROTOCOL};
 
-use crate::world::{World, command, mac, name, pair};
+use crate::testbed::{Testbed, command, mac, name, pair};
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()
@@ -83,7 +83,7 @@ fn link_index(ns: &NetNs, dev: &str) -> u32 {
 
 #[test]
 fn removals_on_the_node_are_reported() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (link, _) = w.veth("pwabc", "eth0");
     configure(&mut w.host_socket, link);
     let mut monitor = monitor(&w.host);
@@ -92,7 +92,7 @@ fn removals_on_the_node_are_reported() {
 
 #[test]
 fn removals_in_a_pod_are_reported_by_the_same_socket() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let mut before = monitor(&w.host);
     let (_, link) = w.veth("pwabc", "eth0");
     // A restarted agent monitors existing pods: this monitor received no event about the link.
@@ -106,7 +106,7 @@ fn removals_in_a_pod_are_reported_by_the_same_socket() {
 
 #[test]
 fn a_pod_with_a_moved_link_is_observed() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let mut monitor = monitor(&w.host);
     command(&w.host, "ip link add pwabc type veth peer name eth0");
     let path = format!("/proc/{}/fd/{}", std::process::id(), w.pod.fd().as_raw_fd());
@@ -119,7 +119,7 @@ fn a_pod_with_a_moved_link_is_observed() {
 
 #[test]
 fn namespaces_without_a_link_are_not_observed() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let unrelated = NetNs::create().unwrap();
     let mut monitor = monitor(&w.host);
     command(&unrelated, "ip link add other0 type veth peer name other1");
@@ -140,7 +140,7 @@ fn namespaces_without_a_link_are_not_observed() {
 
 #[test]
 fn link_changes_and_leaving_ports_are_reported() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let bridge = w.bridge("br0");
     let (index, _) = w.veth("pwabc", "eth0");
     let port = SetLink { master: Some(bridge), ..SetLink::of(LinkRef::Index(index)) };
@@ -171,7 +171,7 @@ fn link_changes_and_leaving_ports_are_reported() {
 /// The kernel drops IPv4 routes without an event when their link goes down, so readers depend on the link event.
 #[test]
 fn a_link_that_goes_down_is_reported() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (index, _) = w.veth("pwabc", "eth0");
     configure(&mut w.host_socket, index);
     let mut monitor = monitor(&w.host);
@@ -204,7 +204,7 @@ fn a_link_that_goes_down_is_reported() {
 
 #[test]
 fn learned_neighbours_are_not_reported() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (link, _) = w.veth("pwabc", "eth0");
     configure(&mut w.host_socket, link);
     command(&w.host, "ip neigh add 10.1.2.9 lladdr 02:00:00:00:00:09 dev pwabc nud stale");
@@ -219,7 +219,7 @@ fn learned_neighbours_are_not_reported() {
     assert_eq!(reported.iter().find(is_learned), None);
 }
 
-fn create_veths(w: &mut World, count: u8) -> Vec<IfName> {
+fn create_veths(w: &mut Testbed, count: u8) -> Vec<IfName> {
     let names = |n| (name(&format!("pw{n}")), name(&format!("eth{n}")));
     (0..count)
         .map(names)
@@ -232,7 +232,7 @@ fn create_veths(w: &mut World, count: u8) -> Vec<IfName> {
 
 #[test]
 fn a_burst_of_events_fits_into_the_buffer() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let mut monitor = monitor(&w.host);
     let created = create_veths(&mut w, 200);
     let reported = monitor.read().unwrap();
@@ -246,7 +246,7 @@ fn a_burst_of_events_fits_into_the_buffer() {
 
 #[test]
 fn an_overrun_is_reported_once_and_monitoring_continues() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let mut monitor = monitor(&w.host);
     rustix::net::sockopt::set_socket_recv_buffer_size(&monitor, 4096).unwrap();
     create_veths(&mut w, 20);
@@ -264,7 +264,7 @@ fn an_overrun_is_reported_once_and_monitoring_continues() {
 
 #[test]
 fn without_cap_net_broadcast_the_error_is_permission() {
-    let w = World::new();
+    let w = Testbed::new();
     let refused = w
         .host
         .run(|| {
@@ -283,7 +283,7 @@ fn without_cap_net_broadcast_the_error_is_permission() {
 
 #[test]
 fn disabled_forwarding_is_reported() {
-    let w = World::new();
+    let w = Testbed::new();
     for family in ["ipv4", "ipv6"] {
         let path = format!("/proc/sys/net/{family}/conf/all/forwarding");
         let set = |to: &'static str| w.host.run(|| std::fs::write(&path, to)).unwrap().unwrap();

@@ -9,7 +9,7 @@ use netlink::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use types::{PEER_PROTOCOL, ROUTE_PROTOCOL};
 
-use crate::world::{World, command, mac, name, pair};
+use crate::testbed::{Testbed, command, mac, name, pair};
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()
@@ -56,7 +56,7 @@ fn address(link: u32, addr: &str) -> Op<'static> {
 #[test]
 fn added_changed_and_removed_peer_routes_are_reported() {
     for (addr, gateway, block, _) in FAMILIES {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let (link, _) = w.veth("eth0", "eth0");
         w.host_socket.run(&address(link, addr)).unwrap();
         let mut monitor = PeerMonitor::open_in(&w.host).unwrap();
@@ -96,7 +96,7 @@ fn added_changed_and_removed_peer_routes_are_reported() {
 #[test]
 fn addresses_and_default_routes_are_reported() {
     for (addr, gateway, _, all) in FAMILIES {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let (link, _) = w.veth("eth0", "eth0");
         let mut monitor = PeerMonitor::open_in(&w.host).unwrap();
         w.host_socket.run(&address(link, addr)).unwrap();
@@ -125,7 +125,7 @@ fn changes_of_the_tunnel_and_its_entries_are_reported() {
     for (gateway, dst, local) in
         [("10.2.5.0", "203.0.113.5", "192.0.2.1"), ("fe80::5", "2001:db8:9::5", "2001:db8::1")]
     {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let mut monitor = PeerMonitor::open_in(&w.host).unwrap();
         let pwvx = name("pwvx");
         let add = AddVxlan {
@@ -180,7 +180,7 @@ fn changes_of_the_tunnel_and_its_entries_are_reported() {
 /// Pods cause such changes: their routes and neighbours, learned neighbours, and changes inside their namespaces.
 #[test]
 fn changes_unrelated_to_peers_are_not_reported() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (link, inside) = w.veth("eth0", "eth0");
     for (addr, ..) in FAMILIES {
         w.host_socket.run(&address(link, addr)).unwrap();
@@ -225,7 +225,7 @@ fn changes_unrelated_to_peers_are_not_reported() {
 
 #[test]
 fn an_overrun_is_reported_once_and_monitoring_continues() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let mut monitor = PeerMonitor::open_in(&w.host).unwrap();
     rustix::net::sockopt::set_socket_recv_buffer_size(&monitor, 4096).unwrap();
     for n in 0..20 {

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use crate::world::{World, command, name};
+use crate::testbed::{Testbed, command, name};
 use netlink::{AddTbf, Op, QdiscAt, Tbf};
 
 #[test]
-fn a_token_bucket_has_the_given_rate_also_above_4_gib_per_second() {
-    let mut w = World::new();
+fn a_token_bucket_has_its_rate_above_4_gib_per_second() {
+    let mut w = Testbed::new();
     let (link, _) = w.veth("pwabc", "eth0");
+    let handle = 0x5057_0000;
     for (rate, burst) in [(125_000, 20_000), (1_250_000_000, 1 << 20), (10_000_000_000, 4 << 20)] {
         let tbf = Tbf::with_latency(rate, burst, Duration::from_millis(25));
-        w.host_socket.run(&Op::AddTbf(AddTbf { link, tbf })).unwrap();
+        w.host_socket.run(&Op::AddTbf(AddTbf { link, handle, tbf })).unwrap();
         let shown = &command(&w.host, "tc -j qdisc show dev pwabc root")[0];
         assert_eq!(shown["kind"], "tbf");
         assert_eq!(shown["options"]["rate"], rate);
@@ -20,6 +21,7 @@ fn a_token_bucket_has_the_given_rate_also_above_4_gib_per_second() {
         assert!(shown.abs_diff(burst.into()) <= rate / 1_000_000 + 1, "{shown}");
         let listed = w.host_socket.qdiscs(Some(link)).unwrap();
         assert_eq!((listed.len(), listed[0].kind.as_str(), listed[0].at), (1, "tbf", QdiscAt::Root));
+        assert_eq!(listed[0].handle, handle);
         let found = listed[0].tbf.unwrap();
         assert_eq!((found.rate_bytes, found.limit_bytes), (tbf.rate_bytes, tbf.limit_bytes));
         // The kernel stores the burst in ticks of 64 ns.
@@ -33,7 +35,7 @@ fn a_token_bucket_has_the_given_rate_also_above_4_gib_per_second() {
 
 #[test]
 fn ingress_traffic_is_redirected_to_the_shaper() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (link, pod) = w.veth("pwabc", "eth0");
     let shaper = name("pishaper");
     w.host_socket.run(&Op::AddIfb { name: &shaper, mtu: 1500 }).unwrap();
@@ -44,7 +46,7 @@ fn ingress_traffic_is_redirected_to_the_shaper() {
     assert!(!without_ingress.is_unsupported() && !without_ingress.is_exists(), "{without_ingress}");
     let tbf = Tbf::with_latency(1_000_000, 50_000, Duration::from_millis(25));
     w.host_socket
-        .run_every(&[Op::AddTbf(AddTbf { link: to, tbf }), Op::AddIngress { link }, redirect])
+        .run_every(&[Op::AddTbf(AddTbf { link: to, handle: 0, tbf }), Op::AddIngress { link }, redirect])
         .unwrap();
 
     assert_eq!(w.host_socket.redirects(link).unwrap(), [to]);
@@ -60,7 +62,7 @@ fn ingress_traffic_is_redirected_to_the_shaper() {
         .run(&Op::AddNeighbour(netlink::AddNeighbour {
             link: pod,
             addr: "fd00::9".parse().unwrap(),
-            mac: crate::world::mac(2),
+            mac: crate::testbed::mac(2),
             protocol: 112,
         }))
         .unwrap();
@@ -79,8 +81,9 @@ fn ingress_traffic_is_redirected_to_the_shaper() {
         let socket = std::net::UdpSocket::bind("[fd00::1]:0").unwrap();
         socket.send_to(&[0; 100], "[fd00::9]:9").unwrap();
     };
-    let packets =
-        |w: &World| command(&w.host, "tc -j -s qdisc show dev pishaper root")[0]["packets"].as_u64().unwrap();
+    let packets = |w: &Testbed| {
+        command(&w.host, "tc -j -s qdisc show dev pishaper root")[0]["packets"].as_u64().unwrap()
+    };
     let before = packets(&w);
     w.pod.run(send).unwrap();
     assert!(packets(&w) > before);

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
-use crate::world::{World, command, mac, name};
+use crate::testbed::{Testbed, command, mac, name};
 use ipnet::IpNet;
 use netlink::{
     AddAddress, AddNeighbour, AddVxlan, Error, Family, Fdb, LinkRef, Mode, Op, Route, RouteFilter,
@@ -41,7 +41,7 @@ fn address(link: u32, addr: IpNet) -> Op<'static> {
 #[test]
 fn a_created_tunnel_has_the_requested_settings() {
     for (local, other, _) in OUTER {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let (lower, _) = w.veth("eth0", "eth0");
         let pwvx = name("pwvx4");
         let add = AddVxlan { link: Some(lower), ..tunnel(&pwvx, local, 20) };
@@ -84,7 +84,7 @@ fn a_created_tunnel_has_the_requested_settings() {
 
 #[test]
 fn a_partly_created_tunnel_is_removed() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let pwvx = name("pwvx4");
     let error =
         w.host_socket.create_vxlan(&tunnel(&pwvx, "192.0.2.1", 20), Some(&"x".repeat(300))).unwrap_err();
@@ -94,7 +94,7 @@ fn a_partly_created_tunnel_is_removed() {
 
 #[test]
 fn both_families_can_have_a_tunnel_with_the_same_vni_and_port() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (four, six) = (name("pwvx4"), name("pwvx6"));
     w.host_socket.create_vxlan(&tunnel(&four, OUTER[0].0, 20), None).unwrap();
     w.host_socket.create_vxlan(&tunnel(&six, OUTER[1].0, 20), None).unwrap();
@@ -103,7 +103,7 @@ fn both_families_can_have_a_tunnel_with_the_same_vni_and_port() {
 #[test]
 fn an_fdb_entry_replaces_the_one_of_the_same_mac() {
     for (local, other, _) in OUTER {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let pwvx = name("pwvx4");
         let link = w.host_socket.create_vxlan(&tunnel(&pwvx, local, 20), None).unwrap();
         assert_eq!(w.host_socket.fdb(link).unwrap(), []);
@@ -143,7 +143,7 @@ fn an_fdb_entry_replaces_the_one_of_the_same_mac() {
 
 #[test]
 fn fdb_entries_of_other_devices_are_not_listed() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (one, two) = (name("pwvx4"), name("other"));
     let first = w.host_socket.create_vxlan(&tunnel(&one, "192.0.2.1", 20), None).unwrap();
     let second =
@@ -197,7 +197,7 @@ fn configure(
 #[test]
 fn both_families_are_reachable_over_either_tunnel() {
     for (near, far, len) in OUTER {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let (host, pod) = w.veth("eth0", "eth0");
         configure(&mut w.host_socket, host, (near, far, len), (21, 22));
         configure(&mut w.pod_socket, pod, (far, near, len), (22, 21));
@@ -226,7 +226,7 @@ fn both_families_are_reachable_over_either_tunnel() {
 
 #[test]
 fn a_route_is_replaced_between_tunnel_and_link() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let (host, pod) = w.veth("eth0", "eth0");
     for (near, far, len) in OUTER {
         w.host_socket.run(&address(host, net(&format!("{near}{len}")))).unwrap();
@@ -264,7 +264,7 @@ fn a_route_is_replaced_between_tunnel_and_link() {
 #[test]
 fn only_the_exact_route_is_removed() {
     for (near, far, len) in OUTER {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let (link, _) = w.veth("eth0", "eth0");
         w.host_socket.run(&address(link, net(&format!("{near}{len}")))).unwrap();
         let dst = if ip(far).is_ipv4() { "10.2.22.0/24" } else { "fd00:2:0:22::/64" };
@@ -287,7 +287,7 @@ fn only_the_exact_route_is_removed() {
 #[test]
 fn the_default_route_is_found_despite_other_routes() {
     for (near, far, len) in OUTER {
-        let mut w = World::new();
+        let mut w = Testbed::new();
         let (link, _) = w.veth("eth0", "eth0");
         let (other, _) = w.veth("eth1", "eth1");
         let family = if ip(near).is_ipv4() { Family::V4 } else { Family::V6 };
@@ -323,7 +323,7 @@ fn the_default_route_is_found_despite_other_routes() {
 /// `--nocapture` prints the times.
 #[test]
 fn five_thousand_peers_are_added_and_listed_by_protocol() {
-    let mut w = World::new();
+    let mut w = Testbed::new();
     let pwvx = name("pwvx");
     // In a namespace without addresses the kernel accepts no gateway, because it has no local table.
     command(&w.host, "ip link set lo up");
@@ -339,7 +339,7 @@ fn five_thousand_peers_are_added_and_listed_by_protocol() {
         };
         Op::AddRoute { route, mode: Mode::Replace }
     };
-    let timed = |what: &str, w: &mut World, ops: &[Op<'_>]| {
+    let timed = |what: &str, w: &mut Testbed, ops: &[Op<'_>]| {
         let start = Instant::now();
         w.host_socket.run_every(ops).unwrap();
         println!("{} {what}: {:?}", ops.len(), start.elapsed());

@@ -2,15 +2,17 @@
 //! Each table has a function that returns its value. All tables are rendered, applied, observed and compared by the same code.
 //!
 //! ```text
-//! pods::tables, peers, limit, clamp, policy ─► Table ─┬► text: `nft -f -`, one transaction   (apply)
-//!                                                     └► diff: against the kernel's listing  (observe, diff)
+//! pods::tables, peers, limit, clamp, dscp, policy ─► Table ─┬► text: `nft -f -`, one transaction   (apply)
+//!                                                           └► diff: against the kernel's listing  (observe, diff)
 //! pod_elements::of(pod), PeerRules::elements ─► Element: one netlink request each                (request)
 //! ```
 //!
-//! [`Firewall::keep_table`](crate::Firewall::keep_table) applies any such table with its elements and repairs drift.
+//! [`Firewall::reconcile_table`](crate::Firewall::reconcile_table) applies any such table with its elements and repairs drift.
 
 pub(crate) mod clamp;
+pub mod dscp;
 pub(crate) mod limit;
+mod peer_paths;
 pub(crate) mod peers;
 pub(crate) mod pods;
 pub mod policy;
@@ -86,16 +88,18 @@ pub(crate) enum NetworkTable {
     Peers,
     Limit,
     Clamp,
+    Dscp,
 }
 
 impl NetworkTable {
-    const ALL: [Self; 3] = [Self::Peers, Self::Limit, Self::Clamp];
+    const ALL: [Self; 4] = [Self::Peers, Self::Limit, Self::Clamp, Self::Dscp];
 
     fn prefix(self) -> &'static str {
         match self {
             Self::Peers => "podwire-peers-",
             Self::Limit => "podwire-limit-",
             Self::Clamp => "podwire-clamp-",
+            Self::Dscp => "podwire-dscp-",
         }
     }
 

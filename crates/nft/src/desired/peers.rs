@@ -5,6 +5,7 @@
 //! input hook, before decapsulation:  port and VNI ─► own address, own MAC ─► (sender, inner source) in a set ─► accept
 //!                                                                                              anything else ─► drop
 //! forward hook:                      port and VNI, to a peer's address ─► drop
+//!                                    from a peer's block (`peer_paths`) ─► from a MAC of the peer ─► accept, else drop
 //! ```
 //!
 //! One lookup for each length of blocks binds the inner source to the sender: the first bits of the inner source are the block. A set without elements accepts nothing. Packets that are forwarded to a peer's tunnel port come from pods or
@@ -114,10 +115,9 @@ impl Sources {
         format!("{INNER_TYPE} {kind} {outer} daddr {local} {outer} saddr . {source} @{set} accept").into()
     }
 
-    fn has(&self, source: &PeerSource) -> bool {
-        let is_inner4 = matches!(source.inner, IpNet::V4(_));
-        (self.is_outer4, self.is_inner4, self.length)
-            == (source.outer.is_ipv4(), is_inner4, source.inner.prefix_len())
+    fn has(&self, outer: IpAddr, inner: &IpNet) -> bool {
+        let is_inner4 = matches!(inner, IpNet::V4(_));
+        (self.is_outer4, self.is_inner4, self.length) == (outer.is_ipv4(), is_inner4, inner.prefix_len())
     }
 }
 
@@ -143,13 +143,16 @@ impl PeerRules {
 
     /// The elements of a source. A block of another length than those of the networks has none, because no lookup would match it.
     pub(crate) fn elements<'a>(&self, table: TableId<'a>, source: &PeerSource) -> Vec<Element<'a>> {
-        let PeerSource { outer, inner } = source;
+        let (outer, inner) = match source {
+            PeerSource::Tunnel { outer, inner } => (outer, inner),
+            PeerSource::Link { .. } | PeerSource::Checked { .. } => return self.path_elements(table, source),
+        };
         let mut elements = Vec::new();
         if inner.prefix_len() == inner.max_prefix_len() && inner.addr() == *outer {
             let set = if outer.is_ipv4() { PEERS4 } else { PEERS6 };
             elements.push(Element::member(table, set, vec![Field::Ip(*outer)]));
         }
-        if let Some(sources) = self.sources().into_iter().find(|sources| sources.has(source)) {
+        if let Some(sources) = self.sources().into_iter().find(|sources| sources.has(*outer, inner)) {
             let bits = Field::bits(inner.network(), usize::from(sources.loaded() / 8));
             elements.push(Element::member(table, sources.set(), vec![Field::Ip(*outer), bits]));
         }
@@ -161,8 +164,10 @@ impl PeerRules {
         let to = |chain: &str| vec![Name::from(format!("{dispatch} goto {chain}"))];
         let sources = self.sources();
         let sets = sources.iter().map(|sources| Set::lasting(sources.set(), &sources.key()));
-        let sets = sets.chain([Set::lasting(PEERS4, &[Type::Ip4]), Set::lasting(PEERS6, &[Type::Ip6])]);
-        let chains = vec![
+        let sets = sets
+            .chain([Set::lasting(PEERS4, &[Type::Ip4]), Set::lasting(PEERS6, &[Type::Ip6])])
+            .chain(self.path_sets());
+        let mut chains = vec![
             Chain { rules: to("receive"), ..Chain::plain("input", &[]).at(Filter, Input, -299) },
             Chain { rules: to("send"), ..Chain::plain("forward", &[]).at(Filter, Forward, -151) },
             Chain { rules: self.receive(&sources), ..Chain::plain("receive", &[]) },
@@ -177,7 +182,15 @@ impl PeerRules {
                 ],
             ),
         ];
-        Table::new(TableFamily::Inet, NetworkTable::Peers.name(network), sets.collect(), chains)
+        let sets = sets.collect();
+        chains.extend(self.path_chains());
+        Table::new(TableFamily::Inet, NetworkTable::Peers.name(network), sets, chains)
+    }
+
+    /// The families and prefix lengths of blocks. True: IPv4.
+    pub(super) fn block_lengths(&self) -> Vec<(bool, u8)> {
+        let lengths4 = self.blocks4.iter().map(|length| (true, *length));
+        lengths4.chain(self.blocks6.iter().map(|length| (false, *length))).collect()
     }
 
     fn receive(&self, sources: &[Sources]) -> Vec<Name> {
@@ -218,7 +231,7 @@ mod tests {
     }
 
     fn elements(rules: &PeerRules, outer: &str, inner: &str) -> Vec<String> {
-        let source = PeerSource { outer: outer.parse().unwrap(), inner: inner.parse().unwrap() };
+        let source = PeerSource::Tunnel { outer: outer.parse().unwrap(), inner: inner.parse().unwrap() };
         let id = TableId { family: TableFamily::Inet, name: "t" };
         rules.elements(id, &source).iter().map(|e| e.to_string().replace("inet t ", "")).collect()
     }

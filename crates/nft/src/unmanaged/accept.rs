@@ -22,13 +22,13 @@ use crate::socket::NftSocket;
 /// Attempts if another process changes the chain after it was listed.
 const TRIES: usize = 3;
 
-/// Keeps two rules for each subnet in every unmanaged chain at the forward hook that drops, and none in other chains. Returns the
-/// changes in words. Tables with an owner, and tables with names that nft cannot parse, are not changed.
+/// Reconciles the rules: every unmanaged chain that drops traffic at the forward hook has two rules for each subnet, and other chains
+/// have none. Returns the changes in words. Tables with an owner, and tables with names that nft cannot parse, are not changed.
 pub fn accept_in_unmanaged(network: &NetworkName, subnets: &[IpNet]) -> Result<Vec<String>, Error> {
     let mut subnets: Vec<IpNet> = subnets.iter().map(IpNet::trunc).collect();
     subnets.sort();
     subnets.dedup();
-    // As in a link's alias. The length of comments is limited, that of names is not.
+    // The network's directory name, as in a link's alias. The length of comments is limited, but that of network names is not.
     let network = AttachmentKey::network_dir(network);
     in_every_chain(&|tables, chain| plan(tables, chain, (&network, &subnets)))
 }

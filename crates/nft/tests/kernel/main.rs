@@ -5,6 +5,7 @@
 mod common;
 mod connection_limit;
 mod conntrack;
+mod dscp;
 mod lab;
 mod monitor;
 mod mss_clamp;

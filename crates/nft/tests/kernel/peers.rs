@@ -23,7 +23,11 @@ fn table(network: &str) -> PeerTable {
 }
 
 fn source(outer: &str, inner: &str) -> PeerSource {
-    PeerSource { outer: outer.parse().unwrap(), inner: inner.parse().unwrap() }
+    PeerSource::Tunnel { outer: outer.parse().unwrap(), inner: inner.parse().unwrap() }
+}
+
+fn block(length: u8) -> ipnet::IpNet {
+    format!("10.42.16.0/{length}").parse().unwrap()
 }
 
 /// The permitted sources of the node with this number.
@@ -69,14 +73,20 @@ fn every_block_length_survives_a_listing_and_reload() {
             let sources = [
                 source("192.0.2.5", &format!("10.42.16.0/{block4}")),
                 source("2001:db8::5", &format!("fd42:1::/{block6}")),
+                PeerSource::Link { mac: "02:00:00:00:00:05".parse().unwrap(), block: block(block4) },
+                PeerSource::Checked { block: block(block4) },
             ];
-            blue.keep(&rules, &sources, Surplus::Remove).unwrap();
-            assert_eq!(blue.keep(&rules, &sources, Surplus::Remove).unwrap(), [""; 0], "/{block4}");
+            blue.reconcile(&rules, &sources, Surplus::Remove).unwrap();
+            assert_eq!(blue.reconcile(&rules, &sources, Surplus::Remove).unwrap(), [""; 0], "/{block4}");
             let (before, text) = (listed(), nft("list ruleset"));
             nft("flush ruleset");
             run("nft", &[&text]);
             assert_eq!(listed(), before);
-            assert_eq!(blue.keep(&rules, &sources, Surplus::Remove).unwrap(), [""; 0], "/{block4}, reloaded");
+            assert_eq!(
+                blue.reconcile(&rules, &sources, Surplus::Remove).unwrap(),
+                [""; 0],
+                "/{block4}, reloaded"
+            );
         });
     }
 }
@@ -85,12 +95,12 @@ fn every_block_length_survives_a_listing_and_reload() {
 fn sources_are_added_and_removed_by_differences() {
     in_netns(|| {
         let mut blue = table("blue");
-        blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap();
+        blue.reconcile(&rules(), &sources(5), Surplus::Remove).unwrap();
         let five = listed();
         assert!(five.contains("192.0.2.5 . 0xa2a05") && five.contains("2001:db8::5 . 0x"), "{five}");
         blue.add(&sources(6)).unwrap();
         assert_eq!(
-            blue.keep(&rules(), &[sources(5), sources(6)].concat(), Surplus::Remove).unwrap(),
+            blue.reconcile(&rules(), &[sources(5), sources(6)].concat(), Surplus::Remove).unwrap(),
             [""; 0]
         );
         blue.remove(&sources(6)).unwrap();
@@ -98,10 +108,10 @@ fn sources_are_added_and_removed_by_differences() {
         assert_eq!(listed(), five);
         // Elements of unknown peers stay while the list may be incomplete.
         blue.add(&sources(6)).unwrap();
-        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap(), [""; 0]);
-        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap(), ["10 elements removed"]);
+        assert_eq!(blue.reconcile(&rules(), &sources(5), Surplus::Keep).unwrap(), [""; 0]);
+        assert_eq!(blue.reconcile(&rules(), &sources(5), Surplus::Remove).unwrap(), ["10 elements removed"]);
         nft("flush set inet podwire-peers-blue over4_block4_24");
-        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap(), ["1 element added"]);
+        assert_eq!(blue.reconcile(&rules(), &sources(5), Surplus::Keep).unwrap(), ["1 element added"]);
         assert_eq!(listed(), five);
         nft("flush ruleset");
         assert!(blue.add(&sources(6)).is_err(), "the table does not exist");
@@ -112,7 +122,7 @@ fn sources_are_added_and_removed_by_differences() {
 fn drift_is_found_and_repaired_with_all_elements() {
     in_netns(|| {
         let mut blue = table("blue");
-        blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap();
+        blue.reconcile(&rules(), &sources(5), Surplus::Remove).unwrap();
         let before = listed();
         for act in [
             "flush ruleset",
@@ -131,7 +141,7 @@ fn drift_is_found_and_repaired_with_all_elements() {
         ] {
             nft(act);
             assert_ne!(listed(), before, "{act}");
-            let done = blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap();
+            let done = blue.reconcile(&rules(), &sources(5), Surplus::Keep).unwrap();
             assert!(!done.is_empty(), "{act}");
             // The kernel lists chains in the order of their creation.
             assert_eq!(sorted(&listed()), sorted(&before), "{act}");
@@ -142,7 +152,7 @@ fn drift_is_found_and_repaired_with_all_elements() {
             blocks4: BTreeSet::from([26]),
             ..rules()
         };
-        assert!(!blue.keep(&other, &sources(5), Surplus::Remove).unwrap().is_empty());
+        assert!(!blue.reconcile(&other, &sources(5), Surplus::Remove).unwrap().is_empty());
         assert!(listed().contains("ip daddr 192.0.2.9") && !listed().contains("over6_block4_"));
     });
 }
@@ -152,7 +162,7 @@ fn drift_is_found_and_repaired_with_all_elements() {
 fn replaced_tables_keep_unknown_peers_while_the_list_is_incomplete() {
     in_netns(|| {
         let mut blue = table("blue");
-        blue.keep(&rules(), &[sources(5), sources(6)].concat(), Surplus::Remove).unwrap();
+        blue.reconcile(&rules(), &[sources(5), sources(6)].concat(), Surplus::Remove).unwrap();
         let before = listed();
         for act in [
             "flush chain inet podwire-peers-blue receive",
@@ -161,27 +171,30 @@ fn replaced_tables_keep_unknown_peers_while_the_list_is_incomplete() {
         ] {
             nft(act);
             // As after a restart.
-            assert!(!table("blue").keep(&rules(), &sources(5), Surplus::Keep).unwrap().is_empty(), "{act}");
+            assert!(
+                !table("blue").reconcile(&rules(), &sources(5), Surplus::Keep).unwrap().is_empty(),
+                "{act}"
+            );
             assert_eq!(listed(), before, "{act}");
         }
         let moved = PeerRules { locals: vec!["192.0.2.9".parse().unwrap()], ..rules() };
-        blue.keep(&moved, &sources(5), Surplus::Keep).unwrap();
+        blue.reconcile(&moved, &sources(5), Surplus::Keep).unwrap();
         assert!(listed().contains("192.0.2.6 . 0xa2a06"), "{}", listed());
-        assert_eq!(blue.keep(&moved, &sources(5), Surplus::Remove).unwrap(), ["6 elements removed"]);
+        assert_eq!(blue.reconcile(&moved, &sources(5), Surplus::Remove).unwrap(), ["6 elements removed"]);
         // With another block length, blocks of unknown peers cannot be kept.
-        blue.keep(&rules(), &[sources(5), sources(6)].concat(), Surplus::Remove).unwrap();
+        blue.reconcile(&rules(), &[sources(5), sources(6)].concat(), Surplus::Remove).unwrap();
         let longer = PeerRules { blocks4: BTreeSet::from([26]), ..rules() };
-        blue.keep(&longer, &sources(5), Surplus::Keep).unwrap();
+        blue.reconcile(&longer, &sources(5), Surplus::Keep).unwrap();
         assert!(!listed().contains("192.0.2.6 . 0xa2a06"), "{}", listed());
         assert!(listed().contains("192.0.2.6 . 0xc0000206"), "{}", listed());
         // A set that another process created with another type.
         nft("delete table inet podwire-peers-blue");
         nft("table inet podwire-peers-blue { set peers4 { type inet_service; elements = { 7 }; }; }");
-        blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap();
+        blue.reconcile(&rules(), &sources(5), Surplus::Keep).unwrap();
         nft(
             "flush chain inet podwire-peers-blue send; delete set inet podwire-peers-blue peers4; add set inet podwire-peers-blue peers4 { type ether_addr ; }; add element inet podwire-peers-blue peers4 { 02:00:00:00:00:01 }",
         );
-        blue.keep(&rules(), &sources(5), Surplus::Keep).unwrap();
+        blue.reconcile(&rules(), &sources(5), Surplus::Keep).unwrap();
         assert!(listed().contains("set peers4 {\n\t\ttype ipv4_addr\n"), "{}", listed());
     });
 }
@@ -193,17 +206,17 @@ fn tables_of_two_networks_and_of_pods_are_independent() {
         sample.add_pod();
         let (mut blue, mut red) = (table("blue"), table("red"));
         let other = PeerRules { vni: 4078, ..rules() };
-        blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap();
-        red.keep(&other, &sources(6), Surplus::Remove).unwrap();
+        blue.reconcile(&rules(), &sources(5), Surplus::Remove).unwrap();
+        red.reconcile(&other, &sources(6), Surplus::Remove).unwrap();
         let all = listed();
-        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap(), [""; 0]);
+        assert_eq!(blue.reconcile(&rules(), &sources(5), Surplus::Remove).unwrap(), [""; 0]);
         let mut firewall = Firewall::open().unwrap();
         repair(&[sample.pod()]);
         assert_eq!(drift(&[sample.pod()]), [""; 0]);
         assert_eq!(listed(), all);
         assert_eq!(nft::unmanaged_drops(&[]).unwrap(), []);
         assert!(firewall.cleanup().unwrap());
-        assert_eq!(blue.keep(&rules(), &sources(5), Surplus::Remove).unwrap(), [""; 0]);
+        assert_eq!(blue.reconcile(&rules(), &sources(5), Surplus::Remove).unwrap(), [""; 0]);
         assert_eq!(
             firewall.delete_network_tables(&|network| network == "red").unwrap(),
             ["podwire-peers-red"]
@@ -226,10 +239,10 @@ fn five_thousand_nodes_are_loaded_at_once() {
         };
         let all: Vec<PeerSource> = (0..5000).flat_map(of).collect();
         let mut blue = table("blue");
-        blue.keep(&rules(), &all, Surplus::Remove).unwrap();
-        assert_eq!(blue.keep(&rules(), &all, Surplus::Remove).unwrap(), [""; 0]);
+        blue.reconcile(&rules(), &all, Surplus::Remove).unwrap();
+        assert_eq!(blue.reconcile(&rules(), &all, Surplus::Remove).unwrap(), [""; 0]);
         // Over netlink, too.
-        blue.keep(&rules(), &[], Surplus::Remove).unwrap();
-        assert_eq!(blue.keep(&rules(), &all, Surplus::Remove).unwrap(), ["15000 elements added"]);
+        blue.reconcile(&rules(), &[], Surplus::Remove).unwrap();
+        assert_eq!(blue.reconcile(&rules(), &all, Surplus::Remove).unwrap(), ["15000 elements added"]);
     });
 }

@@ -1,5 +1,5 @@
-//! The common code applies, compares and repairs any table. This one has the parts that network policies need: verdict maps by
-//! link group, interval sets of CIDRs with sizes, maps to classes, and counters, for IPv4 and IPv6.
+//! `Firewall::reconcile_table` applies, compares and repairs any table. The table of these tests has the parts that network policies
+//! need: verdict maps by link group, interval sets of CIDRs with sizes, maps to classes, and counters, for IPv4 and IPv6.
 
 use nft::desired::{
     Chain, ChainType, Data, Element, Field, HookPoint, MapVerdict, Set, SetKeys, SetValue, Table,
@@ -209,9 +209,9 @@ fn every_kind_of_drift_of_a_policy_table_is_found_and_repaired() {
     in_netns(|| {
         let (table, link, mut firewall) = (policy(), "pwabc".try_into().unwrap(), Firewall::open().unwrap());
         let wanted = elements(&table, &link);
-        let mut keep = || firewall.keep_table(&table, &wanted, Surplus::Remove).unwrap();
-        assert_eq!(keep(), ["table inet podwire-policy is missing"]);
-        assert_eq!(keep(), [""; 0]);
+        let mut reconcile = || firewall.reconcile_table(&table, &wanted, Surplus::Remove).unwrap();
+        assert_eq!(reconcile(), ["table inet podwire-policy is missing"]);
+        assert_eq!(reconcile(), [""; 0]);
         let before = observed();
         assert_eq!(before.1.lines().count(), wanted.len(), "{}", before.1);
         for (act, expected) in DRIFT {
@@ -219,9 +219,9 @@ fn every_kind_of_drift_of_a_policy_table_is_found_and_repaired() {
             let act = act.replace("LAST", &handle_of_last_rule("ingress"));
             run("nft", &[&act]);
             assert_ne!(observed(), before, "{act}");
-            let changes = keep();
+            let changes = reconcile();
             assert!(changes.iter().any(|change| change == expected), "{act}: {changes:?}");
-            assert_eq!(keep(), [""; 0], "{act}");
+            assert_eq!(reconcile(), [""; 0], "{act}");
             assert_eq!(observed(), before, "{act}");
         }
         assert_eq!(nft::unmanaged_drops(&[]).unwrap(), []);
@@ -233,12 +233,12 @@ fn elements_added_over_netlink_are_listed_like_those_added_by_nft() {
     in_netns(|| {
         let (table, link, mut firewall) = (policy(), "pwabc".try_into().unwrap(), Firewall::open().unwrap());
         let wanted = elements(&table, &link);
-        firewall.keep_table(&table, &wanted, Surplus::Remove).unwrap();
+        firewall.reconcile_table(&table, &wanted, Surplus::Remove).unwrap();
         let by_nft = observed();
-        let removed = firewall.keep_table(&table, &[], Surplus::Remove).unwrap();
+        let removed = firewall.reconcile_table(&table, &[], Surplus::Remove).unwrap();
         assert_eq!(removed, [format!("{} elements removed", wanted.len())]);
         assert_eq!(all_elements(), "");
-        let added = firewall.keep_table(&table, &wanted, Surplus::Remove).unwrap();
+        let added = firewall.reconcile_table(&table, &wanted, Surplus::Remove).unwrap();
         assert_eq!(added, [format!("{} elements added", wanted.len())]);
         assert_eq!(observed(), by_nft);
         // nft can load its own listing.
@@ -246,7 +246,7 @@ fn elements_added_over_netlink_are_listed_like_those_added_by_nft() {
         nft("flush ruleset");
         run("nft", &[&text]);
         assert_eq!(observed(), by_nft);
-        assert_eq!(firewall.keep_table(&table, &wanted, Surplus::Remove).unwrap(), [""; 0]);
+        assert_eq!(firewall.reconcile_table(&table, &wanted, Surplus::Remove).unwrap(), [""; 0]);
     });
 }
 
@@ -262,14 +262,17 @@ fn thousands_of_verdicts_are_added_changed_and_removed_in_batches() {
             [verdict(&table, "source4", key(&v4), to), verdict(&table, "source6", key(&v6), to)]
         };
         let all = |to| (0..4000).flat_map(|n| of(n, to)).collect::<Vec<_>>();
-        let mut keep =
-            |wanted: &[Element<'_>], surplus| firewall.keep_table(&table, wanted, surplus).unwrap();
-        keep(&[], Surplus::Remove);
-        assert_eq!(keep(&all(MapVerdict::Drop), Surplus::Remove), ["8000 elements added"]);
-        assert_eq!(keep(&all(MapVerdict::Jump("deny")), Surplus::Remove), ["8000 elements changed"]);
-        assert_eq!(keep(&all(MapVerdict::Jump("deny")), Surplus::Remove), [""; 0]);
-        assert_eq!(keep(&all(MapVerdict::Jump("deny"))[..2], Surplus::Keep), [""; 0]);
-        assert_eq!(keep(&all(MapVerdict::Jump("deny"))[..2], Surplus::Remove), ["7998 elements removed"]);
+        let mut reconcile =
+            |wanted: &[Element<'_>], surplus| firewall.reconcile_table(&table, wanted, surplus).unwrap();
+        reconcile(&[], Surplus::Remove);
+        assert_eq!(reconcile(&all(MapVerdict::Drop), Surplus::Remove), ["8000 elements added"]);
+        assert_eq!(reconcile(&all(MapVerdict::Jump("deny")), Surplus::Remove), ["8000 elements changed"]);
+        assert_eq!(reconcile(&all(MapVerdict::Jump("deny")), Surplus::Remove), [""; 0]);
+        assert_eq!(reconcile(&all(MapVerdict::Jump("deny"))[..2], Surplus::Keep), [""; 0]);
+        assert_eq!(
+            reconcile(&all(MapVerdict::Jump("deny"))[..2], Surplus::Remove),
+            ["7998 elements removed"]
+        );
         assert_eq!(all_elements().lines().count(), 2);
     });
 }
@@ -283,11 +286,11 @@ fn a_full_map_is_an_error_and_a_larger_size_is_applied() {
         };
         let (small, large, mut firewall) = (table(2), table(3), Firewall::open().unwrap());
         let three = [1, 2, 3].map(|n| verdict(&small, "m", vec![Field::Mark(n)], MapVerdict::Accept));
-        firewall.keep_table(&small, &three[..2], Surplus::Remove).unwrap();
-        let refused = firewall.keep_table(&small, &three, Surplus::Remove).unwrap_err().to_string();
+        firewall.reconcile_table(&small, &three[..2], Surplus::Remove).unwrap();
+        let refused = firewall.reconcile_table(&small, &three, Surplus::Remove).unwrap_err().to_string();
         assert!(refused.contains("inet podwire-policy"), "{refused}");
-        firewall.keep_table(&large, &three, Surplus::Remove).unwrap();
+        firewall.reconcile_table(&large, &three, Surplus::Remove).unwrap();
         assert_eq!(all_elements().lines().count(), 3);
-        assert_eq!(firewall.keep_table(&large, &three, Surplus::Remove).unwrap(), [""; 0]);
+        assert_eq!(firewall.reconcile_table(&large, &three, Surplus::Remove).unwrap(), [""; 0]);
     });
 }

@@ -44,7 +44,7 @@ struct Swept {
     found: usize,
     removed: usize,
     /// The removed elements that belong to a running pod which should not have them.
-    disowned: usize,
+    unwanted: usize,
 }
 
 /// Removes surplus elements once, with a pause between the decision and the removal.
@@ -57,8 +57,8 @@ fn sweep(records: &Mutex<Records>, pause: impl Fn()) -> Swept {
     pause();
     let now = || Ok::<_, nft::Error>(records.lock().unwrap().alive());
     let removed = firewall.remove_surplus(surplus, now).unwrap();
-    let disowned = removed.iter().filter(|element| alive.is_unwanted(element)).count();
-    Swept { found, removed: removed.len(), disowned }
+    let unwanted = removed.iter().filter(|element| alive.is_unwanted(element)).count();
+    Swept { found, removed: removed.len(), unwanted }
 }
 
 /// Elements that refer to a known pod but are not in its record, in both tables and address families.
@@ -142,7 +142,7 @@ const ADDS: u16 = 80;
 const PODS: u16 = 3;
 
 #[test]
-fn removing_surplus_elements_spares_concurrent_adds() {
+fn concurrent_adds_keep_their_elements_while_surplus_is_removed() {
     in_netns(|| {
         let here = NetNs::current().unwrap();
         let records = Mutex::new(Records::default());
@@ -160,14 +160,14 @@ fn removing_surplus_elements_spares_concurrent_adds() {
         let (running, sweeps) = (AtomicU32::new(u32::from(WORKERS)), AtomicUsize::new(0));
         let swept = || sweeps.load(Ordering::SeqCst);
         let added = &AtomicUsize::new(0);
-        // Until a pod is added, but not for long: perhaps no worker is about to add one.
+        // Waits until a pod is added, with a limit: there may be no worker that is about to add one.
         let pause = || {
             let before = added.load(Ordering::SeqCst);
             (0..2000)
                 .take_while(|_| added.load(Ordering::SeqCst) == before)
                 .for_each(|_| std::thread::yield_now());
         };
-        let (mut removed, mut disowned) = (0, 0);
+        let (mut removed, mut unwanted) = (0, 0);
         std::thread::scope(|scope| {
             for worker in 0..WORKERS {
                 let (records, running, here) = (&records, &running, &here);
@@ -211,15 +211,15 @@ fn removing_surplus_elements_spares_concurrent_adds() {
             while running.load(Ordering::SeqCst) > 0 {
                 let swept = sweep(&records, pause);
                 removed += swept.removed;
-                disowned += swept.disowned;
+                unwanted += swept.unwanted;
                 sweeps.fetch_add(1, Ordering::SeqCst);
             }
         });
         // One more sweep removes all remaining surplus, because no ADD runs now.
         let swept = sweep(&records, || ());
         assert_eq!(swept.removed, swept.found);
-        assert!(removed > disowned, "no sweep removed an element of no pod while pods were added");
-        assert!(disowned > 0, "no sweep removed an element that a pod should not have while pods were added");
+        assert!(removed > unwanted, "no sweep removed an element of no pod while pods were added");
+        assert!(unwanted > 0, "no sweep removed an element that a pod should not have while pods were added");
         assert_eq!(sweep(&records, || ()), Swept::default());
         for worker in 0..WORKERS {
             let last = sample(worker * PODS + (ADDS - 1) % PODS);

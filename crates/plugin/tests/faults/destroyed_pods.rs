@@ -27,7 +27,7 @@ fn c5_del_succeeds_after_the_namespace_was_destroyed() {
             scene.host.del(&pod, &config);
             scene.expect_as_before(&format!("{mode}, round {round}"));
         }
-        scene.expect_neighbour(mode);
+        scene.expect_unaffected(mode);
     }
 }
 

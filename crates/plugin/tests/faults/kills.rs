@@ -43,7 +43,7 @@ impl Victim<'_> {
         match next {
             NextCall::Add => {
                 if let Some(result) = self.scene.add_unless_attached(&self.call(Verb::Add), case) {
-                    let in_use = self.scene.neighbour_ips();
+                    let in_use = self.scene.unaffected_ips();
                     let is_reused = ips(&result).iter().any(|ip| in_use.contains(ip));
                     assert!(!is_reused, "{case}: an address was assigned twice");
                     let checked = self.scene.host.check_as((self.pod, &self.name), &self.config, &result);
@@ -88,7 +88,7 @@ fn run_rounds(mode: &str, rounds: u64) {
         victim.recover(next_call, &case);
         scene.expect_as_before(&case);
     }
-    scene.expect_neighbour(mode);
+    scene.expect_unaffected(mode);
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn c5_many_cycles_leak_nothing() {
         }
         scene.expect_as_before(mode);
         assert_eq!(all_files().lines().count(), files, "{mode}: {}", all_files());
-        scene.expect_neighbour(mode);
+        scene.expect_unaffected(mode);
     };
     std::thread::scope(|scope| {
         let threads = MODES.map(|mode| scope.spawn(move || run(mode)));

@@ -60,7 +60,7 @@ fn b7_del_and_gc_without_the_run_directory_remove_everything() {
         scene.gc();
         scene.expect_as_before(mode);
         // DEL also succeeds without any remaining state.
-        for pod in [&pod, &unlisted, &scene.neighbour] {
+        for pod in [&pod, &unlisted, &scene.unaffected] {
             scene.host.del(pod, &scene.config);
         }
         assert_eq!(files(&scene.host), BTreeSet::new());

@@ -135,5 +135,5 @@ fn a8_del_without_record_can_be_killed_at_any_system_call() {
         }
     }
     assert!(stop > 100, "the DEL had only {stop} stops");
-    scene.expect_neighbour("orphans");
+    scene.expect_unaffected("orphans");
 }

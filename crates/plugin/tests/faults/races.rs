@@ -44,14 +44,14 @@ fn e12_parallel_containers_get_unique_addresses() {
             })
             .collect();
         let results = in_parallel(&pods, |(pod, config)| scene.host.add(pod, config));
-        let mut assigned: BTreeSet<IpAddr> = scene.neighbour_ips().into_iter().collect();
+        let mut assigned: BTreeSet<IpAddr> = scene.unaffected_ips().into_iter().collect();
         for ip in results.iter().flat_map(ips) {
             assert!(assigned.insert(ip), "{mode}: {ip} was assigned twice");
         }
         assert_eq!(assigned.len(), 2 * (CONTAINERS + 1));
         in_parallel(&pods, |(pod, config)| scene.host.del(pod, config));
         scene.expect_as_before(mode);
-        scene.expect_neighbour(mode);
+        scene.expect_unaffected(mode);
     }
 }
 

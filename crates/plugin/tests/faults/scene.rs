@@ -9,14 +9,15 @@ use testkit::{Call, DEADLINE, Outcome, Pod, Snapshot, Verb, inspect, wait_until}
 
 use crate::common::{DUAL, Host, with};
 
-/// A node with bridge and tables, which are not removed with the last pod, and with a running pod that must not be affected.
+/// A node with bridge and tables, which are not removed with the last pod, and with a running pod.
 pub(crate) struct Scene {
     pub(crate) host: Host,
     pub(crate) config: Value,
-    pub(crate) neighbour: Pod,
+    /// A running pod that no test may affect.
+    pub(crate) unaffected: Pod,
     /// A namespace that is not attached.
     pub(crate) other: Pod,
-    neighbour_result: Value,
+    unaffected_result: Value,
     before: Snapshot,
     files: BTreeSet<String>,
 }
@@ -28,17 +29,17 @@ impl Scene {
         let config = with(&host.config(&json!({"subnet": DUAL, "ipMasq": true})), more);
         // The first pod with host ports and limits creates objects that remain, so that they do not count as leaks later.
         let (first, _) = host.attached("first", &with(&config, &ports_and_limits()));
-        let (neighbour, neighbour_result) = host.attached("neighbour", &config);
+        let (unaffected, unaffected_result) = host.attached("unaffected", &config);
         host.del(&first, &with(&config, &ports_and_limits()));
         if config["mode"] != "routed" {
             wait_for_link_local(&host);
         }
         let before = Snapshot::of(&host.node).unwrap();
         let (files, other) = (files(&host), host.pod("other"));
-        Self { host, config, neighbour, other, neighbour_result, before, files }
+        Self { host, config, unaffected, other, unaffected_result, before, files }
     }
 
-    /// Expects the initial state of the node, and only the neighbour's record and claims.
+    /// Expects the initial state of the node, and only the record and claims of the unaffected pod.
     #[track_caller]
     pub(crate) fn expect_as_before(&self, case: &str) {
         assert_eq!(files(&self.host), self.files, "{case}: records or claims differ");
@@ -48,20 +49,20 @@ impl Scene {
     }
 
     #[track_caller]
-    pub(crate) fn expect_neighbour(&self, case: &str) {
-        if let Err(error) = self.host.check(&self.neighbour, &self.config, &self.neighbour_result) {
-            panic!("{case}: the neighbour was affected: {error:?}");
+    pub(crate) fn expect_unaffected(&self, case: &str) {
+        if let Err(error) = self.host.check(&self.unaffected, &self.config, &self.unaffected_result) {
+            panic!("{case}: the unaffected pod was changed: {error:?}");
         }
     }
 
-    pub(crate) fn neighbour_ips(&self) -> Vec<std::net::IpAddr> {
-        crate::common::ips(&self.neighbour_result)
+    pub(crate) fn unaffected_ips(&self) -> Vec<std::net::IpAddr> {
+        crate::common::ips(&self.unaffected_result)
     }
 
-    /// GC with the neighbour as the only valid attachment.
+    /// GC with the unaffected pod as the only valid attachment.
     #[track_caller]
     pub(crate) fn gc(&self) {
-        let valid = [(self.neighbour.id(), "eth0")];
+        let valid = [(self.unaffected.id(), "eth0")];
         self.host.plugin.gc(&self.host.node, &self.config, &valid).unwrap().ok().unwrap();
     }
 

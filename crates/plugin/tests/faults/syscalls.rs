@@ -27,7 +27,7 @@ fn for_each_stop(label: &str, round: impl Fn(&Scene, &Pod, u64) -> TraceOutcome 
                     stop += WORKERS * stride();
                 }
                 assert!(stop > 100, "{label} had only {stop} stops");
-                scene.expect_neighbour(label);
+                scene.expect_unaffected(label);
             });
         }
     });

@@ -67,29 +67,14 @@ Examples:
   podwire blocks
   podwire blocks -o json";
 
-pub(crate) const APPLY: &str = "\
-Examples:
-  podwire apply -f tenants.yaml
-  # Check only
-  podwire apply -f tenants.yaml --dry-run";
-
-pub(crate) const GET: &str = "\
-Examples:
-  podwire get
-  podwire get groups --tenant blue
-  podwire get policy from-web --tenant blue -o yaml";
-
-pub(crate) const DELETE: &str = "\
-Examples:
-  podwire delete group web --tenant blue
-  podwire delete -f tenants.yaml";
-
 pub(crate) const ATTACHMENT: &str = "\
 Examples:
+  podwire attachment show shop/web
   podwire attachment show 0f2c5a9be1d7";
 
 pub(crate) const ATTACHMENT_SHOW: &str = "\
 Examples:
+  podwire attachment show shop/web
   # The first characters of the container ID are enough
   podwire attachment show 0f2c5a9be1d7
   # A pod with several interfaces
@@ -149,6 +134,8 @@ Examples:
 pub(crate) const LAB_EXEC: &str = "\
 Examples:
   podwire lab exec n1 podwire status
+  # A shell in a node
+  podwire lab exec n1
   podwire lab exec n1 ip -6 route show proto 113
   podwire lab exec p1 ping -c 1 10.42.1.2
   podwire lab exec n1 etcdctl get --prefix /podwire --keys-only";
@@ -161,7 +148,9 @@ Examples:
 pub(crate) const LAB_POD_ADD: &str = "\
 Examples:
   podwire lab pod add n1
-  podwire lab pod add n2 web";
+  podwire lab pod add n2 web
+  # In a group of a tenant, which 'podwire group create' has created
+  podwire lab pod add n1 db --tenant blue --group db";
 
 pub(crate) const LAB_POD_RM: &str = "\
 Examples:
@@ -197,16 +186,6 @@ Examples:
   # A saved state of a cluster
   podwire explain world shop/web --port 443 -f cluster.yaml
   podwire explain group:blue/web node:n1 --proto icmp -f policies.yaml";
-
-pub(crate) const POLICY: &str = "\
-Examples:
-  podwire policy test -f policies.yaml -f cases.yaml";
-
-pub(crate) const POLICY_TEST: &str = "\
-Examples:
-  # A document of kind PolicyTest has the cases; docs/policies.md has an example
-  podwire policy test -f policies.yaml -f cases.yaml
-  podwire policy test -f cases.yaml -o json";
 
 pub(crate) const LAB_LOGS: &str = "\
 Examples:

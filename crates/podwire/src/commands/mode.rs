@@ -12,7 +12,7 @@ use config::{Config, DEFAULT_FILE, FILE_VARIABLE, Flags};
 use install::is_standalone;
 use types::{Code, Finding, Fix};
 
-use super::configs;
+use super::{configs, lab};
 use crate::directories::AgentDirectories;
 
 /// Where the unit of the agent is installed, by hand or by a package.
@@ -56,13 +56,22 @@ pub(super) fn is_installed(
 
 /// The condition of a machine where Podwire is not installed. A start of the agent cannot help.
 pub(super) fn not_installed(directories: &AgentDirectories) -> Finding {
+    let in_lab = lab_hint(&lab::labs_up());
     let message = format!(
         "no agent listens on {}, and Podwire is not installed on this machine: there is no {DEFAULT_FILE}, no CNI config \
          and no pod; to install it, follow docs/install.md, which ends with `systemctl start podwire`; to try it without an \
-         installation, run `podwire lab up`",
+         installation, run `podwire lab up`{in_lab}",
         directories.socket.display()
     );
     Finding::new(Code::AgentUnreachable, format_args!("socket {}", directories.socket.display()), message)
+}
+
+/// The command that shows a node of a lab. A new user may run `podwire status` outside of the lab's nodes.
+fn lab_hint(labs: &[String]) -> String {
+    labs.first().map_or_else(String::new, |first| {
+        let status = lab::status_command(first);
+        format!("; running labs: {}; `{status}` shows the status of a node", labs.join(", "))
+    })
 }
 
 /// Whether no agent answered: it does not run, it hangs, or its socket cannot be used.
@@ -135,5 +144,23 @@ fn other_file_type(socket: &Path) -> Option<&'static str> {
         Some("a symbolic link")
     } else {
         Some("a file")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f13_a_machine_with_a_lab_names_the_command_for_its_nodes() {
+        assert_eq!(lab_hint(&[]), "");
+        assert_eq!(
+            lab_hint(&["default".to_owned()]),
+            "; running labs: default; `podwire lab exec n1 podwire status` shows the status of a node"
+        );
+        assert_eq!(
+            lab_hint(&["one".to_owned(), "two".to_owned()]),
+            "; running labs: one, two; `podwire lab --name one exec n1 podwire status` shows the status of a node"
+        );
     }
 }

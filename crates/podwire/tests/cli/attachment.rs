@@ -65,7 +65,7 @@ fn an_attachment_is_shown_with_record_and_kernel_state() {
 }
 
 #[test]
-fn a_unique_prefix_selects_an_attachment() {
+fn a_pod_or_a_unique_prefix_selects_an_attachment() {
     let host = Host::new("prefix");
     let (one, two) = (host.node.pod("a").unwrap(), host.node.pod("b").unwrap());
     let add = |pod, container: &str, ifname: &str| {
@@ -76,8 +76,18 @@ fn a_unique_prefix_selects_an_attachment() {
     add(&one, "abc1", "eth0");
     add(&one, "abc1", "eth1");
     add(&two, "abc12", "eth0");
+    let call = Call {
+        args: Some("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=abc".to_owned()),
+        ..Call::pod(Verb::Add, &two, &host.standalone())
+    };
+    let call = Call { container: Some("def".to_owned()), ifname: Some("eth2".to_owned()), ..call };
+    host.plugin.call(&host.node, &call).unwrap().ok().unwrap();
     let show = |attachment: &str| host.ask(&["attachment", "show", attachment]);
-    has(&show("abc").stderr, &["is ambiguous", "abc1/eth0", "abc1/eth1", "abc12/eth0", "ID/IFNAME"]);
+    // The name of a pod has precedence over the first characters of an ID.
+    for pod in ["abc", "shop/abc", "abc/eth2", "shop/abc/eth2"] {
+        has(&show(pod).stdout, &["container    def\n", "interface    eth2", "pod          shop/abc"]);
+    }
+    has(&show("ab").stderr, &["is ambiguous", "abc1/eth0", "abc1/eth1", "abc12/eth0", "ID/IFNAME"]);
     has(&show("abc12").stdout, &["container    abc12"]);
     // An exact ID has precedence over a prefix.
     let outcome = show("abc1/eth0");
@@ -85,7 +95,7 @@ fn a_unique_prefix_selects_an_attachment() {
     has(&show("abc1/eth1").stdout, &["interface    eth1"]);
     let none = show("xyz");
     assert!(!none.success());
-    has(&none.stderr, &["\"xyz\"", "podwire pods"]);
+    has(&none.stderr, &["\"xyz\"", "'podwire pods -o wide'"]);
 }
 
 /// In both modes, with and without an agent.

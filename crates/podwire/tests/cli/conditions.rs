@@ -205,7 +205,7 @@ fn a6_a_changed_mac_in_a_pod_is_shown_with_a_working_fix() {
 }
 
 #[test]
-fn a6_a_link_moved_out_of_a_pod_is_shown_with_a_working_fix() {
+fn a6_a_link_moved_out_of_its_pod_has_a_working_fix() {
     with_pods("moved", &|scene| {
         let Scene { host, agent, pod, .. } = scene;
         let node = host.node.path().display().to_string();

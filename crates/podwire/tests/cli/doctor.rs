@@ -208,8 +208,7 @@ fn peers_are_reachable_unreachable_or_unknown() {
         cluster.agent_mut(&name).unwrap().set_program(Path::new(env!("CARGO_BIN_EXE_podwire")));
     }
     cluster.start_agents().unwrap();
-    let message =
-        "2 addresses reachable, 2 with packets of the pods' size; 2 paths to pod networks reachable";
+    let message = "2 addresses reachable, the 2 that pods use also with packets of full size; 2 paths to pod networks reachable";
     let expected = ("ok".to_owned(), message.to_owned());
     wait_until("n2 to be alive and reachable", DEADLINE, || {
         Ok(peer_checks(&cluster, &[]) == [expected.clone()])

@@ -12,6 +12,7 @@ mod demo;
 mod doctor;
 mod exit;
 mod install;
+mod objects;
 mod output;
 mod pages;
 mod pods;

@@ -43,7 +43,10 @@ fn d_policies_in_files_are_compared_with_expected_verdicts() {
     let json = files.host.run(&["policy", "test", "-f", &objects, "-f", &cases, "-o", "json"]);
     expect_valid("policy-test", &json.stdout);
 
-    let wrong = files.write("wrong.yaml", &example("shop-test.yaml").replace("port: 5432", "port: 5433"));
+    let wrong = files.write(
+        "wrong.yaml",
+        &example("shop-test.yaml").replace("to: shop/db, port: 5432", "to: shop/db, port: 5433"),
+    );
     let tested = files.host.run(&["policy", "test", "-f", &objects, "-f", &wrong]);
     assert_eq!(tested.status.code(), Some(1), "{tested:?}");
     has(

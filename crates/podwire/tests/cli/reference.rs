@@ -2,7 +2,7 @@
 
 use testkit::{DEADLINE, wait_until};
 
-use crate::common::{Host, has};
+use crate::common::{Host, has, tenant_blue};
 use crate::schemas::expect_valid;
 
 const API: &str = include_str!("../../../../docs/reference/api.md");
@@ -44,6 +44,7 @@ fn documented_responses_follow_their_schemas() {
     let agent = host.agent(&["--no-install"]);
     let pod = host.node.pod("a").unwrap();
     host.plugin.add(&pod, &agent.config(&serde_json::json!({}))).unwrap().ok().unwrap();
+    host.apply(&tenant_blue());
     let mut checked = 0;
     for row in rows(API) {
         let Some(path) = row[0].trim_matches('`').strip_prefix("GET ") else { continue };

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use api::{
     AttachmentDetails, AttachmentsView, BlocksView, DoctorReport, ErrorAnswer, LabList, LabStatus, LabTest,
-    NodesView, PolicyTestAnswer, Readiness, Removed, RoutesView, Status, StatusWithoutAgent, VersionAnswer,
+    NodesView, ObjectDetails, ObjectList, ObjectSteps, PolicyRules, PolicyTestAnswer, Readiness, Removed,
+    RoutesView, Status, StatusWithoutAgent, VersionAnswer,
 };
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -33,6 +34,10 @@ fn schemas() -> BTreeMap<&'static str, Value> {
         ("routes", schema::<RoutesView>()),
         ("blocks", schema::<BlocksView>()),
         ("doctor", schema::<DoctorReport>()),
+        ("objects", schema::<ObjectList>()),
+        ("object-steps", schema::<ObjectSteps>()),
+        ("object-inspect", schema::<ObjectDetails>()),
+        ("policy-rules", schema::<PolicyRules>()),
         ("policy-test", schema::<PolicyTestAnswer>()),
         ("lab-ls", schema::<LabList>()),
         ("lab-status", schema::<LabStatus>()),

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use testkit::{DEADLINE, wait_until};
+
 use crate::common::{Lab, has, texts};
 
 #[test]
@@ -69,7 +71,9 @@ fn errors_name_the_next_command() {
     assert!(!output.contains("podwire lab cut"), "a command without the name selects another lab: {output}");
     has(&lab.ok(&["cut", "n1"]), &[&lab.command_line("heal n1")]);
     has(&lab.ok(&["heal", "n1"]), &["connected"]);
-    has(&lab.ok(&["kill", "agent", "n1"]), &[&lab.command_line("start agent n1")]);
+    let start = lab.command_line("start agent n1");
+    has(&lab.ok(&["kill", "agent", "n1"]), &[&start]);
+    has(&texts(&lab.run(&["status"])).0, &["PROBLEMS\n- node n1 has no running agent:\n", &start]);
     lab.ok(&["start", "agent", "n1"]);
     has(&lab.fails(&["exec", "n7", "--", "true"]), &[&lab.command_line("status")]);
     has(&lab.fails(&["cut", "n2"]), &["there is no node n2: this lab has n1\n"]);
@@ -89,6 +93,42 @@ fn errors_name_the_next_command() {
     for (command, code) in [("no-such-program", 127), ("/no/such/program", 127), (plain.as_str(), 126)] {
         assert_eq!(lab.run(&["exec", "n1", "--", command]).status.code(), Some(code), "{command}");
     }
+}
+
+#[test]
+fn f13_an_agent_that_cannot_join_is_reported_with_its_conditions() {
+    let lab = Lab::new("mismatch");
+    lab.ok(&["up", "--nodes", "2", "--pods", "0"]);
+    let file = lab.dir().join("n1/agent.toml");
+    let config = fs::read_to_string(&file).unwrap();
+    fs::write(&file, config.replace("margin = 8", "margin = 4")).unwrap();
+    let error = lab.fails(&["restart", "agent", "n1"]);
+    let [restart, status] = ["restart agent n1", "exec n1 podwire status"].map(|args| lab.command_line(args));
+    has(&error, &["the agent cannot become ready: ", "NetworkMismatch", &restart, &status]);
+    assert!(!error.contains("systemctl"), "{error}");
+    fs::write(&file, config).unwrap();
+    lab.ok(&["restart", "agent", "n1"]);
+}
+
+#[test]
+fn f13_the_fix_of_a_lost_address_restores_it() {
+    let lab = Lab::new("lost");
+    lab.ok(&["up", "--nodes", "1", "--pods", "0"]);
+    lab.ok(&["exec", "n1", "ip", "address", "del", "10.199.1.1/24", "dev", "eth0"]);
+    let heal = format!("    {}\n", lab.command_line("heal n1"));
+    wait_until("the fix", DEADLINE, || {
+        Ok(texts(&lab.run(&["exec", "n1", "podwire", "status"])).0.contains(&heal))
+    })
+    .unwrap();
+    let status = lab.command_line("exec n1 podwire status");
+    has(&texts(&lab.run(&["status"])).0, &["PROBLEMS\n- node n1 has ", "NodeAddressMissing", &status]);
+    lab.ok(&["heal", "n1"]);
+    wait_until("the end of the problems", DEADLINE, || {
+        Ok(lab.json(&["status"])["nodes"][0]["conditions"] == serde_json::json!([]))
+    })
+    .unwrap();
+    let healthy = lab.ok(&["status"]);
+    assert!(!healthy.contains("PROBLEMS"), "{healthy}");
 }
 
 #[test]

@@ -198,9 +198,9 @@ fn fixes_in_a_node_work_in_a_shell_of_the_host() {
 
     lab.ok(&["exec", "n1", "ip", "link", "set", "dev", "eth0", "down"]);
     let fix = fix_of(&lab, "n1", "NodeAddressMissing");
-    assert_eq!(fix, lab.command_line("exec n1 ip link set dev eth0 up"));
+    assert_eq!(fix, lab.command_line("heal n1"));
     // The kernel has also removed addresses and routes.
-    lab.ok(&["heal", "n1"]);
+    paste(&fix);
     wait_for_ready("the link of n1");
 
     let wanted = format!("{} && {}", lab.command_line("start etcd"), lab.command_line("heal n1"));
@@ -220,6 +220,35 @@ fn a_lab_works_with_the_embedded_store() {
     let matrix = lab.json(&["test"]);
     assert_eq!(matrix["paths"].as_array().unwrap().len(), 6);
     assert!(all_reachable(&lab));
+    lab.ok(&["down"]);
+}
+
+/// Also after a power loss of the node, and after a failed ADD.
+#[test]
+fn d_pods_of_a_lab_have_a_tenant_and_a_group() {
+    let lab = Lab::new("placed");
+    lab.ok(&["up", "--nodes", "1", "--store", "embedded", "--pods", "0"]);
+    lab.ok(&["exec", "n1", "podwire", "group", "create", "web", "--network", "default-net"]);
+    lab.ok(&["exec", "n1", "podwire", "tenant", "create", "blue"]);
+    has(
+        &lab.fails(&["pod", "add", "n1", "p1", "--group", "wbe"]),
+        &["group wbe of tenant default does not exist"],
+    );
+    let placement = |pod: &str| {
+        let (out, _) = texts(&lab.run(&["exec", "n1", "podwire", "pods", "-o", "wide"]));
+        let row = out.lines().find(|line| line.contains(pod)).unwrap_or_default();
+        row.split_whitespace().find(|word| word.matches('/').count() == 2).unwrap_or_default().to_owned()
+    };
+    lab.ok(&["pod", "add", "n1", "p1"]);
+    lab.ok(&["pod", "add", "n1", "web", "--group", "web"]);
+    let expected = ["default/default-net/-", "default/default-net/web"];
+    assert_eq!(["lab/p1", "lab/web"].map(placement), expected);
+    lab.ok(&["kill", "node", "n1"]);
+    lab.ok(&["start", "node", "n1"]);
+    assert_eq!(["lab/p1", "lab/web"].map(placement), expected);
+    lab.ok(&["pod", "rm", "web"]);
+    lab.ok(&["pod", "add", "n1", "web"]);
+    assert_eq!(placement("lab/web"), expected[0]);
     lab.ok(&["down"]);
 }
 

@@ -1,3 +1,5 @@
+//! Explanations as text.
+
 use std::fmt;
 
 use model::objects::Direction;
@@ -39,7 +41,7 @@ impl fmt::Display for FlowParty {
                 write!(f, "node {name}")?;
                 address.map_or(Ok(()), |address| write!(f, " ({address})"))
             }
-            Self::World(address) => write!(f, "{address} outside of the cluster"),
+            Self::Outside(address) => write!(f, "{address} outside of the cluster"),
             Self::Unknown(address) => write!(f, "{address}, which belongs to no known pod"),
             Self::NoPod(uid) => write!(f, "pod {uid}, which does not run"),
         }

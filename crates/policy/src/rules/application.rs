@@ -1,4 +1,4 @@
-use std::cmp::Reverse;
+//! The rules of group policies and NetworkPolicies.
 
 use model::objects::{
     Direction, GroupPeer, GroupPolicy, GroupRule, NamespaceScope, NetworkPolicy, NetworkPolicyPeer,
@@ -16,7 +16,7 @@ use crate::traffic::{TrafficSet, with_ports};
 /// IP protocol numbers of ICMP and ICMPv6.
 const ICMP: [u8; 2] = [1, 58];
 
-/// A pod always reaches itself and its own node, except by ClusterNetworkPolicies.
+/// A pod always reaches itself and its own node, unless a ClusterNetworkPolicy denies it.
 fn self_and_own_node(tier: PolicyTier) -> JudgeRule {
     JudgeRule {
         tier,
@@ -40,8 +40,8 @@ pub(super) fn push_group_rules(
         let of_direction = || policy.rules.iter().filter(|rule| rule.direction == direction);
         let object = PolicyObject::GroupPolicy { tenant: policy.tenant.clone(), name: policy.name.clone() };
         if !inputs.suspended.contains(&object) {
-            ordered.extend(of_direction().map(|rule| (order(rule), group_rule(group, policy, rule))));
-        } else if let Some(first) = of_direction().map(order).min() {
+            ordered.extend(of_direction().map(|rule| (rule.order(), group_rule(group, policy, rule))));
+        } else if let Some(first) = of_direction().map(GroupRule::order).min() {
             ordered.push((first, deny_all(PolicyTier::Group, RuleSource::NotCompiled(object))));
         }
     }
@@ -51,11 +51,6 @@ pub(super) fn push_group_rules(
     ordered.sort_by_key(|(order, _)| *order);
     rules.push(self_and_own_node(PolicyTier::Group));
     rules.extend(ordered.into_iter().map(|(_, rule)| rule));
-}
-
-/// The highest priority first, equal priorities by id.
-fn order(rule: &GroupRule) -> (Reverse<u8>, u32) {
-    (Reverse(rule.priority), rule.id)
 }
 
 fn group_rule(group: &GroupName, policy: &GroupPolicy, rule: &GroupRule) -> JudgeRule {

@@ -1,3 +1,5 @@
+//! The rules of ClusterNetworkPolicies.
+
 use model::objects::{
     ClusterAction, ClusterNetworkPolicy, ClusterPeer, ClusterProtocol, ClusterRule, ClusterSubject,
     ClusterTier, Direction, PortMatch, PortRange,

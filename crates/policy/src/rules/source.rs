@@ -1,3 +1,5 @@
+//! The origin of a rule, for explanations.
+
 use std::fmt;
 
 use model::objects::NodeAccess;

@@ -1,3 +1,5 @@
+//! The rules between tenants: the own tenant, nodes and shares.
+
 use model::objects::{Direction, NodeAccess, PortRange, Share, SharedPart};
 use types::Protocol;
 
@@ -27,7 +29,7 @@ pub(super) fn push_rules(rules: &mut Vec<JudgeRule>, world: &World, key: &Profil
         RuleSource::SameTenant(tenant.clone()),
     );
     rules.push(JudgeRule { matches_self: true, ..same });
-    rules.push(rule(Predicate::World, RuleOutcome::NextTier, RuleSource::OutsideCluster));
+    rules.push(rule(Predicate::Outside, RuleOutcome::NextTier, RuleSource::OutsideCluster));
     rules.push(rule(Predicate::OwnNode, RuleOutcome::NextTier, RuleSource::OwnNode));
     let access = world.tenants.get(tenant).map(|tenant| tenant.nodes).unwrap_or_default();
     let outcome = match access {

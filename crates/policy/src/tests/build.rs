@@ -1,4 +1,4 @@
-//! Short forms of inputs.
+//! Short constructors for inputs of the engine.
 
 use std::sync::Arc;
 

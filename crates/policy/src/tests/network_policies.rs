@@ -39,7 +39,7 @@ fn everything() -> Vec<NetworkPolicyRule> {
 }
 
 #[test]
-fn np_pods_without_policies_are_open() {
+fn np_pods_without_policies_accept_all_flows() {
     let lab = lab();
     assert!(
         lab.accepts(WEB, DB, TCP(80)) && lab.accepts(OUTSIDE, DB, ICMP) && lab.accepts(DB, OUTSIDE, UDP(53))
@@ -86,7 +86,7 @@ fn np_not_in_and_does_not_exist_match_a_missing_key() {
 }
 
 #[test]
-fn np_both_selectors_in_a_peer_are_and_and_two_peers_are_or() {
+fn np_selectors_of_one_peer_are_combined_and_peers_are_alternatives() {
     let both = np_rule(&[np_pods(Some("name=other"), "app=web")], &[]);
     let lab = lab_with([np("a", "app=db", Some(vec![both]), None)]);
     assert!(lab.accepts(OTHER, DB, TCP(80)) && !lab.accepts(WEB, DB, TCP(80)));
@@ -163,7 +163,7 @@ fn np_blocks_match_addresses_of_pods_and_nodes() {
 }
 
 #[test]
-fn np_a_block_with_an_address_of_a_node_matches_all_of_its_addresses() {
+fn np_a_block_with_one_address_of_a_node_matches_all() {
     let rule = np_rule(&[np_block("172.16.0.2/32", "")], &[]);
     let lab = lab_with([
         node("n2", "172.16.0.2 10.0.0.128 fd01::2", ""),
@@ -190,7 +190,7 @@ fn np_a_rule_for_one_family_isolates_the_other() {
 }
 
 #[test]
-fn np_pods_of_the_host_network_are_no_subjects_and_match_no_selector_but_are_their_node() {
+fn np_host_network_pods_are_never_selected_and_count_as_their_node() {
     let host = pod("host", "").labels("app=web").node("n2").host_network().set();
     let own = pod("own", "").labels("app=web").host_network().set();
     let selector = np_rule(&[np_pods(None, "app=web")], &[]);

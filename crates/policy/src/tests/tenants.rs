@@ -220,7 +220,7 @@ fn d_all_addresses_have_a_class_without_inputs() {
 }
 
 #[test]
-fn d_a_policy_that_needs_too_many_elements_isolates_and_all_others_stay_in_force() {
+fn d_a_too_large_policy_isolates_and_all_others_stay_in_force() {
     let ports: Vec<_> = (0..60).map(|number| tcp(1000 + number * 2)).collect();
     let large = np(
         "large",

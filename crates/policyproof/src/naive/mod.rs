@@ -1,4 +1,5 @@
 //! The naive model: loops over all objects for each flow, without any preparation. Each tier is a function of its own.
+//! Comments in quotation marks are clauses of the policy specification.
 
 mod cluster;
 mod group;

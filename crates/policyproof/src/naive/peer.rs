@@ -5,7 +5,7 @@ use model::Labels;
 use policy::{NodeEntry, PodEntry, World};
 use types::NodeName;
 
-/// What the other end of a flow is.
+/// The other end of a flow.
 pub(super) enum Peer<'a> {
     /// The pod itself.
     Itself {
@@ -24,7 +24,8 @@ pub(super) enum Peer<'a> {
     Unknown {
         address: IpAddr,
     },
-    World {
+    /// An address outside of the cluster.
+    Outside {
         address: IpAddr,
     },
 }
@@ -44,14 +45,14 @@ impl<'a> Peer<'a> {
             .values()
             .flat_map(|network| &network.subnets)
             .any(|subnet| subnet.contains(&address));
-        if is_pod_address { Self::Unknown { address } } else { Self::World { address } }
+        if is_pod_address { Self::Unknown { address } } else { Self::Outside { address } }
     }
 
     /// The pod at the other end, also if it is the subject itself.
     pub(super) fn pod(&self) -> Option<&'a PodEntry> {
         match self {
             Self::Itself { pod } | Self::Pod { pod, .. } => Some(pod),
-            Self::Node { .. } | Self::Unknown { .. } | Self::World { .. } => None,
+            Self::Node { .. } | Self::Unknown { .. } | Self::Outside { .. } => None,
         }
     }
 
@@ -68,7 +69,7 @@ impl<'a> Peer<'a> {
     pub(super) fn is_in_block(&self, cidr: &IpNet, except: &[IpNet]) -> bool {
         let addresses = match self {
             Self::Itself { pod } => pod.addresses.as_deref().unwrap_or_default(),
-            Self::Pod { address, .. } | Self::Unknown { address } | Self::World { address } => {
+            Self::Pod { address, .. } | Self::Unknown { address } | Self::Outside { address } => {
                 std::slice::from_ref(address)
             }
             Self::Node { node, .. } => node.addresses.as_slice(),

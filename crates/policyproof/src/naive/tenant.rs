@@ -10,7 +10,7 @@ use super::{JudgedEnd, NaiveJudgement, NaiveTier};
 /// tenants." "An address inside a network's CIDR without a record is UNKNOWN: the tenant tier denies it."
 pub(super) fn judge(question: &JudgedEnd<'_>) -> Option<NaiveJudgement> {
     let passes = match &question.peer {
-        Peer::Itself { .. } | Peer::World { .. } => true,
+        Peer::Itself { .. } | Peer::Outside { .. } => true,
         Peer::Unknown { .. } => false,
         Peer::Node { .. } => question.peer.is_own_node(question.pod) || allows_nodes(question),
         Peer::Pod { pod, .. } => tenant(pod) == tenant(question.pod) || is_shared(question, pod),

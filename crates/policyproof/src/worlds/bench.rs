@@ -53,8 +53,8 @@ pub fn bench_world(size: BenchSize) -> World {
     world.apply(network("default", "default-net", &["10.83.0.0/16", "fd00:88::/64"]));
     (0..size.nodes).for_each(|index| world.apply(node(index)));
     for index in 0..size.namespaces {
-        let with = labels(&format!("team=t{},env={}", index % TEAMS, environment(index)));
-        world.apply(WorldChange::SetNamespace(namespace(index), with));
+        let namespace_labels = labels(&format!("team=t{},env={}", index % TEAMS, environment(index)));
+        world.apply(WorldChange::SetNamespace(namespace(index), namespace_labels));
     }
     (0..size.pods).for_each(|index| world.apply(pod(size, index)));
     (0..size.network_policies).for_each(|index| world.apply(network_policy(size, index)));
@@ -89,7 +89,7 @@ fn pod(size: BenchSize, index: usize) -> WorldChange {
     let app = (index / size.namespaces) % APPS;
     let namespace = namespace(index % size.namespaces);
     let name = format!("pod-{index}");
-    let with: Labels = labels(&format!("app=a{app},pod-template-hash=h{index}"));
+    let pod_labels: Labels = labels(&format!("app=a{app},pod-template-hash=h{index}"));
     WorldChange::SetPod(PodEntry {
         uid: Arc::from(name.as_str()),
         name: NamespacedName { namespace: Some(namespace.clone()), name },
@@ -97,7 +97,7 @@ fn pod(size: BenchSize, index: usize) -> WorldChange {
         identity: Arc::new(Identity {
             placement: Placement::default(),
             namespace: Some(namespace),
-            labels: with,
+            labels: pod_labels,
             ports: vec![NamedPort {
                 name: "http".to_owned(),
                 protocol: Protocol::Tcp,
@@ -112,8 +112,7 @@ fn pod(size: BenchSize, index: usize) -> WorldChange {
     })
 }
 
-/// Each namespace has several policies: of one app each, from pods of the namespace or of a team. A part is open for all pods, a part
-/// has blocks.
+/// Each namespace has several policies: of one app each, from pods of the namespace or of a team. Some allow all pods, some have blocks.
 fn network_policy(size: BenchSize, index: usize) -> WorldChange {
     let app = index / size.namespaces;
     let matching = |namespaces: &str, pods: &str| NetworkPolicyPeer::Pods {
@@ -156,13 +155,13 @@ fn cluster_policy(index: usize) -> WorldChange {
     let team = ClusterPeer::Namespaces(selector(&format!("team=t{}", index % TEAMS)));
     let smtp = PortMatch::Range(PortRange::single(25));
     let high = PortRange::new(30_000, 32_767).map_or(PortMatch::All, PortMatch::Range);
-    let world = ClusterPeer::Networks(vec![net("0.0.0.0/0"), net("::/0")]);
+    let anywhere = ClusterPeer::Networks(vec![net("0.0.0.0/0"), net("::/0")]);
     WorldChange::SetClusterPolicy(ClusterNetworkPolicy {
         name: format!("cluster-{index}"),
         tier: if index == 4 { ClusterTier::Baseline } else { ClusterTier::Admin },
         priority: 10 * (index as u16 + 1),
         subject: ClusterSubject::Namespaces(if index == 0 { selector("") } else { selector("env=prod") }),
         ingress: vec![deny(team, high)],
-        egress: vec![deny(world, smtp)],
+        egress: vec![deny(anywhere, smtp)],
     })
 }

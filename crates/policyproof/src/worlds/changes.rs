@@ -89,7 +89,7 @@ fn pod_change(dice: &mut Dice, world: &World) -> WorldChange {
 pub fn all_changes(world: &World) -> Vec<WorldChange> {
     let nodes = world.nodes.iter().map(|(name, node)| WorldChange::SetNode(name.clone(), node.clone()));
     let namespaces =
-        world.namespaces.iter().map(|(name, with)| WorldChange::SetNamespace(name.clone(), with.clone()));
+        world.namespaces.iter().map(|(name, labels)| WorldChange::SetNamespace(name.clone(), labels.clone()));
     nodes
         .chain(namespaces)
         .chain(world.networks.values().cloned().map(WorldChange::SetNetwork))

@@ -30,7 +30,7 @@ const OTHERS: [&str; 9] = [
 ];
 
 /// Each local pod with each kind of address, in both directions, around all ports of rules. Flows from a node to its own pods are left
-/// out: they do not pass the firewall's hook. Also addresses of two owners.
+/// out, because they do not pass the firewall's hook. Addresses with two owners are left out, too.
 pub fn flows(world: &World) -> Vec<JudgedFlow> {
     some_flows(world, &mut Dice::new(0), 100)
 }

@@ -7,14 +7,14 @@ use crate::site::{Site, TIMEOUT};
 #[test]
 fn without_an_agent_del_succeeds_and_add_fails_cleanly() {
     let mut site = Site::new("agent-stopped");
-    let before = Traces::before_pods(&site.world);
-    let pod = site.world.run("a");
-    let addresses: Vec<String> = site.world.addresses(&pod).iter().map(ToString::to_string).collect();
+    let before = Traces::before_pods(&site.testbed);
+    let pod = site.testbed.run("a");
+    let addresses: Vec<String> = site.testbed.addresses(&pod).iter().map(ToString::to_string).collect();
     site.agent.stop(Stop::Sigkill).unwrap();
 
-    let cri = site.world.cri().clone();
+    let cri = site.testbed.cri().clone();
     let refused = std::thread::spawn(move || cri.run_sandbox(&PodSpec::named("never")).unwrap_err());
-    site.world.remove(&pod);
+    site.testbed.remove(&pod);
     // Stopping a pod does not wait for the agent, so it returns before the ADD times out.
     assert!(!refused.is_finished());
     assert_eq!(site.tombstones().len(), 1);
@@ -28,7 +28,7 @@ fn without_an_agent_del_succeeds_and_add_fails_cleanly() {
     site.wait_until_ready();
     wait_until("release of the addresses", TIMEOUT, || Ok(site.claims().is_empty())).unwrap();
     site.expect_nothing_left(&before);
-    let next = site.world.run("next");
-    site.world.remove(&next);
+    let next = site.testbed.run("next");
+    site.testbed.remove(&next);
     site.expect_nothing_left(&before);
 }

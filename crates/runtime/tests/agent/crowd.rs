@@ -4,33 +4,33 @@ use anyhow::Context as _;
 use runtime::{PodSpec, Stop};
 use testkit::{Snapshot, wait_until};
 
-use crate::common::{Traces, World};
+use crate::common::{Testbed, Traces};
 use crate::site::{CONFIG, LOOPBACK, PLUGIN, Programs, Site, TIMEOUT, names};
 
 const PODS: usize = 20;
 
 #[test]
 fn twenty_parallel_pods_are_removed_and_cleanup_removes_the_rest() {
-    let world = World::without_network("agent-crowd");
-    let untouched = Snapshot::of(&world.node).unwrap();
-    let programs = Programs::built(&world.lab);
-    let mut site = Site::in_world(world, programs);
-    let before = Traces::before_pods(&site.world);
+    let testbed = Testbed::without_network("agent-crowd");
+    let untouched = Snapshot::of(&testbed.node).unwrap();
+    let programs = Programs::built(&testbed.lab);
+    let mut site = Site::in_testbed(testbed, programs);
+    let before = Traces::before_pods(&site.testbed);
     add_and_remove_pods(&site);
     site.expect_nothing_left(&before);
 
     // Cleanup also removes the objects of a running pod.
-    site.world.run("last");
+    site.testbed.run("last");
     site.agent.stop(Stop::Sigterm).unwrap();
     let output = site.podwire(&["cleanup"]);
     assert!(output.contains("removed"), "{output}");
-    untouched.expect_same(&site.world.node).unwrap();
-    let machine = &site.world.machine;
+    untouched.expect_same(&site.testbed.node).unwrap();
+    let machine = &site.testbed.machine;
     for path in [CONFIG, PLUGIN, LOOPBACK, "/run/podwire", "/var/lib/podwire"] {
         assert!(!machine.path(path).exists(), "{path} still exists ({:?}): {output}", names(machine, path));
     }
     wait_until("the runtime to report a missing network", TIMEOUT, || {
-        let error = site.world.cri().ready().err().context("the network is still ready")?;
+        let error = site.testbed.cri().ready().err().context("the network is still ready")?;
         Ok(format!("{error:#}").contains("NetworkReady is false"))
     })
     .unwrap();
@@ -38,7 +38,7 @@ fn twenty_parallel_pods_are_removed_and_cleanup_removes_the_rest() {
 }
 
 fn add_and_remove_pods(site: &Site) {
-    let cri = site.world.cri();
+    let cri = site.testbed.cri();
     let sandboxes: Vec<String> = std::thread::scope(|scope| {
         let runs: Vec<_> = (0..PODS)
             .map(|number| scope.spawn(move || cri.run_sandbox(&PodSpec::named(&format!("p{number}")))))

@@ -30,7 +30,7 @@ const CHANGES: [(&str, Change); 5] = [
 #[test]
 fn changed_installed_files_are_restored() {
     let mut site = Site::new("agent-files");
-    let machine = &site.world.machine;
+    let machine = &site.testbed.machine;
     let files = [PLUGIN, LOOPBACK, CONFIG].map(|path| (path, machine.path(path)));
     let expected = files.each_ref().map(|(_, file)| read_with_mode(file).unwrap());
     for (path, file) in &files {
@@ -51,10 +51,10 @@ fn changed_installed_files_are_restored() {
         }
     }
     // containerd stops watching a removed directory.
-    site.world.containerd.restart(Stop::Sigterm).unwrap();
+    site.testbed.containerd.restart(Stop::Sigterm).unwrap();
     site.wait_until_ready();
-    let pod = site.world.run("a");
-    site.world.remove(&pod);
+    let pod = site.testbed.run("a");
+    site.testbed.remove(&pod);
 }
 
 #[test]

@@ -33,15 +33,13 @@ enum NamespaceAction {
 #[test]
 fn containerd_killed_during_pod_creation_leaves_no_managed_objects() {
     let mut site = Site::new("agent-midway");
-    site.world.remove(&site.world.run("first"));
-    wait_until(
-        "removal of the first pod",
-        DEADLINE,
-        || Ok(names(&site.world.machine, NAMESPACES).is_empty()),
-    )
+    site.testbed.remove(&site.testbed.run("first"));
+    wait_until("removal of the first pod", DEADLINE, || {
+        Ok(names(&site.testbed.machine, NAMESPACES).is_empty())
+    })
     .unwrap();
-    let before = Snapshot::of(&site.world.node).unwrap();
-    let layers = names(&site.world.machine, SNAPSHOTS);
+    let before = Snapshot::of(&site.testbed.node).unwrap();
+    let layers = names(&site.testbed.machine, SNAPSHOTS);
     let rounds = [
         (NAMESPACE, NamespaceAction::Keep),
         (RECORD, NamespaceAction::Keep),
@@ -51,36 +49,36 @@ fn containerd_killed_during_pod_creation_leaves_no_managed_objects() {
         (ATTACHMENT, NamespaceAction::Remove),
     ];
     for (number, ((object, exists), namespace)) in rounds.into_iter().enumerate() {
-        let cri = site.world.cri().clone();
+        let cri = site.testbed.cri().clone();
         let run = std::thread::spawn(move || cri.run_sandbox(&PodSpec::named(&format!("p{number}"))));
-        wait_until(object, DEADLINE, || Ok(run.is_finished() || exists(&site.world.machine)?)).unwrap();
+        wait_until(object, DEADLINE, || Ok(run.is_finished() || exists(&site.testbed.machine)?)).unwrap();
         let was_finished = run.is_finished();
-        site.world.containerd.stop(Stop::Sigkill).unwrap();
+        site.testbed.containerd.stop(Stop::Sigkill).unwrap();
         // The call may finish before the kill; then it must succeed.
         let outcome = run.join().unwrap();
         let outcome = outcome.map_err(|error| format!("{error:#}"));
         assert!(outcome.is_ok() || !was_finished, "{outcome:?}");
         if namespace == NamespaceAction::Remove {
-            remove_namespaces(&site.world.machine);
+            remove_namespaces(&site.testbed.machine);
             wait_for_removal(&site, object);
         }
-        site.world.containerd.launch().unwrap();
+        site.testbed.containerd.launch().unwrap();
         site.wait_until_ready();
         remove_leftovers(&site);
-        remove_partial_snapshots(&site.world.machine, &layers);
+        remove_partial_snapshots(&site.testbed.machine, &layers);
         wait_for_removal(&site, object);
-        before.wait_for_same(&site.world.node, TIMEOUT).unwrap();
+        before.wait_for_same(&site.testbed.node, TIMEOUT).unwrap();
     }
-    let pod = site.world.run("last");
-    site.world.remove(&pod);
-    before.wait_for_same(&site.world.node, TIMEOUT).unwrap();
+    let pod = site.testbed.run("last");
+    site.testbed.remove(&pod);
+    before.wait_for_same(&site.testbed.node, TIMEOUT).unwrap();
 }
 
 fn wait_for_removal(site: &Site, object: &str) {
     wait_until(
         &format!("removal of a pod after containerd was killed after the creation of {object}"),
         TIMEOUT,
-        || Ok(names(&site.world.machine, ATTACHMENTS).is_empty() && site.claims().is_empty()),
+        || Ok(names(&site.testbed.machine, ATTACHMENTS).is_empty() && site.claims().is_empty()),
     )
     .unwrap();
 }
@@ -88,7 +86,7 @@ fn wait_for_removal(site: &Site, object: &str) {
 /// Removes unknown pods, as a kubelet does, and namespaces that containerd no longer knows. While such a namespace exists, its
 /// addresses stay allocated.
 fn remove_leftovers(site: &Site) {
-    let (machine, cri) = (&site.world.machine, site.world.cri());
+    let (machine, cri) = (&site.testbed.machine, site.testbed.cri());
     remove_partial_results(machine);
     for sandbox in cri.sandboxes().unwrap() {
         cri.stop_pod(&sandbox).unwrap();

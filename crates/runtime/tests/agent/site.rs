@@ -9,7 +9,7 @@ use runtime::{Machine, RunningPod, Service, Stop};
 use serde_json::Value;
 use testkit::{DEADLINE, Lab, Plugin, wait_until};
 
-use crate::common::{Traces, World};
+use crate::common::{Testbed, Traces};
 
 pub(crate) const CONFIG: &str = "/etc/cni/net.d/10-podwire.conflist";
 pub(crate) const PLUGIN: &str = "/opt/cni/bin/podwire-cni";
@@ -39,39 +39,39 @@ impl Programs {
 pub(crate) struct Site {
     pub(crate) agent: Service,
     pub(crate) programs: Programs,
-    pub(crate) world: World,
+    pub(crate) testbed: Testbed,
 }
 
 impl Site {
     pub(crate) fn new(label: &str) -> Self {
-        let world = World::without_network(label);
-        let programs = Programs::built(&world.lab);
-        Self::in_world(world, programs)
+        let testbed = Testbed::without_network(label);
+        let programs = Programs::built(&testbed.lab);
+        Self::in_testbed(testbed, programs)
     }
 
-    pub(crate) fn in_world(world: World, programs: Programs) -> Self {
-        let agent = start_agent(&world.machine, &programs).unwrap();
-        let site = Self { agent, programs, world };
+    pub(crate) fn in_testbed(testbed: Testbed, programs: Programs) -> Self {
+        let agent = start_agent(&testbed.machine, &programs).unwrap();
+        let site = Self { agent, programs, testbed };
         site.wait_until_ready();
         site
     }
 
     /// Waits until the agent and the runtime are ready.
     pub(crate) fn wait_until_ready(&self) {
-        wait_for_agent(&self.world.machine).unwrap();
-        self.world.wait_until_ready();
+        wait_for_agent(&self.testbed.machine).unwrap();
+        self.testbed.wait_until_ready();
     }
 
     pub(crate) fn restart_agent(&mut self, how: Stop) {
         self.agent.stop(how).unwrap();
         self.agent.launch().unwrap();
-        wait_for_agent(&self.world.machine).unwrap();
+        wait_for_agent(&self.testbed.machine).unwrap();
     }
 
     /// Runs a `podwire` command on the machine, which must succeed, and returns stdout.
     pub(crate) fn podwire(&self, args: &[&str]) -> String {
         let program = self.programs.podwire.to_str().unwrap();
-        self.world.machine.sh(&[&[program], args].concat()).unwrap()
+        self.testbed.machine.sh(&[&[program], args].concat()).unwrap()
     }
 
     /// The attachment records according to `podwire pods`.
@@ -88,7 +88,7 @@ impl Site {
     }
 
     pub(crate) fn status(&self) -> Value {
-        get_json(&self.world.machine, api::STATUS).unwrap()
+        get_json(&self.testbed.machine, api::STATUS).unwrap()
     }
 
     pub(crate) fn log(&self) -> String {
@@ -97,17 +97,17 @@ impl Site {
 
     /// Claimed addresses, from the file names in Podwire's state directory.
     pub(crate) fn claims(&self) -> Vec<String> {
-        names(&self.world.machine, &format!("{NETWORK}/addresses"))
+        names(&self.testbed.machine, &format!("{NETWORK}/addresses"))
     }
 
     pub(crate) fn tombstones(&self) -> Vec<String> {
-        names(&self.world.machine, "/run/podwire/tombstones")
+        names(&self.testbed.machine, "/run/podwire/tombstones")
     }
 
     /// Compares kernel, machine and Podwire's state with `before`, and checks that the agent has no pending work.
     pub(crate) fn expect_nothing_left(&self, before: &Traces) {
         wait_until("processing of the tombstones", TIMEOUT, || Ok(self.tombstones().is_empty())).unwrap();
-        before.expect_same(&self.world);
+        before.expect_same(&self.testbed);
         assert_eq!(self.claims(), Vec::<String>::new());
         let status = self.status();
         for block in status["network"]["blocks"].as_array().unwrap() {

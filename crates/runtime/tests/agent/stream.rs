@@ -21,7 +21,7 @@ impl Stream {
         let netns = format!("--net={}", site.netns(from));
         let to_text = to.to_string();
         let argv = ["nsenter", &netns, "ping", "-n", "-i", "0.02", &to_text];
-        let stream = Self { ping: Service::start(&site.world.machine, &name, &argv).unwrap(), to };
+        let stream = Self { ping: Service::start(&site.testbed.machine, &name, &argv).unwrap(), to };
         stream.wait_for_more();
         stream
     }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use runtime::{Cri, PodSpec, Stop};
 use testkit::{DEADLINE, wait_until};
 
-use crate::common::{Traces, World};
+use crate::common::{Testbed, Traces};
 use crate::site::{PLUGIN, Programs, Site};
 
 const UPGRADES: u8 = 3;
@@ -24,16 +24,16 @@ impl Drop for StopOnDrop<'_> {
 
 #[test]
 fn pods_are_created_without_errors_during_plugin_upgrades() {
-    let world = World::without_network("agent-upgrade");
-    let built = Programs::built(&world.lab);
-    let packaged = world.machine.path("/opt/podwire/podwire-cni");
+    let testbed = Testbed::without_network("agent-upgrade");
+    let built = Programs::built(&testbed.lab);
+    let packaged = testbed.machine.path("/opt/podwire/podwire-cni");
     fs::create_dir_all(packaged.parent().unwrap()).unwrap();
     install_version(&packaged, &built.plugin, 0);
     let programs = Programs { plugin: "/opt/podwire/podwire-cni".into(), ..built.clone() };
-    let mut site = Site::in_world(world, programs);
-    let before = Traces::before_pods(&site.world);
+    let mut site = Site::in_testbed(testbed, programs);
+    let before = Traces::before_pods(&site.testbed);
 
-    let (cri, stop) = (site.world.cri().clone(), AtomicBool::new(false));
+    let (cri, stop) = (site.testbed.cri().clone(), AtomicBool::new(false));
     let counts = std::thread::scope(|scope| {
         let (cri, stop) = (&cri, &stop);
         let guard = StopOnDrop(stop);
@@ -41,7 +41,7 @@ fn pods_are_created_without_errors_during_plugin_upgrades() {
         for version in 1..=UPGRADES {
             install_version(&packaged, &built.plugin, version);
             site.restart_agent(Stop::Sigterm);
-            let installed = site.world.machine.path(PLUGIN);
+            let installed = site.testbed.machine.path(PLUGIN);
             wait_until("the new plugin to be installed", DEADLINE, || {
                 Ok(fs::read(&installed)?.last() == Some(&version))
             })

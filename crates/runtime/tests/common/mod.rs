@@ -16,19 +16,19 @@ use testkit::{DEADLINE, Lab, Node, Plugin, Snapshot, copy_program, wait_until};
 const TIMEOUT: Duration = DEADLINE;
 
 /// Fields are dropped from top to bottom: the services, the machine, the lab.
-pub(crate) struct World {
+pub(crate) struct Testbed {
     pub(crate) containerd: Containerd,
     pub(crate) machine: Machine,
     pub(crate) node: Node,
     pub(crate) lab: Lab,
 }
 
-impl World {
+impl Testbed {
     /// `network` installs plugins into /opt/cni/bin and a conflist into /etc/cni/net.d.
     pub(crate) fn new(label: &str, network: impl FnOnce(&Machine) -> Result<()>) -> Self {
-        let world = Self::with(label, network);
-        world.wait_until_ready();
-        world
+        let testbed = Self::with(label, network);
+        testbed.wait_until_ready();
+        testbed
     }
 
     /// containerd runs without a network.
@@ -102,7 +102,7 @@ impl World {
     }
 }
 
-/// podwire-cni without an agent.
+/// Installs podwire-cni with a config that needs no agent.
 pub(crate) fn standalone(machine: &Machine) -> Result<()> {
     install_plugins(machine)?;
     let network = json!({
@@ -143,9 +143,9 @@ pub(crate) struct Traces {
 
 impl Traces {
     /// First adds and removes one pod, which creates the node's permanent objects such as the bridge and the nft tables.
-    pub(crate) fn before_pods(world: &World) -> Self {
-        world.remove(&world.run("first"));
-        Self::after_first(&world.node, &world.machine)
+    pub(crate) fn before_pods(testbed: &Testbed) -> Self {
+        testbed.remove(&testbed.run("first"));
+        Self::after_first(&testbed.node, &testbed.machine)
     }
 
     /// Waits for the exit of the first pod's shim.
@@ -157,9 +157,9 @@ impl Traces {
         Self { node: Snapshot::of(node).unwrap(), machine: machine.remains().unwrap() }
     }
 
-    pub(crate) fn expect_same(&self, world: &World) {
-        assert_eq!(world.cri().sandboxes().unwrap(), Vec::<String>::new());
-        self.expect_same_on(&world.node, &world.machine);
+    pub(crate) fn expect_same(&self, testbed: &Testbed) {
+        assert_eq!(testbed.cri().sandboxes().unwrap(), Vec::<String>::new());
+        self.expect_same_on(&testbed.node, &testbed.machine);
     }
 
     pub(crate) fn expect_same_on(&self, node: &Node, machine: &Machine) {

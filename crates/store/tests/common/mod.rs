@@ -2,7 +2,7 @@
 
 mod certs;
 mod server;
-mod world;
+mod testbed;
 
 use std::future::Future;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use store::{Change, Event, Store, Watch, Watched};
 
 pub(crate) use certs::Certs;
 pub(crate) use server::{Etcd, Options};
-pub(crate) use world::World;
+pub(crate) use testbed::Testbed;
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 

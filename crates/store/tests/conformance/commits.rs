@@ -7,7 +7,7 @@ use store::{Change, CommitOutcome, Compare};
 use tokio::task::JoinSet;
 
 use super::both;
-use crate::common::{World, in_time, put};
+use crate::common::{Testbed, in_time, put};
 
 both!(
     all_compares_must_hold,
@@ -25,8 +25,8 @@ fn done(outcome: CommitOutcome) -> u64 {
     }
 }
 
-async fn all_compares_must_hold(world: &World) {
-    let (store, a, b) = (&world.store, world.key("a"), world.key("b"));
+async fn all_compares_must_hold(testbed: &Testbed) {
+    let (store, a, b) = (&testbed.store, testbed.key("a"), testbed.key("b"));
     let change = [put(&a, "1")];
     let (absent, exists) = (Compare::Absent(a.clone()), Compare::Exists(a.clone()));
     assert_eq!(store.commit(std::slice::from_ref(&exists), &change).await.unwrap(), CommitOutcome::Refused);
@@ -43,31 +43,31 @@ async fn all_compares_must_hold(world: &World) {
     assert_eq!(store.get(&a).await.unwrap(), None);
 }
 
-async fn a_commit_is_atomic(world: &World) {
-    let store = &world.store;
-    done(store.commit(&[], &[put(&world.key("f/old"), "x")]).await.unwrap());
+async fn a_commit_is_atomic(testbed: &Testbed) {
+    let store = &testbed.store;
+    done(store.commit(&[], &[put(&testbed.key("f/old"), "x")]).await.unwrap());
     let changes =
-        [put(&world.key("f/a"), "1"), Change::Delete(world.key("f/old")), put(&world.key("f/b"), "2")];
+        [put(&testbed.key("f/a"), "1"), Change::Delete(testbed.key("f/old")), put(&testbed.key("f/b"), "2")];
     let revision = done(store.commit(&[], &changes).await.unwrap());
-    let listing = store.list(&world.key("f/")).await.unwrap();
+    let listing = store.list(&testbed.key("f/")).await.unwrap();
     assert_eq!(listing.entries.iter().map(|entry| entry.revision).collect::<Vec<_>>(), [revision, revision]);
 }
 
-async fn concurrent_calls_of_a_counter_get_unique_numbers(world: &World) {
+async fn concurrent_calls_of_a_counter_get_unique_numbers(testbed: &Testbed) {
     let mut tasks = JoinSet::new();
-    let clients = [world.store.clone(), world.second_client()];
+    let clients = [testbed.store.clone(), testbed.second_client()];
     for n in 0..50 {
-        let (store, key) = (clients[n % 2].clone(), world.key("counter"));
+        let (store, key) = (clients[n % 2].clone(), testbed.key("counter"));
         tasks.spawn(async move { store.put_counter(&key).await.unwrap() });
     }
     let numbers: BTreeSet<u64> = in_time(tasks.join_all()).await.into_iter().collect();
     assert_eq!(numbers, (0..50).collect());
 }
 
-async fn one_of_two_concurrent_claims_succeeds(world: &World) {
-    let clients = [world.store.clone(), world.second_client()];
+async fn one_of_two_concurrent_claims_succeeds(testbed: &Testbed) {
+    let clients = [testbed.store.clone(), testbed.second_client()];
     for round in 0..20 {
-        let key = world.key(&format!("claim{round}"));
+        let key = testbed.key(&format!("claim{round}"));
         let claim = |n: usize| {
             let (store, key) = (clients[n].clone(), key.clone());
             async move {
@@ -80,13 +80,13 @@ async fn one_of_two_concurrent_claims_succeeds(world: &World) {
             (CommitOutcome::Refused, CommitOutcome::Done { .. }) => b"1",
             both => panic!("{both:?}"),
         };
-        assert_eq!(world.store.get(&key).await.unwrap().unwrap().value, winner);
+        assert_eq!(testbed.store.get(&key).await.unwrap().unwrap().value, winner);
     }
 }
 
-async fn deleting_a_missing_key_is_no_change(world: &World) {
-    let store = &world.store;
-    let key = world.key("a");
+async fn deleting_a_missing_key_is_no_change(testbed: &Testbed) {
+    let store = &testbed.store;
+    let key = testbed.key("a");
     done(store.commit(&[], &[Change::Delete(key.clone())]).await.unwrap());
     let first = done(store.commit(&[], &[put(&key, "1")]).await.unwrap());
     done(store.commit(&[], &[Change::Delete(key.clone())]).await.unwrap());
@@ -96,9 +96,9 @@ async fn deleting_a_missing_key_is_no_change(world: &World) {
     assert_eq!(store.get(&key).await.unwrap().unwrap().version, 1);
 }
 
-async fn a_call_ends_by_its_deadline(world: &World) {
-    let error = world.store.with_deadline(Duration::ZERO).get(&world.key("a")).await.unwrap_err();
+async fn a_call_ends_by_its_deadline(testbed: &Testbed) {
+    let error = testbed.store.with_deadline(Duration::ZERO).get(&testbed.key("a")).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
-    assert!(error.to_string().starts_with(&format!("cannot read {}: ", world.key("a"))), "{error}");
-    world.store.get(&world.key("a")).await.unwrap();
+    assert!(error.to_string().starts_with(&format!("cannot read {}: ", testbed.key("a"))), "{error}");
+    testbed.store.get(&testbed.key("a")).await.unwrap();
 }

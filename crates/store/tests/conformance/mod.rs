@@ -9,10 +9,10 @@ mod watches;
 macro_rules! both {
     ($($name:ident),+ $(,)?) => {
         mod embedded {
-            $(#[tokio::test] async fn $name() { super::$name(&crate::common::World::embedded()).await; })+
+            $(#[tokio::test] async fn $name() { super::$name(&crate::common::Testbed::embedded()).await; })+
         }
         mod etcd {
-            $(#[tokio::test] async fn $name() { super::$name(&crate::common::World::etcd()).await; })+
+            $(#[tokio::test] async fn $name() { super::$name(&crate::common::Testbed::etcd()).await; })+
         }
     };
 }

@@ -3,7 +3,7 @@
 use store::{Change, CommitOutcome, Entry, Error, MAX_KEY, MAX_VALUE};
 
 use super::both;
-use crate::common::{World, put};
+use crate::common::{Testbed, put};
 
 both!(
     a_read_returns_the_written_entry,
@@ -12,8 +12,8 @@ both!(
     oversized_requests_are_refused,
 );
 
-async fn a_read_returns_the_written_entry(world: &World) {
-    let (store, key) = (&world.store, world.key("a"));
+async fn a_read_returns_the_written_entry(testbed: &Testbed) {
+    let (store, key) = (&testbed.store, testbed.key("a"));
     assert_eq!(store.get(&key).await.unwrap(), None);
     let mut created = None;
     for (version, value) in [(1, &b"{\"a\":1}"[..]), (2, b""), (3, b"\0\xff\n")] {
@@ -25,7 +25,7 @@ async fn a_read_returns_the_written_entry(world: &World) {
         let expected =
             Entry { key: key.clone(), value: value.to_vec(), revision, created, version, lease: None };
         assert_eq!(store.get(&key).await.unwrap(), Some(expected.clone()));
-        assert_eq!(world.second_client().get(&key).await.unwrap(), Some(expected));
+        assert_eq!(testbed.second_client().get(&key).await.unwrap(), Some(expected));
     }
     // A key that is created again has a new creation revision.
     store.commit(&[], &[Change::Delete(key.clone())]).await.unwrap();
@@ -34,8 +34,8 @@ async fn a_read_returns_the_written_entry(world: &World) {
     assert!(Some(entry.created) > created && entry.created == entry.revision, "{entry:?}");
 }
 
-async fn a4_a_prefix_matches_complete_segments(world: &World) {
-    let (store, key) = (&world.store, |name: &str| world.key(name));
+async fn a4_a_prefix_matches_complete_segments(testbed: &Testbed) {
+    let (store, key) = (&testbed.store, |name: &str| testbed.key(name));
     let changes: Vec<Change> = ["hosts", "hosts/a", "hosts/b/c", "hosts2/a", "hosts.x", "host/a", "hosts0"]
         .iter()
         .map(|name| put(&key(name), "x"))
@@ -56,15 +56,15 @@ async fn a4_a_prefix_matches_complete_segments(world: &World) {
     }
 }
 
-async fn a_large_directory_is_listed_completely(world: &World) {
-    let store = &world.store;
+async fn a_large_directory_is_listed_completely(testbed: &Testbed) {
+    let store = &testbed.store;
     let value = "v".repeat(1024);
-    let names: Vec<String> = (0..3000).map(|n| world.key(&format!("big/{n:05}"))).collect();
+    let names: Vec<String> = (0..3000).map(|n| testbed.key(&format!("big/{n:05}"))).collect();
     for chunk in names.chunks(store::MAX_CHANGES) {
         let changes: Vec<Change> = chunk.iter().map(|name| put(name, &value)).collect();
         store.commit(&[], &changes).await.unwrap();
     }
-    let listing = store.list(&world.key("big/")).await.unwrap();
+    let listing = store.list(&testbed.key("big/")).await.unwrap();
     assert_eq!(listing.entries.len(), 3000);
     assert!(
         listing
@@ -73,26 +73,29 @@ async fn a_large_directory_is_listed_completely(world: &World) {
             .zip(&names)
             .all(|(entry, name)| entry.key == *name && entry.value.len() == 1024)
     );
-    assert_eq!(store.keys(&world.key("big/")).await.unwrap(), names);
+    assert_eq!(store.keys(&testbed.key("big/")).await.unwrap(), names);
 }
 
-async fn oversized_requests_are_refused(world: &World) {
-    let store = &world.store;
-    let largest = Change::Put { key: world.key("largest"), value: vec![b'x'; MAX_VALUE], lease: None };
+async fn oversized_requests_are_refused(testbed: &Testbed) {
+    let store = &testbed.store;
+    let largest = Change::Put { key: testbed.key("largest"), value: vec![b'x'; MAX_VALUE], lease: None };
     store.commit(&[], &[largest]).await.unwrap();
-    assert_eq!(store.get(&world.key("largest")).await.unwrap().unwrap().value.len(), MAX_VALUE);
-    let long = world.key(&"k".repeat(MAX_KEY));
+    assert_eq!(store.get(&testbed.key("largest")).await.unwrap().unwrap().value.len(), MAX_VALUE);
+    let long = testbed.key(&"k".repeat(MAX_KEY));
     let oversized =
-        Change::Put { key: world.key("oversized"), value: vec![b'x'; MAX_VALUE + 1], lease: None };
-    let half =
-        |name: &str| Change::Put { key: world.key(name), value: vec![b'x'; MAX_VALUE * 3 / 4], lease: None };
-    let many: Vec<Change> = (0..129).map(|n| put(&world.key(&format!("n{n}")), "")).collect();
+        Change::Put { key: testbed.key("oversized"), value: vec![b'x'; MAX_VALUE + 1], lease: None };
+    let half = |name: &str| Change::Put {
+        key: testbed.key(name),
+        value: vec![b'x'; MAX_VALUE * 3 / 4],
+        lease: None,
+    };
+    let many: Vec<Change> = (0..129).map(|n| put(&testbed.key(&format!("n{n}")), "")).collect();
     for (changes, expected) in [
         (vec![oversized], "1048577 bytes"),
         (vec![put(&long, "")], "too long"),
         (vec![put("", "")], "empty"),
         (vec![half("a"), half("b")], "a commit of"),
-        (vec![put(&world.key("a"), ""), Change::Delete(world.key("a"))], "twice"),
+        (vec![put(&testbed.key("a"), ""), Change::Delete(testbed.key("a"))], "twice"),
         (many, "129 compares or changes"),
     ] {
         let error = store.commit(&[], &changes).await.unwrap_err();
@@ -100,5 +103,5 @@ async fn oversized_requests_are_refused(world: &World) {
         assert!(!error.is_transient());
     }
     assert!(store.get(&long).await.is_err() && store.put_counter(&long).await.is_err());
-    assert_eq!(store.get(&world.key("a")).await.unwrap(), None);
+    assert_eq!(store.get(&testbed.key("a")).await.unwrap(), None);
 }

@@ -9,7 +9,7 @@ use crate::etcd::access::{enable_auth, with_certs, with_user};
 use crate::etcd::{config, open};
 
 #[tokio::test]
-async fn a_stopped_server_an_expired_token_and_an_idle_store() {
+async fn watches_fail_tokens_are_renewed_and_idle_stores_are_silent() {
     tokio::join!(
         a_watch_of_a_stopped_server_fails(),
         an_expired_token_is_renewed(),

@@ -3,6 +3,7 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::sys::{self, WaitStatus};
 
@@ -34,6 +35,24 @@ impl HeldThread {
         }
     }
 
+    /// Lets it run for a number of stops at entries and exits of system calls. Returns false if it waits for events before that, after
+    /// it did something else.
+    fn run_stops(&self, count: u64) -> Result<bool> {
+        let (mut has_worked, mut done) = (false, 0);
+        while done < count {
+            sys::resume(self.tid, 0)?;
+            self.wait()?;
+            match sys::entered_syscall(self.tid) {
+                Some(number) if is_wait(number) && has_worked => return Ok(false),
+                Some(number) if is_wait(number) => {}
+                Some(_) => has_worked = true,
+                None => {}
+            }
+            done += u64::from(has_worked);
+        }
+        Ok(true)
+    }
+
     /// Signals of the program are not delivered while it is traced: tests send none to it.
     fn wait(&self) -> Result<()> {
         match sys::wait_for_any().context("cannot wait for the held thread")? {
@@ -48,6 +67,30 @@ impl Drop for HeldThread {
     fn drop(&mut self) {
         sys::detach(self.tid);
     }
+}
+
+/// Holds a thread that waits for events, calls `cause`, and kills the process at the thread's n-th stop at a system call after that.
+/// Returns false if the thread made fewer stops. Then the process is killed, too.
+pub fn kill_at_stop_of_thread(pid: u32, name: &str, n: u64, cause: impl FnOnce() + Send) -> Result<bool> {
+    // The caller may have started the process, whose exit must not be reaped here.
+    let tracer = || {
+        let held = HeldThread::stop(pid, name)?;
+        cause();
+        let is_at_stop = held.run_stops(n)?;
+        let process = i32::try_from(pid).ok().and_then(Pid::from_raw).context("an invalid process ID")?;
+        kill_process(process, Signal::KILL).context("cannot kill the process")?;
+        // The kernel keeps a traced thread until its tracer has seen the exit.
+        while sys::wait_for_any()?.is_some() {}
+        Ok(is_at_stop)
+    };
+    let end = std::thread::scope(|scope| scope.spawn(tracer).join());
+    end.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn is_wait(number: u64) -> bool {
+    [libc::SYS_poll, libc::SYS_ppoll, libc::SYS_restart_syscall]
+        .into_iter()
+        .any(|wait| u64::try_from(wait).ok() == Some(number))
 }
 
 fn find(pid: u32, name: &str) -> Result<i32> {

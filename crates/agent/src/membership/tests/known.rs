@@ -49,7 +49,7 @@ fn store_listing(records: Vec<NodeRecord>, was_wiped: bool) -> StoreListing {
     StoreListing {
         nodes: records.into_iter().map(stored).collect(),
         claims,
-        unread: BTreeSet::new(),
+        unreadable: BTreeSet::new(),
         was_wiped,
     }
 }
@@ -60,10 +60,10 @@ fn routed(known: &KnownPeers) -> Vec<String> {
 }
 
 #[test]
-fn nodes_missing_in_a_wiped_store_are_kept_until_their_block_is_claimed() {
+fn nodes_missing_after_a_wipe_are_kept_until_their_block_is_claimed() {
     let mut known = known();
     known.set_all(store_listing(vec![record("n3", 3, "10.2.2.0/24")], true));
-    known.give_up();
+    known.remove_expired();
     assert_eq!(names(&known), ["n2", "n3"]);
     let until = known.awaited[&"n2".try_into().unwrap()];
     assert!(until > Instant::now() + Duration::from_secs(1800), "the node must be kept for about an hour");
@@ -118,10 +118,10 @@ fn a5_a_peer_with_one_family_joins_and_leaves() {
     let (one, n3) = (record("n4", 4, "10.2.3.0/24"), || record("n3", 3, "10.2.2.0/24"));
     let left = PeerChange::Left(record("n2", 2, "10.2.1.0/24"));
     assert_eq!(known.replace_all(store_listing(vec![n3(), one.clone()], false)), [left]);
-    assert_eq!(known.incomplete(Instant::now()), [], "it may still be claiming the other family");
+    assert_eq!(known.take_late_joins(Instant::now()), [], "it may still be claiming the other family");
     let later = Instant::now() + Duration::from_secs(60);
-    assert_eq!(known.incomplete(later), [PeerChange::Joined(one.clone())]);
-    assert_eq!(known.incomplete(later), []);
+    assert_eq!(known.take_late_joins(later), [PeerChange::Joined(one.clone())]);
+    assert_eq!(known.take_late_joins(later), []);
     assert_eq!(known.replace_all(store_listing(vec![n3()], false)), [PeerChange::Left(one)]);
 }
 

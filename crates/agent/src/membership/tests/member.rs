@@ -17,6 +17,7 @@ use super::registry::put;
 use super::*;
 use crate::agent_status::AgentStatus;
 use crate::allocation::NodeAllocations;
+use crate::identities::{ObserverParts, SavedPods, observer};
 use crate::peers::PeerQueue;
 use crate::peers::inputs::{NodePosition, PeerRecords, inputs, reports};
 use crate::policies::Policies;
@@ -35,6 +36,7 @@ struct Fixture {
     agent_status: Arc<AgentStatus>,
     commands: mpsc::Sender<MembershipCommand>,
     _addresses: watch::Sender<Option<Vec<IpAddr>>>,
+    macs: watch::Sender<Vec<Mac>>,
     _peers: PeerQueue,
     /// The member until it is started.
     idle: Option<Member>,
@@ -59,6 +61,7 @@ impl Fixture {
         shared.set_saved_blocks(blocks(saved));
         let (registry, candidate) = (registry(dir.path()), candidate("n1", 1));
         let (addresses, published) = watch::channel(Some(vec!["192.0.2.1".parse().unwrap()]));
+        let (macs, published_macs) = watch::channel(Vec::new());
         let (commands, waiting) = mpsc::channel(16);
         let policies =
             Policies::new("n1".try_into().unwrap(), Waker::new().unwrap(), Arc::clone(&agent_status));
@@ -68,9 +71,18 @@ impl Fixture {
             candidate: Candidate { saved_blocks: blocks(saved), ..candidate },
             shared: Arc::clone(&shared),
             addresses: published,
+            macs: published_macs,
             name_lease: watch::channel(None).0,
             name_lost: Arc::default(),
             peers,
+            identities: observer(ObserverParts {
+                own: "n1".try_into().unwrap(),
+                config: Arc::clone(&shared.config),
+                layout: registry.layout.clone(),
+                policies: Arc::clone(&policies),
+                peers: Vec::new(),
+                pods: SavedPods::default(),
+            }),
             objects: ObjectMirror::new(defaults(&shared.config), policies).0,
             commands: waiting,
             revision: 0,
@@ -90,6 +102,7 @@ impl Fixture {
             agent_status,
             commands,
             _addresses: addresses,
+            macs,
             _peers: queue,
             idle,
         }
@@ -477,4 +490,29 @@ fn nodes_retry_at_different_times() {
         (0..100).map(|n| with_jitter(wait, &NodeUid::from_random([n; 16]), 1)).collect();
     assert!(waits.len() > 50, "{waits:?}");
     assert!(waits.iter().all(|time| (wait / 2..wait * 3 / 2).contains(time)), "{waits:?}");
+}
+
+/// Other nodes accept packets of its pods only from these.
+#[test]
+fn d_the_record_follows_the_macs_of_the_links() {
+    run(async {
+        let mut fixture = Fixture::new(&OWN_BLOCKS);
+        let macs = || async {
+            let key = fixture.registry.layout.node(&"n1".try_into().unwrap());
+            let entry = fixture.registry.store.get(&key).await.unwrap();
+            entry.map(|entry| NodeRecord::decode(&entry.value).unwrap().macs)
+        };
+        let (first, second) = (vec![Mac::local([1; 5])], vec![Mac::local([2; 5])]);
+        fixture.macs.send_replace(first.clone());
+        let task = fixture.idle.take().map(|member| tokio::spawn(member.run())).unwrap();
+        for expected in [first, second.clone()] {
+            let end = std::time::Instant::now() + TEST_TIMEOUT;
+            while macs().await.as_ref() != Some(&expected) {
+                assert!(std::time::Instant::now() < end, "{:?}", macs().await);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            fixture.macs.send_replace(second.clone());
+        }
+        task.abort();
+    });
 }

@@ -197,7 +197,7 @@ impl Routes {
                      agent, ip link del {name}, start the agent"
                 );
                 self.known.checksum_probes.families[usize::from(v4)].checksums = Some(ChecksumState::Broken);
-                self.keep_tunnels();
+                self.reconcile_tunnels();
                 self.start_probe((v4, interface, ProbeKind::Recheck), peer, addresses);
             }
         }

@@ -1,5 +1,5 @@
 //! The firewall's table of peers decides which node may send which inner sources through the tunnels. It is applied before a tunnel
-//! device is created, and follows the records.
+//! device is created, and changes with the records of nodes.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -44,11 +44,11 @@ impl Routes {
     /// The table was changed, by another process or by this agent: both cause the same event.
     pub(super) fn peer_table_changed(&mut self) {
         self.known.peer_table.make_due();
-        self.soon(PAUSE.max(self.known.peer_table.took * PAUSE_FACTOR));
+        self.compare_within(PAUSE.max(self.known.peer_table.took * PAUSE_FACTOR));
     }
 
-    /// Applies the table. `wanted` are the needed tunnels, IPv4 and IPv6. After an error, no tunnel may be created.
-    pub(super) fn keep_peer_table(&mut self, wanted: (bool, bool)) -> Result<(), Finding> {
+    /// Creates, repairs or deletes the table. `wanted` are the needed tunnels, IPv4 and IPv6. After an error, no tunnel may be created.
+    pub(super) fn reconcile_peer_table(&mut self, wanted: (bool, bool)) -> Result<(), Finding> {
         let table = format!("table podwire-peers-{}", self.config.network.name);
         let failed = |message: String| Finding::new(Code::RepairFailed, &table, message);
         let rules = self.peer_rules(wanted).map_err(|error| failed(error.to_string()))?;
@@ -121,22 +121,22 @@ impl Routes {
         let (peers, mesh) = (&mut self.known.peer_table, &mut self.known.mesh);
         let begun = Instant::now();
         let is_old = peers.compared_at.is_none_or(|at| at + reconcile <= begun);
-        let is_other = peers.rules.as_ref() != Some(&rules);
+        let is_changed = peers.rules.as_ref() != Some(&rules);
         let SourceChanges { add, remove } = mesh.take_source_changes();
-        if !is_old && !is_other && !peers.is_due {
+        if !is_old && !is_changed && !peers.is_due {
             let table = peers.table(network)?;
             table.add(&add)?;
             return table.remove(&remove);
         }
         let surplus = if is_complete { Surplus::Remove } else { Surplus::Keep };
-        let done = peers.table(network)?.keep(&rules, &mesh.sources().collect::<Vec<_>>(), surplus)?;
+        let done = peers.table(network)?.reconcile(&rules, &mesh.sources().collect::<Vec<_>>(), surplus)?;
         let is_first = peers.compared_at.is_none();
         peers.took = begun.elapsed();
         (peers.rules, peers.is_due, peers.compared_at) = (Some(rules), false, Some(begun));
         let done: Vec<String> = done.iter().map(|what| format!("firewall of tunnels: {what}")).collect();
         // Changes of this node or its peers are no repairs.
-        if !is_first && !is_other && add.is_empty() && remove.is_empty() {
-            self.repaired("peer_table", done.len(), &done);
+        if !is_first && !is_changed && add.is_empty() && remove.is_empty() {
+            self.record_repairs("peer_table", done.len(), &done);
         } else {
             done.iter().for_each(|what| info!("{what}"));
         }
@@ -179,7 +179,7 @@ impl Routes {
             // Another process may have removed the table. The next comparison restores it with all sources.
             debug!(%error, "cannot change the sources of peers; comparing the whole table");
             self.known.peer_table.make_due();
-            self.soon(PAUSE);
+            self.compare_within(PAUSE);
         }
     }
 }

@@ -50,10 +50,19 @@ impl Routes {
         let (found, addresses) = (NodePosition { lost, mtu }, position.addresses());
         // Before the addresses: membership joins when it has them, and pods get the MTU from the start.
         self.reports.position.send_if_modified(|before| {
-            let is_other = *before != found;
+            let is_changed = *before != found;
             *before = found;
-            is_other
+            is_changed
         });
+        // A link that is missing for a moment keeps its MAC, like its address.
+        if !position.macs.is_empty() || position.lost.is_empty() {
+            let macs = position.macs.clone();
+            self.reports.macs.send_if_modified(|before| {
+                let is_other = *before != macs;
+                *before = macs;
+                is_other
+            });
+        }
         self.publish(addresses);
     }
 

@@ -62,7 +62,7 @@ pub(super) enum AppliedPart {
 
 impl Routes {
     /// Keeps the reasons of refused changes for the report, and schedules a retry.
-    pub(super) fn refused(&mut self, refused: BTreeMap<String, String>, part: AppliedPart) {
+    pub(super) fn record_refusals(&mut self, refused: BTreeMap<String, String>, part: AppliedPart) {
         let report_state = &mut self.known.report_state;
         let failed = !refused.is_empty();
         if part == AppliedPart::All {
@@ -75,7 +75,7 @@ impl Routes {
     }
 
     /// Reports why nothing was compared or changed, and retries.
-    pub(super) fn failed(&mut self, why: String) {
+    pub(super) fn record_failure(&mut self, why: String) {
         debug!("{why}");
         self.known.report_state.failure = Some(why);
         self.retry();
@@ -85,7 +85,7 @@ impl Routes {
     /// Compares everything again after a failure, each time later.
     pub(super) fn retry(&mut self) {
         let pause = self.known.report_state.next_pause(self.config.reconcile);
-        self.soon(pause);
+        self.compare_within(pause);
     }
 
     /// Called after a comparison without a failure.
@@ -103,7 +103,7 @@ impl Routes {
     }
 
     /// Reports repairs of drift. Kinds without a repair are counted as 0.
-    pub(super) fn repaired(&self, kind: &str, count: usize, sentences: &[String]) {
+    pub(super) fn record_repairs(&self, kind: &str, count: usize, sentences: &[String]) {
         self.metrics.repaired(kind, count as u64);
         if count > 0 {
             sentences.iter().for_each(|what| info!(kind, "repaired: {what}"));
@@ -112,7 +112,7 @@ impl Routes {
     }
 
     /// Sets gauges of the peers and their paths.
-    pub(super) fn count(&self) {
+    pub(super) fn update_metrics(&self) {
         let mesh = &self.known.mesh;
         let mut counts = PeerCounts {
             peers: mesh.peers().count(),

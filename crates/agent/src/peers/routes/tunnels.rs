@@ -32,12 +32,12 @@ impl Routes {
     }
 
     /// Creates or repairs the tunnel devices that are wanted or exist. A failure is reported and does not affect other paths.
-    pub(super) fn keep_tunnels(&mut self) {
+    pub(super) fn reconcile_tunnels(&mut self) {
         let (v4, v6) = self.tunnels_wanted();
         let mut tunnels = self.known.tunnels;
         let (mut findings, mut conflicting) = (Vec::new(), Vec::new());
         let has = |index: Option<u32>| index.is_some();
-        let peer_table = self.keep_peer_table((v4 || has(tunnels.v4), v6 || has(tunnels.v6)));
+        let peer_table = self.reconcile_peer_table((v4 || has(tunnels.v4), v6 || has(tunnels.v6)));
         let has_peer_table = peer_table.is_ok();
         findings.extend(peer_table.err());
         for (is_wanted, is_v4) in [(v4, true), (v6, false)] {
@@ -49,15 +49,15 @@ impl Routes {
             let Some(tunnel) = self.tunnel(is_v4) else { continue };
             let mut done = Vec::new();
             // Without the table, a new device would accept packets of every host.
-            match tunnel.keep(&mut self.kernel.socket, has_peer_table, &mut done) {
+            match tunnel.reconcile(&mut self.kernel.socket, has_peer_table, &mut done) {
                 Ok(kept) => {
                     *index = kept;
                     // A changed configuration is no repair.
-                    let wanted = &mut self.known.kept_tunnels[usize::from(is_v4)];
+                    let wanted = &mut self.known.applied_tunnels[usize::from(is_v4)];
                     let is_repair = wanted.as_ref() == Some(&tunnel);
                     *wanted = Some(tunnel);
                     let repairs = if is_repair { std::mem::take(&mut done) } else { Vec::new() };
-                    self.repaired("tunnel", repairs.len(), &repairs);
+                    self.record_repairs("tunnel", repairs.len(), &repairs);
                 }
                 Err(error) => {
                     if let TunnelError::Unmanaged { index: unmanaged, .. } = error {
@@ -75,10 +75,10 @@ impl Routes {
             self.retry();
         }
         (self.known.tunnel_findings, self.known.conflicting_links) = (findings, conflicting);
-        let is_other = tunnels != self.known.tunnels;
+        let is_changed = tunnels != self.known.tunnels;
         self.known.tunnels = tunnels;
         self.tunnel_sizes.set(self.current_tunnel_sizes());
-        if is_other {
+        if is_changed {
             let sources = self.known.mesh.local_node().sources.clone();
             self.set_local_node(sources);
         }
@@ -136,7 +136,7 @@ impl Routes {
     fn current_tunnel_sizes(&self) -> Vec<TunnelSize> {
         let Tunnels { v4, v6 } = self.known.tunnels;
         let exists = |tunnel: &&Tunnel| if tunnel.local.is_ipv4() { v4.is_some() } else { v6.is_some() };
-        let tunnels = self.known.kept_tunnels.iter().flatten().filter(exists);
+        let tunnels = self.known.applied_tunnels.iter().flatten().filter(exists);
         tunnels.map(|tunnel| TunnelSize { name: tunnel.name.clone(), mtu: tunnel.mtu }).collect()
     }
 }

@@ -1,18 +1,17 @@
 //! The pods and addresses of this node, from records and the kernel.
 
-use std::collections::BTreeSet;
-
-use engine::state::{NodeState, RecordPhase, StateError};
+use engine::state::RecordPhase;
 use policy::WorldChange;
 
 use super::PolicyThread;
-use crate::policies::enforced::RecordName;
-use crate::policies::pods::LocalPod;
+use crate::identities::local_pods;
 
 impl PolicyThread {
     /// Adds pods of records with these phases, and removes pods without a record. Updates this node's addresses.
     pub(super) fn sync(&mut self, phases: &[RecordPhase]) -> Vec<WorldChange> {
-        let records = self.records(phases).map_err(|error| error.to_string());
+        let run_dir = &self.parts.config.run_dir;
+        let records =
+            local_pods(run_dir, self.parts.policies.node(), phases).map_err(|error| error.to_string());
         let addresses = self.kernel.node_addresses().map_err(|error| error.to_string());
         let (mut changes, mut errors) = (Vec::new(), Vec::new());
         let Some(enforced) = &mut self.enforced else { return changes };
@@ -26,23 +25,5 @@ impl PolicyThread {
         }
         errors.into_iter().for_each(|error| self.failed("the state of the node is not known", Some(error)));
         changes
-    }
-
-    /// Pods with a record in one of these phases, and all records.
-    fn records(&self, phases: &[RecordPhase]) -> Result<(Vec<LocalPod>, BTreeSet<RecordName>), StateError> {
-        let (mut pods, mut recorded) = (Vec::new(), BTreeSet::new());
-        let Some(state) = NodeState::open_existing(&self.parts.config.run_dir)? else {
-            return Ok((pods, recorded));
-        };
-        for network in state.networks()? {
-            for listed in network.list()? {
-                recorded.insert((network.name(), listed.stem.clone()));
-                let Some(attachment) = listed.attachment else { continue };
-                if phases.contains(&listed.phase) && !attachment.addresses.is_empty() {
-                    pods.push(LocalPod::of(self.parts.policies.node(), &attachment));
-                }
-            }
-        }
-        Ok((pods, recorded))
     }
 }

@@ -28,6 +28,9 @@ fn written(route: &ApiRoute) -> String {
         ApiRoute::Objects(ObjectPath::One(id)) => {
             format!("{}/{}/{}/{}", api::OBJECTS, id.kind().plural(), id.tenant_name(), id.name())
         }
+        ApiRoute::ObjectDetails(id) => {
+            format!("{}/{}/{}/{}", api::OBJECT_DETAILS, id.kind().plural(), id.tenant_name(), id.name())
+        }
     };
     let method = route.method().map_or_else(|| "GET".to_owned(), |method| method.to_string());
     format!("`{method} {path}`")
@@ -52,6 +55,7 @@ fn documented_routes_are_the_routes_of_the_agent() {
         ApiRoute::Cluster(ClusterQuery::Blocks),
         ApiRoute::Cluster(ClusterQuery::Remove("NAME".to_owned())),
         ApiRoute::Objects(ObjectPath::List { kind: None, tenant: None }),
+        ApiRoute::ObjectDetails(ObjectId::parse(model::ObjectKind::Group, "blue", "web").unwrap()),
     ];
     let wanted: BTreeSet<(String, &str)> =
         all.iter().map(|route| (written(route), if route.is_public() { "TCP" } else { "" })).collect();

@@ -7,6 +7,7 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt as _;
 
+use model::{NodeRecord, Object as _};
 use testkit::{
     Agent, Cluster, DEADLINE, Extra, Families, Ns, Plan, TransportMode, inspect, udp_connects, udp_echo,
     uninterrupted, wait_until,
@@ -26,6 +27,12 @@ fn plan(underlay: Families) -> Plan {
 /// The underlay address of a node.
 fn address(cluster: &Cluster, node: &str) -> IpAddr {
     cluster.addresses(node).unwrap()[0]
+}
+
+/// The MAC of a node's tunnel devices, which it may not have.
+fn published_tunnel_mac(cluster: &Cluster, node: &str) -> [u8; 6] {
+    let records = StoreClient::of(cluster).all();
+    NodeRecord::decode(records[&node_key(node)].as_bytes()).unwrap().tunnel_mac.octets()
 }
 
 /// The MAC of a node's tunnel devices.
@@ -52,6 +59,8 @@ struct Target<'a> {
     socket: UdpSocket,
     address: SocketAddr,
     mac: [u8; 6],
+    /// The MAC of n2's tunnel devices.
+    sender: [u8; 6],
 }
 
 impl<'a> Target<'a> {
@@ -59,7 +68,8 @@ impl<'a> Target<'a> {
         let socket = pod(cluster, "p1").pod.enter(|| UdpSocket::bind((address, 0))).unwrap().unwrap();
         socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         let (bound, mac) = (socket.local_addr().unwrap(), tunnel_mac(cluster.node("n1").unwrap()));
-        Self { cluster, socket, address: bound, mac }
+        let sender = published_tunnel_mac(cluster, "n2");
+        Self { cluster, socket, address: bound, mac, sender }
     }
 
     /// One for each address of the pod.
@@ -79,7 +89,8 @@ impl<'a> Target<'a> {
     }
 
     fn frame(&self, from: IpAddr) -> Frame {
-        Frame { vni: VNI, mac: self.mac, from, to: (self.address.ip(), self.address.port()), tag: &[] }
+        let (mac, sender) = (self.mac, self.sender);
+        Frame { vni: VNI, mac, sender, from, to: (self.address.ip(), self.address.port()), tag: &[] }
     }
 
     fn tunnel(&self) -> SocketAddr {
@@ -283,8 +294,14 @@ fn replies_of_pods_cannot_enter_a_tunnel() {
         let mut bytes = [0; 200];
         let (_, from) = uninterrupted(|| socket.recv_from(&mut bytes)).unwrap();
         assert_ne!(from.ip(), n1, "the service must masquerade");
-        let frame =
-            Frame { vni: VNI, mac: [2; 6], from: pod_address("p2"), to: (pod_address("p1"), 9), tag: &[] };
+        let frame = Frame {
+            vni: VNI,
+            mac: [2; 6],
+            sender: [2; 6],
+            from: pod_address("p2"),
+            to: (pod_address("p1"), 9),
+            tag: &[],
+        };
         for text in [&b"before"[..], &frame.bytes("injected"), b"after"] {
             socket.send_to(text, from).unwrap();
         }

@@ -36,6 +36,7 @@ fn fake_record(number: u16) -> NodeRecord {
         ],
         blocks: BlockAllocation::of_default(pods().into_iter().map(block).collect()),
         tunnel_mac: Mac::local([9, 9, 9, high, low]),
+        macs: Vec::new(),
         version: "0.0.0".to_owned(),
         transport: None,
     }

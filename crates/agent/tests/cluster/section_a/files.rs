@@ -48,7 +48,7 @@ impl FileEvents {
 }
 
 #[test]
-fn a7_plugin_and_config_are_renamed_in_order_after_the_node_has_a_block() {
+fn a7_plugin_then_config_are_renamed_after_the_node_has_a_block() {
     let mut cluster = Cluster::hosts("order", &Plan { nodes: 1, ..Plan::default() }).unwrap();
     let mut host = EnvAgent::new(&cluster, "n1", &[]);
     let directories = [host.dir.join("net.d"), host.dir.join("bin")];

@@ -66,7 +66,7 @@ fn doctor(cluster: &Cluster, node: &str) -> testkit::Outcome {
 
 /// n1 has an unmanaged firewall. n3 is on-link, n2 is reached through the tunnel.
 #[test]
-fn a9_a_dropping_unmanaged_chain_is_reported_accepted_and_cleaned_up() {
+fn a9_a_dropping_unmanaged_chain_is_reported_and_gets_accept_rules() {
     let mut cluster = Cluster::up("unmanaged", &Plan { subnets: 2, ..Plan::default() }).unwrap();
     cluster.pods_everywhere(1).unwrap();
     expect_reach(&cluster, TIMEOUT);

@@ -64,6 +64,7 @@ fn fake_record(plan: &Plan, number: u16, address: u8) -> NodeRecord {
         addresses: vec![[10, 199, 1, address].into(), format!("fd99:1::{address:x}").parse().unwrap()],
         blocks: BlockAllocation::of_default(plan.pods.iter().map(|net| block(*net)).collect()),
         tunnel_mac: Mac::local([1, 1, 1, high, low]),
+        macs: Vec::new(),
         version: "0.0.0".to_owned(),
         transport: None,
     }

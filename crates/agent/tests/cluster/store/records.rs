@@ -36,6 +36,7 @@ fn hostile(cluster: &Cluster, store_client: &StoreClient<'_>) -> [NodeRecord; 2]
         addresses: addresses.to_vec(),
         blocks: BlockAllocation::of_default(blocks),
         tunnel_mac: n2.tunnel_mac,
+        macs: Vec::new(),
         version: "0".to_owned(),
         ..n3
     };

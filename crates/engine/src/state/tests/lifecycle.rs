@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::*;
 
 #[test]
-fn c3_begin_commit_find_release() {
+fn c3_a_record_is_pending_then_ready_then_released() {
     let state = TestState::new(DUAL);
     let key = key("c1");
     assert!(state.network.find(&key).unwrap().is_none());
@@ -105,6 +105,7 @@ fn f3_quarantined_addresses_are_cleaned_once_before_reuse() {
             pools: Some(&state.pools),
             requested: &[],
             remove_conntrack: &remove_conntrack,
+            is_avoided: &|_| false,
         };
         started(state.network.begin(&request, |allocated| record(&key, allocated)))
     };
@@ -139,6 +140,7 @@ fn f3_an_address_that_cannot_be_cleaned_is_not_allocated() {
         pools: Some(&state.pools),
         requested: &[],
         remove_conntrack: &failing,
+        is_avoided: &|_| false,
     };
     let refused = state.network.begin(&request, |allocated| record(&key, allocated)).unwrap_err();
     assert!(matches!(refused, StateError::FormerOwner { .. }), "{refused}");
@@ -251,4 +253,28 @@ fn waiting_for_a_held_lock_times_out() {
     assert!(start.elapsed() >= timeout, "{:?}", start.elapsed());
     drop(holder);
     file::lock(&mine, &state.path("lock"), timeout).unwrap();
+}
+
+#[test]
+fn d_an_avoided_address_is_assigned_only_if_there_is_no_other() {
+    let state = TestState::new("10.0.0.0/29");
+    let avoided = ["10.0.0.2", "10.0.0.3", "10.0.0.5"].map(ip);
+    let add = |name: &str| {
+        let key = key(name);
+        let request = AllocationRequest {
+            key: &key,
+            pools: Some(&state.pools),
+            requested: &[],
+            remove_conntrack: &|_, _| Ok(()),
+            is_avoided: &|address| avoided.contains(&address),
+        };
+        let begun = state.network.begin(&request, |allocated| record(&key, allocated));
+        begun.map(|begun| ips(&started(Ok(begun))).into_iter().find(IpAddr::is_ipv4).unwrap())
+    };
+    let assigned: Vec<IpAddr> = (0..5).map(|n| add(&format!("c{n}")).unwrap()).collect();
+    assert_eq!(assigned[..2], ["10.0.0.4", "10.0.0.6"].map(ip));
+    let mut last = assigned[2..].to_vec();
+    last.sort();
+    assert_eq!(last, avoided);
+    assert!(matches!(add("full"), Err(StateError::Exhausted { .. })));
 }

@@ -149,10 +149,16 @@ fn begin(
     pools: Option<&Pools>,
     requested: &[(IpAddr, Option<u8>)],
 ) -> Result<Begin, StateError> {
-    network
-        .begin(&AllocationRequest { key, pools, requested, remove_conntrack: &|_, _| Ok(()) }, |allocated| {
-            record(key, allocated)
-        })
+    network.begin(
+        &AllocationRequest {
+            key,
+            pools,
+            requested,
+            remove_conntrack: &|_, _| Ok(()),
+            is_avoided: &|_| false,
+        },
+        |allocated| record(key, allocated),
+    )
 }
 
 #[track_caller]

@@ -1,3 +1,4 @@
+mod edit;
 mod plan;
 
 use serde_json::{Value, json};
@@ -69,7 +70,7 @@ fn placement(tenant: &str, network: &str, group: Option<&str>) -> Placement {
 }
 
 #[test]
-fn b10_tenant_default_and_its_network_exist_from_the_start_and_cannot_be_removed() {
+fn b10_tenant_default_and_its_network_always_exist() {
     let mut catalog = empty();
     for default in [id(ObjectKind::Tenant, "", "default"), id(ObjectKind::Network, "default", "default-net")]
     {
@@ -286,7 +287,7 @@ fn d_a_rule_id_of_another_policy_is_refused() {
 }
 
 #[test]
-fn d_an_invalid_value_in_the_store_leaves_the_last_valid_version_in_force() {
+fn d_an_invalid_stored_value_leaves_the_last_valid_version_in_force() {
     let mut catalog = catalog();
     let web = id(ObjectKind::Group, "blue", "web");
     let before = catalog.get(&web).unwrap().clone();
@@ -351,7 +352,7 @@ fn d_the_store_decides_what_exists_and_problems_are_listed() {
 }
 
 #[test]
-fn b10_a_pod_is_placed_by_its_labels_and_unknown_names_list_what_exists() {
+fn b10_labels_place_a_pod_and_unknown_names_list_existing_ones() {
     let mut catalog = catalog();
     let ask = |tenant: &str, network: &str, group: &str| {
         let word = |word: &str| Some(word.to_owned()).filter(|word| !word.is_empty());

@@ -129,7 +129,7 @@ fn a_port_is_a_number_a_range_a_name_or_all() {
 }
 
 #[test]
-fn one_peer_with_both_selectors_is_one_peer_and_two_peers_are_two() {
+fn selectors_of_one_peer_are_combined_and_two_peers_are_alternatives() {
     let (namespaces, pods) = (json!({ "matchLabels": { "n": "1" } }), json!({ "matchLabels": { "p": "1" } }));
     let both =
         ingress_rule(json!({ "from": [{ "namespaceSelector": namespaces, "podSelector": pods }] })).peers;
@@ -162,7 +162,7 @@ fn one_peer_with_both_selectors_is_one_peer_and_two_peers_are_two() {
 }
 
 #[test]
-fn an_ip_block_has_exceptions_and_ignores_bits_behind_the_prefix() {
+fn an_ip_block_has_exceptions_and_its_host_bits_are_ignored() {
     let block = json!({ "cidr": "10.1.2.3/8", "except": ["10.5.0.1/16"] });
     let peers =
         ingress_rule(json!({ "from": [{ "ipBlock": block }, { "ipBlock": { "cidr": "fd00::/8" } }] })).peers;

@@ -13,7 +13,7 @@ use policy::{PolicyElement, VerdictKey};
 use testkit::uninterrupted;
 use types::Family;
 
-use super::judge::{World, any, group};
+use super::judge::{Testbed, any, group};
 use super::samples::{FORBIDDEN, class, options, profile, ranges, verdict};
 use crate::common::{Sample, in_netns, run};
 use crate::lab::At;
@@ -27,20 +27,20 @@ fn bit() -> MarkBit {
     MarkBit::new(FORBIDDEN).unwrap()
 }
 
-fn open_world() -> World {
-    let open = |way| verdict(way, VerdictKey::Default { profile: profile(1) }, Accept);
+fn accepting_testbed() -> Testbed {
+    let accept = |side| verdict(side, VerdictKey::Default { profile: profile(1) }, Accept);
     let mut elements: Vec<PolicyElement> = ranges(&[], class(0, 0));
-    elements.extend([open(Ingress), open(Egress)]);
-    World::new(&options(), [group(profile(1)); 2], &elements)
+    elements.extend([accept(Ingress), accept(Egress)]);
+    Testbed::new(&options(), [group(profile(1)); 2], &elements)
 }
 
 fn scan(
-    world: &World,
+    testbed: &Testbed,
     family: Family,
     selection: FlowSelection,
     judge: impl Fn(&TrackedFlow) -> FlowAction + Sync,
 ) -> FlowScan {
-    world.lab.inside(At::Host, || judge_flows(family, bit(), selection, &mut |flow| judge(flow)).unwrap())
+    testbed.lab.inside(At::Host, || judge_flows(family, bit(), selection, &mut |flow| judge(flow)).unwrap())
 }
 
 fn address(text: &str) -> IpAddr {
@@ -48,8 +48,8 @@ fn address(text: &str) -> IpAddr {
 }
 
 /// Whether a byte from the client reaches the server and returns. If not, the table counted a dropped packet.
-fn is_alive(world: &World, client: &mut TcpStream, server: &mut TcpStream) -> bool {
-    let before = world.denied().forbidden;
+fn is_alive(testbed: &Testbed, client: &mut TcpStream, server: &mut TcpStream) -> bool {
+    let before = testbed.denied().forbidden;
     client.write_all(b"x").unwrap();
     server.set_nonblocking(true).unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -58,7 +58,7 @@ fn is_alive(world: &World, client: &mut TcpStream, server: &mut TcpStream) -> bo
         if uninterrupted(|| server.read(&mut byte)).is_ok() {
             break true;
         }
-        if world.denied().forbidden > before {
+        if testbed.denied().forbidden > before {
             break false;
         }
         assert!(Instant::now() < deadline, "neither received nor dropped");
@@ -69,62 +69,64 @@ fn is_alive(world: &World, client: &mut TcpStream, server: &mut TcpStream) -> bo
 }
 
 /// All marks of the entries of a family.
-fn marks(world: &World, family: &str) -> Vec<String> {
-    let listed = world.lab.inside(At::Host, || run("conntrack", &["-L", "-f", family]));
+fn marks(testbed: &Testbed, family: &str) -> Vec<String> {
+    let listed = testbed.lab.inside(At::Host, || run("conntrack", &["-L", "-f", family]));
     listed.split_whitespace().filter_map(|word| word.strip_prefix("mark=")).map(str::to_owned).collect()
 }
 
 #[test]
 fn a_forbidden_connection_stops_and_continues_when_it_is_allowed_again() {
-    let world = open_world();
-    world.lab.add_pod(&Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 8080, 80));
+    let testbed = accepting_testbed();
+    testbed.lab.add_pod(&Sample::new(AttachMode::Routed, 2).publish(Protocol::Tcp, 8080, 80));
     for (family, name, host, pod) in [
         (Family::V4, "ipv4", "192.0.2.1:8080", "10.77.0.2"),
         (Family::V6, "ipv6", "[2001:db8::1]:8080", "fd77::2"),
     ] {
         let own = SocketAddr::new(address(pod), 80);
-        let listener = world.lab.inside(At::Pod(2), || TcpListener::bind(own).unwrap());
-        let mut client = world.lab.inside(At::Outside, || TcpStream::connect(host).unwrap());
+        let listener = testbed.lab.inside(At::Pod(2), || TcpListener::bind(own).unwrap());
+        let mut client = testbed.lab.inside(At::Outside, || TcpStream::connect(host).unwrap());
         let (mut server, _) = uninterrupted(|| listener.accept()).unwrap();
         let other_bits = format!("{OTHER_BITS:#x}");
-        world.lab.inside(At::Host, || run("conntrack", &["-U", "-f", name, "-p", "tcp", "-m", &other_bits]));
-        assert!(is_alive(&world, &mut client, &mut server));
+        testbed
+            .lab
+            .inside(At::Host, || run("conntrack", &["-U", "-f", name, "-p", "tcp", "-m", &other_bits]));
+        assert!(is_alive(&testbed, &mut client, &mut server));
         let from = client.local_addr().unwrap().ip();
-        // Its destination is the pod, not the host.
+        // The flow's target is the pod, although the client connected to the host port.
         let is_to = |flow: &TrackedFlow| {
             assert_eq!(flow.origin(), from);
             (flow.target(), flow.target_port(), flow.protocol) == (own.ip(), Some(80), 6)
         };
         let forbid = |flow: &TrackedFlow| if is_to(flow) { FlowAction::Forbid } else { FlowAction::Keep };
         let clear = |flow: &TrackedFlow| if is_to(flow) { FlowAction::Clear } else { FlowAction::Keep };
-        assert_eq!(scan(&world, family, FlowSelection::Forbidden, clear), FlowScan::default());
+        assert_eq!(scan(&testbed, family, FlowSelection::Forbidden, clear), FlowScan::default());
         let stopped = FlowScan { listed: 1, forbidden: 1, cleared: 0 };
-        assert_eq!(scan(&world, family, FlowSelection::All, forbid), stopped);
-        assert_eq!(marks(&world, name), [(OTHER_BITS | bit().mask()).to_string()]);
-        assert_eq!(scan(&world, family, FlowSelection::All, forbid), FlowScan { forbidden: 0, ..stopped });
-        assert!(!is_alive(&world, &mut client, &mut server));
-        assert!(!is_alive(&world, &mut server, &mut client));
+        assert_eq!(scan(&testbed, family, FlowSelection::All, forbid), stopped);
+        assert_eq!(marks(&testbed, name), [(OTHER_BITS | bit().mask()).to_string()]);
+        assert_eq!(scan(&testbed, family, FlowSelection::All, forbid), FlowScan { forbidden: 0, ..stopped });
+        assert!(!is_alive(&testbed, &mut client, &mut server));
+        assert!(!is_alive(&testbed, &mut server, &mut client));
         let cleared = FlowScan { listed: 1, forbidden: 0, cleared: 1 };
-        assert_eq!(scan(&world, family, FlowSelection::Forbidden, clear), cleared);
-        assert_eq!(marks(&world, name), [OTHER_BITS.to_string()]);
+        assert_eq!(scan(&testbed, family, FlowSelection::Forbidden, clear), cleared);
+        assert_eq!(marks(&testbed, name), [OTHER_BITS.to_string()]);
         // TCP sends the bytes again.
         client.set_read_timeout(TIMEOUT).unwrap();
         server.set_read_timeout(TIMEOUT).unwrap();
         uninterrupted(|| server.read(&mut [0; 9])).unwrap();
         uninterrupted(|| client.read(&mut [0; 9])).unwrap();
-        assert!(is_alive(&world, &mut client, &mut server));
+        assert!(is_alive(&testbed, &mut client, &mut server));
     }
 }
 
 #[test]
-fn only_the_chosen_datagrams_stop() {
-    let world = open_world();
+fn only_datagrams_of_a_forbidden_flow_are_dropped() {
+    let testbed = accepting_testbed();
     for (family, target) in FAMILIES.into_iter().zip(["10.77.0.2:80", "[fd77::2]:80"]) {
         let target: SocketAddr = target.parse().unwrap();
-        let server = world.lab.inside(At::Pod(2), || UdpSocket::bind(target).unwrap());
+        let server = testbed.lab.inside(At::Pod(2), || UdpSocket::bind(target).unwrap());
         server.set_read_timeout(TIMEOUT).unwrap();
         let senders =
-            [(); 2].map(|()| world.lab.inside(At::Pod(3), || UdpSocket::bind(any(target)).unwrap()));
+            [(); 2].map(|()| testbed.lab.inside(At::Pod(3), || UdpSocket::bind(any(target)).unwrap()));
         let receive = || {
             let mut datagram = [0; 9];
             let length = uninterrupted(|| server.recv(&mut datagram)).unwrap();
@@ -141,14 +143,14 @@ fn only_the_chosen_datagrams_stop() {
                 Some(_) | None => FlowAction::Keep,
             }
         };
-        let before = world.denied();
-        assert_eq!(scan(&world, family, FlowSelection::All, judge(FlowAction::Forbid)).forbidden, 1);
+        let before = testbed.denied();
+        assert_eq!(scan(&testbed, family, FlowSelection::All, judge(FlowAction::Forbid)).forbidden, 1);
         senders[0].send_to(b"dropped", target).unwrap();
         senders[1].send_to(b"second", target).unwrap();
         assert_eq!(receive(), "second");
         // Both packets took the same path, so the first one was dropped before.
-        assert_eq!(world.denied().forbidden, before.forbidden + 1);
-        assert_eq!(scan(&world, family, FlowSelection::All, judge(FlowAction::Clear)).cleared, 1);
+        assert_eq!(testbed.denied().forbidden, before.forbidden + 1);
+        assert_eq!(scan(&testbed, family, FlowSelection::All, judge(FlowAction::Clear)).cleared, 1);
         senders[0].send_to(b"third", target).unwrap();
         assert_eq!(receive(), "third");
     }

@@ -21,7 +21,7 @@ use crate::lab::{At, Lab};
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Two routed pods and an outside host with a table of policies.
-pub(crate) struct World {
+pub(crate) struct Testbed {
     pub(crate) lab: Lab,
     pub(crate) table: Table,
 }
@@ -52,17 +52,17 @@ pub(crate) enum Judged {
     Forbidden,
 }
 
-impl World {
+impl Testbed {
     /// Pod 2 has profile `groups[0]`, pod 3 has `groups[1]`.
     pub(crate) fn new(options: &PolicyOptions, groups: [u32; 2], elements: &[PolicyElement]) -> Self {
-        let world = Self { lab: Lab::new(AttachMode::Routed), table: table(options) };
-        world.lab.ip(At::Outside, "route add 10.77.0.0/24 via 192.0.2.1");
-        world.lab.ip(At::Outside, "route add fd77::/64 via 2001:db8::1");
+        let testbed = Self { lab: Lab::new(AttachMode::Routed), table: table(options) };
+        testbed.lab.ip(At::Outside, "route add 10.77.0.0/24 via 192.0.2.1");
+        testbed.lab.ip(At::Outside, "route add fd77::/64 via 2001:db8::1");
         for (n, group) in [2, 3].into_iter().zip(groups) {
-            world.set_group(n, group);
+            testbed.set_group(n, group);
         }
-        world.keep(elements);
-        world
+        testbed.apply(elements);
+        testbed
     }
 
     pub(crate) fn set_group(&self, pod: u16, group: u32) {
@@ -75,9 +75,9 @@ impl World {
         });
     }
 
-    pub(crate) fn keep(&self, elements: &[PolicyElement]) {
+    pub(crate) fn apply(&self, elements: &[PolicyElement]) {
         self.with_firewall(|firewall| {
-            firewall.keep_policies(&self.table, elements, Surplus::Remove).unwrap();
+            firewall.reconcile_policies(&self.table, elements, Surplus::Remove).unwrap();
         });
     }
 
@@ -125,7 +125,7 @@ impl World {
         let sender = self.lab.inside(from, || UdpSocket::bind(any(target)).unwrap());
         sender.send_to(b"probe", target).unwrap();
         Box::new(move || {
-            // The sender is not closed before.
+            // Keeps the sender open until the packet was judged.
             let _ = &sender;
             is_received(server.recv(&mut [0; 100]))
         })
@@ -170,7 +170,7 @@ fn bind_when_free<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
     }
 }
 
-/// An unconnected socket's address.
+/// Any local address and port of the same family.
 pub(crate) fn any(like: SocketAddr) -> SocketAddr {
     if like.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap()
 }
@@ -213,7 +213,7 @@ fn increased(before: DeniedPackets, now: DeniedPackets) -> Option<Judged> {
     parts.into_iter().find(|(before, now, _)| now > before).map(|(_, _, judged)| judged)
 }
 
-/// A group as a profile's number.
+/// The link group of pods with this profile.
 pub(crate) fn group(profile: ProfileId) -> u32 {
     profile.0
 }

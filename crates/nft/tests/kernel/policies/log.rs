@@ -11,13 +11,13 @@ use policy::PolicyVerdict::{Accept, Drop};
 use policy::VerdictKey;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::judge::{World, any, group};
+use super::judge::{Testbed, any, group};
 use super::samples::{class, options, profile, ranges, verdict};
 use crate::common::Sample;
 use crate::lab::At;
 
-fn world(logs_per_second: Option<u32>) -> World {
-    let of = |number, way, decided| verdict(way, VerdictKey::Default { profile: profile(number) }, decided);
+fn testbed(logs_per_second: Option<u32>) -> Testbed {
+    let of = |number, side, decided| verdict(side, VerdictKey::Default { profile: profile(number) }, decided);
     let mut elements = ranges(&[], class(0, 0));
     elements.extend([
         of(1, Ingress, Drop),
@@ -26,12 +26,12 @@ fn world(logs_per_second: Option<u32>) -> World {
         of(2, Egress, Accept),
     ]);
     let groups = [group(profile(1)), group(profile(2))];
-    World::new(&PolicyOptions { logs_per_second, ..options() }, groups, &elements)
+    Testbed::new(&PolicyOptions { logs_per_second, ..options() }, groups, &elements)
 }
 
-fn link(world: &World, pod: u16) -> u32 {
+fn link(testbed: &Testbed, pod: u16) -> u32 {
     let name = Sample::new(AttachMode::Routed, pod).link;
-    world.lab.inside(At::Host, || RtSocket::open().unwrap().link(&name).unwrap().unwrap().index)
+    testbed.lab.inside(At::Host, || RtSocket::open().unwrap().link(&name).unwrap().unwrap().index)
 }
 
 /// Waits for the next packets.
@@ -44,11 +44,11 @@ fn next(log: &mut DeniedLog) -> Vec<DeniedPacket> {
 
 #[test]
 fn denied_packets_are_logged_with_direction_links_and_headers() {
-    let world = world(Some(100));
-    let mut log = world.lab.inside(At::Host, || DeniedLog::open().unwrap());
-    let taken = world.lab.inside(At::Host, || DeniedLog::open().unwrap_err().to_string());
+    let testbed = testbed(Some(100));
+    let mut log = testbed.lab.inside(At::Host, || DeniedLog::open().unwrap());
+    let taken = testbed.lab.inside(At::Host, || DeniedLog::open().unwrap_err().to_string());
     assert!(taken.contains("another process listens"), "{taken}");
-    let (two, three) = (link(&world, 2), link(&world, 3));
+    let (two, three) = (link(&testbed, 2), link(&testbed, 3));
     for (from, target, direction, links) in [
         (At::Pod(3), "10.77.0.2:4242", Ingress, (three, two)),
         (At::Pod(3), "[fd77::2]:4242", Ingress, (three, two)),
@@ -56,7 +56,7 @@ fn denied_packets_are_logged_with_direction_links_and_headers() {
         (At::Pod(2), "[fd77::3]:4242", Egress, (two, three)),
     ] {
         let target: SocketAddr = target.parse().unwrap();
-        let sender = world.lab.inside(from, || UdpSocket::bind(any(target)).unwrap());
+        let sender = testbed.lab.inside(from, || UdpSocket::bind(any(target)).unwrap());
         sender.send_to(&[7; 1000], target).unwrap();
         let logged = next(&mut log);
         let [packet] = logged.as_slice() else { panic!("{logged:?}") };
@@ -75,14 +75,14 @@ fn denied_packets_are_logged_with_direction_links_and_headers() {
 fn the_rate_of_logged_packets_is_limited_and_all_are_counted() {
     const RATE: u32 = 20;
     const SENT: u32 = 2000;
-    let world = world(Some(RATE));
-    let mut log = world.lab.inside(At::Host, || DeniedLog::open().unwrap());
+    let testbed = testbed(Some(RATE));
+    let mut log = testbed.lab.inside(At::Host, || DeniedLog::open().unwrap());
     let target: SocketAddr = "10.77.0.2:4242".parse().unwrap();
-    let sender = world.lab.inside(At::Pod(3), || UdpSocket::bind(any(target)).unwrap());
+    let sender = testbed.lab.inside(At::Pod(3), || UdpSocket::bind(any(target)).unwrap());
     let start = Instant::now();
     (0..SENT).for_each(|_| assert_eq!(sender.send_to(b"x", target).unwrap(), 1));
-    while world.denied().ingress < SENT.into() {
-        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", world.denied());
+    while testbed.denied().ingress < SENT.into() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", testbed.denied());
         std::thread::yield_now();
     }
     let allowed = RATE + RATE * u32::try_from(start.elapsed().as_secs() + 1).unwrap();
@@ -93,22 +93,22 @@ fn the_rate_of_logged_packets_is_limited_and_all_are_counted() {
     }
     assert!(logged.len() <= allowed as usize, "{} packets were logged", logged.len());
     assert!(logged.iter().all(|packet| packet.direction == Ingress));
-    assert_eq!(world.denied().ingress, u64::from(SENT));
+    assert_eq!(testbed.denied().ingress, u64::from(SENT));
 }
 
 #[test]
 fn without_a_rate_nothing_is_logged_and_packets_are_counted() {
-    let world = world(None);
-    let mut log = world.lab.inside(At::Host, || DeniedLog::open().unwrap());
+    let testbed = testbed(None);
+    let mut log = testbed.lab.inside(At::Host, || DeniedLog::open().unwrap());
     let target: SocketAddr = "10.77.0.2:4242".parse().unwrap();
-    let sender = world.lab.inside(At::Pod(3), || UdpSocket::bind(any(target)).unwrap());
+    let sender = testbed.lab.inside(At::Pod(3), || UdpSocket::bind(any(target)).unwrap());
     sender.send_to(b"x", target).unwrap();
     let start = Instant::now();
-    while world.denied().ingress < 1 {
+    while testbed.denied().ingress < 1 {
         assert!(start.elapsed() < Duration::from_secs(20));
         std::thread::yield_now();
     }
-    let table = world.lab.inside(At::Host, || crate::common::nft("list ruleset"));
+    let table = testbed.lab.inside(At::Host, || crate::common::nft("list ruleset"));
     assert!(!table.contains(" log "), "{table}");
     assert_eq!(log.read().unwrap(), []);
 }

@@ -4,42 +4,43 @@ use model::objects::{Direction, PortRange};
 use policy::{ClassId, PolicyElement, PolicyVerdict, VerdictKey};
 use types::Protocol;
 
-use super::judge::{Judged, Probe, World, group};
+use super::judge::{Judged, Probe, Testbed, group};
 use super::samples::{Random, address, class, options, profile, ranges, verdict};
 use crate::lab::At;
 
-/// The profile of pod 2, which is judged, and that of pod 3, which accepts everything.
+/// The profile of pod 2, whose verdicts are tested.
 const SUBJECT: u32 = 1;
-const OPEN: u32 = 2;
+/// The profile of pod 3, which accepts everything.
+const ACCEPTING: u32 = 2;
 const PORTS: [u16; 3] = [1010, 1015, 1025];
 const OTHER: u8 = 253;
 
-fn covers(key: VerdictKey, peer: ClassId, (number, on): (u8, Option<u16>)) -> bool {
+fn covers(key: VerdictKey, peer: ClassId, (number, at): (u8, Option<u16>)) -> bool {
     let of = profile(SUBJECT);
     let is = |protocol: Protocol| protocol.number() == number;
     match key {
         VerdictKey::PeerPort { profile, class, protocol, port } => {
-            profile == of && class == peer && is(protocol) && on == Some(port)
+            profile == of && class == peer && is(protocol) && at == Some(port)
         }
         VerdictKey::PeerRange { profile, class, protocol, ports } => {
-            profile == of && class == peer && is(protocol) && on.is_some_and(|port| ports.contains(port))
+            profile == of && class == peer && is(protocol) && at.is_some_and(|port| ports.contains(port))
         }
         VerdictKey::PeerProtocol { profile, class, protocol } => {
             profile == of && class == peer && protocol == number
         }
         VerdictKey::Peer { profile, class } => profile == of && class == peer,
-        VerdictKey::AnyPodPort { class, protocol, port } => class == peer && is(protocol) && on == Some(port),
+        VerdictKey::AnyPodPort { class, protocol, port } => class == peer && is(protocol) && at == Some(port),
         VerdictKey::AnyPodRange { class, protocol, ports } => {
-            class == peer && is(protocol) && on.is_some_and(|port| ports.contains(port))
+            class == peer && is(protocol) && at.is_some_and(|port| ports.contains(port))
         }
         VerdictKey::AnyPodProtocol { class, protocol } => class == peer && protocol == number,
         VerdictKey::AnyPod { class } => class == peer,
         VerdictKey::PeerClasses { profile, first, last } => profile == of && (first..=last).contains(&peer),
         VerdictKey::AnyPeerPort { profile, protocol, port } => {
-            profile == of && is(protocol) && on == Some(port)
+            profile == of && is(protocol) && at == Some(port)
         }
         VerdictKey::AnyPeerRange { profile, protocol, ports } => {
-            profile == of && is(protocol) && on.is_some_and(|port| ports.contains(port))
+            profile == of && is(protocol) && at.is_some_and(|port| ports.contains(port))
         }
         VerdictKey::AnyPeerProtocol { profile, protocol } => profile == of && protocol == number,
         VerdictKey::Default { profile } => profile == of,
@@ -49,11 +50,11 @@ fn covers(key: VerdictKey, peer: ClassId, (number, on): (u8, Option<u16>)) -> bo
 /// The first matching key in the order of [`VerdictKey`] decides.
 fn expected(
     elements: &[PolicyElement],
-    way: Direction,
+    side: Direction,
     peer: ClassId,
     (probe, port): (Probe, u16),
 ) -> PolicyVerdict {
-    let (number, on) = match probe {
+    let (number, at) = match probe {
         Probe::Udp => (17, Some(port)),
         Probe::Tcp => (6, Some(port)),
         Probe::Raw(number) => (number, None),
@@ -61,7 +62,7 @@ fn expected(
     let mut keys: Vec<(VerdictKey, PolicyVerdict)> = elements
         .iter()
         .filter_map(|element| match *element {
-            PolicyElement::Verdict { direction, key, verdict } if direction == way => Some((key, verdict)),
+            PolicyElement::Verdict { direction, key, verdict } if direction == side => Some((key, verdict)),
             PolicyElement::Verdict { .. }
             | PolicyElement::Address { .. }
             | PolicyElement::Addresses { .. }
@@ -69,12 +70,12 @@ fn expected(
         })
         .collect();
     keys.sort();
-    let mut matching = keys.into_iter().filter(|(key, _)| covers(*key, peer, (number, on)));
+    let mut matching = keys.into_iter().filter(|(key, _)| covers(*key, peer, (number, at)));
     matching.next().map_or(PolicyVerdict::Drop, |(_, verdict)| verdict)
 }
 
 /// Some of the elements that could match a packet of the peer, with any verdicts.
-fn random_verdicts(random: &mut Random, way: Direction, class: ClassId) -> Vec<PolicyElement> {
+fn random_verdicts(random: &mut Random, side: Direction, class: ClassId) -> Vec<PolicyElement> {
     let (profile, ports) = (profile(SUBJECT), PortRange::new(1010, 1019).unwrap());
     let mut keys = Vec::new();
     for protocol in [Protocol::Tcp, Protocol::Udp] {
@@ -96,13 +97,13 @@ fn random_verdicts(random: &mut Random, way: Direction, class: ClassId) -> Vec<P
     keys.push(VerdictKey::AnyPod { class });
     keys.push(VerdictKey::PeerClasses { profile, first: ClassId(class.0 - 1), last: ClassId(class.0 + 1) });
     keys.push(VerdictKey::Default { profile });
-    // Often few elements, so that the general ones decide, too.
-    let share = random.below(10) + 1;
+    // The chance differs between calls: with few elements, the general ones decide, too.
+    let chance = random.below(10) + 1;
     let mut chosen = Vec::new();
     for key in keys {
         let decided = [PolicyVerdict::Accept, PolicyVerdict::Drop][random.below(2) as usize];
-        if random.below(10) < share {
-            chosen.push(verdict(way, key, decided));
+        if random.below(10) < chance {
+            chosen.push(verdict(side, key, decided));
         }
     }
     chosen
@@ -111,22 +112,23 @@ fn random_verdicts(random: &mut Random, way: Direction, class: ClassId) -> Vec<P
 #[test]
 fn the_most_specific_element_decides_in_both_directions_and_families() {
     let mut random = Random::new(7);
-    let (peer, world_class) = (class(1, 5), class(0, 1));
-    let opened = |way| verdict(way, VerdictKey::Default { profile: profile(OPEN) }, PolicyVerdict::Accept);
-    let mut base = ranges(&[], world_class);
-    base.extend([opened(Direction::Ingress), opened(Direction::Egress)]);
+    let (peer, outside_class) = (class(1, 5), class(0, 1));
+    let accepting =
+        |side| verdict(side, VerdictKey::Default { profile: profile(ACCEPTING) }, PolicyVerdict::Accept);
+    let mut base = ranges(&[], outside_class);
+    base.extend([accepting(Direction::Ingress), accepting(Direction::Egress)]);
     base.extend([address("10.77.0.3", peer), address("fd77::3", peer)]);
     base.extend([address("10.77.0.2", class(1, 6)), address("fd77::2", class(1, 6))]);
-    let groups = [group(profile(SUBJECT)), group(profile(OPEN))];
-    let world = World::new(&options(), groups, &base);
+    let groups = [group(profile(SUBJECT)), group(profile(ACCEPTING))];
+    let testbed = Testbed::new(&options(), groups, &base);
     let (mut accepted, mut denied) = (0, 0);
     for round in 0..60 {
         let mut elements = base.clone();
         elements.extend(random_verdicts(&mut random, Direction::Ingress, peer));
         elements.extend(random_verdicts(&mut random, Direction::Egress, peer));
-        world.keep(&elements);
-        for way in [Direction::Ingress, Direction::Egress] {
-            let (from, at, hosts, refused) = match way {
+        testbed.apply(&elements);
+        for side in [Direction::Ingress, Direction::Egress] {
+            let (from, at, hosts, refused) = match side {
                 Direction::Ingress => {
                     (At::Pod(3), At::Pod(2), ["10.77.0.2", "[fd77::2]"], Judged::DeniedIngress)
                 }
@@ -144,8 +146,8 @@ fn the_most_specific_element_decides_in_both_directions_and_families() {
                 (Probe::Tcp, PORTS[2]),
                 (Probe::Raw(OTHER), 0),
             ] {
-                let judged = world.judge(from, probe, (at, &format!("{host}:{port}")));
-                let expected = match expected(&elements, way, peer, (probe, port)) {
+                let judged = testbed.judge(from, probe, (at, &format!("{host}:{port}")));
+                let expected = match expected(&elements, side, peer, (probe, port)) {
                     PolicyVerdict::Accept => Judged::Accepted,
                     PolicyVerdict::Drop => refused,
                 };
@@ -153,7 +155,7 @@ fn the_most_specific_element_decides_in_both_directions_and_families() {
                     Judged::Accepted => accepted += 1,
                     _ => denied += 1,
                 }
-                assert_eq!(judged, expected, "{way:?} {host} {probe:?} {port}: {elements:#?}");
+                assert_eq!(judged, expected, "{side:?} {host} {probe:?} {port}: {elements:#?}");
             }
         }
     }

@@ -7,5 +7,6 @@ mod log;
 mod lookup;
 mod node;
 mod samples;
+mod swap;
 mod table;
 mod traffic;

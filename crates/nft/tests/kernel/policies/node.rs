@@ -11,7 +11,7 @@ use policy::{ClassId, PolicyElement, VerdictKey};
 use rustix::net::{RecvFlags, SendFlags, recv, sendto};
 use types::Protocol;
 
-use super::judge::{Judged, Probe, World, group, raw};
+use super::judge::{Judged, Probe, Testbed, group, raw};
 use super::samples::{address, class, options, profile, ranges, verdict};
 use crate::lab::At;
 
@@ -28,13 +28,13 @@ fn elements(others: &[PolicyElement]) -> Vec<PolicyElement> {
     all
 }
 
-fn world(own_node: OwnNode) -> World {
-    World::new(&PolicyOptions { own_node, ..options() }, [group(profile(1)); 2], &elements(&[]))
+fn testbed(own_node: OwnNode) -> Testbed {
+    Testbed::new(&PolicyOptions { own_node, ..options() }, [group(profile(1)); 2], &elements(&[]))
 }
 
 #[test]
-fn flows_to_the_own_node_are_denied_only_by_elements_of_its_class() {
-    let (judged, accepted) = (world(OwnNode::Judged), world(OwnNode::Accepted));
+fn only_elements_of_its_class_deny_flows_to_the_own_node() {
+    let (judged, accepted) = (testbed(OwnNode::Judged), testbed(OwnNode::Accepted));
     let key = VerdictKey::PeerPort { profile: profile(1), class: NODE, protocol: Protocol::Tcp, port: 22 };
     let of_any_pod = VerdictKey::AnyPodProtocol { class: NODE, protocol: Protocol::Udp.number() };
     let accepts = VerdictKey::Peer { profile: profile(1), class: NODE };
@@ -55,8 +55,8 @@ fn flows_to_the_own_node_are_denied_only_by_elements_of_its_class() {
         (vec![verdict(Ingress, accepts, Drop)], Probe::Udp, 9, Judged::Accepted),
     ] {
         let elements = elements(&others);
-        judged.keep(&elements);
-        accepted.keep(&elements);
+        judged.apply(&elements);
+        accepted.apply(&elements);
         for (gateway, other) in HOSTS {
             let target = format!("{gateway}:{port}");
             assert_eq!(judged.judge(At::Pod(2), probe, (At::Host, &target)), expected, "{target} {others:?}");
@@ -71,12 +71,12 @@ fn flows_to_the_own_node_are_denied_only_by_elements_of_its_class() {
 
 #[test]
 fn neighbour_discovery_passes_when_the_node_denies_everything() {
-    let world = world(OwnNode::Judged);
-    world.keep(&elements(&[verdict(Egress, VerdictKey::AnyPod { class: NODE }, Drop)]));
+    let testbed = testbed(OwnNode::Judged);
+    testbed.apply(&elements(&[verdict(Egress, VerdictKey::AnyPod { class: NODE }, Drop)]));
     let gateway: Ipv6Addr = "fd77::1".parse().unwrap();
     let number = 58;
     let [sender, receiver] =
-        [At::Pod(2), At::Host].map(|at| world.lab.inside(at, || raw(gateway.into(), number)));
+        [At::Pod(2), At::Host].map(|at| testbed.lab.inside(at, || raw(gateway.into(), number)));
     // A neighbour solicitation, then an echo request of the same length. The kernel computes the checksums.
     let send = |kind: u8| {
         let message = [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &gateway.octets()].concat();
@@ -89,9 +89,9 @@ fn neighbour_discovery_passes_when_the_node_denies_everything() {
         assert!(Instant::now() < deadline, "the solicitation did not arrive");
         std::thread::yield_now();
     }
-    assert_eq!((received[0], world.denied()), (135, DeniedPackets::default()));
+    assert_eq!((received[0], testbed.denied()), (135, DeniedPackets::default()));
     send(128);
-    while world.denied().egress == 0 {
+    while testbed.denied().egress == 0 {
         assert!(Instant::now() < deadline, "the echo request was not denied");
         std::thread::yield_now();
     }
@@ -99,10 +99,10 @@ fn neighbour_discovery_passes_when_the_node_denies_everything() {
 
 #[test]
 fn the_host_reaches_pods_that_may_not_reach_the_host() {
-    let world = world(OwnNode::Judged);
-    world.keep(&elements(&[verdict(Egress, VerdictKey::AnyPod { class: NODE }, Drop)]));
+    let testbed = testbed(OwnNode::Judged);
+    testbed.apply(&elements(&[verdict(Egress, VerdictKey::AnyPod { class: NODE }, Drop)]));
     for target in ["10.77.0.2:80", "[fd77::2]:80"] {
-        let server = world.lab.serve(At::Pod(2), Protocol::Tcp, target);
-        world.lab.ask(At::Host, target, &server).unwrap();
+        let server = testbed.lab.serve(At::Pod(2), Protocol::Tcp, target);
+        testbed.lab.ask(At::Host, target, &server).unwrap();
     }
 }

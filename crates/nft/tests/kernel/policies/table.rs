@@ -68,20 +68,20 @@ fn full() -> Table {
 fn nft_prints_the_whole_table_and_loads_its_own_listing() {
     in_netns(|| {
         let (table, wanted, mut firewall) = (full(), elements(), Firewall::open().unwrap());
-        firewall.keep_policies(&table, &wanted, Surplus::Remove).unwrap();
+        firewall.reconcile_policies(&table, &wanted, Surplus::Remove).unwrap();
         let applied = observed();
         let text = nft("list ruleset");
         assert!(!text.contains("[invalid"), "{text}");
         nft("flush ruleset");
         run("nft", &[&text]);
         assert_same(&observed(), &applied, "reloaded");
-        assert_eq!(firewall.keep_policies(&table, &wanted, Surplus::Remove).unwrap(), [""; 0]);
+        assert_eq!(firewall.reconcile_policies(&table, &wanted, Surplus::Remove).unwrap(), [""; 0]);
         assert_eq!(firewall.policy_elements(&table).unwrap(), wanted);
         // The elements in the syntax of nft are the same.
         nft("flush ruleset");
         nft("add table inet podwire-policy");
         nft("add set inet podwire-policy class4 { type mark; }");
-        firewall.keep_policies(&table, &wanted, Surplus::Remove).unwrap();
+        firewall.reconcile_policies(&table, &wanted, Surplus::Remove).unwrap();
         assert_same(&observed(), &applied, "reloaded");
         assert_eq!(nft::unmanaged_drops(&[]).unwrap(), []);
     });
@@ -118,21 +118,21 @@ const DRIFT: [(&str, &str); 14] = [
 fn every_kind_of_drift_is_found_and_repaired() {
     in_netns(|| {
         let (table, wanted, mut firewall) = (full(), elements(), Firewall::open().unwrap());
-        let mut keep = |surplus| firewall.keep_policies(&table, &wanted, surplus).unwrap();
-        assert!(keep(Surplus::Remove).contains(&"table inet podwire-policy is missing".to_owned()));
-        assert_eq!(keep(Surplus::Remove), [""; 0]);
+        let mut reconcile = |surplus| firewall.reconcile_policies(&table, &wanted, surplus).unwrap();
+        assert!(reconcile(Surplus::Remove).contains(&"table inet podwire-policy is missing".to_owned()));
+        assert_eq!(reconcile(Surplus::Remove), [""; 0]);
         let before = observed();
         for (act, expected) in DRIFT {
             run("nft", &[&act.replace("TABLE", NAME)]);
             assert!(observed() != before, "{act}");
             // Elements that are not wanted, and in the way of others.
             if expected.ends_with("removed") && !act.contains("delete") {
-                assert_eq!(keep(Surplus::Keep), [""; 0], "{act}");
+                assert_eq!(reconcile(Surplus::Keep), [""; 0], "{act}");
             }
-            let changes = keep(Surplus::Remove);
+            let changes = reconcile(Surplus::Remove);
             assert!(changes.iter().any(|change| change == expected), "{act}: {changes:?}");
             assert_same(&observed(), &before, act);
-            assert_eq!(keep(Surplus::Remove), [""; 0], "{act}");
+            assert_eq!(reconcile(Surplus::Remove), [""; 0], "{act}");
         }
     });
 }
@@ -144,10 +144,10 @@ fn thousands_of_random_elements_are_read_back_from_the_kernels_listing() {
         let mut wanted = Vec::new();
         for _ in 0..3 {
             wanted = random_elements(&mut random, 4000);
-            firewall.keep_policies(&table, &wanted, Surplus::Remove).unwrap();
+            firewall.reconcile_policies(&table, &wanted, Surplus::Remove).unwrap();
             assert_eq!(firewall.policy_elements(&table).unwrap(), wanted);
         }
-        assert_eq!(firewall.keep_policies(&table, &wanted, Surplus::Remove).unwrap(), [""; 0]);
+        assert_eq!(firewall.reconcile_policies(&table, &wanted, Surplus::Remove).unwrap(), [""; 0]);
         run("nft", &[&format!("add element {NAME} in_default {{ 1347878912 : 0:9 }}")]);
         let unknown = firewall.policy_elements(&table).unwrap_err().to_string();
         assert!(unknown.contains("in_default"), "{unknown}");
@@ -159,7 +159,7 @@ fn a_change_is_one_transaction_and_is_refused_as_a_whole() {
     in_netns(|| {
         let (table, mut firewall) = (full(), Firewall::open().unwrap());
         let before = elements();
-        firewall.keep_policies(&table, &before, Surplus::Remove).unwrap();
+        firewall.reconcile_policies(&table, &before, Surplus::Remove).unwrap();
         let dropped = |element: &PolicyElement| match *element {
             PolicyElement::Verdict { direction, key, .. } => {
                 Some(verdict(direction, key, PolicyVerdict::Drop))
@@ -210,12 +210,12 @@ fn a_full_map_is_reported_and_raised_in_place() {
             (Firewall::open().unwrap(), PolicySizes { addresses: 2, ..PolicySizes::default() });
         let addresses: Vec<PolicyElement> =
             (1..=3).map(|n| address(&format!("10.0.0.{n}"), class(1, n))).collect();
-        firewall.keep_policies(&with(sizes), &addresses[..2], Surplus::Remove).unwrap();
+        firewall.reconcile_policies(&with(sizes), &addresses[..2], Surplus::Remove).unwrap();
         assert!(firewall.apply_policy(&[], &addresses).unwrap_err().is_full());
         let raised = sizes.raised_for(&addresses);
         assert_eq!(raised, PolicySizes { addresses: 8, ..sizes });
         assert_eq!(raised.raised_for(&addresses), raised);
-        let changes = firewall.keep_policies(&with(raised), &addresses, Surplus::Remove).unwrap();
+        let changes = firewall.reconcile_policies(&with(raised), &addresses, Surplus::Remove).unwrap();
         assert!(changes.contains(&"1 element added".to_owned()), "{changes:?}");
         assert_eq!(firewall.policy_elements(&with(raised)).unwrap(), addresses);
     });
@@ -225,7 +225,7 @@ fn a_full_map_is_reported_and_raised_in_place() {
 fn only_changes_of_other_processes_are_reported_for_elements() {
     in_netns(|| {
         let (table, mut firewall) = (full(), Firewall::open().unwrap());
-        firewall.keep_policies(&table, &elements(), Surplus::Remove).unwrap();
+        firewall.reconcile_policies(&table, &elements(), Surplus::Remove).unwrap();
         let mut monitor = RulesetMonitor::open().unwrap();
         monitor.ignore_policy_elements_of(&firewall).unwrap();
         let changed = RulesetChange { policies: true, ..RulesetChange::default() };
@@ -246,7 +246,7 @@ fn only_changes_of_other_processes_are_reported_for_elements() {
             assert_eq!(monitor.read().unwrap(), changed, "{act}");
         }
         // Another socket of this process.
-        firewall.keep_policies(&table, &elements(), Surplus::Remove).unwrap();
+        firewall.reconcile_policies(&table, &elements(), Surplus::Remove).unwrap();
         assert_eq!(monitor.read().unwrap(), changed);
         Firewall::open().unwrap().apply_policy(&[old], &[new]).unwrap();
         assert_eq!(monitor.read().unwrap(), changed);

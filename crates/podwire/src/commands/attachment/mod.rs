@@ -1,31 +1,29 @@
 //! `podwire attachment show`: the record and the kernel state of one attachment.
 
 mod kernel;
+mod policies;
 
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use api::{AttachmentDetails, KernelCheck, KernelState};
+use api::{AttachmentDetails, KernelCheck, KernelState, PodGroupView};
 use cni::{Bandwidth, PortMapping};
 use engine::state::{Addressing, Attachment};
+use model::ObjectKind;
 
+use super::objects;
 use super::pods::{self, RecordedAttachment};
-use crate::cli::{Output, ShowAttachmentArgs};
+use crate::cli::{AgentSelector, Output, ShowAttachmentArgs};
 use crate::directories::AgentDirectories;
 use crate::exit::ExitStatus;
 use crate::{print, time};
 
 pub(crate) fn show(args: &ShowAttachmentArgs) -> Result<ExitStatus> {
     let run_dir = AgentDirectories::run_dir(args.run_dir.clone());
-    let (container, ifname) = match args.attachment.split_once('/') {
-        Some((container, ifname)) => (container, Some(ifname)),
-        None => (args.attachment.as_str(), None),
-    };
-    let mut records = pods::list(&run_dir)?.readable;
-    records.retain(|record| ifname.is_none_or(|ifname| record.attachment.key.ifname.as_str() == ifname));
-    let record = select(records, container).map_err(|candidates| match candidates.as_slice() {
+    let record = select(pods::list(&run_dir)?.readable, &args.attachment).map_err(|candidates| match candidates.as_slice() {
         [] => anyhow::anyhow!(
-            "no attachment in {} has a container ID that starts with {:?}; list all with 'podwire pods'",
+            "no attachment in {} is that of pod {1:?} or has a container ID that starts with {1:?}; list pods and container \
+             IDs with 'podwire pods -o wide'",
             run_dir.display(),
             args.attachment
         ),
@@ -36,12 +34,19 @@ pub(crate) fn show(args: &ShowAttachmentArgs) -> Result<ExitStatus> {
         ),
     })?;
     let checks = kernel::inspect(&record.attachment);
+    let agent = AgentSelector { run_dir: args.run_dir.clone(), socket: None };
+    let policies = policies::of_pod(&record.attachment, &agent);
     match args.output {
         Output::Json => {
-            print::json(&AttachmentDetails { attachment: record.view.clone(), kernel: checks.clone() })?;
+            let (attachment, kernel) = (record.view.clone(), checks.clone());
+            print::json(&AttachmentDetails { attachment, kernel, policies })?;
         }
         Output::Table | Output::Wide => {
-            print::line(format_args!("{}\n", print::key_values(rows(&record))))?;
+            print::line(format_args!("{}\n", print::key_values(rows(&record, policies.as_ref()))))?;
+            if let Some(policies) = policies.filter(|policies| !policies.rules.is_empty()) {
+                let table = objects::rule_table(ObjectKind::Group, &policies.rules);
+                print::line(format_args!("{table}\n"))?;
+            }
             let row = |check: &KernelCheck| vec![kernel::word(check.state), check.object.clone()];
             print::line(print::table(&["KERNEL", ""], checks.iter().map(row).collect()))?;
         }
@@ -49,24 +54,49 @@ pub(crate) fn show(args: &ShowAttachmentArgs) -> Result<ExitStatus> {
     Ok(ExitStatus::problem_unless(checks.iter().all(|check| check.state != KernelState::Missing)))
 }
 
-/// An exact ID has precedence over a prefix. The error lists all matches.
-fn select(records: Vec<RecordedAttachment>, container: &str) -> Result<RecordedAttachment, Vec<String>> {
-    let id = |record: &RecordedAttachment| record.attachment.key.container.as_str().to_owned();
-    let (exact, prefixed): (Vec<RecordedAttachment>, Vec<RecordedAttachment>) = records
-        .into_iter()
-        .filter(|record| id(record).starts_with(container))
-        .partition(|record| id(record) == container);
-    let mut matches = if exact.is_empty() { prefixed } else { exact };
-    match (matches.len(), matches.pop()) {
-        (1, Some(record)) => Ok(record),
-        (_, last) => {
-            matches.extend(last);
-            Err(matches.iter().map(|one| format!("{}/{}", id(one), one.attachment.key.ifname)).collect())
-        }
+/// An exact ID or pod has precedence over a prefix of an ID. The error lists all matches.
+fn select(records: Vec<RecordedAttachment>, wanted: &str) -> Result<RecordedAttachment, Vec<String>> {
+    let name = |record: &RecordedAttachment| {
+        format!("{}/{}", record.attachment.key.container, record.attachment.key.ifname)
+    };
+    let mut ranked: Vec<(MatchRank, RecordedAttachment)> =
+        records.into_iter().filter_map(|record| Some((rank(&record, wanted)?, record))).collect();
+    let best = ranked.iter().map(|(rank, _)| *rank).min();
+    ranked.retain(|(rank, _)| Some(*rank) == best);
+    match (ranked.len(), ranked.pop()) {
+        (1, Some((_, record))) => Ok(record),
+        (_, last) => Err(ranked.iter().chain(&last).map(|(_, record)| name(record)).collect()),
     }
 }
 
-fn rows(record: &RecordedAttachment) -> Vec<(&'static str, String)> {
+/// How an argument names an attachment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum MatchRank {
+    Exact,
+    Prefix,
+}
+
+/// `ID`, `POD` or `NAMESPACE/POD`, each also with `/IFNAME`. The first characters of an ID are enough.
+fn rank(record: &RecordedAttachment, wanted: &str) -> Option<MatchRank> {
+    let key = &record.attachment.key;
+    let without_interface = wanted.strip_suffix(key.ifname.as_str()).and_then(|rest| rest.strip_suffix('/'));
+    let names = [Some(wanted), without_interface];
+    let pod = record.attachment.pod.as_ref();
+    let is_exact = |name: &str| {
+        let is_pod =
+            pod.is_some_and(|pod| name == pod.name || name == format!("{}/{}", pod.namespace, pod.name));
+        is_pod || name == key.container.as_str()
+    };
+    let has_prefix = |name: &str| key.container.as_str().starts_with(name);
+    let names = || names.iter().copied().flatten();
+    match (names().any(is_exact), names().any(has_prefix)) {
+        (true, _) => Some(MatchRank::Exact),
+        (false, true) => Some(MatchRank::Prefix),
+        (false, false) => None,
+    }
+}
+
+fn rows(record: &RecordedAttachment, policies: Option<&PodGroupView>) -> Vec<(&'static str, String)> {
     let attachment = &record.attachment;
     let key = &attachment.key;
     let uid = attachment.pod.as_ref().and_then(|pod| pod.uid.as_ref());
@@ -81,6 +111,12 @@ fn rows(record: &RecordedAttachment) -> Vec<(&'static str, String)> {
         rows.push(("tenant", placement.tenant.to_string()));
         rows.push(("network", placement.network.to_string()));
         rows.push(("group", placement.group.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string)));
+        if let Some(policies) = policies {
+            rows.push(("profile", policies.profile.clone().unwrap_or_else(|| "-".to_owned())));
+            rows.push(("policies", print::list(&policies.policies)));
+        } else if placement.group.is_some() {
+            rows.push(("policies", "unknown: no agent answers".to_owned()));
+        }
     } else {
         rows.push(("placement", format!("{} (recovered from its link)", pods::UNPLACED)));
     }

@@ -1,7 +1,9 @@
 //! `podwire demo`: an agent with default settings and two pods, in network namespaces. The pods reach each other with IPv4 and
-//! IPv6, also while the agent is killed and after routes and firewall were deleted. At the end everything is removed.
+//! IPv6, also while the agent is killed and after routes and firewall were deleted. Pods of two tenants cannot, until a share allows
+//! it. At the end everything is removed.
 
 mod stream;
+mod tenants;
 
 use std::fs;
 use std::net::IpAddr;
@@ -43,8 +45,9 @@ pub(crate) fn run() -> Result<()> {
     demo.ping_all(&a, &b)?;
     demo.kill_agent(&a, &b)?;
     demo.repair(&a, &b)?;
+    let [c, d] = demo.tenants()?;
     demo.show_status()?;
-    demo.detach(&[a, b])?;
+    demo.detach(&[a, b, c, d])?;
     demo.cleanup()?;
     before.expect_same(&node).context("the demo did not remove all kernel objects")?;
     drop(node);
@@ -101,19 +104,20 @@ impl<'a> RunningDemo<'a> {
     }
 
     fn attach(&self, name: &'static str) -> Result<DemoPod> {
+        self.attach_in(name, None)
+    }
+
+    fn attach_in(&self, name: &'static str, tenant: Option<&str>) -> Result<DemoPod> {
         let pod = self.node.pod(name)?;
-        let outcome = self.plugin.call(self.node, &self.call(Verb::Add, &pod, name))?;
+        let mut config = self.config.clone();
+        if let Some(tenant) = tenant {
+            config["tenant"] = tenant.into();
+        }
+        let outcome = self.plugin.call(self.node, &call(Verb::Add, &pod, name, &config))?;
         let result = outcome.ok().with_context(|| format!("ADD of pod {name}"))?;
         let addresses: Vec<String> = ips(&result, "address")?.iter().map(ToString::to_string).collect();
         line(&format!("ADD pod {name}"), &addresses.join("  "), Some(outcome.elapsed));
         Ok(DemoPod { pod, name, result })
-    }
-
-    /// With the container ID and pod name that containerd and Kubernetes would pass.
-    fn call(&self, verb: Verb, pod: &Pod, name: &str) -> Call {
-        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=demo;K8S_POD_NAME={name}");
-        let container = Some(name.repeat(64));
-        Call { args: Some(args), container, ..Call::pod(verb, pod, &self.config) }
     }
 
     /// Prints the output of a command without the temporary directory.
@@ -228,7 +232,7 @@ impl<'a> RunningDemo<'a> {
     fn detach(&self, pods: &[DemoPod]) -> Result<()> {
         title("The pods are detached (CNI DEL), the agent stops, and `podwire cleanup` runs:");
         for DemoPod { pod, name, .. } in pods {
-            let outcome = self.plugin.call(self.node, &self.call(Verb::Del, pod, name))?;
+            let outcome = self.plugin.call(self.node, &call(Verb::Del, pod, name, &self.config))?;
             ensure!(outcome.success(), "DEL of pod {name}: {}{}", outcome.stdout, outcome.stderr);
             line(&format!("DEL pod {name}"), "detached", Some(outcome.elapsed));
         }
@@ -257,6 +261,13 @@ impl DemoPod {
     fn addresses(&self) -> Result<Vec<IpAddr>> {
         ips(&self.result, "address")
     }
+}
+
+/// With the container ID and pod name that containerd and Kubernetes would pass.
+fn call(verb: Verb, pod: &Pod, name: &str, config: &Value) -> Call {
+    let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=demo;K8S_POD_NAME={name}");
+    let container = Some(name.repeat(64));
+    Call { args: Some(args), container, ..Call::pod(verb, pod, config) }
 }
 
 fn ping_once(from: &Ns, path: &str, to: IpAddr) -> Result<()> {

@@ -206,10 +206,11 @@ impl ReachedTargets {
         let Self { addresses, by_full_size, paths } = self;
         let plural = if *addresses == 1 { "address" } else { "addresses" };
         let paths = print::count(*paths, "path");
-        format!(
-            "{addresses} {plural} reachable, {by_full_size} with packets of the pods' size; {paths} to pod networks \
-             reachable"
-        )
+        let full_size = match by_full_size {
+            0 => String::new(),
+            number => format!(", the {number} that pods use also with packets of full size"),
+        };
+        format!("{addresses} {plural} reachable{full_size}; {paths} to pod networks reachable")
     }
 }
 
@@ -413,7 +414,9 @@ mod tests {
         assert_eq!(messages(vec![problem("node"), problem("tunnel")]), ["node"]);
         assert_eq!(
             messages(vec![PeerProbeResult::Reached(Sizes::Full), PeerProbeResult::Reached(Sizes::Small)]),
-            ["1 address reachable, 1 with packets of the pods' size; 1 path to pod networks reachable"]
+            [
+                "1 address reachable, the 1 that pods use also with packets of full size; 1 path to pod networks reachable"
+            ]
         );
     }
 }

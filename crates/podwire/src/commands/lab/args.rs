@@ -40,7 +40,7 @@ pub(crate) enum LabCommand {
     Pod(LabPodCommand),
     /// Run a command in a node, a pod or an etcd member
     ///
-    /// The arguments after NODE are the command, with its own flags. `podwire` uses the agent of the node, and `etcdctl`
+    /// The arguments after NODE are the command, with its own flags; without a command a shell starts. `podwire` uses the agent of the node, and `etcdctl`
     /// uses the etcd of the lab. PODWIRE_LAB_NODE is set to LAB/NODE, and `podwire status` and `podwire doctor` then show
     /// fixes that work in the lab.
     ///
@@ -153,13 +153,7 @@ pub(crate) struct LabTestArgs {
 pub(crate) enum LabPodCommand {
     /// Add a pod to a node
     #[command(after_long_help = examples::LAB_POD_ADD)]
-    Add {
-        /// Name of the node
-        node: String,
-        /// Name of the pod [default: the first free name of p1, p2, …]
-        #[arg(value_parser = pod_name)]
-        pod: Option<String>,
-    },
+    Add(LabPodAddArgs),
     /// Remove a pod
     #[command(after_long_help = examples::LAB_POD_RM)]
     Rm {
@@ -169,12 +163,30 @@ pub(crate) enum LabPodCommand {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct LabPodAddArgs {
+    /// Name of the node
+    pub(super) node: String,
+    /// Name of the pod [default: the first free name of p1, p2, …]
+    #[arg(value_parser = pod_name)]
+    pub(super) pod: Option<String>,
+    /// Tenant of the pod [default: default]
+    #[arg(short, long)]
+    pub(super) tenant: Option<String>,
+    /// Network of the pod [default: that of its group or tenant]
+    #[arg(long)]
+    pub(super) network: Option<String>,
+    /// Group of the pod [default: none]
+    #[arg(long)]
+    pub(super) group: Option<String>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct LabExecArgs {
     /// Node (n1), pod (p1), etcd member (etcd1) or `underlay`
     #[arg(value_name = "NODE|POD")]
     pub(crate) target: String,
-    /// Command with its arguments
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
+    /// Command with its arguments [default: a shell]
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
 }
 
@@ -279,9 +291,10 @@ mod tests {
             assert_eq!((lab.as_str(), target.as_str()), (name, "n1"), "{words}");
             assert_eq!(parsed.join(" "), command, "{words}");
         }
-        for words in ["exec", "exec n1", "exec n1 --"] {
-            let words = ["podwire", "lab"].into_iter().chain(words.split(' '));
-            assert_eq!(Cli::try_parse_from(words).unwrap_err().exit_code(), 2);
+        assert_eq!(Cli::try_parse_from(["podwire", "lab", "exec"]).unwrap_err().exit_code(), 2);
+        for words in ["exec n1", "exec n1 --"] {
+            let (_, target, command) = exec(words);
+            assert_eq!((target.as_str(), command), ("n1", vec![]), "{words}");
         }
     }
 

@@ -1,18 +1,25 @@
 //! Commands that change a lab: add and remove pods, inject faults and undo them.
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use lab::{Cluster, LabState};
+use lab::{Cluster, LabState, PodPlacement};
 
-use super::args::{LabNodeArgs, LabPodCommand, LabRestartTarget, LabTarget};
+use super::args::{LabNodeArgs, LabPodAddArgs, LabPodCommand, LabRestartTarget, LabTarget};
 use super::progress::print_line;
-use super::{change_lab, hint};
+use super::{change_lab, fixes, hint};
 use crate::print;
 
 pub(super) fn pod(name: &str, command: &LabPodCommand) -> Result<()> {
     change_lab(name, |cluster| match command {
-        LabPodCommand::Add { node, pod } => {
+        LabPodCommand::Add(LabPodAddArgs { node, pod, tenant, network, group }) => {
             let pod = pod.clone().unwrap_or_else(|| cluster.free_pod_name());
-            let attached = cluster.pod(node, &pod)?;
+            let placement =
+                PodPlacement { tenant: tenant.clone(), network: network.clone(), group: group.clone() };
+            let attached = if placement == PodPlacement::default() {
+                cluster.pod(node, &pod)
+            } else {
+                cluster.placed_pod(node, &pod, placement)
+            };
+            let attached = with_status(name, node, attached)?;
             let addresses: Vec<String> = attached.addresses.iter().map(ToString::to_string).collect();
             let text = format!("pod {pod} on {node}: {}", addresses.join("  "));
             print_line(print::wrap(&text, print::width()));
@@ -117,11 +124,12 @@ pub(super) fn restart(name: &str, target: &LabRestartTarget) -> Result<()> {
     Ok(())
 }
 
-/// Adds the command that shows why an agent does not become ready.
-fn with_status(name: &str, node: &str, started: Result<()>) -> Result<()> {
-    started.map_err(|error| {
+/// Adds the command that shows why an agent does not become ready or refuses a pod. Commands for the agent are those of the lab.
+fn with_status<T>(name: &str, node: &str, result: Result<T>) -> Result<T> {
+    result.map_err(|error| {
         let status = hint::command(name, &format!("exec {node} podwire status"));
-        anyhow!("{error:#}\nits status: {status}")
+        let error = fixes::adapt_for_node(name, node, &format!("{error:#}"));
+        anyhow!("{error}\nstatus and fix: {status}")
     })
 }
 

@@ -41,5 +41,5 @@ fn remove(saved: &SavedLab) -> Result<Option<RemovedLab>> {
     // Without a directory there is no lock. Namespaces are removed in any case.
     let held = directory::lock(saved)?;
     let removed = remove_saved(saved)?;
-    Ok((held.is_some() || !removed.nothing()).then_some(removed))
+    Ok((held.is_some() || !removed.is_nothing()).then_some(removed))
 }

@@ -35,12 +35,14 @@ pub(super) fn run(name: &str, args: &LabExecArgs) -> Result<ExitStatus> {
         bail!("{} is powered off; start it with: {start}", args.target);
     }
     let path = search_path(&cluster)?;
-    if let Some(code) = args.command.first().and_then(|program| program_error(program, &path)) {
+    let shell = [std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".to_owned())];
+    let argv = if args.command.is_empty() { shell.as_slice() } else { &args.command };
+    if let Some(code) = argv.first().and_then(|program| program_error(program, &path)) {
         return Ok(code);
     }
     // `ip netns exec` also mounts /sys for the namespace.
     let mut command = Command::new("ip");
-    command.args(["netns", "exec", ns]).args(&args.command);
+    command.args(["netns", "exec", ns]).args(argv);
     environment(&mut command, (name, &cluster), pod.as_ref().map_or(&args.target, |attached| &attached.node));
     command.env("PATH", path);
     Err(command.exec()).context("cannot run 'ip netns exec'")

@@ -8,6 +8,9 @@ use super::hint;
 /// Programs that act on their network namespace or on the agent of the node.
 const NODE_PROGRAMS: [&str; 6] = ["podwire", "ip", "nft", "sysctl", "ping", "ss"];
 
+/// The fix of conditions whose cause is a missing address of the node.
+const SHOW_ADDRESSES: &str = "ip address show";
+
 /// A node of a lab, from [`config::LAB_VARIABLE`].
 struct LabLocation<'a> {
     lab: &'a str,
@@ -41,6 +44,11 @@ pub(crate) fn adapt_fixes<'a>(conditions: impl IntoIterator<Item = impl Into<Fix
     conditions.into_iter().for_each(|condition| location.adapt_condition(condition.into()));
 }
 
+/// Replaces commands in a message about a node of a lab, for a command that runs on the machine.
+pub(super) fn adapt_for_node(lab: &str, node: &str, message: &str) -> String {
+    LabLocation { lab, node }.adapt_text(message)
+}
+
 /// Replaces commands in an error message. Outside of a lab it changes nothing.
 pub(crate) fn adapt_message(message: String) -> String {
     let variable = std::env::var(config::LAB_VARIABLE).unwrap_or_default();
@@ -62,8 +70,13 @@ impl<'a> LabLocation<'a> {
             // The command that replaces it starts etcd.
             *message = message.replace(" (the command checks them)", "");
         }
-        let is_away = code.as_deref() == Some(Code::PeerAway.as_str());
-        let peer = object.filter(|_| is_away).and_then(|object| object.strip_prefix("node "));
+        let is_code = |wanted: Code| code.as_deref() == Some(wanted.as_str());
+        let peer = object.filter(|_| is_code(Code::PeerAway)).and_then(|object| object.strip_prefix("node "));
+        // The lab knows the addresses and routes of its nodes.
+        if is_code(Code::NodeAddressMissing) || fix.as_deref() == Some(SHOW_ADDRESSES) {
+            *fix = Some(hint::command(self.lab, &format!("heal {}", self.node)));
+            return;
+        }
         *fix = fix.as_deref().map(|fix| self.adapt(fix)).or_else(|| peer.map(|peer| self.start_peer(peer)));
     }
 
@@ -141,6 +154,13 @@ mod tests {
             "podwire lab start node n3 || (podwire lab heal n3 && podwire lab restart agent n3)".to_owned();
         assert_eq!(fix_of(Code::PeerAway, None), Some(start_n3));
         assert_eq!(fix_of(Code::PeerUnrouted, None), None);
+        for (code, fix) in [
+            (Code::NodeAddressMissing, "ip link set dev eth0 up"),
+            (Code::NodeAddressMissing, "ip address show"),
+            (Code::StoreUnreachable, "ip address show"),
+        ] {
+            assert_eq!(fix_of(code, Some(fix)).as_deref(), Some("podwire lab heal n1"), "{code} {fix}");
+        }
         let ping = fix_of(Code::PeerUnreachable, Some("ping n3"));
         assert_eq!(ping.as_deref(), Some("podwire lab exec n1 ping n3"));
         let no_listener =

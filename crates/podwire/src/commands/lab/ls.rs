@@ -5,7 +5,7 @@ use api::{LabEntry, LabEntryState, LabList};
 use lab::{LabState, SavedLab};
 
 use super::args::LabOutputArgs;
-use super::directory;
+use super::{directory, hint};
 use crate::cli::Output;
 use crate::print;
 
@@ -17,6 +17,24 @@ pub(super) fn run(args: &LabOutputArgs) -> Result<()> {
         Output::Table => print::line(table(&labs, print::table)),
         Output::Wide => print::line(table(&labs, print::wide_table)),
     }
+}
+
+/// Names of the labs that are up. Empty if they cannot be listed.
+pub(crate) fn labs_up() -> Vec<String> {
+    let is_up = |entry: &LabEntry| match entry.state {
+        LabEntryState::Up => true,
+        LabEntryState::Unfinished
+        | LabEntryState::Stale
+        | LabEntryState::Orphaned
+        | LabEntryState::Unreadable => false,
+    };
+    let entries = directory::lab_names().unwrap_or_default().into_iter().map(entry);
+    entries.filter(is_up).map(|entry| entry.name).collect()
+}
+
+/// The command that shows the status of a node of this lab.
+pub(crate) fn status_command(lab: &str) -> String {
+    hint::command(lab, "exec n1 podwire status")
 }
 
 /// Read without the lock of the lab: another command may change the state at the same time.

@@ -11,6 +11,7 @@ mod hint;
 mod interrupt;
 mod ls;
 mod matrix_view;
+mod problems;
 mod progress;
 mod show;
 mod up;
@@ -21,6 +22,7 @@ use lab::{Cluster, LabState};
 pub(crate) use args::LabArgs;
 use args::LabCommand;
 pub(crate) use fixes::{FixableCondition, adapt_fixes, adapt_message, is_lab_node};
+pub(crate) use ls::{labs_up, status_command};
 
 use crate::exit::ExitStatus;
 

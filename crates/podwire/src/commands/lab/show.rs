@@ -1,5 +1,6 @@
 //! `podwire lab status`, `podwire lab test` and `podwire lab logs`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use lab::{Cluster, EtcdMember, MatrixCell, PodPath, Reachability};
 use super::args::{LabLogsArgs, LabOutputArgs, LabTestArgs};
 use super::matrix_view;
 use super::progress::print_line;
-use super::{hint, open_lab, up};
+use super::{hint, open_lab, problems, up};
 use crate::cli::Output;
 use crate::exit::ExitStatus;
 use crate::print;
@@ -44,7 +45,8 @@ pub(super) fn status(name: &str, args: &LabOutputArgs) -> Result<ExitStatus> {
 fn page(cluster: &Cluster, status: &LabStatus, tables: [String; 3]) -> String {
     let title = format!("lab {}: {}", status.name, up::title(cluster.plan()));
     let tables = tables.into_iter().filter(|table| !table.is_empty());
-    [print::wrap(&title, print::width())].into_iter().chain(tables).collect::<Vec<_>>().join("\n\n")
+    let title = [print::wrap(&title, print::width())].into_iter();
+    title.chain(tables).chain(problems::section(status)).collect::<Vec<_>>().join("\n\n")
 }
 
 pub(super) fn test(name: &str, args: &LabTestArgs) -> Result<ExitStatus> {
@@ -133,8 +135,7 @@ fn observe(name: &str, cluster: &Cluster) -> Result<LabStatus> {
 fn node(cluster: &Cluster, name: &str) -> Result<LabNode> {
     let agent = cluster.agent(name)?;
     let runs = !agent.has_ended()?;
-    let status = runs.then(|| agent.get(api::STATUS).ok()).flatten();
-    let status = status.and_then(|value| serde_json::from_value::<api::Status>(value).ok());
+    let status = runs.then(|| agent.status().ok()).flatten();
     let link = match (cluster.has_power(name)?, cluster.is_cut(name)?) {
         (false, _) => LabLink::NoPower,
         (true, true) => LabLink::Cut,
@@ -143,9 +144,12 @@ fn node(cluster: &Cluster, name: &str) -> Result<LabNode> {
     let state = match &status {
         _ if !runs => LabAgent::NotRunning,
         Some(status) if status.ready => LabAgent::Ready,
-        Some(_) | None => LabAgent::NotReady,
+        Some(_) => LabAgent::NotReady,
+        None => LabAgent::NotAnswering,
     };
     let blocks = status.iter().flat_map(|status| &status.network.blocks);
+    let conditions = status.iter().flat_map(|status| &status.conditions);
+    let conditions: BTreeSet<String> = conditions.map(|condition| condition.code.to_string()).collect();
     Ok(LabNode {
         name: name.to_owned(),
         subnet: cluster.subnet(name)?,
@@ -154,6 +158,7 @@ fn node(cluster: &Cluster, name: &str) -> Result<LabNode> {
         agent: state,
         pid: agent.pid().filter(|_| runs),
         blocks: blocks.map(|block| block.block).collect(),
+        conditions: conditions.into_iter().collect(),
         namespace: cluster.node(name)?.name().to_owned(),
     })
 }
@@ -257,6 +262,7 @@ fn agent(agent: LabAgent) -> String {
     match agent {
         LabAgent::Ready => print::good("ready"),
         LabAgent::NotReady => print::bad("not ready"),
+        LabAgent::NotAnswering => print::bad("hangs"),
         LabAgent::NotRunning => print::bad("not running"),
     }
 }

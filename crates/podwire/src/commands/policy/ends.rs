@@ -19,13 +19,13 @@ pub(super) enum EndSet {
     Pods(Vec<PodUid>),
     Addresses(Vec<IpAddr>),
     /// Outside of the cluster, in the family of the other end.
-    World,
+    Outside,
 }
 
 impl EndSet {
     pub(super) fn parse(text: &str, world: &PolicyWorld) -> Result<Self> {
         if text == "world" {
-            return Ok(Self::World);
+            return Ok(Self::Outside);
         }
         if let Ok(address) = text.parse() {
             return Ok(Self::Addresses(vec![address]));
@@ -84,7 +84,7 @@ impl EndSet {
 
     fn families(&self, world: &PolicyWorld) -> Vec<Family> {
         match self {
-            Self::World => vec![Family::V4, Family::V6],
+            Self::Outside => vec![Family::V4, Family::V6],
             Self::Addresses(addresses) => addresses.iter().copied().map(Family::of).collect(),
             Self::Pods(pods) => {
                 let world = world.engine.world();
@@ -101,7 +101,7 @@ impl EndSet {
                 let is_wanted = |one: &&IpAddr| family.is_none_or(|family| Family::of(**one) == family);
                 addresses.iter().filter(is_wanted).map(|one| FlowEnd::Address(*one)).collect()
             }
-            Self::World => vec![FlowEnd::Address(world.outside(family.unwrap_or(Family::V4)))],
+            Self::Outside => vec![FlowEnd::Address(world.outside(family.unwrap_or(Family::V4)))],
         }
     }
 }

@@ -28,10 +28,18 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitStatus> {
 
 /// The explanation in lines that fit.
 pub(super) fn wrapped(explanation: &Explanation) -> String {
+    explanation.to_string().lines().map(wrapped_line).collect::<Vec<_>>().join("\n")
+}
+
+/// A line that fits keeps its spaces. Continuation lines are indented more than the first line.
+fn wrapped_line(line: &str) -> String {
     const INDENT: usize = 4;
-    let text = explanation.to_string();
-    let lines = text.lines().map(|line| print::hanging(&print::wrap(line, print::width() - INDENT), INDENT));
-    lines.collect::<Vec<_>>().join("\n")
+    if line.chars().count() <= print::width() {
+        return line.to_owned();
+    }
+    let indent = line.len() - line.trim_start().len();
+    let text = print::wrap(line, print::width() - indent - INDENT);
+    format!("{}{}", " ".repeat(indent), print::hanging(&text, indent + INDENT))
 }
 
 pub(super) fn is_accepted(explanation: &Explanation) -> bool {

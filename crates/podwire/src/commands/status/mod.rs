@@ -2,6 +2,7 @@
 
 mod files;
 mod page;
+mod pod_names;
 
 use std::time::Duration;
 
@@ -15,13 +16,18 @@ use crate::directories::AgentDirectories;
 use crate::exit::ExitStatus;
 use crate::{print, time};
 use files::StatusFromFiles;
+use pod_names::PodNames;
 
 /// The agent reads all records for its status, which takes seconds on a busy node with thousands of pods.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The status of an agent as text.
+/// The status of an agent as text, with the names of pods.
 pub(crate) fn page(status: &api::Status) -> String {
-    page::page(status, time::now())
+    let mut status = status.clone();
+    let names = PodNames::read(&status.run_dir);
+    names.add_to_conditions(&mut status.conditions);
+    names.add_to_repairs(&mut status.reconcile.recent_repairs);
+    page::page(&status, time::now())
 }
 
 pub(crate) fn run(args: &StatusArgs) -> Result<ExitStatus> {
@@ -33,7 +39,10 @@ pub(crate) fn run(args: &StatusArgs) -> Result<ExitStatus> {
             adapt_fixes(&mut files.status.conditions);
             match args.output {
                 Output::Json => print::json(&files.status)?,
-                Output::Table | Output::Wide => print::line(files.page(time::now()))?,
+                Output::Table | Output::Wide => {
+                    PodNames::read(&files.status.run_dir).add_to_conditions(&mut files.status.conditions);
+                    print::line(files.page(time::now()))?;
+                }
             }
             return Ok(files.exit_status());
         }

@@ -4,7 +4,7 @@ use api::{Condition, Counts, InactivePort, InstalledFile, NetworkStatus, Reconci
 
 use types::Code;
 
-use crate::commands::plugins;
+use crate::commands::{lab, plugins};
 use crate::print;
 use crate::time;
 
@@ -150,9 +150,10 @@ fn repairs(status: &ReconcileStatus, now: u64) -> Option<String> {
     let title = "REPAIRED: the agent found and corrected these differences; no action is needed";
     let mut lines = vec![print::wrap(title, print::width())];
     lines.push(print::key_values(rows.iter().map(|(ago, message)| (ago.as_str(), message.clone()))));
-    lines.extend(
-        (earlier > 0).then(|| format!("{} before: see the log", print::count(earlier as u64, "repair"))),
-    );
+    lines.extend((earlier > 0).then(|| {
+        let log = lab::adapt_message("'journalctl -u podwire'".to_owned());
+        format!("{} before; see {log}", print::count(earlier as u64, "repair"))
+    }));
     Some(lines.join("\n"))
 }
 

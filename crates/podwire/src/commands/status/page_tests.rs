@@ -119,7 +119,7 @@ fn problems_are_shown_with_fixes_and_fit_the_width() {
         assert!(page.contains(word), "{word:?} in {page}");
     }
     assert!(!page.contains(" ago  3 another"), "only the latest: {page}");
-    assert!(page.contains("\n4 repairs before: see the log\n\n"), "{page}");
+    assert!(page.contains("\n4 repairs before; see 'journalctl -u podwire'\n\n"), "{page}");
     assert!(page.ends_with(&format!("\n    {command}")), "{page}");
     let wide: Vec<&str> = page.lines().filter(|line| line.chars().count() > print::width()).collect();
     assert_eq!(wide, [format!("    {command}")], "only the command is wider");

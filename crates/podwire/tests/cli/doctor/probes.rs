@@ -158,7 +158,9 @@ fn f3_a_lost_ping_is_repeated() {
     assert_eq!(verdict, "ok", "{message}");
     has(
         message,
-        &["2 addresses reachable, 1 with packets of the pods' size; 2 paths to pod networks reachable"],
+        &[
+            "2 addresses reachable, the 1 that pods use also with packets of full size; 2 paths to pod networks reachable",
+        ],
     );
 }
 

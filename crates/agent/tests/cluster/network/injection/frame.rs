@@ -11,6 +11,8 @@ pub(super) const PORT: u16 = 4789;
 pub(super) struct Frame {
     pub(super) vni: u32,
     pub(super) mac: [u8; 6],
+    /// The MAC of the sender.
+    pub(super) sender: [u8; 6],
     pub(super) from: IpAddr,
     pub(super) to: (IpAddr, u16),
     /// A VLAN tag before the type of the inner packet.
@@ -21,7 +23,7 @@ impl Frame {
     /// The payload of the outer datagram.
     pub(super) fn bytes(&self, text: &str) -> Vec<u8> {
         let kind = if self.from.is_ipv4() { [0x08, 0x00] } else { [0x86, 0xdd] };
-        [&header(self.vni, self.mac), self.tag, &kind, &packet(self.from, self.to, text)].concat()
+        [&self.header()[..], self.tag, &kind, &packet(self.from, self.to, text)].concat()
     }
 
     /// An ARP request for the MAC of `to`. A node that accepts it would also learn the sender's MAC.
@@ -31,14 +33,14 @@ impl Frame {
         };
         let mac = [2, 0, 0, 0, 0, 0x66];
         let body = [&[0, 1, 8, 0, 6, 4, 0, 1][..], &mac, &from.octets(), &[0; 6], &to.octets()].concat();
-        [&header(self.vni, self.mac)[..], &[0x08, 0x06], &body].concat()
+        [&self.header()[..], &[0x08, 0x06], &body].concat()
     }
-}
 
-/// The VXLAN header and the MACs of the inner frame.
-fn header(vni: u32, mac: [u8; 6]) -> Vec<u8> {
-    let [_, a, b, c] = vni.to_be_bytes();
-    [&[8, 0, 0, 0, a, b, c, 0][..], &mac, &[2, 0, 0, 0, 0, 0x66]].concat()
+    /// The VXLAN header and the MACs of the inner frame.
+    fn header(&self) -> Vec<u8> {
+        let [_, a, b, c] = self.vni.to_be_bytes();
+        [&[8, 0, 0, 0, a, b, c, 0][..], &self.mac, &self.sender].concat()
+    }
 }
 
 fn octets(ip: IpAddr) -> Vec<u8> {

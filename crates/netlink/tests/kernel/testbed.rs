@@ -8,7 +8,7 @@ use netlink::{AddBridge, LinkRef, NetNs, Op, RtSocket, SetLink, Veth};
 use serde_json::Value;
 use types::{IfName, Mac};
 
-pub(crate) struct World {
+pub(crate) struct Testbed {
     pub(crate) host: NetNs,
     pub(crate) pod: NetNs,
     pub(crate) host_socket: RtSocket,
@@ -52,7 +52,7 @@ pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
-impl World {
+impl Testbed {
     pub(crate) fn new() -> Self {
         let (host, pod) = (NetNs::create().unwrap(), NetNs::create().unwrap());
         let (host_socket, pod_socket) = (RtSocket::open_in(&host).unwrap(), RtSocket::open_in(&pod).unwrap());

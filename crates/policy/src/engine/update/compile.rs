@@ -1,3 +1,5 @@
+//! Compiles rules of profiles into elements.
+
 use std::collections::BTreeSet;
 
 use model::objects::Direction;
@@ -28,8 +30,8 @@ impl PolicyEngine {
         self.compile_idle_profiles(&work.fresh, journal);
     }
 
-    /// Until the links of pods have their new profiles, packets need the earlier rules for new classes, too, and over other
-    /// elements for any pod.
+    /// Compiles the profiles that no pod has any more. The agent changes the links of pods later, so packets still need these rules,
+    /// also for new classes and with the changed elements for any pod.
     fn compile_idle_profiles(&mut self, classes: &[ClassIndex], journal: &mut Journal) {
         let mut encoder = Encoder::default();
         let inputs = SideInputs {

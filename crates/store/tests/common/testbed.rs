@@ -7,14 +7,14 @@ use tempfile::TempDir;
 
 use super::server::Etcd;
 
-pub(crate) struct World {
+pub(crate) struct Testbed {
     pub(crate) store: Store,
     config: StoreConfig,
     directory: String,
     _dir: Option<TempDir>,
 }
 
-impl World {
+impl Testbed {
     pub(crate) fn embedded() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = StoreConfig::Embedded { dir: dir.path().join("a/store") };

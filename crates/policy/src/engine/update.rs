@@ -28,14 +28,14 @@ struct CompileWork {
     fresh: Vec<ClassIndex>,
     /// Profiles that are new.
     profiles: BTreeSet<ProfileId>,
-    /// Profiles whose rules may differ.
+    /// Profiles that may have other rules than before.
     rules: RuleScope,
     /// The rules for all pods may differ.
     universal: bool,
 }
 
 impl PolicyEngine {
-    pub(super) fn settle(&mut self, dirty: Dirty) -> Delta {
+    pub(super) fn update(&mut self, dirty: Dirty) -> Delta {
         let mut journal = Journal::default();
         let uses = self.uses.take_changes();
         self.classify_addresses(&dirty, uses.any, &mut journal);

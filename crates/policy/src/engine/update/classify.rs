@@ -1,3 +1,5 @@
+//! Assigns a class to each address of a pod or node, and to each range of other addresses.
+
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -64,8 +66,9 @@ impl PolicyEngine {
         Some((key, is_own))
     }
 
-    /// Classes that are not divided by the properties that came into use or went out of use keep their elements.
-    /// Those of pods and nodes that have changed are excluded: rules may distinguish their old and new keys.
+    /// Renames classes of which all addresses get the same new key, so that they keep their elements. Keys change if label keys, named
+    /// ports or blocks come into use or go out of use. Classes of changed pods and nodes are excluded, because rules may distinguish
+    /// their old and new keys.
     fn rename_classes(&mut self, keys: &[(IpAddr, Option<(ClassKey, bool)>)], dirty: &BTreeSet<IpAddr>) {
         let mut targets: HashMap<ClassIndex, Option<&ClassKey>> = HashMap::new();
         for (address, key) in keys {
@@ -108,7 +111,7 @@ impl PolicyEngine {
     pub(super) fn divide_ranges(&mut self, journal: &mut Journal) {
         let mut ranges: Vec<AddressRange> = Vec::new();
         for part in partition(&self.uses.cidrs, &self.networks) {
-            let kind = if part.is_in_network { PeerKind::Unknown } else { PeerKind::World };
+            let kind = if part.is_in_network { PeerKind::Unknown } else { PeerKind::Outside };
             let key = ClassKey { kind, cidrs: part.cidr.into_iter().collect() };
             let Some(class) = self.classes.acquire(key, &mut self.slots) else { continue };
             match ranges.last_mut() {

@@ -19,14 +19,14 @@ use crate::traffic::TrafficSet;
 pub(in crate::engine) struct TooLarge {
     /// The number of elements when it was suspended.
     pub(in crate::engine) elements: usize,
-    /// How many elements fewer there were without it.
+    /// By how many elements its suspension reduced the total.
     saved: usize,
     /// The number of pairs of class and profile at that time.
     pairs: usize,
 }
 
 impl PolicyEngine {
-    /// A suspended policy that has changed gets another chance.
+    /// Ends the suspension of policies that have changed. They are suspended again if they are still too large.
     pub(super) fn resume_changed(&mut self, changed: &[PolicyObject]) {
         for object in changed {
             self.suspended.remove(object);

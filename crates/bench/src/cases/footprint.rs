@@ -44,7 +44,7 @@ pub(crate) fn run(
 ) -> Result<AgentFootprint> {
     let (bench_node, scale) = (&input.site.agent, input.scale);
     let plugin = input.plugins.agent(bench_node, AttachMode::Routed, BenchNetwork::RESIDENT)?;
-    let all = Burst { plugin: &plugin, pods: scale.resident, workers: scale.parallel };
+    let all = Burst { plugin: &plugin, pods: scale.running_pods, workers: scale.parallel };
     let mut rates = BurstRates::default();
     let inputs = all.add_all(&mut rates)?;
     let measured = measure(agent, input);
@@ -71,8 +71,8 @@ fn measure(agent: &mut Agent, input: &CaseInput<'_>) -> Result<AgentFootprint> {
         starts.push(cpu_time(pid(agent)?)?.as_secs_f64());
         let (ms, attachments) = agents::logged_ready(agent)?;
         footprint.logged.push(ms);
-        if attachments != scale.resident {
-            let wanted = scale.resident;
+        if attachments != scale.running_pods {
+            let wanted = scale.running_pods;
             footprint.failures.push(format!("ready with {attachments} attachments instead of {wanted}"));
         }
         footprint.round_ms = rounds(agent)?.1;
