@@ -10,7 +10,7 @@ use engine::state::{NodeState, StateError};
 use ipam::{Range, RangeSet};
 use ipnet::IpNet;
 use netconf::{Network, NodeAllocation, comma_separated};
-use types::{Code, Finding, IfName, NetworkName};
+use types::{Code, Finding, IfName, NetworkName, NetworkRef};
 
 use crate::agent_status::AgentStatus;
 use crate::conditions::Source;
@@ -146,7 +146,13 @@ impl NodeAllocations {
         network.ok_or_else(|| NoBlock("this node has no block of the default network".to_owned()))
     }
 
-    /// The blocks that this node owns, also if it has no allocation because it lacks a block of a subnet.
+    /// A network of which this node has blocks.
+    pub(crate) fn network(&self, network: &NetworkRef) -> Result<Arc<Network>, NoBlock> {
+        let none = || NoBlock(format!("this node has no block of network {network}"));
+        self.get()?.ready(network).cloned().ok_or_else(none)
+    }
+
+    /// The blocks of all networks that this node owns, also if it has no allocation because it lacks a block of a subnet.
     pub(crate) fn blocks(&self) -> Vec<IpNet> {
         self.read().blocks.clone()
     }

@@ -440,7 +440,6 @@ fn description(config: &Config) -> NodeDescription {
             subnets: network.subnets.clone(),
             blocks: Vec::new(),
         },
-        block_layouts: membership::block_layouts(config),
     }
 }
 

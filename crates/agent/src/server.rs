@@ -28,7 +28,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model::BlockLayout;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -85,8 +84,6 @@ pub(crate) struct NodeDescription {
     pub(crate) socket: PathBuf,
     /// Its block list is empty.
     pub(crate) network: api::NetworkStatus,
-    /// How the network is divided into blocks.
-    pub(crate) block_layouts: Vec<BlockLayout>,
 }
 
 /// The listeners of the agent.

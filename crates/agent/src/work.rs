@@ -18,7 +18,7 @@ use api::{CniAnswer, CniCall, Condition, ConditionCode};
 use cni::{Env, Error, ErrorCode, Failure, Request, Version};
 use engine::{AllowedDelegates, Caller, Delegates, Done, KernelCache, Wait};
 use netconf::{NodeAllocation, NodeNetworks};
-use types::{AttachMode, AttachmentKey, NetworkName, RequestId};
+use types::{AttachMode, AttachmentKey, NetworkId, NetworkName, RequestId};
 
 use crate::agent_status::AgentStatus;
 use crate::allocation::{NoBlock, NodeAllocations};
@@ -120,13 +120,28 @@ impl Work {
     }
 
     /// The agent's networks for a request that is served with this allocation.
-    fn networks<'a>(&'a self, allocation: &'a Result<Arc<NodeAllocation>, NoBlock>) -> NodeNetworks<'a> {
+    fn networks<'a>(
+        &'a self,
+        allocation: &'a Result<Arc<NodeAllocation>, NoBlock>,
+        unnamed: Option<&'a NetworkId>,
+    ) -> NodeNetworks<'a> {
         NodeNetworks {
             name: &self.network,
             mode: self.mode,
             run_dir: &self.run_dir,
+            unnamed,
             allocation: allocation.as_deref().map_err(|none| none.0.as_str()),
         }
+    }
+
+    /// The network of a new pod that names none: that of its group, or the default one of its tenant.
+    fn unnamed_network(&self, request: &Request) -> Option<NetworkId> {
+        let (Request::Add(call) | Request::Check(call)) = request else { return None };
+        let objects = self.policies.objects()?;
+        let (tenant, group) = netconf::unnamed_network(call)?;
+        let of_group =
+            group.and_then(|group| objects.group(&tenant, &group).map(|found| found.network.clone()));
+        of_group.or_else(|| objects.tenant(&tenant)?.default_network.clone())
     }
 
     /// A request of the agent's network ended. Counting addresses means listing all of them, so it is done only if the outcome
@@ -395,6 +410,7 @@ impl Task {
         };
         // The current blocks. They may have changed since the request arrived.
         let mut allocation = self.work.allocations.get();
+        let unnamed = self.work.unnamed_network(&self.request);
         let serve = |allocation: &Result<Arc<NodeAllocation>, NoBlock>| {
             let caller = Caller {
                 request: Some(&self.id),
@@ -402,20 +418,18 @@ impl Task {
                 wait: Wait::UntilLinkRemoved,
                 kernel_cache: Some(&self.work.kernel_cache),
                 delegates: Delegates::Allowed(&self.work.delegates),
-                networks: Some(self.work.networks(allocation)),
+                networks: Some(self.work.networks(allocation, unnamed.as_ref())),
                 policies: Some(&*self.work.policies),
                 warn: &log::engine_warning,
             };
             (self.work.serve)(&self.request, &caller)
         };
         let mut served = serve(&allocation);
-        // Each family may need another block.
-        for _ in 0..2 {
+        // The network may need its first blocks, and then each family another one.
+        for _ in 0..3 {
             let Err(error) = &served else { break };
-            if error.code != ErrorCode::AddressesExhausted {
-                break;
-            }
-            match self.work.wait_for_another_block(&self.request, &self.work.networks(&allocation)) {
+            let networks = self.work.networks(&allocation, unnamed.as_ref());
+            match self.work.wait_for_another_block(&self.request, (&networks, error.code)) {
                 Ok(AnotherBlock::NotNeeded) => break,
                 Ok(AnotherBlock::Received) => {
                     allocation = self.work.allocations.get();

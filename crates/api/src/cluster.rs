@@ -85,7 +85,7 @@ pub struct BlockView {
     pub local: bool,
 }
 
-/// All blocks of a network.
+/// All blocks of all networks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -100,6 +100,8 @@ pub struct BlocksView {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct SubnetView {
+    /// The tenant and the name of the network: `default.default-net`.
+    pub network: String,
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub subnet: IpNet,
     /// The number of blocks into which the subnet is divided.

@@ -168,7 +168,10 @@ fn delegates(config: &Config) -> Option<ConfigFinding> {
 /// A counter key in the directory of an object would be read as an object.
 fn counter(config: &Config) -> Option<ConfigFinding> {
     let layout = &config.layout;
-    let directories = [layout.nodes(), layout.blocks(), layout.alives()];
+    let objects = model::ObjectKind::ALL.map(|kind| layout.objects(kind));
+    let others =
+        [layout.nodes(), layout.former_blocks(), layout.alives(), layout.identities(), layout.pods()];
+    let directories: Vec<String> = others.into_iter().chain(objects).collect();
     let is_inside = directories.iter().any(|directory| layout.counter().starts_with(directory.as_str()));
     (is_inside || layout.counter() == layout.network()).then(|| ConfigFinding {
         key: "etcd.counter_key",

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use netconf::NetConf;
+use netconf::{BridgeMtu, NetConf};
 use netlink::RtSocket;
 use nft::{Firewall, PodElement};
 use rustix::fd::OwnedFd;
@@ -86,24 +86,31 @@ impl KernelCache {
     /// The config's bridge, if it is cached, unchanged and matches the config.
     pub(crate) fn bridge(&self, host: &RtSocket, conf: &NetConf) -> Result<Option<CachedBridge>, Error> {
         let cached = lock(&self.bridges).get(&conf.bridge).cloned();
-        let Some(cached) =
-            cached.filter(|cached| !conf.promisc && conf.mtu.is_none_or(|mtu| mtu == cached.mtu))
-        else {
+        let Some(cached) = cached.filter(|cached| !conf.promisc && has_mtu(cached, conf)) else {
             return Ok(None);
         };
         Ok((host.index_of(&conf.bridge)? == Some(cached.bridge.index)).then_some(cached))
     }
 
     /// Called after a pod was attached to the bridge.
-    pub(crate) fn remember_bridge(&self, bridge: &Bridge, pod: &Attachment) {
+    pub(crate) fn remember_bridge(&self, bridge: &Bridge, pod: &Attachment, mtu: BridgeMtu) {
         let mut bridges = lock(&self.bridges);
+        let gateways = pod.wiring.gateways.iter().map(|gateway| (*gateway, pod.mode));
+        match (mtu, bridges.get_mut(&bridge.name)) {
+            // The pod's MTU is not that of the bridge.
+            (BridgeMtu::OfOtherNetwork, Some(cached)) if cached.bridge.index == bridge.index => {
+                return cached.gateways.extend(gateways);
+            }
+            (BridgeMtu::OfOtherNetwork, Some(_) | None) => return,
+            (BridgeMtu::OfThisNetwork, _) => {}
+        }
         // A pod has the bridge's MTU, or the one that the config sets for both.
         let new = CachedBridge { bridge: bridge.clone(), mtu: pod.mtu, gateways: BTreeMap::new() };
         let cached = bridges.entry(bridge.name.clone()).or_insert_with(|| new.clone());
         if cached.bridge.index != bridge.index || cached.mtu != pod.mtu {
             *cached = new;
         }
-        cached.gateways.extend(pod.wiring.gateways.iter().map(|gateway| (*gateway, pod.mode)));
+        cached.gateways.extend(gateways);
     }
 
     /// The IPv6 sysctl directory of the host's links: see [`sysctl::open_ipv6_conf`].
@@ -198,4 +205,10 @@ pub(crate) fn with_firewall<T>(
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+fn has_mtu(cached: &CachedBridge, conf: &NetConf) -> bool {
+    match conf.bridge_mtu {
+        BridgeMtu::OfThisNetwork => conf.mtu.is_none_or(|mtu| mtu == cached.mtu),
+        BridgeMtu::OfOtherNetwork => true,
+    }
 }

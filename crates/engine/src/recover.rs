@@ -17,6 +17,8 @@ use crate::{Caller, Error, lease};
 pub(crate) struct Hints<'a> {
     /// The current config of the network.
     pub(crate) conf: Option<&'a NetConf>,
+    /// Further networks of the same name. An address belongs to at most one network.
+    pub(crate) others: &'a [&'a NetConf],
     /// Records from before the loss. They are more complete than a link's alias.
     pub(crate) earlier_records: &'a [Attachment],
 }
@@ -27,7 +29,7 @@ pub(crate) fn network(
     name: &NetworkName,
     conf: Option<&NetConf>,
 ) -> Result<NetworkState, Error> {
-    network_with(state, name, Hints { conf, earlier_records: &[] })
+    network_with(state, name, Hints { conf, ..Hints::default() })
 }
 
 pub(crate) fn network_with(
@@ -51,10 +53,19 @@ pub(crate) fn existing(
     }
     // A config that became invalid must not prevent the removal of a pod.
     let conf = caller.network(config).ok();
-    if recovered_links(&config.name, Hints { conf: conf.as_ref(), earlier_records: &[] })?.is_empty() {
+    if recovered_links(&config.name, Hints { conf: conf.as_ref(), ..Hints::default() })?.is_empty() {
         return Ok(None);
     }
     network(&NodeState::open(&paths.run_dir)?, &config.name, conf.as_ref()).map(Some)
+}
+
+impl<'a> Hints<'a> {
+    /// The network that provided these addresses.
+    fn conf_of(&self, addresses: &[IpNet]) -> Option<&'a NetConf> {
+        let has_address =
+            |conf: &&&NetConf| addresses.first().is_some_and(|first| range(conf, first).is_some());
+        self.others.iter().find(has_address).copied().or(self.conf)
+    }
 }
 
 fn recovered_links(network: &NetworkName, hints: Hints<'_>) -> Result<Vec<RecoveredLink>, Error> {
@@ -71,7 +82,7 @@ pub(crate) fn recovered_link(network: &NetworkName, link: &Link, hints: Hints<'_
         a.key.network == *network && a.key.file_stem() == stem && a.host_link.as_str() == link.name
     };
     let earlier = hints.earlier_records.iter().find(is_same).cloned();
-    let attachment = earlier.or_else(|| attachment(network, link, &alias, hints.conf));
+    let attachment = earlier.or_else(|| attachment(network, link, &alias, hints.conf_of(&alias.addresses)));
     Some(RecoveredLink { stem, addresses: alias.ips().collect(), attachment })
 }
 
@@ -81,12 +92,9 @@ fn alias_in<'a>(network: &NetworkName, link: &'a Link) -> Option<Alias<'a>> {
 }
 
 /// The attachment as far as the link's alias contains it. None if the alias has only the digest of a long container ID.
-pub(crate) fn attachment_of(
-    network: &NetworkName,
-    link: &Link,
-    conf: Option<&NetConf>,
-) -> Option<Attachment> {
-    attachment(network, link, &alias_in(network, link)?, conf)
+pub(crate) fn attachment_of(network: &NetworkName, link: &Link, hints: Hints<'_>) -> Option<Attachment> {
+    let alias = alias_in(network, link)?;
+    attachment(network, link, &alias, hints.conf_of(&alias.addresses))
 }
 
 /// The alias does not contain all fields. The others come from the current config. If it is unknown, they are chosen such that
@@ -180,7 +188,7 @@ mod tests {
                 "subnet": "10.88.1.0/24,fd88:0:0:1::/64", "isGateway": is_gateway, "mode": "bridge"});
             let conf =
                 NetConf::parse(&NetworkConfig::from_slice(config.to_string().as_bytes()).unwrap()).unwrap();
-            let hints = Hints { conf: Some(&conf), earlier_records: &[] };
+            let hints = Hints { conf: Some(&conf), ..Hints::default() };
             let links = node.enter(|| recovered_links(&"blue".try_into().unwrap(), hints).unwrap()).unwrap();
             let record = links[0].attachment.as_ref().unwrap();
             let gateways: Vec<String> = record.wiring.gateways.iter().map(ToString::to_string).collect();

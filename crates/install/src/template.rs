@@ -195,6 +195,7 @@ impl ConfigDraft<'_> {
             name: &installer.settings.name,
             mode: installer.settings.mode,
             run_dir: &installer.run_dir,
+            unnamed: None,
             allocation: Ok(&NodeAllocation::of_default(network)),
         };
         NetConf::merge(config, Some(&node))

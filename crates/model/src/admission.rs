@@ -56,7 +56,7 @@ pub enum AddressRefusal {
 impl fmt::Display for BlockRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Outside => f.write_str("outside of the pod network"),
+            Self::Outside => f.write_str("outside of the pod networks"),
             Self::NotABlock { length } => {
                 write!(f, "the network is divided into aligned blocks of prefix length {length}")
             }
@@ -101,8 +101,8 @@ pub fn check_block(
     }
 }
 
-/// Whether another node can be reached at this address. `subnets` are the subnets of the pod network.
-pub fn check_address(subnets: &[IpNet], address: IpAddr) -> Result<(), AddressRefusal> {
+/// Whether another node can be reached at this address, which must not be in a pod network.
+pub fn check_address(block_layouts: &[BlockLayout], address: IpAddr) -> Result<(), AddressRefusal> {
     let refusal = match address {
         address if address.is_unspecified() => AddressRefusal::Unspecified,
         address if address.is_loopback() => AddressRefusal::Loopback,
@@ -114,8 +114,8 @@ pub fn check_address(subnets: &[IpNet], address: IpAddr) -> Result<(), AddressRe
         IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => AddressRefusal::Mapped,
         // ::/96, the deprecated IPv4-compatible form.
         IpAddr::V6(v6) if v6.octets().starts_with(&[0; 12]) => AddressRefusal::Mapped,
-        address => match subnets.iter().find(|subnet| subnet.contains(&address)) {
-            Some(subnet) => AddressRefusal::InPodNetwork(*subnet),
+        address => match block_layouts.iter().map(BlockLayout::subnet).find(|net| net.contains(&address)) {
+            Some(subnet) => AddressRefusal::InPodNetwork(subnet),
             None => return Ok(()),
         },
     };
@@ -173,10 +173,9 @@ pub fn refusals<'a>(
             blocks.entry(reason).or_default().push(block.to_string());
         }
     }
-    let subnets: Vec<IpNet> = block_layouts.iter().map(BlockLayout::subnet).collect();
     let mut addresses: BTreeMap<AddressRefusal, Vec<String>> = BTreeMap::new();
     for address in record.named_addresses() {
-        if let Err(reason) = check_address(&subnets, address) {
+        if let Err(reason) = check_address(block_layouts, address) {
             addresses.entry(reason).or_default().push(address.to_string());
         }
     }
@@ -235,6 +234,7 @@ mod tests {
     use types::NodeUid;
 
     use super::*;
+    use crate::BlockAllocation;
 
     fn net(text: &str) -> IpNet {
         text.parse().unwrap()
@@ -256,7 +256,7 @@ mod tests {
             name: name("a"),
             uid: NodeUid::from_random([1; 16]),
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
-            blocks: blocks.iter().map(|text| net(text)).collect(),
+            blocks: BlockAllocation::of_default(blocks.iter().map(|text| net(text)).collect()),
             tunnel_mac: Mac::local([1; 5]),
             macs: Vec::new(),
             version: "1".to_owned(),
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(
             sentences(&record, &claims),
             [
-                "blocks 10.0.0.0/8, 10.9.0.0/24 are not routed: outside of the pod network",
+                "blocks 10.0.0.0/8, 10.9.0.0/24 are not routed: outside of the pod networks",
                 "block 10.2.5.7/32 is not routed: the network is divided into aligned blocks of prefix length 24",
                 "blocks 10.2.6.0/24, fd00:2::/72 are not routed: not claimed in the store",
                 "block 10.2.4.0/24 is not routed: claimed by node b",

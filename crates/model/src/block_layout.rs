@@ -81,6 +81,26 @@ impl BlockLayout {
         self.subnet.contains(block) && block.prefix_len() == self.length() && block.trunc() == *block
     }
 
+    /// The blocks that overlap one of these parts of the subnet.
+    pub fn within<'a>(&'a self, parts: &'a [IpNet]) -> impl Iterator<Item = IpNet> + 'a {
+        parts.iter().filter(|part| self.subnet.contains(*part)).flat_map(|part| {
+            let first = self.index_of(part.network());
+            let bits = self.length().saturating_sub(part.prefix_len());
+            (first..first.saturating_add(1 << bits)).map(|n| self.block(n))
+        })
+    }
+
+    /// The index of the block with this address of the subnet.
+    fn index_of(&self, address: IpAddr) -> u64 {
+        let shift = self.subnet.max_prefix_len() - self.length();
+        let offset = match (address, self.subnet.network()) {
+            (IpAddr::V4(address), IpAddr::V4(network)) => u128::from(u32::from(address) - u32::from(network)),
+            (IpAddr::V6(address), IpAddr::V6(network)) => u128::from(address) - u128::from(network),
+            (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => 0,
+        };
+        u64::try_from(offset.checked_shr(shift.into()).unwrap_or(0)).unwrap_or(u64::MAX)
+    }
+
     /// All blocks that are not taken, starting with the n-th and wrapping around.
     pub fn offer(
         &self,
@@ -151,6 +171,24 @@ mod tests {
         for other in ["10.3.0.0/24", "10.2.0.0/25", "10.2.0.0/16", "fd00::/24", "10.2.1.5/24"] {
             assert!(!block_layout.owns(&other.parse().unwrap()), "{other}");
         }
+    }
+
+    #[test]
+    fn d_the_blocks_of_a_part_are_those_that_overlap_it() {
+        let within = |layout: &BlockLayout, parts: &[&str]| -> Vec<String> {
+            let parts: Vec<IpNet> = parts.iter().map(|part| part.parse().unwrap()).collect();
+            layout.within(&parts).map(|block| block.to_string()).collect()
+        };
+        let v4 = block_layout("10.2.0.0/16", 8);
+        assert_eq!(
+            within(&v4, &["10.2.7.64/28", "10.2.254.0/23"]),
+            ["10.2.7.0/24", "10.2.254.0/24", "10.2.255.0/24"]
+        );
+        assert_eq!(within(&v4, &["10.3.0.0/24", "10.0.0.0/8", "fd00::/64"]), [""; 0]);
+        let v6 = block_layout("fd00:2::/64", 8);
+        assert_eq!(within(&v6, &["fd00:2:0:0:ab00::/73"]), ["fd00:2:0:0:ab00::/72"]);
+        let undivided = block_layout("10.2.0.0/16", 0);
+        assert_eq!(within(&undivided, &["10.2.7.0/24"]), ["10.2.0.0/16"]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use crate::allocation::BlockAllocation;
 use crate::object::NodeRecord;
 
 /// The fields in which two records of a node differ: `version 0.1.0 -> 0.2.0`. None if they are equal.
@@ -11,7 +12,7 @@ pub fn difference(before: &NodeRecord, after: &NodeRecord) -> Option<String> {
     let parts = [
         ("uid", listed(&[&before.uid]), listed(&[&after.uid])),
         ("addresses", listed(&before.addresses), listed(&after.addresses)),
-        ("blocks", listed(&before.blocks), listed(&after.blocks)),
+        ("blocks", described(&before.blocks), described(&after.blocks)),
         ("tunnel MAC", listed(&[before.tunnel_mac]), listed(&[after.tunnel_mac])),
         ("link MAC", listed(&before.macs), listed(&after.macs)),
         ("version", before.version.clone(), after.version.clone()),
@@ -21,6 +22,10 @@ pub fn difference(before: &NodeRecord, after: &NodeRecord) -> Option<String> {
     let texts: Vec<String> =
         changed.map(|(part, before, after)| format!("{part} {before} -> {after}")).collect();
     (!texts.is_empty()).then(|| texts.join("; "))
+}
+
+fn described(blocks: &BlockAllocation) -> String {
+    if blocks.is_empty() { "none".to_owned() } else { blocks.to_string() }
 }
 
 /// Comma-separated, or `none`.
@@ -44,7 +49,7 @@ mod tests {
             name: "n2".try_into().unwrap(),
             uid: NodeUid::from_random([1; 16]),
             addresses: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
-            blocks: vec!["10.2.1.0/24".parse().unwrap()],
+            blocks: BlockAllocation::of_default(vec!["10.2.1.0/24".parse().unwrap()]),
             tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
             macs: Vec::new(),
             version: "0.1.0".to_owned(),
@@ -58,7 +63,11 @@ mod tests {
         };
         let text = "addresses 192.0.2.1,2001:db8::1 -> 192.0.2.9; version 0.1.0 -> 0.2.0";
         assert_eq!(difference(&before, &moved).as_deref(), Some(text));
-        let changed = NodeRecord { blocks: Vec::new(), transport: Some(Transport::Vxlan), ..before.clone() };
+        let changed = NodeRecord {
+            blocks: BlockAllocation::default(),
+            transport: Some(Transport::Vxlan),
+            ..before.clone()
+        };
         let text = "blocks 10.2.1.0/24 -> none; transport none -> vxlan";
         assert_eq!(difference(&before, &changed).as_deref(), Some(text));
     }

@@ -54,6 +54,7 @@ impl fmt::Display for IdentityHash {
 impl Object for Identity {
     const KIND: &'static str = "identity";
     const SCHEMA: u32 = 1;
+    const OLDEST_SCHEMA: u32 = 1;
 }
 
 impl Identity {
@@ -86,6 +87,7 @@ pub struct PodRecord {
 impl Object for PodRecord {
     const KIND: &'static str = "pod";
     const SCHEMA: u32 = 1;
+    const OLDEST_SCHEMA: u32 = 1;
 }
 
 #[cfg(test)]

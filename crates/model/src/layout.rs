@@ -3,17 +3,15 @@
 //! ```text
 //! PREFIX/network              settings that are common to all nodes
 //! PREFIX/nodes/NAME           the record of a node
-//! PREFIX/blocks/10.2.3.0-24   the claim of a block
 //! PREFIX/alive/NAME           the heartbeat of an agent, with a lease
 //! COUNTER                     by default PREFIX/counter: where the next node starts its search for a block
 //! ```
 //!
 //! A directory ends with a slash, so that `/hosts` never matches `/hosts2`.
 
-use ipnet::IpNet;
 use types::NodeName;
 
-use crate::object::{BlockClaim, NodeRecord, Object as _};
+use crate::object::{NodeRecord, Object as _};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyLayout {
@@ -56,13 +54,9 @@ impl KeyLayout {
         format!("{}/nodes/{name}", self.prefix)
     }
 
-    /// The directory of all claims.
-    pub fn blocks(&self) -> String {
+    /// The directory of claims before schema 2. Not used any more.
+    pub fn former_blocks(&self) -> String {
         format!("{}/blocks/", self.prefix)
-    }
-
-    pub fn block(&self, block: &IpNet) -> String {
-        format!("{}/blocks/{}-{}", self.prefix, block.network(), block.prefix_len())
     }
 
     /// The directory of all heartbeats.
@@ -90,20 +84,6 @@ impl KeyLayout {
         Some((name, read))
     }
 
-    /// The block of a key in `blocks`. Only the canonical form is valid: otherwise there could be two claims for a block.
-    pub fn block_of(&self, key: &str) -> Option<IpNet> {
-        let (address, length) = key.strip_prefix(&self.blocks())?.rsplit_once('-')?;
-        let block = IpNet::new(address.parse().ok()?, length.parse().ok()?).ok()?;
-        (self.block(&block.trunc()) == key).then_some(block)
-    }
-
-    /// The block of a key in `blocks`, and its owner or the reason why the claim is not used.
-    pub fn claim_at(&self, key: &str, value: &[u8]) -> Option<(IpNet, Result<NodeName, String>)> {
-        let block = self.block_of(key)?;
-        let read = BlockClaim::decode(value).map(|claim| claim.node);
-        Some((block, read.map_err(|error| format!("{key} in the store is not used: {error}"))))
-    }
-
     /// The node of a key in `alives`.
     pub fn alive_of(&self, key: &str) -> Option<NodeName> {
         NodeName::try_from(key.strip_prefix(&self.alives())?).ok()
@@ -118,6 +98,7 @@ mod tests {
     fn a4_a_prefix_matches_complete_segments() {
         for prefix in ["/hosts", "/hosts/", "/hosts//"] {
             let layout = KeyLayout::new(prefix, None);
+            assert_eq!(layout.counter(), "/hosts/counter");
             assert_eq!(layout.nodes(), "/hosts/nodes/");
             assert_eq!(layout.node_of("/hosts/nodes/a").unwrap().as_str(), "a");
             for other in
@@ -125,29 +106,6 @@ mod tests {
             {
                 assert_eq!(layout.node_of(other), None, "{other}");
             }
-        }
-    }
-
-    #[test]
-    fn the_key_of_a_block_has_one_canonical_form() {
-        let layout = KeyLayout::new("/pw", Some("/elsewhere"));
-        assert_eq!(layout.counter(), "/elsewhere");
-        for text in ["10.2.3.0/24", "fd00:2:0:300::/72"] {
-            let block: IpNet = text.parse().unwrap();
-            assert_eq!(layout.block_of(&layout.block(&block)), Some(block));
-        }
-        for other in [
-            "/pw/blocks/fd00:2:0:300:0:0:0:0-72",
-            "/pw/blocks/FD00:2:0:300::-72",
-            "/pw/blocks/fd00:2:0:300::-072",
-            "/pw/blocks/10.2.3.0-+24",
-        ] {
-            assert_eq!(layout.block_of(other), None, "not canonical: {other}");
-        }
-        for bad in
-            ["/pw/blocks/10.2.3.0", "/pw/blocks/10.2.3.1-24", "/pw/blocks/10.2.3.0-33", "/pw/blocks/-8"]
-        {
-            assert_eq!(layout.block_of(bad), None, "{bad}");
         }
     }
 }

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod allocation;
 #[cfg(test)]
 mod any_input_tests;
 mod block_layout;
@@ -37,6 +38,7 @@ pub use admission::{
     AddressRefusal, BlockRefusal, MAX_ADDRESSES, MAX_BLOCKS, RefusedParts, StoredNode, check_address,
     check_block, refusals, shared_parts,
 };
+pub use allocation::BlockAllocation;
 pub use block_layout::{BlockCandidates, BlockLayout, BlockLayoutError};
 pub use catalog::{
     ApplyStep, Catalog, ObjectError, ObjectErrorCause, PlacementError, PolicyEdit, RuleCounter, StepAction,

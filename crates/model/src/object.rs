@@ -2,12 +2,14 @@
 //! that it does not understand.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use types::{Mac, NodeName, NodeUid};
 
+use crate::allocation::BlockAllocation;
 use crate::fields::FieldError;
 use crate::mesh::Transport;
 
@@ -38,8 +40,12 @@ pub(crate) fn seal(kind: &str, schema: u32, body: &serde_json::Value) -> Vec<u8>
     serde_json::json!({ "schema": schema, kind: body }).to_string().into_bytes()
 }
 
-/// The body of an object whose schema version this program supports.
-pub(crate) fn open(kind: &'static str, known: u32, bytes: &[u8]) -> Result<serde_json::Value, DecodeError> {
+/// The body of an object whose schema version is one of `schemas`.
+pub(crate) fn open(
+    kind: &'static str,
+    schemas: RangeInclusive<u32>,
+    bytes: &[u8],
+) -> Result<serde_json::Value, DecodeError> {
     let unreadable = |reason: String| DecodeError::Unreadable { kind, reason: bounded(&reason) };
     if bytes.len() > MAX_SIZE {
         let size = bytes.len();
@@ -49,7 +55,12 @@ pub(crate) fn open(kind: &'static str, known: u32, bytes: &[u8]) -> Result<serde
         serde_json::from_slice(bytes).map_err(|e| unreadable(e.to_string()))?;
     match value.get("schema").and_then(serde_json::Value::as_u64) {
         None => return Err(unreadable("it has no schema version".to_owned())),
-        Some(found) if found > u64::from(known) => return Err(DecodeError::Newer { kind, found, known }),
+        Some(found) if found > u64::from(*schemas.end()) => {
+            return Err(DecodeError::Newer { kind, found, known: *schemas.end() });
+        }
+        Some(found) if found < u64::from(*schemas.start()) => {
+            return Err(DecodeError::Older { kind, found, oldest: *schemas.start() });
+        }
         Some(_) => {}
     }
     Ok(value.get_mut(kind).map(serde_json::Value::take).unwrap_or_default())
@@ -60,8 +71,11 @@ pub(crate) fn open(kind: &'static str, known: u32, bytes: &[u8]) -> Result<serde
 pub trait Object: Serialize + DeserializeOwned {
     /// The name of the kind in messages and in JSON.
     const KIND: &'static str;
-    /// The version that this program writes, and the newest that it reads.
+    /// The version that this program writes, and the newest that it reads. A new optional field needs no new version: programs that
+    /// do not know it ignore it.
     const SCHEMA: u32;
+    /// The oldest version that this program reads.
+    const OLDEST_SCHEMA: u32;
 
     fn encode(&self) -> Vec<u8> {
         // Objects contain names, addresses and lists, which always serialize.
@@ -69,7 +83,7 @@ pub trait Object: Serialize + DeserializeOwned {
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let body = open(Self::KIND, Self::SCHEMA, bytes)?;
+        let body = open(Self::KIND, Self::OLDEST_SCHEMA..=Self::SCHEMA, bytes)?;
         let unreadable = |e: serde_json::Error| DecodeError::Unreadable {
             kind: Self::KIND,
             reason: bounded(&e.to_string()),
@@ -84,6 +98,9 @@ pub enum DecodeError {
         "schema version {found} of a {kind} is newer than this podwire supports ({known}): update podwire"
     )]
     Newer { kind: &'static str, found: u64, known: u32 },
+    /// Of the time before the first release. It is not migrated.
+    #[error("schema version {found} of a {kind} is older than this podwire supports ({oldest})")]
+    Older { kind: &'static str, found: u64, oldest: u32 },
     #[error("a {kind} cannot be read: {reason}")]
     Unreadable { kind: &'static str, reason: String },
     #[error("a {kind} is invalid: {source}")]
@@ -95,9 +112,17 @@ impl DecodeError {
     pub fn is_newer(&self) -> bool {
         matches!(self, Self::Newer { .. })
     }
+
+    /// Written by another version. The value is neither used nor overwritten.
+    pub fn is_of_other_version(&self) -> bool {
+        match self {
+            Self::Newer { .. } | Self::Older { .. } => true,
+            Self::Unreadable { .. } | Self::Field { .. } => false,
+        }
+    }
 }
 
-/// Settings that all nodes must agree on. The first node writes them, the others compare them.
+/// Settings that all nodes must agree on: those of the default network and of the tunnels. The first node writes them, the others compare them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSpec {
     /// One, or one per family.
@@ -117,8 +142,7 @@ pub struct NodeRecord {
     pub uid: NodeUid,
     /// The addresses at which other nodes reach it: at most one per family.
     pub addresses: Vec<IpAddr>,
-    /// In the order in which they were claimed.
-    pub blocks: Vec<IpNet>,
+    pub blocks: BlockAllocation,
     /// The MAC of its tunnel devices.
     pub tunnel_mac: Mac,
     /// The MACs of the links with its addresses. Other nodes accept packets of its pods only from these, or through the tunnel. None:
@@ -158,26 +182,32 @@ pub struct AliveRecord {
 
 impl Object for NetworkSpec {
     const KIND: &'static str = "network";
-    const SCHEMA: u32 = 1;
+    const SCHEMA: u32 = 2;
+    const OLDEST_SCHEMA: u32 = 2;
 }
 
 impl Object for NodeRecord {
     const KIND: &'static str = "node";
-    const SCHEMA: u32 = 1;
+    const SCHEMA: u32 = 2;
+    const OLDEST_SCHEMA: u32 = 2;
 }
 
 impl Object for BlockClaim {
     const KIND: &'static str = "claim";
-    const SCHEMA: u32 = 1;
+    const SCHEMA: u32 = 2;
+    const OLDEST_SCHEMA: u32 = 2;
 }
 
 impl Object for AliveRecord {
     const KIND: &'static str = "alive";
     const SCHEMA: u32 = 1;
+    const OLDEST_SCHEMA: u32 = 1;
 }
 
 #[cfg(test)]
 mod tests {
+    use types::NetworkRef;
+
     use super::*;
 
     fn record() -> NodeRecord {
@@ -185,7 +215,10 @@ mod tests {
             name: "n1".try_into().unwrap(),
             uid: NodeUid::from_random([7; 16]),
             addresses: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
-            blocks: vec!["10.2.3.0/24".parse().unwrap(), "fd00:2:0:3::/72".parse().unwrap()],
+            blocks: BlockAllocation::from_iter([
+                (NetworkRef::default(), "10.2.3.0/24".parse().unwrap()),
+                (NetworkRef::try_from("blue.front".to_owned()).unwrap(), "fd00:2:0:3::/72".parse().unwrap()),
+            ]),
             tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
             macs: Vec::new(),
             version: "0.1.0".to_owned(),
@@ -198,21 +231,43 @@ mod tests {
         let bytes = record().encode();
         assert_eq!(NodeRecord::decode(&bytes), Ok(record()));
         let text = String::from_utf8(bytes).unwrap();
-        assert!(text.contains(r#""schema":1"#) && text.contains(r#""blocks":["10.2.3.0/24""#), "{text}");
+        assert!(text.contains(r#""schema":2"#), "{text}");
+        assert!(
+            text.contains(
+                r#""blocks":{"blue.front":["fd00:2:0:3::/72"],"default.default-net":["10.2.3.0/24"]"#
+            ),
+            "{text}"
+        );
     }
 
     #[test]
-    fn a_newer_schema_is_refused_and_unknown_fields_are_ignored() {
-        let newer = br#"{"schema":2,"node":{}}"#;
-        assert!(NodeRecord::decode(newer).unwrap_err().is_newer());
-        let more = br#"{"schema":1,"color":"red","claim":{"node":"n1","since":5}}"#;
+    fn a_newer_or_older_schema_is_refused() {
+        let newer = NodeRecord::decode(br#"{"schema":3,"node":{}}"#).unwrap_err();
+        assert!(newer.is_newer() && newer.is_of_other_version());
+        let older = NodeRecord::decode(br#"{"schema":1,"node":{}}"#).unwrap_err();
+        assert!(older.is_of_other_version() && !older.is_newer());
+        assert_eq!(older.to_string(), "schema version 1 of a node is older than this podwire supports (2)");
+    }
+
+    #[test]
+    fn d_versions_with_and_without_an_added_field_read_the_same_record() {
+        // An agent that does not know a field uses the record without it.
+        let mut json: serde_json::Value = serde_json::from_slice(&record().encode()).unwrap();
+        json["node"]["encryption"] = serde_json::json!({ "key": "abc" });
+        assert_eq!(NodeRecord::decode(json.to_string().as_bytes()), Ok(record()));
+        // `transport` was added as an optional field: a record without it is valid, and it is not written if it is not set.
+        json["node"].as_object_mut().unwrap().remove("transport");
+        let before = NodeRecord { transport: None, ..record() };
+        assert_eq!(NodeRecord::decode(json.to_string().as_bytes()), Ok(before.clone()));
+        assert!(!String::from_utf8(before.encode()).unwrap().contains("transport"));
+        let more = br#"{"schema":2,"color":"red","claim":{"node":"n1","since":5}}"#;
         assert_eq!(BlockClaim::decode(more).unwrap().node.as_str(), "n1");
     }
 
     #[test]
     fn invalid_objects_are_reported() {
         for bad in
-            ["", "{}", "[]", "10.2.3.0/24", r#"{"schema":1}"#, r#"{"schema":1,"claim":{"node":"a/b"}}"#]
+            ["", "{}", "[]", "10.2.3.0/24", r#"{"schema":2}"#, r#"{"schema":2,"claim":{"node":"a/b"}}"#]
         {
             let error = BlockClaim::decode(bad.as_bytes()).unwrap_err();
             assert!(!error.is_newer() && error.to_string().starts_with("a claim cannot be read"), "{error}");
@@ -221,7 +276,7 @@ mod tests {
 
     #[test]
     fn hostile_values_are_refused_with_a_short_printable_reason() {
-        let nested = format!(r#"{{"schema":1,"node":{}{}}}"#, "[".repeat(50_000), "]".repeat(50_000));
+        let nested = format!(r#"{{"schema":2,"node":{}{}}}"#, "[".repeat(50_000), "]".repeat(50_000));
         let mut many: serde_json::Value = serde_json::from_slice(&record().encode()).unwrap();
         many["node"]["addresses"] = vec!["192.0.2.1"; 20_000].into();
         let with = |field: &str, value: &str| {

@@ -14,11 +14,12 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use types::NodeName;
+use types::{NetworkRef, NodeName};
 
 use crate::document::{ObjectId, ObjectKind};
 use crate::identity::IdentityHash;
 use crate::layout::KeyLayout;
+use crate::object::{BlockClaim, Object as _};
 
 impl KeyLayout {
     /// The directory of all objects of a kind. That of networks also contains their claims.
@@ -37,23 +38,40 @@ impl KeyLayout {
             .find_map(|kind| parse_object(kind, key.strip_prefix(&self.objects(kind))?))
     }
 
-    /// The directory of all claims of a network.
-    pub fn network_blocks(&self, network: &ObjectId) -> String {
-        format!("{}/blocks/", self.object(network))
+    /// The directory of all networks with their claims.
+    pub fn networks(&self) -> String {
+        self.objects(ObjectKind::Network)
     }
 
-    pub fn network_block(&self, network: &ObjectId, block: &IpNet) -> String {
+    /// The directory of all claims of a network.
+    pub fn network_blocks(&self, network: &NetworkRef) -> String {
+        format!("{}{network}/blocks/", self.networks())
+    }
+
+    pub fn network_block(&self, network: &NetworkRef, block: &IpNet) -> String {
         format!("{}{}-{}", self.network_blocks(network), block.network(), block.prefix_len())
     }
 
-    /// The network and the block of the key of a claim.
-    pub fn network_block_of(&self, key: &str) -> Option<(ObjectId, IpNet)> {
-        let (network, block) =
-            key.strip_prefix(&self.objects(ObjectKind::Network))?.split_once("/blocks/")?;
-        let network = parse_object(ObjectKind::Network, network)?;
+    /// The claim of a block of the default network.
+    pub fn default_block(&self, block: &IpNet) -> String {
+        self.network_block(&NetworkRef::default(), block)
+    }
+
+    /// The network and the block of the key of a claim. Only the canonical form is valid: otherwise there could be two claims for a
+    /// block.
+    pub fn network_block_of(&self, key: &str) -> Option<(NetworkRef, IpNet)> {
+        let (network, block) = key.strip_prefix(&self.networks())?.split_once("/blocks/")?;
+        let network = parse_object(ObjectKind::Network, network)?.network_ref()?;
         let (address, length) = block.rsplit_once('-')?;
         let block = IpNet::new(address.parse().ok()?, length.parse().ok()?).ok()?.trunc();
         (self.network_block(&network, &block) == key).then_some((network, block))
+    }
+
+    /// The block of the key of a claim, and its owner or the reason why the claim is not used.
+    pub fn claim_at(&self, key: &str, value: &[u8]) -> Option<(NetworkRef, IpNet, Result<NodeName, String>)> {
+        let (network, block) = self.network_block_of(key)?;
+        let read = BlockClaim::decode(value).map(|claim| claim.node);
+        Some((network, block, read.map_err(|error| format!("{key} in the store is not used: {error}"))))
     }
 
     /// The directory of all identities.
@@ -164,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_claim_belongs_to_a_block_of_a_network() {
-        let network = id(ObjectKind::Network);
+        let network = id(ObjectKind::Network).network_ref().unwrap();
         for block in ["10.2.3.0/24", "fd00:2::/72"] {
             let block: IpNet = block.parse().unwrap();
             let key = layout().network_block(&network, &block);

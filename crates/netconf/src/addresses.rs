@@ -5,6 +5,7 @@ use cni::json::{Item, Obj};
 use cni::{Error, NetworkConfig};
 use ipam::{Pools, Range, RangeSet, RangeSpec};
 use ipnet::IpNet;
+use types::GroupName;
 
 use crate::{Network, invalid};
 
@@ -60,7 +61,12 @@ impl<'a> NetworkSource<'a> {
 }
 
 impl Addresses {
-    pub(crate) fn merge(config: &NetworkConfig, source: NetworkSource<'_>) -> Result<Self, Error> {
+    /// `group` is the group of the pod, if any.
+    pub(crate) fn merge(
+        config: &NetworkConfig,
+        source: NetworkSource<'_>,
+        group: Option<&GroupName>,
+    ) -> Result<Self, Error> {
         if let Some(bad) = config.ipam_type.as_deref().filter(|name| !is_plugin_name(name)) {
             return Err(invalid("ipam.type", format_args!("{bad:?} is not the name of a plugin")));
         }
@@ -79,7 +85,7 @@ impl Addresses {
         if sets.is_empty() {
             sets = match (source.network(), top.get("subnet")) {
                 (Some(network), None) if !RANGE_KEYS.iter().any(|key| top.get(key).is_some()) => {
-                    return Ok(network.conf().addresses.clone());
+                    return network.addresses_for(group);
                 }
                 (Some(network), None) => parse_subnets(&top, network.blocks())?,
                 (None, _) | (_, Some(_)) => parse_inline(&top)?,
@@ -92,7 +98,7 @@ impl Addresses {
     }
 }
 
-fn pools(sets: Vec<RangeSet>) -> Result<Arc<Pools>, Error> {
+pub(crate) fn pools(sets: Vec<RangeSet>) -> Result<Arc<Pools>, Error> {
     Pools::new(sets).map(Arc::new).map_err(|e| invalid("ipam.ranges", e))
 }
 

@@ -7,9 +7,11 @@ use cni::{
 };
 use ipam::{Pools, Range, RangeSet};
 use ipnet::IpNet;
-use types::{AttachMode, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, Placement};
+use types::{
+    AttachMode, GroupName, IfName, MAX_MTU, MIN_MTU_V4, MIN_MTU_V6, Mac, NetworkId, Placement, TenantName,
+};
 
-use crate::addresses::{Addresses, NetworkSource, external_ipam, is_dhcp, missing_ranges};
+use crate::addresses::{Addresses, NetworkSource, external_ipam, is_dhcp, missing_ranges, uses_agent_ranges};
 use crate::network_key::NetworkKey;
 use crate::routes::{self, default_route};
 use crate::unsupported::refuse_unsupported;
@@ -21,6 +23,14 @@ pub const DEFAULT_BRIDGE: &str = "cni0";
 /// Limit, because each host port is an nftables element and part of the record.
 const MAX_PORTS: usize = 4096;
 
+/// The network whose MTU the bridge has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BridgeMtu {
+    OfThisNetwork,
+    /// Several networks have their gateways on the bridge, and another one determines its MTU.
+    OfOtherNetwork,
+}
+
 /// The network settings of a request, with all defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetConf {
@@ -28,6 +38,7 @@ pub struct NetConf {
     pub bridge: IfName,
     /// None: the MTU of the bridge if it exists, else 1500.
     pub mtu: Option<u32>,
+    pub bridge_mtu: BridgeMtu,
     /// The bridge has the gateway address, and the host forwards.
     pub is_gateway: bool,
     /// The pod gets default routes through the gateway, in addition to `routes`.
@@ -85,10 +96,11 @@ impl NetConf {
         // Another IPAM plugin reads its own keys.
         refuse_unsupported(&top, ipam.as_ref().filter(|_| external_ipam(config).is_none()))?;
         let key = NetworkKey::parse(&top)?;
-        let placement = placement(config, args, key.as_ref())?;
+        let unnamed = node.and_then(|node| node.unnamed);
+        let placement = placement(config, args, (key.as_ref(), unnamed))?;
         let source = node.map_or(Ok(NetworkSource::Standalone), |node| node.source(config, &placement))?;
         let network = source.network();
-        let addresses = Addresses::merge(config, source)?;
+        let addresses = Addresses::merge(config, source, placement.group.as_ref())?;
         let routes = match &ipam {
             Some(ipam) if matches!(addresses, Addresses::Own(_)) => routes::parse_all(ipam)?,
             Some(_) | None => Vec::new(),
@@ -122,11 +134,19 @@ impl NetConf {
         let masquerade = top.bool("ipMasq")?.or(network.map(|network| network.conf().ip_masq));
         let cidrs = match &key {
             Some(NetworkKey::Cidrs(cidrs)) => cidrs.as_slice(),
-            Some(NetworkKey::Id(_)) | None => network.map(Network::subnets).unwrap_or_default(),
+            Some(NetworkKey::Id(_)) | None => network.map(Network::cluster).unwrap_or_default(),
+        };
+        let cluster = match (&key, network) {
+            // All pods of the agent's networks have the same list, so that they share a chain.
+            (Some(NetworkKey::Id(_)) | None, Some(network)) if uses_agent_ranges(config) => {
+                network.conf().cluster.clone()
+            }
+            (Some(_) | None, _) => cluster(&addresses, cidrs),
         };
         Ok(Self {
             mode,
             bridge: parse_bridge(&top, network)?,
+            bridge_mtu: network.map_or(BridgeMtu::OfThisNetwork, |network| network.conf().bridge_mtu),
             mtu: usable_mtu(top.u32("mtu")?.or(network.and_then(Network::mtu)), &addresses)?,
             is_gateway: has_addresses
                 && (is_gateway.unwrap_or(uses_own_ipam) || is_default_gateway || mode == AttachMode::Routed),
@@ -139,7 +159,7 @@ impl NetConf {
             requested: Vec::new(),
             mac: None,
             routes,
-            cluster: cluster(&addresses, cidrs),
+            cluster,
             dns: config.result_dns().clone(),
             ports: config.runtime.port_mappings.clone(),
             bandwidth: config.runtime.bandwidth,
@@ -165,12 +185,29 @@ impl NetConf {
     }
 }
 
-pub(crate) fn placement_of(call: &AttachmentRequest) -> Result<Placement, Error> {
-    placement(&call.config, &call.args, NetworkKey::parse(&call.config.obj())?.as_ref())
+/// `unnamed` is the network of a pod that names none.
+pub(crate) fn placement_of(
+    call: &AttachmentRequest,
+    unnamed: Option<&NetworkId>,
+) -> Result<Placement, Error> {
+    placement(&call.config, &call.args, (NetworkKey::parse(&call.config.obj())?.as_ref(), unnamed))
+}
+
+/// The tenant and the group of a pod whose config and CNI_ARGS name no network. Its network is that of the group, or the default
+/// one of the tenant.
+pub fn unnamed_network(call: &AttachmentRequest) -> Option<(TenantName, Option<GroupName>)> {
+    let is_named = call.args.network.is_some()
+        || matches!(NetworkKey::parse(&call.config.obj()), Ok(Some(NetworkKey::Id(_))));
+    let placement = if is_named { None } else { placement_of(call, None).ok() };
+    placement.map(|Placement { tenant, network: _, group }| (tenant, group))
 }
 
 /// Tenant, network and group. CNI_ARGS can set network and group, but cannot change the tenant of the config.
-fn placement(config: &NetworkConfig, args: &Args, key: Option<&NetworkKey>) -> Result<Placement, Error> {
+fn placement(
+    config: &NetworkConfig,
+    args: &Args,
+    (key, unnamed): (Option<&NetworkKey>, Option<&NetworkId>),
+) -> Result<Placement, Error> {
     let top = config.obj();
     let tenant = top.nonempty("tenant")?;
     if let (Some(tenant), Some(other)) = (tenant, args.tenant.as_deref())
@@ -183,7 +220,7 @@ fn placement(config: &NetworkConfig, args: &Args, key: Option<&NetworkKey>) -> R
     }
     let config_network = match key {
         Some(NetworkKey::Id(id)) => Some(id.as_str()),
-        Some(NetworkKey::Cidrs(_)) | None => None,
+        Some(NetworkKey::Cidrs(_)) | None => unnamed.map(NetworkId::as_str),
     };
     let group = args.group.as_deref().or(top.nonempty("group")?);
     Placement::parse(tenant.or(args.tenant.as_deref()), args.network.as_deref().or(config_network), group)

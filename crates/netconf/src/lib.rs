@@ -18,13 +18,15 @@ mod conf;
 mod local_paths;
 mod network;
 mod network_key;
+mod pools;
 mod routes;
 mod unsupported;
 
 pub use addresses::{Addresses, external_ipam, is_dhcp};
-pub use conf::{DEFAULT_BRIDGE, NetConf};
+pub use conf::{BridgeMtu, DEFAULT_BRIDGE, NetConf, unnamed_network};
 pub use local_paths::{DEFAULT_LOG_FILE, DEFAULT_RUN_DIR, LocalPaths, Log, default_socket};
-pub use network::{Network, NetworkSettings, NodeAllocation, NodeNetworks, comma_separated};
+pub use network::{Network, NetworkSettings, NodeAllocation, NodeNetwork, NodeNetworks, comma_separated};
+pub use pools::GroupPools;
 pub use routes::default_route;
 
 #[cfg(test)]

@@ -65,6 +65,14 @@ impl Store {
         }
     }
 
+    /// The directory of an embedded store.
+    pub fn directory(&self) -> Option<&std::path::Path> {
+        match &self.backend {
+            Backend::Embedded(embedded) => Some(embedded.directory()),
+            Backend::Etcd(_) => None,
+        }
+    }
+
     fn call(&self, verb: &'static str, object: impl Into<String>) -> StoreCall {
         let operation = Operation::new(verb, object);
         StoreCall { operation, deadline: Instant::now() + self.deadline, timeout: self.deadline }

@@ -117,6 +117,7 @@ codes! {
     StoreUnreachable Degraded "etcd does not answer. The node continues with the last known state." "start etcd, or correct `etcd.endpoints` and restart the agent";
     StoreFailed Degraded "The store refuses this node or cannot be used. The node continues with the last known state." "correct the cause in the message; the agent retries, unless the message asks for a restart";
     StoreValueUnreadable Degraded "A value in the store cannot be read and is ignored." "correct or delete the key";
+    StoreSchemaFormer Degraded "The store has keys of schema 1, which was used before the first release. The node does not join and changes nothing." "use another `etcd.prefix`, or stop all agents and remove the old keys with the command in the message";
     NetworkMismatch Degraded "The network's settings differ from those in the store." "configure all nodes identically, or use another `etcd.prefix`; then restart the agent";
     NodeNameTaken Degraded "Another host with a live agent has this node's name." "set `node` to another name and restart the agent";
     BlocksExhausted Degraded "The node needs another block, and none could be claimed." "`podwire node rm NAME` for nodes that no longer exist, or a larger subnet";

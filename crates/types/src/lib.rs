@@ -33,7 +33,7 @@ pub use name::{
     TenantName,
 };
 pub use peer::PeerSource;
-pub use placement::{DEFAULT_NETWORK, DEFAULT_TENANT, Placement};
+pub use placement::{DEFAULT_NETWORK, DEFAULT_TENANT, NetworkRef, Placement};
 pub use protocol::{Protocol, ProtocolError};
 pub use special::Special;
 pub use subnet::{DEFAULT_SUBNET_V4, DEFAULT_SUBNET_V6, DEFAULT_SUBNETS};

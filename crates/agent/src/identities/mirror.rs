@@ -11,7 +11,8 @@ use ipam::block_gateway;
 use ipnet::IpNet;
 use model::objects::Identity;
 use model::{
-    DecodeError, IdentityHash, KeyLayout, MAX_ADDRESSES, NodeRecord, Object as _, PodRecord, check_address,
+    BlockLayout, DecodeError, IdentityHash, KeyLayout, MAX_ADDRESSES, NodeRecord, Object as _, PodRecord,
+    check_address,
 };
 use types::NodeName;
 
@@ -97,7 +98,7 @@ enum OwnChanged {
 #[derive(Debug)]
 pub(crate) struct IdentityMirror {
     own: NodeName,
-    subnets: Vec<IpNet>,
+    block_layouts: Vec<BlockLayout>,
     /// The published addresses of the other nodes.
     nodes: BTreeMap<NodeName, Vec<IpAddr>>,
     owners: BTreeMap<IpNet, NodeName>,
@@ -115,11 +116,11 @@ pub(crate) struct IdentityMirror {
 }
 
 impl IdentityMirror {
-    /// `subnets` are those of the agent's network: no node has an address in it.
-    pub(crate) fn new(own: NodeName, subnets: Vec<IpNet>) -> Self {
+    /// No node has an address in a subnet of these networks.
+    pub(crate) fn new(own: NodeName, block_layouts: Vec<BlockLayout>) -> Self {
         Self {
             own,
-            subnets,
+            block_layouts,
             nodes: BTreeMap::new(),
             owners: BTreeMap::new(),
             lengths: BTreeMap::new(),
@@ -246,6 +247,7 @@ impl IdentityMirror {
             RecordUpdate::Node(node) => self.set_node(&node.record),
             RecordUpdate::Gone(name) => self.remove_node(name),
             RecordUpdate::Claim(ClaimedBlock { block, owner }) => self.set_claim(*block, owner.as_ref()),
+            RecordUpdate::Networks(block_layouts) => self.block_layouts.clone_from(block_layouts),
         }
     }
 
@@ -254,7 +256,7 @@ impl IdentityMirror {
             return;
         }
         let mut addresses: Vec<IpAddr> = record.addresses.iter().take(MAX_ADDRESSES).copied().collect();
-        addresses.retain(|address| check_address(&self.subnets, *address).is_ok());
+        addresses.retain(|address| check_address(&self.block_layouts, *address).is_ok());
         let before = self.nodes.insert(record.name.clone(), addresses);
         if before.as_ref() != self.nodes.get(&record.name) {
             self.changed_nodes.insert(record.name.clone());

@@ -14,6 +14,7 @@ use super::publisher::{Publisher, PublisherParts};
 use super::saved::SavedPods;
 use super::{SharedMirror, lock};
 use crate::membership::Contact;
+use crate::membership::networks_of;
 use crate::peers::inputs::{RecordUpdate, StoreListing};
 use crate::policies::Policies;
 use config::Config;
@@ -56,7 +57,7 @@ pub(crate) struct IdentityObserver {
 /// Pods of an earlier run are in force when this returns, before the store has answered.
 pub(crate) fn observer(parts: ObserverParts) -> IdentityObserver {
     let ObserverParts { own, config, layout, policies, peers, pods } = parts;
-    let mut mirror = IdentityMirror::new(own.clone(), config.network.subnets.clone());
+    let mut mirror = IdentityMirror::new(own.clone(), networks_of(&config).all());
     mirror.restore(&peers, pods);
     pass_on(&mut mirror, &policies);
     IdentityObserver {

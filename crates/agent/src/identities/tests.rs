@@ -47,7 +47,7 @@ fn node(node: &str, blocks: &[&str]) -> NodeRecord {
         name: name(node),
         uid: NodeUid::from_random([1; 16]),
         addresses: vec![ip("192.0.2.7"), ip("10.42.9.9")],
-        blocks: blocks.iter().map(|block| net(block)).collect(),
+        blocks: model::BlockAllocation::of_default(blocks.iter().map(|block| net(block)).collect()),
         tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
         macs: Vec::new(),
         version: "0".to_owned(),
@@ -56,7 +56,7 @@ fn node(node: &str, blocks: &[&str]) -> NodeRecord {
 }
 
 fn mirror() -> IdentityMirror {
-    IdentityMirror::new(name("n1"), vec![net("10.42.0.0/16")])
+    IdentityMirror::new(name("n1"), vec![model::BlockLayout::new(net("10.42.0.0/16"), 8).unwrap()])
 }
 
 /// One of the values that must be known.

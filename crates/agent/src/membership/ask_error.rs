@@ -3,6 +3,7 @@
 use types::NodeName;
 
 use super::command::TRIES;
+use super::join::JoinError;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AskError {
@@ -46,6 +47,15 @@ pub(crate) enum AskError {
     ObjectsContended,
     #[error("the record of {0} changed {TRIES} times while it was removed: try again")]
     Contended(NodeName),
+}
+
+impl From<JoinError> for AskError {
+    fn from(error: JoinError) -> Self {
+        match error.is_transient() {
+            true => Self::Unreachable(error.to_string()),
+            false => Self::Refused(error.to_string()),
+        }
+    }
 }
 
 impl From<store::Error> for AskError {

@@ -1,5 +1,6 @@
 //! Requests for another block: at most one at a time, shared by all pods that wait for it.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,12 +9,13 @@ use ipnet::IpNet;
 use model::BlockLayout;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::{debug, info};
-use types::{Code, Finding, NetworkName};
+use types::{Code, Finding, NetworkName, NetworkRef};
 
+use super::claim::{SearchedPools, WantedBlock};
 use super::command::MembershipCommand;
-use super::is_alone;
 use super::join::{JoinError, Joined};
 use super::member::{Member, Next, SessionEnd};
+use super::{is_alone, networks};
 use crate::allocation::{BlockUsage, NoBlock, NodeAllocations};
 use config::Config;
 
@@ -46,11 +48,23 @@ pub(crate) enum BlockRequestError {
     Refused(String),
 }
 
-/// A request for one more block of the family of `full_block`.
+/// Which blocks of a network are requested.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum WantedBlocks {
+    /// One of each subnet in which the node has none.
+    First,
+    /// One more of the family of this block, which is full.
+    Besides(IpNet),
+    /// One more of each family of these pools, with addresses of them.
+    Within(Vec<IpNet>),
+}
+
+/// A request for blocks of a network.
 #[derive(Debug)]
 pub(crate) struct BlockRequest {
-    pub(crate) full_block: IpNet,
-    /// The node's blocks at the time of the request. If they have changed, the request is fulfilled.
+    pub(crate) network: NetworkRef,
+    pub(crate) wanted: WantedBlocks,
+    /// The node's blocks of the network at the time of the request. If they have changed, the request is fulfilled.
     pub(crate) observed: Vec<IpNet>,
     started: Instant,
     state: Mutex<RequestState>,
@@ -70,7 +84,8 @@ struct RequestState {
 
 /// The parameters of a new request.
 pub(crate) struct BlockNeed<'a> {
-    pub(crate) full_block: IpNet,
+    pub(crate) network: &'a NetworkRef,
+    pub(crate) wanted: WantedBlocks,
     pub(crate) observed: &'a [IpNet],
     pub(crate) commands: &'a mpsc::Sender<MembershipCommand>,
 }
@@ -130,26 +145,26 @@ impl BlockRequest {
     }
 }
 
-/// The latest request.
+/// The latest request of each network.
 #[derive(Default)]
-pub(crate) struct PendingBlockRequest(Mutex<Option<Arc<BlockRequest>>>);
+pub(crate) struct PendingBlockRequests(Mutex<BTreeMap<NetworkRef, Arc<BlockRequest>>>);
 
-impl PendingBlockRequest {
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<BlockRequest>>> {
+impl PendingBlockRequests {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<NetworkRef, Arc<BlockRequest>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A proactive request. The caller does not wait.
     pub(crate) fn request(&self, need: BlockNeed<'_>) {
         let mut last = self.lock();
-        if let Some(request) = last.as_ref().filter(|request| !request.may_repeat()) {
+        if let Some(request) = last.get(need.network).filter(|request| !request.may_repeat()) {
             return request.mark_needed();
         }
-        info!(block = %need.full_block, "few free addresses; requesting another block");
+        info!(network = %need.network, "few free addresses; requesting another block");
         let first = RequestState { is_proactive: true, ..RequestState::default() };
         // If the channel is full, the next round tries again.
         if let Ok(request) = need.send(first) {
-            *last = Some(request);
+            last.insert(request.network.clone(), request);
         }
     }
 
@@ -157,11 +172,12 @@ impl PendingBlockRequest {
     pub(crate) fn wait(&self, need: BlockNeed<'_>) -> Result<(), BlockRequestError> {
         let request = {
             let mut last = self.lock();
-            match last.as_ref().filter(|request| request.observed == need.observed && request.join()) {
+            match last.get(need.network).filter(|request| need.is_met_by(request) && request.join()) {
                 Some(request) => Arc::clone(request),
                 None => {
                     let request = need.send(RequestState { pods: 1, ..RequestState::default() })?;
-                    Arc::clone(last.insert(request))
+                    last.insert(request.network.clone(), Arc::clone(&request));
+                    request
                 }
             }
         };
@@ -174,7 +190,7 @@ impl PendingBlockRequest {
 pub(crate) struct BlockRequests {
     commands: mpsc::Sender<MembershipCommand>,
     allocations: Arc<NodeAllocations>,
-    pending_request: Arc<PendingBlockRequest>,
+    pending_requests: Arc<PendingBlockRequests>,
     is_alone: bool,
     /// The run directory and the network whose records show the used addresses.
     records: (PathBuf, NetworkName),
@@ -187,46 +203,83 @@ impl BlockRequests {
         commands: mpsc::Sender<MembershipCommand>,
     ) -> Self {
         let records = (config.run_dir.clone(), config.network.name.clone());
-        Self { commands, allocations, pending_request: Arc::default(), is_alone: is_alone(config), records }
+        Self { commands, allocations, pending_requests: Arc::default(), is_alone: is_alone(config), records }
     }
 
-    /// Requests one more block of the family of a block that is full or nearly full. Does not wait. While a request is pending,
-    /// no other one is sent.
-    pub(crate) fn want_more(&self, full_block: IpNet) {
-        let Ok(network) = self.allocations.default_network() else { return };
+    /// Requests one more block of a network, of the family of a block that is full or nearly full. Does not wait. While a request for
+    /// the network is pending, no other one is sent.
+    pub(crate) fn want_more(&self, network: &NetworkRef, full_block: IpNet) {
+        let Ok(allocated) = self.allocations.network(network) else { return };
         if !self.is_alone {
-            self.pending_request.request(BlockNeed {
-                full_block,
-                observed: network.blocks(),
+            self.pending_requests.request(BlockNeed {
+                network,
+                wanted: WantedBlocks::Besides(full_block),
+                observed: allocated.blocks(),
                 commands: &self.commands,
             });
         }
     }
 
-    /// Waits for another block, for a pod that found no free address in `observed`.
-    pub(crate) fn wait_for_block(&self, observed: &[IpNet]) -> Result<(), BlockRequestError> {
+    /// Waits for the first blocks of a network, for a pod that is placed in it.
+    pub(crate) fn wait_for_first_block(&self, network: &NetworkRef) -> Result<(), BlockRequestError> {
+        let need =
+            || BlockNeed { network, wanted: WantedBlocks::First, observed: &[], commands: &self.commands };
+        // An answer may be older than the call.
+        for _ in 0..2 {
+            if self.allocations.network(network).is_ok() {
+                return Ok(());
+            }
+            self.pending_requests.wait(need())?;
+        }
+        self.allocations.network(network).map(|_| ()).map_err(|_| BlockRequestError::NoOther)
+    }
+
+    /// Waits for another block of a network, for a pod that found no free address in `observed`. A pod of a group with pools needs a
+    /// block with addresses of its pools.
+    pub(crate) fn wait_for_block(
+        &self,
+        network: &NetworkRef,
+        observed: &[IpNet],
+        pools: &[IpNet],
+    ) -> Result<(), BlockRequestError> {
         if self.is_alone {
             return Err(BlockRequestError::Alone);
         }
         // An answer may be older than the call.
         for _ in 0..2 {
-            let network = self.allocations.default_network()?;
-            if network.blocks() != observed {
+            let allocated = self.allocations.network(network)?;
+            if allocated.blocks() != observed {
                 return Ok(());
             }
-            let usage = BlockUsage { network: &network, name: &self.records.1, run_dir: &self.records.0 };
-            let full_block = usage.fullest().ok_or(BlockRequestError::NotFull)?;
-            self.pending_request.wait(BlockNeed { full_block, observed, commands: &self.commands })?;
+            let usage = BlockUsage { network: &allocated, name: &self.records.1, run_dir: &self.records.0 };
+            let wanted = match pools {
+                [] => WantedBlocks::Besides(usage.fullest().ok_or(BlockRequestError::NotFull)?),
+                pools => WantedBlocks::Within(pools.to_vec()),
+            };
+            self.pending_requests.wait(BlockNeed { network, wanted, observed, commands: &self.commands })?;
         }
-        let has_more = self.allocations.default_network()?.blocks() != observed;
+        let has_more = self.allocations.network(network)?.blocks() != observed;
         if has_more { Ok(()) } else { Err(BlockRequestError::NoOther) }
     }
 }
 
 impl BlockNeed<'_> {
+    /// Whether the answer to a request counts for this need, too.
+    fn is_met_by(&self, request: &BlockRequest) -> bool {
+        let is_same_kind = match (&self.wanted, &request.wanted) {
+            (WantedBlocks::Within(_), _) | (_, WantedBlocks::Within(_)) => self.wanted == request.wanted,
+            (
+                WantedBlocks::First | WantedBlocks::Besides(_),
+                WantedBlocks::First | WantedBlocks::Besides(_),
+            ) => true,
+        };
+        is_same_kind && self.observed == request.observed
+    }
+
     fn send(self, state: RequestState) -> Result<Arc<BlockRequest>, BlockRequestError> {
         let request = Arc::new(BlockRequest {
-            full_block: self.full_block,
+            network: self.network.clone(),
+            wanted: self.wanted.clone(),
             observed: self.observed.to_vec(),
             started: Instant::now(),
             state: Mutex::new(state),
@@ -247,7 +300,7 @@ impl Member {
         request: &Arc<BlockRequest>,
         joined: Joined,
     ) -> Result<Next, JoinError> {
-        if joined.record.blocks != request.observed {
+        if self.is_fulfilled(request, &joined) {
             // The node has got another block meanwhile.
             self.shared.set_block_shortage(None);
             request.answer(Ok(()));
@@ -256,18 +309,13 @@ impl Member {
         if !request.is_wanted() {
             return Ok(Next::Continue(joined));
         }
-        let Some(block_layout) = self.block_layout_of(&request.full_block) else {
-            request.answer(Err(BlockRequestError::Refused(format!(
-                "{} is not a block of this network",
-                request.full_block
-            ))));
+        let layouts = self.layouts_for(request, &joined);
+        if layouts.is_empty() {
+            let reason = format!("network {} has no such blocks", request.network);
+            request.answer(Err(BlockRequestError::Refused(reason)));
             return Ok(Next::Continue(joined));
-        };
-        match self
-            .registry
-            .claim_another_block(joined.clone(), &block_layout, &self.shared.peers_blocks())
-            .await
-        {
+        }
+        match self.claim_for(request, joined.clone(), &layouts).await {
             Ok(with_block) => {
                 self.shared.set_block_shortage(None);
                 self.shared.contact.write_succeeded();
@@ -286,20 +334,75 @@ impl Member {
 
     /// A failure of the store does not mean that there is no free block.
     fn report_failed_claim(&self, request: &Arc<BlockRequest>, error: &JoinError) {
-        let message = format!("cannot claim another block besides {}: {error}", request.full_block);
-        debug!(block = %request.full_block, %error, "cannot claim another block");
+        let network = &request.network;
+        let (object, message) = match &request.wanted {
+            WantedBlocks::Besides(block) => {
+                (format!("block {block}"), format!("cannot claim another block besides {block}: {error}"))
+            }
+            WantedBlocks::First | WantedBlocks::Within(_) => {
+                (format!("network {network}"), format!("cannot claim a block of network {network}: {error}"))
+            }
+        };
+        debug!(%network, %error, "cannot claim a block");
         if let JoinError::Store(error) = error {
             self.shared.contact.call_failed(error);
         }
         if error.finding(&self.shared.config).code == Code::BlocksExhausted {
-            let finding =
-                Finding::new(Code::BlocksExhausted, format_args!("block {}", request.full_block), message);
+            let finding = Finding::new(Code::BlocksExhausted, object, message);
             self.shared.set_block_shortage(Some((finding, Arc::clone(request))));
         }
     }
 
-    fn block_layout_of(&self, block: &IpNet) -> Option<BlockLayout> {
-        self.block_layouts.iter().find(|block_layout| block_layout.subnet().contains(block)).copied()
+    /// Whether the node has got the blocks since the request.
+    fn is_fulfilled(&self, request: &BlockRequest, joined: &Joined) -> bool {
+        match &request.wanted {
+            WantedBlocks::First => {
+                let exists = !self.candidate.networks.of(&request.network).is_empty();
+                exists && self.layouts_for(request, joined).is_empty()
+            }
+            WantedBlocks::Besides(_) | WantedBlocks::Within(_) => {
+                joined.record.blocks.of(&request.network) != request.observed
+            }
+        }
+    }
+
+    /// The subnets of which the request wants a block.
+    fn layouts_for(&self, request: &BlockRequest, joined: &Joined) -> Vec<BlockLayout> {
+        let layouts = self.candidate.networks.of(&request.network).iter();
+        let owned = joined.record.blocks.of(&request.network);
+        let is_wanted = |layout: &&BlockLayout| match &request.wanted {
+            WantedBlocks::First => !owned.iter().any(|block| layout.owns(block)),
+            WantedBlocks::Besides(block) => layout.subnet().contains(block),
+            WantedBlocks::Within(pools) => pools.iter().any(|pool| layout.subnet().contains(pool)),
+        };
+        layouts.filter(is_wanted).copied().collect()
+    }
+
+    /// Blocks that were claimed before a failure stay in the record. The next request claims the missing ones.
+    async fn claim_for(
+        &self,
+        request: &BlockRequest,
+        mut joined: Joined,
+        layouts: &[BlockLayout],
+    ) -> Result<Joined, JoinError> {
+        let known = self.shared.peers_blocks();
+        let reserved = networks::pools_in(self.objects.catalog(), &request.network);
+        let pools = match &request.wanted {
+            WantedBlocks::First | WantedBlocks::Besides(_) => SearchedPools::Outside(&reserved),
+            WantedBlocks::Within(pools) => SearchedPools::Within(pools),
+        };
+        let mut failed = None;
+        for layout in layouts {
+            let wanted = WantedBlock { network: &request.network, block_layout: layout, pools };
+            match self.registry.claim_another_block(joined.clone(), wanted, &known).await {
+                Ok(with_block) => joined = with_block,
+                // The pool of one family may be used up while that of the other one is needed.
+                Err(error @ JoinError::PoolsExhausted { .. }) if layouts.len() > 1 => failed = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        let has_more = joined.record.blocks.of(&request.network) != request.observed;
+        failed.filter(|_| !has_more).map_or(Ok(joined), Err)
     }
 }
 
@@ -314,6 +417,14 @@ mod tests {
         "10.2.0.0/24".parse().unwrap()
     }
 
+    fn need<'a>(
+        observed: &'a [IpNet],
+        commands: &'a mpsc::Sender<MembershipCommand>,
+        network: &'a NetworkRef,
+    ) -> BlockNeed<'a> {
+        BlockNeed { network, wanted: WantedBlocks::Besides(net()), observed, commands }
+    }
+
     fn next(received: &mut mpsc::Receiver<MembershipCommand>) -> Option<Arc<BlockRequest>> {
         match received.try_recv().ok()? {
             MembershipCommand::RequestBlock(request) => Some(request),
@@ -324,9 +435,9 @@ mod tests {
     #[test]
     fn a_failed_request_is_not_repeated_immediately() {
         let (commands, mut received) = mpsc::channel(16);
-        let pending_request = PendingBlockRequest::default();
+        let pending_requests = PendingBlockRequests::default();
         let request_block = || {
-            pending_request.request(BlockNeed { full_block: net(), observed: &[net()], commands: &commands });
+            pending_requests.request(need(&[net()], &commands, &NetworkRef::default()));
         };
         request_block();
         let request = next(&mut received).unwrap();
@@ -345,13 +456,12 @@ mod tests {
     #[test]
     fn waiting_pods_share_an_answer_and_later_pods_send_a_new_request() {
         let (commands, mut received) = mpsc::channel(16);
-        let pending_request = PendingBlockRequest::default();
-        let wait =
-            || pending_request.wait(BlockNeed { full_block: net(), observed: &[net()], commands: &commands });
+        let pending_requests = PendingBlockRequests::default();
+        let wait = || pending_requests.wait(need(&[net()], &commands, &NetworkRef::default()));
         thread::scope(|scope| {
             let waiting: Vec<_> = (0..8).map(|_| scope.spawn(wait)).collect();
             let end = Instant::now() + TIMEOUT;
-            let all_wait = || pending_request.lock().as_ref().is_some_and(|request| request.lock().pods == 8);
+            let all_wait = || pending_requests.lock().values().any(|request| request.lock().pods == 8);
             while !all_wait() && Instant::now() < end {
                 thread::yield_now();
             }
@@ -375,9 +485,7 @@ mod tests {
     #[test]
     fn a_request_that_no_pod_waits_for_is_not_wanted() {
         let (commands, _received) = mpsc::channel(16);
-        let send = |state| {
-            BlockNeed { full_block: net(), observed: &[net()], commands: &commands }.send(state).unwrap()
-        };
+        let send = |state| need(&[net()], &commands, &NetworkRef::default()).send(state).unwrap();
         let abandoned = send(RequestState::default());
         assert!(!abandoned.is_wanted());
         assert!(!abandoned.join(), "an ended request must not be joined");

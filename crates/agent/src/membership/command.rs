@@ -7,13 +7,14 @@ use ipnet::IpNet;
 use model::{AliveRecord, BlockClaim, DecodeError, KeyLayout, NodeRecord, Object as _, StoredNode};
 use store::{Change, CommitOutcome, Compare, Entry};
 use tokio::sync::oneshot;
-use types::NodeName;
+use types::{NetworkRef, NodeName};
 
 use super::ask_error::AskError;
 use super::block_requests::{BlockRequest, BlockRequestError};
 use super::cluster_pods::{ClusterPod, read_pods};
 use super::contact::Contact;
-use super::join::Registry;
+use super::former_schema::FormerSchema;
+use super::join::{JoinError, Registry};
 use super::object_changes::{ChangedObjects, ObjectChanges, change_objects};
 
 /// How often a read is repeated if the object changed meanwhile. Also the limit of transactions for the claims of a removed
@@ -48,7 +49,7 @@ pub(crate) struct StoreContents {
     pub(crate) nodes: Vec<StoredNode>,
     /// Nodes with an unusable record, and the reason.
     pub(crate) unread: Vec<(NodeName, String)>,
-    pub(crate) claims: Vec<(IpNet, NodeName)>,
+    pub(crate) claims: Vec<(NetworkRef, IpNet, NodeName)>,
     /// Nodes with a running agent, and since when. None if unknown.
     pub(crate) alive: Option<BTreeMap<NodeName, u64>>,
 }
@@ -91,8 +92,8 @@ impl StoreQuery {
             Self::ReadContents(done) => {
                 let contents = read_contents(&registry).await;
                 match &contents {
-                    Ok(_) => contact.answered(),
-                    Err(error) => contact.query_failed(error),
+                    Err(JoinError::Store(error)) => contact.query_failed(error),
+                    Ok(_) | Err(_) => contact.answered(),
                 }
                 drop(done.send(contents.map_err(AskError::from)));
             }
@@ -126,18 +127,22 @@ impl StoreQuery {
     }
 }
 
-pub(crate) async fn read_contents(registry: &Registry) -> Result<StoreContents, store::Error> {
+pub(crate) async fn read_contents(registry: &Registry) -> Result<StoreContents, JoinError> {
     let Registry { store, layout } = registry;
     let mut contents = StoreContents::default();
     let mut alive = BTreeMap::new();
-    for Entry { key, value, created, .. } in store.list(&layout.root()).await?.entries {
+    let listing = store.list(&layout.root()).await?;
+    if let Some(former) = FormerSchema::find(registry, &listing.entries) {
+        return Err(former.into());
+    }
+    for Entry { key, value, created, .. } in listing.entries {
         match layout.node_at(&key, &value) {
             Some((_, Ok(record))) => contents.nodes.push(StoredNode { record, created }),
             Some((name, Err(reason))) => contents.unread.push((name, reason)),
             None => {}
         }
-        if let Some((block, Ok(owner))) = layout.claim_at(&key, &value) {
-            contents.claims.push((block, owner));
+        if let Some((network, block, Ok(owner))) = layout.claim_at(&key, &value) {
+            contents.claims.push((network, block, owner));
         }
         alive.extend(alive_at(layout, &key, &value));
     }
@@ -179,11 +184,13 @@ async fn remove(registry: &Registry, name: &NodeName, force: bool) -> Result<Vec
             None => Compare::Absent(node.clone()),
         }];
         compares.extend((!is_alive).then(|| Compare::Absent(alive.clone())));
-        let mut changes: Vec<Change> =
-            claims.iter().map(|block| Change::Delete(layout.block(block))).collect();
+        let mut changes: Vec<Change> = claims
+            .iter()
+            .map(|(network, block)| Change::Delete(layout.network_block(network, block)))
+            .collect();
         changes.extend(record.map(|_| Change::Delete(node.clone())));
         if let CommitOutcome::Done { .. } = store.commit(&compares, &changes).await? {
-            freed.extend(claims);
+            freed.extend(claims.into_iter().map(|(_, block)| block));
             if is_last {
                 remove_pods(registry, name).await?;
                 return Ok(freed);
@@ -224,14 +231,19 @@ fn may_remove(entry: &Entry, force: bool) -> Result<(), AskError> {
         Err(error @ (DecodeError::Unreadable { .. } | DecodeError::Field { .. })) => {
             refused(format!("{error}; --force removes it nevertheless"))
         }
-        Err(error @ DecodeError::Newer { .. }) => refused(error.to_string()),
+        Err(error @ (DecodeError::Newer { .. } | DecodeError::Older { .. })) => refused(error.to_string()),
     }
 }
 
 /// All blocks that a node has claimed, also those that its record does not name.
-async fn claims_of(registry: &Registry, name: &NodeName) -> Result<Vec<IpNet>, store::Error> {
+async fn claims_of(registry: &Registry, name: &NodeName) -> Result<Vec<(NetworkRef, IpNet)>, store::Error> {
     let Registry { store, layout } = registry;
-    let listing = store.list(&layout.blocks()).await?;
+    let listing = store.list(&layout.networks()).await?;
     let is_of_node = |entry: &&Entry| BlockClaim::decode(&entry.value).is_ok_and(|claim| claim.node == *name);
-    Ok(listing.entries.iter().filter(is_of_node).filter_map(|entry| layout.block_of(&entry.key)).collect())
+    Ok(listing
+        .entries
+        .iter()
+        .filter(is_of_node)
+        .filter_map(|entry| layout.network_block_of(&entry.key))
+        .collect())
 }

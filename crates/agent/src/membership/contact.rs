@@ -179,12 +179,14 @@ impl Contact {
     pub(crate) fn session_failed(&self, error: &JoinError) {
         let (is_transient, refused) = match error {
             JoinError::Store(error) => (error.is_transient(), Some(error.to_string())),
-            JoinError::Decode { .. }
+            JoinError::FormerSchema(_)
+            | JoinError::Decode { .. }
             | JoinError::BlockLayout(_)
             | JoinError::Held { .. }
             | JoinError::Network { .. }
             | JoinError::Exhausted { .. }
             | JoinError::Reserved { .. }
+            | JoinError::PoolsExhausted { .. }
             | JoinError::TooMany
             | JoinError::Contended { .. } => (false, None),
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use api::{Freshness, ObjectSteps, RoutesView};
 use ipnet::IpNet;
-use model::{Catalog, LocalNode, NodeRecord, StoredNode, Tunnels};
+use model::{BlockAllocation, Catalog, LocalNode, NodeRecord, StoredNode, Tunnels};
 use store::Store;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::error::TrySendError;
@@ -18,6 +18,7 @@ use super::ask_error::AskError;
 use super::cluster_pods::ClusterPod;
 use super::command::{MembershipCommand, StoreContents, StoreQuery};
 use super::contact::{Age, Contact};
+use super::networks::NetworkLayouts;
 use super::node_state::NodeStateDir;
 use super::object_changes::ObjectChanges;
 use super::shared::SharedMembership;
@@ -98,7 +99,7 @@ impl Membership {
             macs: Vec::new(),
             uid,
             addresses: Vec::new(),
-            blocks: Vec::new(),
+            blocks: BlockAllocation::default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             transport: Some(config.cluster.transport),
         };
@@ -110,7 +111,9 @@ impl Membership {
         let is_other_layout = shared.set_saved_blocks(saved.map(|record| record.blocks).unwrap_or_default());
         // In force until the store has answered.
         if let Some(objects) = shared.node_state.objects(defaults(&config)) {
-            parts.policies.set_objects(Arc::new(objects));
+            let objects = Arc::new(objects);
+            parts.policies.set_objects(Arc::clone(&objects));
+            shared.set_objects(objects);
         }
         let saved_peers = shared.node_state.peers();
         shared.set_peers(&saved_peers, Vec::new());
@@ -154,15 +157,14 @@ impl Membership {
         let config = &self.shared.config;
         let local_node = LocalNode {
             name: self.record.name.clone(),
-            blocks: self.shared.blocks(),
-            subnets: config.network.subnets.clone(),
-            margin: config.cluster.margin,
+            blocks: self.shared.blocks().to_vec(),
+            block_layouts: self.shared.networks().all(),
             transport: config.cluster.transport,
             underlays: Vec::new(),
             tunnels: Tunnels::default(),
             sources: Vec::new(),
         };
-        let known = KnownPeers::new(local_node, self.saved_peers.clone());
+        let known = KnownPeers::new(local_node, config.network.subnets.clone(), self.saved_peers.clone());
         known.with_other_layout(self.is_other_layout).with_saved_addresses(self.saved_addresses.clone())
     }
 
@@ -254,8 +256,14 @@ impl MembershipHandle {
         let record = NodeRecord { addresses, blocks: self.shared.blocks(), ..self.record.clone() };
         let listed = self.contact.listed();
         let unread = listed.as_ref().map(|listed| listed.unread.clone()).unwrap_or_default();
-        let own_claims = record.blocks.iter().map(|block| (*block, record.name.clone()));
-        let claims = peers.claims.into_iter().chain(own_claims).collect();
+        let networks = self.shared.networks();
+        let claims = peers
+            .claims
+            .into_iter()
+            .filter_map(|(block, owner)| Some((networks.network_of(&block)?.clone(), block, owner)));
+        let own_claims =
+            record.blocks.entries().map(|(network, block)| (network.clone(), *block, record.name.clone()));
+        let claims = claims.chain(own_claims).collect();
         let nodes = peers.nodes.into_iter().filter(|node| !unread.contains_key(&node.record.name));
         StoreContents {
             claims,
@@ -306,6 +314,11 @@ impl MembershipHandle {
             Age::Unknown => freshness(None, reason),
             Age::NoCopy => freshness(None, reason.map(|reason| format!("{reason}; {NO_COPY}"))),
         }
+    }
+
+    /// How the networks are divided into blocks, as far as this node knows.
+    pub(crate) fn networks(&self) -> NetworkLayouts {
+        self.shared.networks()
     }
 
     pub(crate) fn contact(&self) -> &Contact {

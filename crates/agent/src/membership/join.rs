@@ -7,13 +7,15 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use model::{
-    BlockClaim, BlockLayout, BlockLayoutError, DecodeError, KeyLayout, NetworkSpec, NodeRecord, Object,
+    BlockAllocation, BlockClaim, BlockLayoutError, DecodeError, KeyLayout, NetworkSpec, NodeRecord, Object,
 };
 use store::{Change, CommitOutcome, Compare, Entry, Store};
 use tracing::{info, warn};
-use types::{Code, Finding, NodeName};
+use types::{Code, Finding, NetworkRef, NodeName};
 
+use super::former_schema::FormerSchema;
 use super::heartbeat::NameLease;
+use super::networks::{BlockFit, NetworkLayouts};
 use config::Config;
 
 /// How often a read is repeated if the object changed meanwhile.
@@ -25,6 +27,8 @@ pub enum JoinError {
     Store(#[from] store::Error),
     #[error("{key} in the store: {source}; nothing was changed")]
     Decode { key: String, source: DecodeError },
+    #[error(transparent)]
+    FormerSchema(#[from] FormerSchema),
     #[error(transparent)]
     BlockLayout(#[from] BlockLayoutError),
     #[error(
@@ -47,6 +51,10 @@ pub enum JoinError {
          subnet"
     )]
     Exhausted { subnet: IpNet, count: u64 },
+    #[error(
+        "all blocks with addresses of the pools {pools} are in use: remove pods of the group, or add a pool to it"
+    )]
+    PoolsExhausted { pools: String },
     #[error(
         "no block of {subnet} is free: some belong to known nodes that are missing in the store, which lost its data; start their \
          agents, or wait until their blocks are released"
@@ -85,6 +93,7 @@ impl JoinError {
             Self::Store(_) | Self::BlockLayout(_) | Self::Contended { .. } => {
                 finding(Code::StoreFailed, "store".to_owned())
             }
+            Self::FormerSchema(former) => finding(Code::StoreSchemaFormer, format!("key {}", former.key)),
             Self::Decode { key, .. } => finding(Code::StoreValueUnreadable, format!("key {key}")),
             Self::Held { name, .. } => {
                 let taken = finding(Code::NodeNameTaken, format!("node {name}"));
@@ -96,6 +105,7 @@ impl JoinError {
             Self::Exhausted { subnet, .. } | Self::Reserved { subnet } => {
                 finding(Code::BlocksExhausted, format!("subnet {subnet}"))
             }
+            Self::PoolsExhausted { pools } => finding(Code::BlocksExhausted, format!("pools {pools}")),
             Self::TooMany => finding(Code::BlocksExhausted, "node".to_owned()),
         }
     }
@@ -122,10 +132,16 @@ pub(crate) struct Joined {
 #[derive(Debug, Clone)]
 pub(crate) struct Candidate {
     pub(crate) spec: NetworkSpec,
+    /// How the networks are divided into blocks.
+    pub(crate) networks: NetworkLayouts,
+    /// The address pools of groups in the default network.
+    pub(crate) default_pools: Vec<IpNet>,
+    /// Blocks of networks that this node does not have any more, in which no pod has an address. They are released.
+    pub(crate) released: BTreeSet<IpNet>,
     /// This node's record without blocks.
     pub(crate) record: NodeRecord,
     /// The blocks from the node's saved record, for a store that lost its data.
-    pub(crate) saved_blocks: Vec<IpNet>,
+    pub(crate) saved_blocks: BlockAllocation,
     /// The name in the saved record, if it differs from the current one.
     pub(crate) former: Option<NodeName>,
     /// When its agent started, as Unix time.
@@ -159,6 +175,7 @@ enum StoredObject<T> {
 impl Registry {
     /// Takes the name and registers the node with those of its blocks that it still owns, possibly none.
     pub(crate) async fn enter(&self, candidate: &Candidate) -> Result<(Joined, NameLease), JoinError> {
+        self.refuse_former_schema().await?;
         let network = self.agree_on_network(&candidate.spec, &candidate.record.name).await?;
         let lease = self.acquire_name(candidate).await?;
         Ok((self.register(candidate, network, &lease).await?, lease))
@@ -285,18 +302,35 @@ impl Registry {
         stored: Option<&NodeRecord>,
         was_renamed: bool,
     ) -> Result<ReclaimedBlocks, JoinError> {
-        let (block_layouts, name) = (block_layouts(&candidate.spec)?, &candidate.record.name);
+        let name = &candidate.record.name;
         let is_former = |node: &NodeName| was_renamed && candidate.former.as_ref() == Some(node);
         let mut claims = ReclaimedBlocks::default();
         // A record of another program may name a block twice, or more blocks than fit into one transaction.
         let mut unique = BTreeSet::new();
         let blocks = stored.map_or(&candidate.saved_blocks, |stored| &stored.blocks);
-        for block in blocks.iter().filter(|block| unique.insert(block.trunc())).take(MAX_BLOCKS) {
-            let key = self.layout.block(block);
-            let is_in_network = block_layouts.iter().any(|block_layout| block_layout.owns(block));
+        for (network, block) in
+            blocks.entries().filter(|(_, block)| unique.insert(block.trunc())).take(MAX_BLOCKS)
+        {
+            let key = self.layout.network_block(network, block);
+            let is_in_network = match candidate.networks.fit(network, block) {
+                BlockFit::Fits | BlockFit::Outside if candidate.released.contains(block) => false,
+                BlockFit::Fits => true,
+                // The subnets of the default network changed.
+                BlockFit::Outside if network.is_default() => false,
+                // Pods of a removed network may still use it. No other node may get their addresses.
+                BlockFit::Outside => true,
+                // The block is neither released nor claimed again.
+                BlockFit::Unknown => {
+                    if matches!(self.read_object::<BlockClaim>(&key).await?, StoredObject::Present(claim) if claim.object.node == *name)
+                    {
+                        claims.owned.add(network, *block);
+                    }
+                    continue;
+                }
+            };
             match self.read_object::<BlockClaim>(&key).await? {
                 StoredObject::Present(claim) if is_in_network && is_former(&claim.object.node) => {
-                    claims.changes.push(self.put_claim(block, name));
+                    claims.changes.push(self.put_claim((network, block), name));
                     claims.compares.push(Compare::Revision(key, claim.revision));
                 }
                 StoredObject::Present(claim) if claim.object.node != *name => {
@@ -319,12 +353,12 @@ impl Registry {
                 }
                 StoredObject::Present(_) => {}
                 StoredObject::Absent => {
-                    claims.changes.push(self.put_claim(block, name));
+                    claims.changes.push(self.put_claim((network, block), name));
                     claims.compares.push(Compare::Absent(key));
                 }
                 StoredObject::Unreadable { revision, cause } if is_in_network && stored.is_some() => {
                     warn!(key, %cause, "overwriting a corrupt claim of this node's record");
-                    claims.changes.push(self.put_claim(block, name));
+                    claims.changes.push(self.put_claim((network, block), name));
                     claims.compares.push(Compare::Revision(key, revision));
                 }
                 StoredObject::Unreadable { cause, .. } => {
@@ -332,14 +366,14 @@ impl Registry {
                     continue;
                 }
             }
-            claims.owned.push(*block);
+            claims.owned.add(network, *block);
         }
         Ok(claims)
     }
 
-    pub(crate) fn put_claim(&self, block: &IpNet, name: &NodeName) -> Change {
+    pub(crate) fn put_claim(&self, (network, block): (&NetworkRef, &IpNet), name: &NodeName) -> Change {
         let value = BlockClaim { node: name.clone() }.encode();
-        Change::Put { key: self.layout.block(block), value, lease: None }
+        Change::Put { key: self.layout.network_block(network, block), value, lease: None }
     }
 
     pub(crate) async fn revision_of(&self, key: &str) -> Result<Option<u64>, JoinError> {
@@ -356,13 +390,14 @@ impl Registry {
         }
     }
 
-    /// Fails for an object of a newer version, which must not be changed.
+    /// Fails for an object of another version, which must not be changed.
     async fn read_object<T: Object>(&self, key: &str) -> Result<StoredObject<T>, JoinError> {
         let Some(Entry { key, value, revision, .. }) = self.store.get(key).await? else {
             return Ok(StoredObject::Absent);
         };
         match T::decode(&value) {
             Ok(object) => Ok(StoredObject::Present(RevisionedObject { object, revision })),
+            Err(DecodeError::Older { .. }) => Err(FormerSchema::new(self, key).into()),
             Err(source) if source.is_newer() => Err(JoinError::Decode { key, source }),
             Err(cause) => Ok(StoredObject::Unreadable { revision, cause }),
         }
@@ -383,14 +418,10 @@ fn record_precondition(key: &str, current: &StoredObject<NodeRecord>) -> Compare
 
 #[derive(Default)]
 struct ReclaimedBlocks {
-    owned: Vec<IpNet>,
+    owned: BlockAllocation,
     lost: Vec<(IpNet, NodeName)>,
     compares: Vec<Compare>,
     changes: Vec<Change>,
-}
-
-pub(crate) fn block_layouts(spec: &NetworkSpec) -> Result<Vec<BlockLayout>, BlockLayoutError> {
-    spec.subnets.iter().map(|subnet| BlockLayout::new(*subnet, spec.margin)).collect()
 }
 
 fn differences(stored: &NetworkSpec, configured: &NetworkSpec) -> Vec<(&'static str, String)> {

@@ -14,19 +14,21 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{BlockClaim, BlockLayout, NodeRecord, Object as _, ObjectId, StoredNode};
+use ipnet::IpNet;
+use model::{BlockAllocation, BlockClaim, NodeRecord, Object as _, ObjectId, StoredNode, listed};
 use store::{Entry, Event, Listing, Store, StoreConfig, Watch, Watched};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info};
-use types::{Digest, Mac, NodeName, NodeUid};
+use types::{Digest, Mac, NetworkRef, NodeName, NodeUid};
 
 use super::ask_error::AskError;
 use super::command::{MembershipCommand, StoreQuery, alive_at};
 use super::contact::ListedNodes;
 use super::heartbeat::NameLease;
 use super::join::{Candidate, JoinError, Joined, Registry};
+use super::networks::{self, BlockFit};
 use super::objects::ObjectMirror;
 use super::shared::SharedMembership;
 use crate::identities::{IdentityObserver, PublishSession, last_revision};
@@ -41,6 +43,8 @@ const SHORT_SESSION: Duration = Duration::from_secs(1);
 const NAME_RETRY: Duration = Duration::from_secs(3);
 /// How often maintenance runs: checks for pods in lost blocks, and retries failed writes to disk.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(5);
+/// How long ADDs that began before a network was removed may take, before its blocks are checked for pods.
+const RELEASE_DELAY: Duration = Duration::from_secs(2);
 /// How often the watch is asked to confirm that it is complete.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a reconnect waits before the session starts with it. Calls of the session retry for longer, in case etcd is restarted.
@@ -51,8 +55,6 @@ const MAX_QUERIES: usize = 8;
 pub(crate) struct Member {
     pub(crate) registry: Registry,
     pub(crate) candidate: Candidate,
-    /// How the network is divided into blocks.
-    pub(crate) block_layouts: Vec<BlockLayout>,
     pub(crate) shared: Arc<SharedMembership>,
     /// This node's current addresses. None before the first check.
     pub(crate) addresses: watch::Receiver<Option<Vec<IpAddr>>>,
@@ -75,6 +77,8 @@ pub(crate) struct Member {
     pub(crate) was_wiped: bool,
     /// Queries in progress. They end with the member.
     pub(crate) queries: JoinSet<()>,
+    /// When the objects changed last.
+    pub(crate) objects_changed_at: Instant,
     /// When maintenance is due.
     pub(crate) maintenance_at: Instant,
     /// When the watch is asked to confirm that it is complete.
@@ -164,8 +168,10 @@ impl Member {
     async fn session(&mut self, pause: &mut Duration) -> Result<SessionEnd, JoinError> {
         self.check_connection().await?;
         self.candidate.record.addresses = self.addresses.borrow_and_update().clone().unwrap_or_default();
+        self.list_networks().await?;
         self.candidate.record.macs.clone_from(&self.macs.borrow_and_update());
         let (entered, lease) = self.registry.enter(&self.candidate).await?;
+        self.candidate.released.clear();
         self.name_lease.send_replace(Some(lease));
         self.was_wiped |= entered.was_forgotten;
         // Lost blocks are withdrawn before anything else can fail.
@@ -183,9 +189,10 @@ impl Member {
             return Ok(SessionEnd::Rejoin);
         }
         let mut watch = self.registry.store.watch(&root, listing.revision + 1).await?;
+        // First, because they decide which claims are valid.
+        self.list_objects(&listing);
         let store_listing = self.store_listing(&listing);
         self.revision = listing.revision;
-        self.list_objects(&listing);
         self.shared.set_objects_revision(listing.revision);
         self.list_identities(&listing, &store_listing);
         // After all values of the listing were read.
@@ -204,7 +211,7 @@ impl Member {
             self.identities.set_session(PublishSession {
                 store: self.registry.store.clone(),
                 record: joined.revision,
-                blocks: joined.record.blocks.clone(),
+                blocks: joined.record.blocks.to_vec(),
             });
             joined = match self.next(&mut watch, joined).await? {
                 Next::Continue(joined) => joined,
@@ -216,8 +223,9 @@ impl Member {
     /// Whether all blocks of this node have a claim that names it.
     fn has_claims(&self, joined: &Joined, listing: &Listing) -> bool {
         let layout = &self.registry.layout;
-        let mut missing: BTreeSet<String> =
-            joined.record.blocks.iter().map(|block| layout.block(block)).collect();
+        let keys =
+            joined.record.blocks.entries().map(|(network, block)| layout.network_block(network, block));
+        let mut missing: BTreeSet<String> = keys.collect();
         for entry in &listing.entries {
             if self.is_own_claim(joined, &entry.key, &entry.value) {
                 missing.remove(&entry.key);
@@ -228,10 +236,10 @@ impl Member {
 
     /// Whether this claim names this node. A claim of a newer version counts as well, because it must not be changed.
     fn is_own_claim(&self, joined: &Joined, key: &str, value: &[u8]) -> bool {
-        self.registry.layout.block_of(key).is_some()
+        self.registry.layout.network_block_of(key).is_some()
             && match BlockClaim::decode(value) {
                 Ok(claim) => claim.node == joined.record.name,
-                Err(error) => error.is_newer(),
+                Err(error) => error.is_of_other_version(),
             }
     }
 
@@ -253,9 +261,12 @@ impl Member {
         // When nodes whose leases ended are reported.
         let report_at = self.shared.next_lease_report();
         tokio::select! {
-            () = sleep_until(self.maintenance_at), if self.needs_maintenance() => {
+            () = sleep_until(self.maintenance_at), if self.needs_maintenance(&joined.record) => {
                 self.maintain(&joined.record).await;
-                Ok(Next::Continue(joined))
+                match self.candidate.released.is_empty() {
+                    true => Ok(Next::Continue(joined)),
+                    false => Ok(Next::End(SessionEnd::Rejoin)),
+                }
             }
             watched = watch.next() => match watched? {
                 Watched::Compacted => {
@@ -310,11 +321,27 @@ impl Member {
         }
     }
 
-    fn needs_maintenance(&self) -> bool {
-        self.shared.has_lost() || self.shared.is_unsaved() || self.shared.has_block_shortage()
+    fn needs_maintenance(&self, record: &NodeRecord) -> bool {
+        !self.orphaned_blocks(record).is_empty()
+            || self.shared.has_lost()
+            || self.shared.is_unsaved()
+            || self.shared.has_block_shortage()
     }
 
     async fn maintain(&mut self, record: &NodeRecord) {
+        let orphaned = self.orphaned_blocks(record);
+        let may_release_at = self.objects_changed_at + RELEASE_DELAY;
+        let is_early = Instant::now() < may_release_at;
+        if !orphaned.is_empty() && !is_early {
+            let unused = self.shared.unused_blocks(orphaned).await;
+            if !unused.is_empty() {
+                info!(
+                    blocks = listed(&unused),
+                    "returning blocks of networks that this node does not have any more"
+                );
+            }
+            self.candidate.released = unused.into_iter().collect();
+        }
         if self.shared.has_lost() {
             self.shared.drop_unused_lost_blocks().await;
         }
@@ -323,6 +350,9 @@ impl Member {
         }
         self.shared.end_block_shortage(self.shared.config.reconcile * 3 + MAINTENANCE_INTERVAL);
         self.maintenance_at = Instant::now() + MAINTENANCE_INTERVAL;
+        if is_early {
+            self.maintenance_at = self.maintenance_at.min(may_release_at);
+        }
     }
 
     async fn apply_events(&mut self, events: Vec<Event>, joined: Joined) -> Result<Next, JoinError> {
@@ -339,15 +369,25 @@ impl Member {
             return Ok(Next::End(SessionEnd::Rejoin));
         }
         let revision = last_revision(&events);
+        let mut has_objects = false;
         for event in events {
-            if self.apply_object(&event) || self.apply_identity(&event) {
+            if self.apply_object(&event) {
+                has_objects = true;
                 continue;
+            }
+            if self.apply_identity(&event) {
+                continue;
+            }
+            // Claims that follow may belong to a new network.
+            if std::mem::take(&mut has_objects) {
+                self.publish_objects();
             }
             let (key, update) = match event {
                 Event::Put(entry) => {
                     // Also for a record that is now unreadable, unless a newer version wrote it.
-                    let is_newer = || NodeRecord::decode(&entry.value).is_err_and(|error| error.is_newer());
-                    if entry.key == own && entry.revision > joined.revision && !is_newer() {
+                    let is_other =
+                        || NodeRecord::decode(&entry.value).is_err_and(|error| error.is_of_other_version());
+                    if entry.key == own && entry.revision > joined.revision && !is_other() {
                         info!("record of this node was changed in the store; joining again");
                         return Ok(Next::End(SessionEnd::Rejoin));
                     }
@@ -365,8 +405,9 @@ impl Member {
                     self.unread.remove(&key);
                     let layout = &self.registry.layout;
                     let claim = layout
-                        .block_of(&key)
-                        .map(|block| RecordUpdate::Claim(ClaimedBlock { block, owner: None }));
+                        .network_block_of(&key)
+                        .filter(|(network, block)| self.candidate.networks.network_of(block) == Some(network))
+                        .map(|(_, block)| RecordUpdate::Claim(ClaimedBlock { block, owner: None }));
                     let Some(update) = layout.node_of(&key).map(RecordUpdate::Gone).or(claim) else {
                         continue;
                     };
@@ -377,7 +418,7 @@ impl Member {
             self.identities.update_node(&update);
             self.peers.update(update);
         }
-        self.objects.publish();
+        self.publish_objects();
         revision.into_iter().for_each(|revision| self.identities.publish(revision));
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.shared.contact.set_unread(self.unread_nodes());
@@ -387,7 +428,8 @@ impl Member {
     /// Whether the claim of a block of this node was removed or names another node. A new join writes it again.
     fn takes_claim(&self, event: &Event, joined: &Joined) -> bool {
         let layout = &self.registry.layout;
-        let is_own = layout.block_of(event.key()).is_some_and(|block| joined.record.blocks.contains(&block));
+        let claim = layout.network_block_of(event.key());
+        let is_own = claim.is_some_and(|(network, block)| joined.record.blocks.of(&network).contains(&block));
         is_own
             && event.revision() > joined.revision
             && match event {
@@ -436,15 +478,15 @@ impl Member {
 
     /// Another host holds this node's name and thus its blocks. Both return with the record when that host releases the name.
     async fn lose_all(&mut self, reason: &str) {
-        self.candidate.saved_blocks.clear();
+        self.candidate.saved_blocks = BlockAllocation::default();
         self.shared.lose_all(&self.candidate.record, reason).await;
     }
 
     /// Decodes a record. An unreadable record is reported, and the last known one stays in use.
     fn read(&mut self, entry: &Entry) -> Option<StoredNode> {
         let (name, read) = self.registry.layout.node_at(&entry.key, &entry.value)?;
-        let is_newer = NodeRecord::decode(&entry.value).is_err_and(|error| error.is_newer());
-        let read = read.map_err(|reason| match is_newer {
+        let is_other = NodeRecord::decode(&entry.value).is_err_and(|error| error.is_of_other_version());
+        let read = read.map_err(|reason| match is_other {
             true => reason,
             false => format!(
                 "{reason}; its agent replaces it at its next start; 'podwire node rm --force {name}' removes a node permanently"
@@ -452,6 +494,52 @@ impl Member {
         });
         let record = self.track_unread(&entry.key, read)?;
         Some(StoredNode { record, created: entry.created })
+    }
+
+    /// Reads the networks before the node's blocks are registered.
+    async fn list_networks(&mut self) -> Result<(), JoinError> {
+        let listing = self.registry.store.list(&self.registry.layout.networks()).await?;
+        let mut objects = self.objects.catalog().clone();
+        let layout = &self.registry.layout;
+        let ids: BTreeSet<ObjectId> =
+            listing.entries.iter().filter_map(|it| layout.object_of(&it.key)).collect();
+        let known: Vec<ObjectId> = objects.records().map(|(id, _)| id).cloned().collect();
+        for id in known.iter().filter(|id| id.network_ref().is_some() && !ids.contains(id)) {
+            objects.forget(id);
+        }
+        for entry in &listing.entries {
+            if let Some(id) = layout.object_of(&entry.key) {
+                // Unreadable networks are reported when all objects are listed.
+                let _ = objects.observe(&id, &entry.value);
+            }
+        }
+        self.candidate.default_pools = networks::pools_in(&objects, &NetworkRef::default());
+        self.candidate.networks = self.candidate.networks.with_objects(&objects);
+        Ok(())
+    }
+
+    /// Passes changed objects on. Their networks decide which claims and blocks are valid.
+    fn publish_objects(&mut self) {
+        let Some(objects) = self.objects.publish() else { return };
+        let networks = self.candidate.networks.with_objects(&objects);
+        self.shared.set_objects(objects);
+        let update = RecordUpdate::Networks(networks.all());
+        self.identities.update_node(&update);
+        self.peers.update(update);
+        self.candidate.networks = networks;
+        self.objects_changed_at = Instant::now();
+    }
+
+    /// Own blocks of networks that do not exist any more, or that only other nodes have now.
+    fn orphaned_blocks(&self, record: &NodeRecord) -> Vec<IpNet> {
+        let is_orphaned = |(network, block): &(&NetworkRef, &IpNet)| {
+            let known = self.objects.catalog().network(&network.tenant, &network.network);
+            let is_elsewhere = known.is_some_and(|known| !known.includes_node(&record.name));
+            !network.is_default()
+                && (is_elsewhere || self.candidate.networks.fit(network, block) == BlockFit::Outside)
+        };
+        let orphaned = record.blocks.entries().filter(is_orphaned);
+        orphaned.map(|(_, block)| *block).collect()
     }
 
     fn list_objects(&mut self, listing: &Listing) {
@@ -463,7 +551,7 @@ impl Member {
                 self.put_object(&id, entry);
             }
         }
-        self.objects.publish();
+        self.publish_objects();
     }
 
     fn put_object(&mut self, id: &ObjectId, entry: &Entry) {
@@ -522,10 +610,10 @@ impl Member {
         true
     }
 
-    /// Decodes a claim. A key that names no block of this network is ignored.
+    /// Decodes a claim. A key that names no block of its network is ignored.
     fn read_claim(&mut self, entry: &Entry) -> Option<ClaimedBlock> {
-        let (block, read) = self.registry.layout.claim_at(&entry.key, &entry.value)?;
-        if !self.block_layouts.iter().any(|block_layout| block_layout.owns(&block)) {
+        let (network, block, read) = self.registry.layout.claim_at(&entry.key, &entry.value)?;
+        if self.candidate.networks.fit(&network, &block) != BlockFit::Fits {
             return None;
         }
         Some(ClaimedBlock { block, owner: self.track_unread(&entry.key, read) })

@@ -16,6 +16,7 @@ mod claim;
 mod cluster_pods;
 pub(crate) mod command;
 mod contact;
+mod former_schema;
 mod handle;
 mod heartbeat;
 pub(crate) mod join;
@@ -23,6 +24,7 @@ mod lease_watch;
 mod leases;
 pub mod measured;
 pub(crate) mod member;
+pub(crate) mod networks;
 pub(crate) mod node_state;
 pub(crate) mod object_changes;
 pub(crate) mod objects;
@@ -34,10 +36,10 @@ pub(crate) mod view;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use model::{BlockLayout, NetworkSpec, NodeRecord};
+use model::{NetworkSpec, NodeRecord};
 use store::{EtcdConfig, Store, StoreConfig};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -61,6 +63,7 @@ use config::Config;
 pub(crate) use contact::Contact;
 pub(crate) use handle::{Membership, MembershipHandle};
 use join::{Candidate, Registry};
+use networks::NetworkLayouts;
 pub use node_state::{Forgotten, forget};
 use node_state::{NodeStateDir, NodeStateDirError};
 pub(crate) use object_changes::{ObjectChanges, RequestedObjects, object_name};
@@ -155,7 +158,17 @@ impl ClusterThread {
         let name_lost = Arc::<Notify>::default();
         let saved_blocks = shared.blocks();
         let since = unix_time();
-        let candidate = Candidate { spec: spec(&config), record, saved_blocks, former, since };
+        let networks = networks_of(&config);
+        let candidate = Candidate {
+            spec: spec(&config),
+            networks,
+            default_pools: Vec::new(),
+            released: BTreeSet::new(),
+            record,
+            saved_blocks,
+            former,
+            since,
+        };
         let contact = Arc::clone(&shared.contact);
         let heartbeat = heartbeat::Heartbeat {
             name_lease: current_lease.clone(),
@@ -168,7 +181,6 @@ impl ClusterThread {
         let member = member::Member {
             registry,
             candidate,
-            block_layouts: block_layouts(&config),
             shared,
             addresses: reports.addresses,
             macs: reports.macs,
@@ -183,6 +195,7 @@ impl ClusterThread {
             was_wiped: false,
             queries: JoinSet::new(),
             progress_at: tokio::time::Instant::now(),
+            objects_changed_at: tokio::time::Instant::now(),
             maintenance_at: tokio::time::Instant::now(),
         };
         tokio::select! {
@@ -223,10 +236,10 @@ async fn publish(publisher: Option<Publisher>) {
     }
 }
 
-/// How the network is divided into blocks.
-pub(crate) fn block_layouts(config: &Config) -> Vec<BlockLayout> {
+/// How the default network is divided into blocks.
+pub(crate) fn networks_of(config: &Config) -> NetworkLayouts {
     // Validated when the configuration was loaded.
-    join::block_layouts(&spec(config)).unwrap_or_default()
+    NetworkLayouts::of_default(&spec(config)).unwrap_or_default()
 }
 
 fn spec(config: &Config) -> NetworkSpec {

@@ -288,6 +288,7 @@ fn remove_dir(dir: &Path) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use model::BlockAllocation;
     use types::Mac;
 
     use super::*;
@@ -301,7 +302,10 @@ mod tests {
             name: name.try_into().unwrap(),
             uid: NodeUid::from_random([1; 16]),
             addresses: vec!["192.0.2.1".parse().unwrap()],
-            blocks: vec!["10.2.1.0/24".parse().unwrap(), "fd00:2::/72".parse().unwrap()],
+            blocks: BlockAllocation::of_default(vec![
+                "10.2.1.0/24".parse().unwrap(),
+                "fd00:2::/72".parse().unwrap(),
+            ]),
             tunnel_mac: Mac::local([1, 2, 3, 4, 5]),
             macs: Vec::new(),
             version: "0.1.0".to_owned(),

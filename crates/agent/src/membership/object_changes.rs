@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 
 use api::{ObjectAction, ObjectName, ObjectStep, ObjectSteps};
+use model::objects::TenantNetwork;
 use model::{
     ApplyStep, Catalog, ClusterObject, Document, Object as _, ObjectError, ObjectErrorCause, ObjectId,
     ObjectKind, PolicyEdit, RuleCounter, StepAction,
 };
 use store::{Change, CommitOutcome, Compare, Listing};
-use types::{NodeName, Placement};
+use types::{NetworkRef, NodeName, Placement};
 
 use super::ask_error::AskError;
 use super::cluster_pods::pods_of_other_nodes;
@@ -80,6 +81,7 @@ pub(crate) async fn change_objects(
         let others = others.into_iter().map(|pod| pod.placement);
         let pods: Vec<Placement> = changes.pods.iter().cloned().chain(others).collect();
         let steps = plan(registry, catalog, (&changes.requested, &pods), &done)?;
+        refuse_used_subnets(registry, &listing, &changes.requested)?;
         let views = |steps: &[ObjectWrite]| steps.iter().map(|step| step.view.clone()).collect::<Vec<_>>();
         if changes.dry_run {
             let steps = ObjectSteps { steps: views(&steps), dry_run: true };
@@ -118,6 +120,41 @@ fn listed(registry: &Registry, known: Catalog, listing: &Listing) -> Result<List
         }
     }
     Ok(ListedObjects { catalog, counter, guard })
+}
+
+/// A node keeps a block of a removed network while its pods use it. No other network may get these addresses.
+fn refuse_used_subnets(
+    registry: &Registry,
+    listing: &Listing,
+    requested: &RequestedObjects,
+) -> Result<(), AskError> {
+    // The plan has checked the documents.
+    let read = |document: &Document| match ClusterObject::from_document(document.body.clone()).ok()? {
+        ClusterObject::Network(network) => Some(network),
+        ClusterObject::Tenant(_)
+        | ClusterObject::Profile(_)
+        | ClusterObject::Group(_)
+        | ClusterObject::Policy(_)
+        | ClusterObject::Share(_) => None,
+    };
+    let wanted: Vec<TenantNetwork> = requested.documents.iter().filter_map(read).collect();
+    for entry in &listing.entries {
+        let Some((claimed, block, Ok(node))) = registry.layout.claim_at(&entry.key, &entry.value) else {
+            continue;
+        };
+        let overlaps = |network: &&TenantNetwork| {
+            NetworkRef::new(&network.tenant, &network.id) != claimed
+                && network.subnets.iter().any(|net| net.contains(&block) || block.contains(net))
+        };
+        if let Some(network) = wanted.iter().find(overlaps) {
+            let id = ObjectId::network(&network.tenant, &network.id);
+            return Err(AskError::ObjectConflict(format!(
+                "{id}: node {node} still has block {block} of network {claimed}; it returns the block when no pod uses it any \
+                 more: remove these pods and try again"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// `done` are steps of earlier attempts.

@@ -33,6 +33,10 @@ impl ObjectMirror {
         self.catalog.retain(listed);
     }
 
+    pub(crate) fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
     pub(crate) fn put(&mut self, id: &ObjectId, value: &[u8]) -> Result<(), DecodeError> {
         self.catalog.observe(id, value)
     }
@@ -46,14 +50,15 @@ impl ObjectMirror {
         self.catalog.forget(id);
     }
 
-    /// Passes the objects on, once after all changes that arrived together.
-    pub(crate) fn publish(&self) {
+    /// Passes the objects on, once after all changes that arrived together. Returns them if they changed.
+    pub(crate) fn publish(&self) -> Option<Arc<Catalog>> {
         if self.saved.borrow().as_ref().is_some_and(|saved| **saved == self.catalog) {
-            return;
+            return None;
         }
         let catalog = Arc::new(self.catalog.clone());
         self.policies.set_objects(Arc::clone(&catalog));
-        self.saved.send_replace(Some(catalog));
+        self.saved.send_replace(Some(Arc::clone(&catalog)));
+        Some(catalog)
     }
 }
 

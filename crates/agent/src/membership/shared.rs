@@ -6,21 +6,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use model::{Catalog, NodeRecord};
-use netconf::{Network, NodeAllocation};
+use model::{BlockAllocation, Catalog, NodeRecord};
+use netconf::Network;
 use tokio::sync::{Notify, watch};
 use tokio::task::{self, spawn_blocking};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, warn};
-use types::{Code, Finding, Fix, NodeName};
+use types::{Code, Finding, Fix, NetworkRef, NodeName};
 
 use super::block_requests::BlockRequest;
 use super::contact::Contact;
 use super::join::{JoinError, Joined};
 use super::leases::{LeaseEvent, Leases};
+use super::networks::{BlockFit, NetworkLayouts, NodeNetworkInputs};
 use super::node_state::{NodeStateDir, NodeStateDirError};
 use super::outage;
-use super::{block_layouts, is_alone};
+use super::{is_alone, networks_of};
 use crate::agent_status::AgentStatus;
 use crate::allocation::{BlockUsage, NoBlock, NodeAllocations};
 use crate::clock::Now;
@@ -52,7 +53,8 @@ pub(crate) struct SharedMembership {
 
 #[derive(Default)]
 struct MembershipState {
-    blocks: Vec<IpNet>,
+    blocks: BlockAllocation,
+    objects: Option<Arc<Catalog>>,
     mtu: Option<u32>,
     /// Why the store cannot be used.
     store_problem: Option<Finding>,
@@ -118,13 +120,15 @@ impl SharedMembership {
 
     /// Sets the saved blocks of this node. They are in force until the store says otherwise. Returns whether some do not fit the
     /// configured subnets and margin.
-    pub(crate) fn set_saved_blocks(&self, mut blocks: Vec<IpNet>) -> bool {
+    pub(crate) fn set_saved_blocks(&self, mut blocks: BlockAllocation) -> bool {
         let saved = blocks.len();
         if self.is_alone {
-            blocks.clone_from(&self.config.network.subnets);
+            blocks = BlockAllocation::of_default(self.config.network.subnets.clone());
         } else {
-            let block_layouts = block_layouts(&self.config);
-            blocks.retain(|block| block_layouts.iter().any(|block_layout| block_layout.owns(block)));
+            let networks = networks_of(&self.config);
+            blocks.retain(|network, block| {
+                !network.is_default() || networks.fit(network, block) == BlockFit::Fits
+            });
         }
         let is_other_layout = !self.is_alone && blocks.len() < saved;
         {
@@ -155,14 +159,14 @@ impl SharedMembership {
     }
 
     /// Withdraws all blocks that are not in this list.
-    fn retain_blocks(&self, blocks: &[IpNet]) {
+    fn retain_blocks(&self, blocks: &BlockAllocation) {
         if self.is_alone {
             return;
         }
         let has_lost = {
             let owned = &mut self.lock().blocks;
             let before = owned.len();
-            owned.retain(|block| blocks.contains(block));
+            owned.retain(|network, block| blocks.of(network).contains(block));
             owned.len() < before
         };
         if has_lost {
@@ -175,9 +179,9 @@ impl SharedMembership {
         if self.is_alone {
             return;
         }
-        self.lock().blocks.clear();
+        self.lock().blocks = BlockAllocation::default();
         self.withdraw(Vec::new(), reason);
-        self.save(&NodeRecord { blocks: Vec::new(), ..record.clone() }).await;
+        self.save(&NodeRecord { blocks: BlockAllocation::default(), ..record.clone() }).await;
         self.report();
     }
 
@@ -188,19 +192,8 @@ impl SharedMembership {
     /// Drops lost blocks in which no pod has an address.
     pub(crate) async fn drop_unused_lost_blocks(&self) {
         let lost: Vec<IpNet> = self.lock().lost.keys().copied().collect();
-        let config = Arc::clone(&self.config);
-        let find_unused = move || {
-            let is_unused = |block: &IpNet| {
-                let (name, run_dir) = (&config.network.name, config.run_dir.as_path());
-                let network = Network::new(&config.network, vec![*block], None);
-                network.is_ok_and(|network| !BlockUsage { network: &network, name, run_dir }.is_used())
-            };
-            lost.into_iter().filter(is_unused).collect::<Vec<_>>()
-        };
-        match spawn_blocking(find_unused).await {
-            Ok(unused) => self.lock().lost.retain(|block, _| !unused.contains(block)),
-            Err(error) => warn!(%error, "cannot check for pods with addresses of lost blocks"),
-        }
+        let unused = self.unused_blocks(lost).await;
+        self.lock().lost.retain(|block, _| !unused.contains(block));
         self.report();
     }
 
@@ -336,35 +329,73 @@ impl SharedMembership {
         has_tunnel.then_some(1500 - OVERHEAD_V6)
     }
 
+    /// Sets the objects that contain the networks of the cluster.
+    pub(crate) fn set_objects(&self, objects: Arc<Catalog>) {
+        self.lock().objects = Some(objects);
+        self.update_allocation();
+    }
+
+    /// How the networks are divided into blocks, as far as this node knows.
+    pub(crate) fn networks(&self) -> NetworkLayouts {
+        let default = networks_of(&self.config);
+        match &self.lock().objects {
+            Some(objects) => default.with_objects(objects),
+            None => default,
+        }
+    }
+
     /// Sets the allocation if it changed.
     fn update_allocation(&self) {
-        let (blocks, mtu) = {
+        let (blocks, mtu, objects) = {
             let state = self.lock();
-            (state.blocks.clone(), state.mtu)
+            (state.blocks.clone(), state.mtu, state.objects.clone())
         };
         let network = &self.config.network;
-        let has_none = |subnet: &&IpNet| !blocks.iter().any(|block| subnet.contains(block));
+        let default_blocks = blocks.of(&NetworkRef::default()).to_vec();
+        let all: Vec<IpNet> = default_first(&blocks);
+        let has_none = |subnet: &&IpNet| !default_blocks.iter().any(|block| subnet.contains(block));
         if let Some(subnet) = network.subnets.iter().find(has_none) {
-            return self.withdraw(blocks, &format!("this node no longer has a block of {subnet}"));
+            return self.withdraw(all, &format!("this node no longer has a block of {subnet}"));
         }
-        let mtu = network.mtu.or(mtu).or_else(|| self.fallback_mtu());
-        if self
-            .allocations
-            .default_network()
-            .is_ok_and(|current| current.blocks() == blocks && current.mtu() == mtu)
-        {
-            return;
-        }
-        match Network::new(network, blocks.clone(), mtu) {
-            Ok(network) => {
-                self.allocations.set(blocks, Ok(NodeAllocation::of_default(Arc::new(network))));
+        let mtu = mtu.or_else(|| self.fallback_mtu());
+        let inputs = NodeNetworkInputs {
+            settings: network,
+            node: &self.config.node,
+            blocks: &blocks,
+            mtu,
+            is_alone: self.is_alone,
+        };
+        match inputs.allocation(objects.as_deref()) {
+            Ok(allocation) => {
+                let is_current = self.allocations.get().is_ok_and(|current| *current == allocation)
+                    && self.allocations.blocks() == all;
+                if !is_current {
+                    self.allocations.set(all, Ok(allocation));
+                }
             }
             Err(error) => {
                 let reason = format!("network of the agent: {error}");
-                self.withdraw(blocks, &reason);
+                self.withdraw(all, &reason);
                 self.allocations.explain(reason);
             }
         }
+    }
+
+    /// The blocks in which no pod has an address. The caller has withdrawn them before.
+    pub(crate) async fn unused_blocks(&self, blocks: Vec<IpNet>) -> Vec<IpNet> {
+        let config = Arc::clone(&self.config);
+        let find_unused = move || {
+            let (name, run_dir) = (&config.network.name, config.run_dir.as_path());
+            let is_unused = |block: &IpNet| {
+                let network = Network::new(&config.network, vec![*block], None);
+                network.is_ok_and(|network| !BlockUsage { network: &network, name, run_dir }.is_used())
+            };
+            blocks.into_iter().filter(is_unused).collect::<Vec<_>>()
+        };
+        spawn_blocking(find_unused).await.unwrap_or_else(|error| {
+            warn!(%error, "cannot check for pods with addresses of blocks");
+            Vec::new()
+        })
     }
 
     /// Sets the blocks without an allocation. Waiting requests get no addresses that now belong to another host. Running pods keep their
@@ -401,7 +432,7 @@ impl SharedMembership {
         self.lock().peers_blocks.clone()
     }
 
-    pub(crate) fn blocks(&self) -> Vec<IpNet> {
+    pub(crate) fn blocks(&self) -> BlockAllocation {
         self.lock().blocks.clone()
     }
 
@@ -537,6 +568,13 @@ fn failure(written: Result<Result<(), NodeStateDirError>, task::JoinError>) -> O
         Ok(Err(error)) => Some(error.to_string()),
         Err(error) => Some(error.to_string()),
     }
+}
+
+/// All blocks, those of the default network first.
+fn default_first(blocks: &BlockAllocation) -> Vec<IpNet> {
+    let default = NetworkRef::default();
+    let others = blocks.entries().filter(|(network, _)| !network.is_default()).map(|(_, block)| *block);
+    blocks.of(&default).iter().copied().chain(others).collect()
 }
 
 impl MembershipState {

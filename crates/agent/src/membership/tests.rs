@@ -8,21 +8,24 @@ mod registry;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use api::RouteState;
 use ipnet::IpNet;
 use model::{
-    AliveRecord, KeyLayout, LocalNode, Mesh, NetworkSpec, NodeRecord, Object as _, ObservedPeers, PeerRoute,
-    StoredNode, Transport, Tunnels, Underlay,
+    AliveRecord, BlockAllocation, BlockLayout, KeyLayout, LocalNode, Mesh, NetworkSpec, NodeRecord,
+    Object as _, ObservedPeers, PeerRoute, StoredNode, Transport, Tunnels, Underlay,
 };
 use netlink::RtSocket;
 use store::{Change, Store, StoreConfig};
-use types::{Mac, NodeUid};
+use types::{Mac, NetworkRef, NodeUid};
 
 use super::ask_error::AskError;
+use super::claim::{SearchedPools, WantedBlock};
 use super::command::{StoreQuery, read_contents};
 use super::contact::Contact;
-use super::join::{Candidate, JoinError, Joined, Registry, block_layouts};
+use super::join::{Candidate, JoinError, Joined, Registry};
+use super::networks::NetworkLayouts;
 
 fn registry(dir: &Path) -> Registry {
     let store = Store::open(&StoreConfig::Embedded { dir: dir.join("store") }).unwrap();
@@ -37,18 +40,49 @@ fn nets(texts: &[&str]) -> Vec<IpNet> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
+/// Blocks of the default network.
+fn blocks(texts: &[&str]) -> BlockAllocation {
+    BlockAllocation::of_default(nets(texts))
+}
+
+fn claim_key(registry: &Registry, block: &IpNet) -> String {
+    registry.layout.default_block(block)
+}
+
+/// How the subnets of the default network are divided.
+fn default_layouts(spec: &NetworkSpec) -> Vec<BlockLayout> {
+    NetworkLayouts::of_default(spec).unwrap().all()
+}
+
+/// A block of the default network outside of pools.
+fn any_block(block_layout: &BlockLayout) -> WantedBlock<'_> {
+    static NETWORK: LazyLock<NetworkRef> = LazyLock::new(NetworkRef::default);
+    WantedBlock { network: &NETWORK, block_layout, pools: SearchedPools::Outside(&[]) }
+}
+
 fn candidate(name: &str, uid: u8) -> Candidate {
     let record = NodeRecord {
         name: name.try_into().unwrap(),
         uid: NodeUid::from_random([uid; 16]),
         addresses: vec!["192.0.2.1".parse().unwrap()],
-        blocks: Vec::new(),
+        blocks: BlockAllocation::default(),
         tunnel_mac: Mac::local([0, 0, 0, 0, uid]),
         macs: Vec::new(),
         version: "1".to_owned(),
         transport: None,
     };
-    Candidate { spec: spec(), record, saved_blocks: Vec::new(), former: None, since: 1 }
+    let networks = NetworkLayouts::of_default(&spec()).unwrap();
+    let saved_blocks = BlockAllocation::default();
+    Candidate {
+        spec: spec(),
+        networks,
+        default_pools: Vec::new(),
+        released: BTreeSet::new(),
+        record,
+        saved_blocks,
+        former: None,
+        since: 1,
+    }
 }
 
 async fn join(registry: &Registry, candidate: &Candidate) -> Result<Joined, JoinError> {
@@ -72,9 +106,9 @@ async fn put_alive(registry: &Registry, joined: &Joined) {
 fn a3_a_node_gets_a_block_of_each_family_and_keeps_it() {
     with_store(|registry| async move {
         let first = join(&registry, &candidate("n1", 1)).await.unwrap();
-        assert_eq!(first.record.blocks, nets(&["10.2.0.0/24", "fd00:2::/68"]));
+        assert_eq!(first.record.blocks, blocks(&["10.2.0.0/24", "fd00:2::/68"]));
         let other = join(&registry, &candidate("n2", 2)).await.unwrap();
-        assert_eq!(other.record.blocks, nets(&["10.2.1.0/24", "fd00:2:0:0:1000::/68"]));
+        assert_eq!(other.record.blocks, blocks(&["10.2.1.0/24", "fd00:2:0:0:1000::/68"]));
         let second_join = join(&registry, &candidate("n1", 1)).await.unwrap();
         assert_eq!(second_join, first, "a second join must write nothing");
     });
@@ -100,7 +134,8 @@ fn nodes_that_join_concurrently_get_different_blocks() {
             joins.spawn(async move { join(&registry, &candidate(&format!("n{n}"), n)).await.unwrap() });
         }
         let all: Vec<Joined> = joins.join_all().await;
-        let blocks: BTreeSet<IpNet> = all.iter().flat_map(|joined| joined.record.blocks.clone()).collect();
+        let blocks: BTreeSet<IpNet> =
+            all.iter().flat_map(|joined| joined.record.blocks.iter().copied()).collect();
         assert_eq!(blocks.len(), 32, "each node must have its own block of each family");
         let error = join(&registry, &candidate("n17", 17)).await.unwrap_err();
         assert!(matches!(error, JoinError::Exhausted { count: 16, .. }), "{error}");
@@ -131,7 +166,7 @@ fn nodes_restore_their_blocks_in_a_wiped_store() {
         let first_node = candidate("n0", 9);
         join(&registry, &first_node).await.unwrap();
         let mut first = candidate("n1", 1);
-        first.saved_blocks = nets(&["10.2.9.0/24", "fd00:2:0:0:7000::/68"]);
+        first.saved_blocks = blocks(&["10.2.9.0/24", "fd00:2:0:0:7000::/68"]);
         let joined = join(&registry, &first).await.unwrap();
         assert_eq!(joined.record.blocks, first.saved_blocks);
         // Another node with the same saved blocks is slower.
@@ -150,9 +185,10 @@ fn only_a_single_node_may_change_the_network() {
         let other = NetworkSpec { subnets: nets(&["10.9.0.0/16"]), margin: 8, ..spec() };
         let mut moved = candidate("n1", 1);
         moved.spec = other.clone();
+        moved.networks = NetworkLayouts::of_default(&other).unwrap();
         let joined = join(&registry, &moved).await.unwrap();
         assert_eq!(joined.record.blocks.len(), 1);
-        assert!(other.subnets[0].contains(&joined.record.blocks[0]));
+        assert!(other.subnets[0].contains(&joined.record.blocks.of(&NetworkRef::default())[0]));
         let contents = read_contents(&registry).await.unwrap();
         assert_eq!(contents.claims.len(), 1, "the old blocks must be released");
         let error = join(&registry, &candidate("n2", 2)).await.unwrap_err().to_string();
@@ -164,13 +200,15 @@ fn only_a_single_node_may_change_the_network() {
 fn a_full_node_gets_another_block() {
     with_store(|registry| async move {
         let joined = join(&registry, &candidate("n1", 1)).await.unwrap();
-        let block_layout = block_layouts(&spec()).unwrap()[1];
-        let after = registry.claim_another_block(joined.clone(), &block_layout, &[]).await.unwrap();
+        let block_layout = default_layouts(&spec())[1];
+        let after =
+            registry.claim_another_block(joined.clone(), any_block(&block_layout), &[]).await.unwrap();
         assert_eq!(after.record.blocks.len(), 3);
-        assert_eq!(after.record.blocks[..2], joined.record.blocks);
+        let network = NetworkRef::default();
+        assert_eq!(after.record.blocks.of(&network)[..2], *joined.record.blocks.of(&network));
         assert_eq!(join(&registry, &candidate("n1", 1)).await.unwrap().record.blocks, after.record.blocks);
         // An outdated record must not be extended.
-        assert!(registry.claim_another_block(joined, &block_layout, &[]).await.is_err());
+        assert!(registry.claim_another_block(joined, any_block(&block_layout), &[]).await.is_err());
     });
 }
 
@@ -203,7 +241,10 @@ fn the_blocks_of_a_removed_node_are_released() {
         assert!(remove(&registry, "n1", true).await.unwrap_err().to_string().contains("this node"));
         assert!(remove(&registry, "n9", false).await.unwrap_err().to_string().contains("no node n9"));
         assert!(remove(&registry, "n2", false).await.unwrap_err().to_string().contains("is alive"));
-        assert_eq!(remove(&registry, "n2", true).await.unwrap(), second.record.blocks);
+        assert_eq!(
+            BlockAllocation::of_default(remove(&registry, "n2", true).await.unwrap()),
+            second.record.blocks
+        );
         let contents = read_contents(&registry).await.unwrap();
         assert_eq!((contents.nodes.len(), contents.claims.len()), (1, 2));
     });
@@ -217,8 +258,7 @@ fn a_route_with_any_changed_attribute_is_shown_as_different() {
     let mut mesh = Mesh::new(LocalNode {
         name: "n1".try_into().unwrap(),
         blocks: nets(&["10.2.0.0/24"]),
-        subnets: nets(&["10.2.0.0/16"]),
-        margin: 8,
+        block_layouts: vec![BlockLayout::new(nets(&["10.2.0.0/16"])[0], 8).unwrap()],
         transport: Transport::Auto,
         underlays: vec![underlay],
         tunnels: Tunnels::default(),
@@ -226,10 +266,10 @@ fn a_route_with_any_changed_attribute_is_shown_as_different() {
     });
     let record = NodeRecord {
         addresses: vec!["192.0.2.2".parse().unwrap()],
-        blocks: nets(&["10.2.1.0/24"]),
+        blocks: blocks(&["10.2.1.0/24"]),
         ..candidate("n2", 2).record
     };
-    mesh.set_claim(record.blocks[0], Some(record.name.clone()));
+    mesh.set_claim(*record.blocks.iter().next().unwrap(), Some(record.name.clone()));
     mesh.set_peer(StoredNode { record, created: 1 });
     let desired = mesh.take_changes().set_routes[0];
     let other: IpAddr = "192.0.2.9".parse().unwrap();

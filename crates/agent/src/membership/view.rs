@@ -9,9 +9,10 @@ use api::{
 use ipnet::IpNet;
 use model::{BlockLayout, Mesh, ObservedPeers, PeerPath, PeerRoute, StoredNode, refusals, shared_parts};
 use netlink::RtSocket;
-use types::NodeName;
+use types::{NetworkRef, NodeName};
 
 use super::command::StoreContents;
+use super::networks::NetworkLayouts;
 
 /// The parts of each record that peers refuse to use, and the reasons.
 fn record_problems<'a>(
@@ -19,7 +20,7 @@ fn record_problems<'a>(
     block_layouts: &[BlockLayout],
 ) -> BTreeMap<&'a NodeName, Vec<String>> {
     let owners: BTreeMap<IpNet, &NodeName> =
-        contents.claims.iter().map(|(block, name)| (*block, name)).collect();
+        contents.claims.iter().map(|(_, block, name)| (*block, name)).collect();
     let mut problems: BTreeMap<&NodeName, Vec<String>> = BTreeMap::new();
     for StoredNode { record, .. } in &contents.nodes {
         let refused = refusals(record, block_layouts, |block| owners.get(block).copied());
@@ -51,7 +52,7 @@ pub(crate) fn nodes(
         name: record.name.to_string(),
         uid: Some(record.uid.to_string()),
         addresses: record.addresses.clone(),
-        blocks: record.blocks.clone(),
+        blocks: record.blocks.to_vec(),
         tunnel_mac: Some(record.tunnel_mac.to_string()),
         version: Some(record.version.clone()),
         agent: agent(&record.name),
@@ -81,7 +82,7 @@ pub(crate) fn nodes(
 /// All blocks, with conflicts between claims and records.
 pub(crate) fn blocks(
     (contents, freshness): (&StoreContents, Freshness),
-    block_layouts: &[BlockLayout],
+    networks: &NetworkLayouts,
     local_name: &NodeName,
 ) -> BlocksView {
     let mut named: BTreeMap<IpNet, &NodeName> = BTreeMap::new();
@@ -89,7 +90,7 @@ pub(crate) fn blocks(
         named.extend(record.blocks.iter().map(|block| (*block, &record.name)));
     }
     let claimed: BTreeMap<IpNet, &NodeName> =
-        contents.claims.iter().map(|(block, name)| (*block, name)).collect();
+        contents.claims.iter().map(|(_, block, name)| (*block, name)).collect();
     let view = |block: IpNet, node: &NodeName, message: Option<String>| BlockView {
         block,
         node: node.to_string(),
@@ -118,12 +119,13 @@ pub(crate) fn blocks(
         ));
     }
     blocks.sort_by_key(|view| view.block);
-    let subnet = |block_layout: &BlockLayout| SubnetView {
+    let subnet = |(network, block_layout): (&NetworkRef, &BlockLayout)| SubnetView {
+        network: network.to_string(),
         subnet: block_layout.subnet(),
         blocks: block_layout.count(),
         claimed: claimed.keys().filter(|block| block_layout.subnet().contains(*block)).count() as u64,
     };
-    BlocksView { freshness, subnets: block_layouts.iter().map(subnet).collect(), blocks }
+    BlocksView { freshness, subnets: networks.entries().map(subnet).collect(), blocks }
 }
 
 /// Desired routes, observed routes, and the difference.

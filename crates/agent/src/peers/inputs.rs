@@ -14,7 +14,7 @@ use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ipnet::IpNet;
-use model::{NodeRecord, StoredNode};
+use model::{BlockLayout, NodeRecord, StoredNode};
 use tokio::sync::{oneshot, watch};
 use types::{Mac, NodeName};
 
@@ -31,6 +31,8 @@ pub(crate) enum RecordUpdate {
     Node(StoredNode),
     Gone(NodeName),
     Claim(ClaimedBlock),
+    /// How all networks are divided into blocks.
+    Networks(Vec<BlockLayout>),
 }
 
 /// The owner of a block. In a listing, None means that the claim cannot be read; in an update, that there is none.
@@ -59,6 +61,8 @@ pub(super) struct RecordUpdates {
     /// None: the node was removed.
     pub(super) nodes: BTreeMap<NodeName, Option<StoredNode>>,
     pub(super) claims: BTreeMap<IpNet, Option<NodeName>>,
+    /// Applied first, because they decide which claims are valid.
+    pub(super) block_layouts: Option<Vec<BlockLayout>>,
 }
 
 impl RecordUpdates {
@@ -69,7 +73,8 @@ impl RecordUpdates {
                 let was_wiped = self.store_listing.as_ref().is_some_and(|earlier| earlier.was_wiped);
                 let store_listing =
                     StoreListing { was_wiped: store_listing.was_wiped || was_wiped, ..store_listing };
-                *self = Self { store_listing: Some(store_listing), ..Self::default() };
+                let block_layouts = self.block_layouts.take();
+                *self = Self { store_listing: Some(store_listing), block_layouts, ..Self::default() };
             }
             RecordUpdate::Node(node) => {
                 self.nodes.insert(node.record.name.clone(), Some(node));
@@ -80,11 +85,15 @@ impl RecordUpdates {
             RecordUpdate::Claim(ClaimedBlock { block, owner }) => {
                 self.claims.insert(block, owner);
             }
+            RecordUpdate::Networks(block_layouts) => self.block_layouts = Some(block_layouts),
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.store_listing.is_none() && self.nodes.is_empty() && self.claims.is_empty()
+        self.store_listing.is_none()
+            && self.nodes.is_empty()
+            && self.claims.is_empty()
+            && self.block_layouts.is_none()
     }
 }
 
@@ -227,6 +236,7 @@ pub(crate) fn reports() -> (PeerReports, PeerReportReceivers) {
 
 #[cfg(test)]
 mod tests {
+    use model::BlockAllocation;
     use types::NodeUid;
 
     use super::*;
@@ -236,7 +246,7 @@ mod tests {
             name: name.try_into().unwrap(),
             uid: NodeUid::from_random([1; 16]),
             addresses: Vec::new(),
-            blocks: Vec::new(),
+            blocks: BlockAllocation::default(),
             tunnel_mac: Mac::local([0, 0, 0, 0, 1]),
             macs: Vec::new(),
             version: "1".to_owned(),
@@ -260,7 +270,7 @@ mod tests {
             inputs.update(RecordUpdate::Node(node("n3", created)));
             inputs.update(RecordUpdate::Gone("n3".try_into().unwrap()));
         }
-        let RecordUpdates { store_listing, nodes, claims } = queue.take();
+        let RecordUpdates { store_listing, nodes, claims, .. } = queue.take();
         assert!(store_listing.is_none() && claims.len() == 1, "{store_listing:?} {claims:?}");
         let created: Vec<Option<u64>> =
             nodes.values().map(|node| node.as_ref().map(|it| it.created)).collect();

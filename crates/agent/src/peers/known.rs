@@ -26,6 +26,8 @@ const MAX_LOGGED: usize = 20;
 /// The peers, and the position of this node.
 pub(crate) struct KnownPeers {
     pub(crate) mesh: Mesh,
+    /// Every node has a block of each of them.
+    default_subnets: Vec<IpNet>,
     pub(crate) position: Position,
     pub(crate) tunnels: Tunnels,
     /// Whether saved blocks of this node do not fit the configured subnets and margin.
@@ -60,13 +62,17 @@ pub(crate) struct KnownPeers {
 }
 
 impl KnownPeers {
-    /// `remembered` are the peers that were saved to disk.
-    pub(crate) fn new(local_node: LocalNode, remembered: Vec<NodeRecord>) -> Self {
+    /// `default_subnets` are those of the default network, `remembered` the peers that were saved to disk.
+    pub(crate) fn new(
+        local_node: LocalNode,
+        default_subnets: Vec<IpNet>,
+        remembered: Vec<NodeRecord>,
+    ) -> Self {
         let mut mesh = Mesh::new(local_node);
         // They were admitted when they were saved, in the order in which the store created their records.
         let owned = |record: &NodeRecord| {
             let name = record.name.clone();
-            record.blocks.clone().into_iter().map(move |block| (block, name.clone()))
+            record.blocks.iter().map(move |block| (*block, name.clone())).collect::<Vec<_>>()
         };
         let owners = remembered.iter().rev().flat_map(owned).collect();
         let announced = remembered.iter().map(|record| record.name.clone()).collect();
@@ -74,6 +80,7 @@ impl KnownPeers {
         mesh.set_all(nodes, owners);
         Self {
             mesh,
+            default_subnets,
             position: Position::default(),
             tunnels: Tunnels::default(),
             is_other_layout: false,
@@ -187,10 +194,10 @@ impl KnownPeers {
         !self.is_complete && self.is_other_layout
     }
 
-    /// Whether the node has a block of each subnet.
+    /// Whether the node has a block of each subnet of the default network.
     fn is_member(&self, record: &NodeRecord) -> bool {
         let has_block = |subnet: &IpNet| record.blocks.iter().any(|block| subnet.contains(block));
-        self.mesh.local_node().subnets.iter().all(has_block)
+        self.default_subnets.iter().all(has_block)
     }
 
     /// The change to log if `after` replaces `before`.
@@ -305,11 +312,11 @@ impl PeerChange {
     fn log(&self) {
         match self {
             Self::Joined(NodeRecord { name, addresses, blocks, .. }) => {
-                info!(node = %name, addresses = listed(addresses), blocks = listed(blocks), "peer joined");
+                info!(node = %name, addresses = listed(addresses), %blocks, "peer joined");
             }
             Self::Changed(name, what) => info!(node = %name, what, "peer changed"),
             Self::Left(NodeRecord { name, blocks, .. }) => {
-                info!(node = %name, blocks = listed(blocks), "peer left");
+                info!(node = %name, %blocks, "peer left");
             }
         }
     }

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use model::{NodeRecord, PeerChanges, Repaired, Tunnels};
+use model::{BlockLayout, LocalNode, NodeRecord, PeerChanges, Repaired, Tunnels};
 use netlink::{PeerEvent, PeerMonitor, Route};
 use nft::RulesetMonitor;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -112,6 +112,8 @@ pub(crate) struct Routes {
     record: NodeRecord,
     /// The blocks that this node owns.
     blocks: Vec<IpNet>,
+    /// How all networks are divided into blocks.
+    block_layouts: Vec<BlockLayout>,
     kernel: PeerKernel,
     known: KnownPeers,
     netlink: MonitorSlot<PeerMonitor, netlink::Error>,
@@ -139,6 +141,7 @@ impl Routes {
             is_alone,
             allocation_version: allocations.version(),
             blocks: allocations.blocks(),
+            block_layouts: known.mesh.local_node().block_layouts.clone(),
             allocations,
             agent_status,
             metrics,
@@ -265,8 +268,18 @@ impl Routes {
 
     /// Takes all updates of the store and applies the difference to the kernel.
     fn apply_updates(&mut self, updates: RecordUpdates) {
-        let RecordUpdates { store_listing, nodes, claims } = updates;
+        let RecordUpdates { store_listing, nodes, claims, block_layouts } = updates;
         let is_list = store_listing.is_some();
+        if let Some(block_layouts) = block_layouts.filter(|layouts| *layouts != self.block_layouts) {
+            self.block_layouts = block_layouts;
+            self.known.mesh.set_local_node(LocalNode {
+                block_layouts: self.block_layouts.clone(),
+                ..self.known.mesh.local_node().clone()
+            });
+            // The table of peers has a set for each length of blocks.
+            self.known.peer_table.make_due();
+            self.compare_within(PAUSE);
+        }
         if let Some(store_listing) = store_listing {
             self.known.set_all(store_listing);
         }
@@ -351,7 +364,7 @@ impl Routes {
         }
         self.reconcile_tunnels();
         let (mesh, tunnels) = (&mut self.known.mesh, &self.known.tunnels);
-        let (observed, unexpected) = self.kernel.observed(&indexes(tunnels), &mesh.local_node().subnets)?;
+        let (observed, unexpected) = self.kernel.observed(&indexes(tunnels), &mesh.local_node().subnets())?;
         let mut due = mesh.take_changes();
         due.extend(&self.known.report_state.outstanding);
         let mut changes = mesh.compare(&observed);
@@ -414,7 +427,7 @@ impl Routes {
         let mesh = &self.known.mesh;
         match event {
             PeerEvent::RouteSet(route) => {
-                let is_managed = super::kernel::is_in(&mesh.local_node().subnets, &route.dst);
+                let is_managed = super::kernel::is_in(&mesh.local_node().subnets(), &route.dst);
                 is_managed && !mesh.wants_route(&super::kernel::peer_route(route))
             }
             PeerEvent::RouteRemoved(route) => mesh.wants_route(&super::kernel::peer_route(route)),
@@ -463,7 +476,7 @@ impl Routes {
 
     /// The desired and the observed routes, with their differences.
     fn route_views(&mut self) -> Result<Vec<api::RouteView>, netlink::Error> {
-        let subnets = &self.known.mesh.local_node().subnets;
+        let subnets = &self.known.mesh.local_node().subnets();
         let (observed, _) = self.kernel.observed(&indexes(&self.known.tunnels), subnets)?;
         Ok(crate::membership::view::routes(&self.known.mesh, &observed, &mut self.kernel.socket))
     }

@@ -22,6 +22,12 @@ pub(crate) fn check(objects: Option<&Catalog>, placement: &Placement, mode: Atta
             group.as_ref().map(|group| format!(" and group {group}")).unwrap_or_default()
         )));
     }
+    if mode == AttachMode::Bridge && *network != Placement::default().network {
+        return Err(invalid(format!(
+            "network {network} needs attach mode routed: in mode bridge, all pods share the default network; remove the network \
+             from the pod, or set the mode to routed"
+        )));
+    }
     if *tenant != TenantName::default() {
         exists(objects, &ObjectId::tenant(tenant))?;
     }
@@ -103,6 +109,8 @@ mod tests {
     fn c_mode_bridge_refuses_placements_that_need_policies() {
         use AttachMode::Bridge;
         assert_eq!(error([None, None, None], Bridge), None);
+        let refused = error([None, Some("front"), None], Bridge).unwrap();
+        assert!(refused.contains("network front needs attach mode routed"), "{refused}");
         for placement in [[Some("blue"), None, None], [Some("blue"), None, Some("web")]] {
             let refused = error(placement, Bridge).unwrap();
             assert!(refused.contains("not enforced in mode bridge"), "{refused}");

@@ -84,6 +84,7 @@ impl Inspector {
         let request = ReconcileRequest {
             run_dir: &config.run_dir,
             network: network.as_ref().map(|network| (&config.network.name, network.conf())),
+            other_networks: &[],
             mode: None,
             earlier_records: &[],
             kernel_cache: Some(self.work.kernel_cache()),

@@ -24,7 +24,9 @@ impl Reconciler {
         let config = &self.parts.config;
         let network = &config.network;
         let changes = if config.cluster.accept_forward {
-            nft::accept_in_unmanaged(&network.name, &network.subnets)
+            let allocated = self.parts.allocations.default_network();
+            let subnets = allocated.as_ref().map_or(&*network.subnets, |network| network.cluster());
+            nft::accept_in_unmanaged(&network.name, subnets)
         } else {
             let own = AttachmentKey::network_dir(&network.name);
             nft::withdraw_from_unmanaged(&|name| name == own)

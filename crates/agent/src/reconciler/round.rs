@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use engine::reconcile::{self, ReconcileOutcome, ReconcileRequest, RepairKind};
-use netconf::Network;
+use netconf::{NetConf, Network, NodeAllocation};
 use tracing::{debug, info};
-use types::{Code, Finding, IfName, Severity};
+use types::{Code, Finding, IfName, NetworkRef, Severity};
 
 use super::{Due, RETRY, Reconciler, ReconcilerParts};
 use crate::allocation::{NoBlock, TunnelSize, family_blocks};
@@ -34,12 +34,20 @@ impl Reconciler {
         self.parts.work.drain_tombstones();
         self.check_overlap(due);
         let config = &self.parts.config;
+        let allocation = self.parts.allocations.get();
         let network = self.parts.allocations.default_network();
         // A gateway in a subnet of another program would attract its packets.
         let own = network.as_ref().ok().filter(|_| !self.is_blocked());
+        let others: Vec<&NetConf> = allocation
+            .iter()
+            .flat_map(|all| all.networks())
+            .filter(|(id, _)| !id.is_default())
+            .map(|(_, network)| network.conf())
+            .collect();
         let request = ReconcileRequest {
             run_dir: &config.run_dir,
             network: own.map(|network| (&config.network.name, network.conf())),
+            other_networks: &others,
             mode: Some((&config.network.name, config.network.mode)),
             earlier_records: &self.attachments,
             kernel_cache: Some(self.parts.work.kernel_cache()),
@@ -65,7 +73,7 @@ impl Reconciler {
         self.parts.agent_status.set(Source::RunDir, run_dir);
         match outcome {
             Ok(outcome) => {
-                self.finish(outcome, took, network.as_deref());
+                self.finish(outcome, took, allocation.as_deref());
                 self.parts.agent_status.set(Source::Round, Vec::new());
                 if !self.awaits_install() {
                     self.notify_status();
@@ -92,7 +100,12 @@ impl Reconciler {
         self.not_before = Instant::now() + (took * PAUSE_FACTOR).min(LONGEST_PAUSE);
     }
 
-    fn finish(&mut self, outcome: ReconcileOutcome, took: Duration, network: Result<&Network, &NoBlock>) {
+    fn finish(
+        &mut self,
+        outcome: ReconcileOutcome,
+        took: Duration,
+        allocation: Result<&NodeAllocation, &NoBlock>,
+    ) {
         // Objects that an agent without pods creates when it starts are no repairs: they did not exist before.
         let is_fresh = !self.was_ready && outcome.attachments.is_empty();
         let mut repairs = Vec::new();
@@ -123,15 +136,15 @@ impl Reconciler {
         if !is_served {
             self.retry();
         }
-        let network = match network {
-            Ok(network) => network,
-            // Running pods are repaired. New ones need a block.
-            Err(_) => {
-                self.report(findings);
-                return;
-            }
+        // Without a block, running pods are repaired. New ones need one.
+        let Some((allocation, network)) = allocation.ok().and_then(|all| Some((all, all.default_network()?)))
+        else {
+            self.report(findings);
+            return;
         };
-        self.request_blocks(network);
+        for (id, network) in allocation.networks() {
+            self.request_blocks(id, network);
+        }
         self.clamp_tunnels(network);
         self.limit_connections();
         let is_first = is_served && !self.was_ready;
@@ -267,13 +280,13 @@ impl Reconciler {
     }
 
     /// Requests another block before one is full, so that no pod has to wait for it.
-    fn request_blocks(&self, network: &Network) {
+    fn request_blocks(&self, id: &NetworkRef, network: &Network) {
         let used: Vec<IpAddr> =
             self.attachments.iter().flat_map(|a| &a.addresses).map(|a| a.address.addr()).collect();
         for family in family_blocks(network) {
             let taken = used.iter().filter(|ip| family.has(**ip)).count() as u64;
             if family.capacity.saturating_sub(taken) < FEW_FREE.min(family.capacity / 4) {
-                self.parts.blocks.want_more(family.blocks[0]);
+                self.parts.blocks.want_more(id, family.blocks[0]);
             }
         }
     }

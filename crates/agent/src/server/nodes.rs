@@ -44,10 +44,9 @@ pub(super) async fn answer(
     };
     let answered = match cluster_query {
         ClusterQuery::Nodes => {
-            let block_layouts = &service.description.block_layouts;
             let read = cluster.read_contents().await;
             read.map(|(contents, freshness)| {
-                let nodes = membership::nodes(&contents, block_layouts, &cluster.name);
+                let nodes = membership::nodes(&contents, &cluster.networks().all(), &cluster.name);
                 reply::json(StatusCode::OK, &NodesView { freshness, nodes })
             })
         }
@@ -65,8 +64,7 @@ pub(super) async fn blocks(
     cluster: &MembershipHandle,
 ) -> Result<BlocksView, AskError> {
     let (contents, freshness) = cluster.read_contents().await?;
-    let mut blocks =
-        membership::blocks((&contents, freshness), &service.description.block_layouts, &cluster.name);
+    let mut blocks = membership::blocks((&contents, freshness), &cluster.networks(), &cluster.name);
     // Reads files on a blocking thread, so that the server's thread never waits for a disk.
     let service = Arc::clone(service);
     let used = spawn_blocking(move || view::block_uses(&service)).await;

@@ -15,7 +15,9 @@ pub(super) fn problems(objects: &Catalog, is_wanted: impl Fn(&ObjectId) -> bool)
     let unreadable = objects.invalid().filter(|(id, _)| is_wanted(id)).map(|(id, error)| {
         let (field, reason) = match error {
             DecodeError::Field { source, .. } => (Some(source.field.clone()), source.reason.clone()),
-            DecodeError::Newer { .. } | DecodeError::Unreadable { .. } => (None, error.to_string()),
+            DecodeError::Newer { .. } | DecodeError::Older { .. } | DecodeError::Unreadable { .. } => {
+                (None, error.to_string())
+            }
         };
         let in_force =
             if objects.get(id).is_some() { VersionInForce::LastValid } else { VersionInForce::None };

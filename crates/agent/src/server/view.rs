@@ -56,8 +56,7 @@ struct AddressUsage {
 
 fn usage(service: &ApiService) -> (AddressUsage, Result<(), StateError>) {
     let known = known_usage(service);
-    let cidrs =
-        service.allocations.default_network().map(|network| network.blocks().to_vec()).unwrap_or_default();
+    let cidrs = blocks_of_all_networks(service);
     let unknown = |block| BlockUse { block, used: None, free: None };
     match known {
         Ok(usage) => (usage, Ok(())),
@@ -84,14 +83,18 @@ fn known_usage(service: &ApiService) -> Result<AddressUsage, StateError> {
     }
     let name = NetworkName::try_from(description.network.name.as_str()).ok();
     let network = state.zip(name).and_then(|(state, name)| state.existing_network(&name));
-    let allocated = service.allocations.default_network();
-    let blocks = allocated.iter().flat_map(|network| network.blocks()).filter_map(|&block| {
+    let blocks = blocks_of_all_networks(service).into_iter().filter_map(|block| {
         let set = range_set_of(block)?;
         let used = network.as_ref().map_or(Ok(0), |network| network.in_use_of(&set));
         let free = |used| set.capacity().saturating_sub(used);
         Some(used.map(|used| BlockUse { block, used: Some(used), free: Some(free(used)) }))
     });
     Ok(AddressUsage { attachments: Some(counts), blocks: blocks.collect::<Result<_, StateError>>()? })
+}
+
+fn blocks_of_all_networks(service: &ApiService) -> Vec<IpNet> {
+    let Ok(allocation) = service.allocations.get() else { return Vec::new() };
+    allocation.networks().flat_map(|(_, network)| network.blocks()).copied().collect()
 }
 
 fn range_set_of(cidr: IpNet) -> Option<RangeSet> {
@@ -117,7 +120,9 @@ fn current_state(service: &ApiService) -> (AddressUsage, Vec<Condition>) {
 
 pub(super) fn status(service: &ApiService) -> Status {
     let (description, agent_status) = (&service.description, &service.agent_status);
-    let (AddressUsage { attachments, blocks }, conditions) = current_state(service);
+    let (AddressUsage { attachments, mut blocks }, conditions) = current_state(service);
+    let default = service.allocations.default_network();
+    blocks.retain(|usage| default.as_ref().is_ok_and(|network| network.blocks().contains(&usage.block)));
     Status {
         mode: NodeMode::Agent,
         node: description.node.clone(),

@@ -104,7 +104,7 @@ impl Work {
             wait: Wait::UntilLinkRemoved,
             kernel_cache: Some(&self.kernel_cache),
             delegates: Delegates::Allowed(&self.delegates),
-            networks: Some(self.networks(&allocation)),
+            networks: Some(self.networks(&allocation, None)),
             policies: Some(&*self.policies),
             warn: &log::engine_warning,
         };

@@ -5,6 +5,7 @@
 
 mod common;
 mod network;
+mod networks;
 mod policies;
 mod section_a;
 mod store;

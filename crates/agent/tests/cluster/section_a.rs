@@ -54,7 +54,7 @@ impl Registry {
             let (directory, name) = key[prefix.len() + 1..].split_once('/').unwrap_or_default();
             if directory == "nodes" {
                 records.insert(name.to_owned(), NodeRecord::decode(value.as_bytes()).unwrap());
-            } else if directory == "blocks" {
+            } else if let Some(name) = name.strip_prefix("default.default-net/blocks/") {
                 let claim = BlockClaim::decode(value.as_bytes()).unwrap();
                 claims.insert(name.replace('-', "/").parse().unwrap(), claim.node.to_string());
             }
@@ -74,7 +74,7 @@ fn expect_consistent(cluster: &Cluster, prefix: &str) {
     let Registry { records, claims } = Registry::of(cluster, prefix);
     let blocks: Vec<(IpNet, String)> = records
         .into_iter()
-        .flat_map(|(host, record)| record.blocks.into_iter().map(move |block| (block, host.clone())))
+        .flat_map(|(host, record)| record.blocks.to_vec().into_iter().map(move |block| (block, host.clone())))
         .collect();
     let by_block: BTreeMap<IpNet, String> = blocks.iter().cloned().collect();
     assert_eq!(by_block.len(), blocks.len(), "a block has two owners: {blocks:?}");

@@ -115,13 +115,13 @@ impl<'a> StoreClient<'a> {
         for (key, value) in &all {
             let Some(node) = self.layout.node_of(key) else { continue };
             let record = NodeRecord::decode(value.as_bytes()).unwrap();
-            for block in &record.blocks {
-                let other = in_records.insert(self.layout.block(block), node.clone());
+            for block in record.blocks.iter() {
+                let other = in_records.insert(self.layout.default_block(block), node.clone());
                 assert_eq!(other, None, "{block} is named by {node} as well: {all:#?}");
             }
-            blocks.insert(node.to_string(), record.blocks);
+            blocks.insert(node.to_string(), record.blocks.to_vec());
         }
-        let claims = all.iter().filter(|(key, _)| self.layout.block_of(key).is_some());
+        let claims = all.iter().filter(|(key, _)| self.layout.network_block_of(key).is_some());
         let claims: BTreeMap<String, String> =
             claims.map(|(key, value)| (key.clone(), claim_owner(value))).collect();
         let in_records: BTreeMap<String, String> =
@@ -153,21 +153,22 @@ fn join_fake_node(number: u8) -> Vec<Change> {
 
 fn remove_fake_node(number: u8) -> Vec<Change> {
     let layout = KeyLayout::new(PREFIX, None);
-    let claims = fake_node_blocks(number).into_iter().map(|block| Change::Delete(layout.block(&block)));
+    let claims =
+        fake_node_blocks(number).into_iter().map(|block| Change::Delete(layout.default_block(&block)));
     claims.chain([Change::Delete(fake_node(number).0)]).collect()
 }
 
 fn claim(block: &IpNet, node: &str) -> Change {
     let claim = model::BlockClaim { node: node.try_into().unwrap() };
-    put(&KeyLayout::new(PREFIX, None).block(block), &claim.encode())
+    put(&KeyLayout::new(PREFIX, None).default_block(block), &claim.encode())
 }
 
 /// A fake node at another address.
 fn fake_node_at(number: u8, host: u8) -> (String, Vec<u8>) {
-    let record = json!({ "schema": 1, "node": {
+    let record = json!({ "schema": 2, "node": {
         "name": format!("fake{number}"), "uid": format!("{:032x}", 0xabcd_0000 + u32::from(number)),
         "addresses": [format!("10.199.1.{host}"), format!("fd99:1::{host}")],
-        "blocks": fake_node_blocks(number), "tunnel_mac": format!("02:00:00:00:01:{number:02x}"), "version": "0",
+        "blocks": { "default.default-net": fake_node_blocks(number) }, "tunnel_mac": format!("02:00:00:00:01:{number:02x}"), "version": "0",
     }});
     (format!("{PREFIX}/nodes/fake{number}"), record.to_string().into_bytes())
 }

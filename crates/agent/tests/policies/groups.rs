@@ -91,8 +91,10 @@ fn b10_unknown_names_are_refused_with_the_names_that_exist() {
         let error = scene.host.plugin.add(&pod, &config).unwrap().error().unwrap();
         assert!(error.msg.contains(expected), "{error:?}");
     }
-    // Nothing was changed: the next pod gets the first address.
+    // Nothing was changed: the next pods get the first address of the network of their group, and of the default network.
     let pod = scene.pod("a", "blue", "web");
+    assert_eq!(v4(&pod.result).to_string(), "10.99.0.2");
+    let pod = scene.pod("b", "blue", "");
     assert_eq!(v4(&pod.result).to_string(), "10.83.0.2");
 }
 

@@ -172,5 +172,5 @@ pub(crate) fn tenant(name: &str) -> Value {
 
 /// A network with a subnet that no other network has.
 pub(crate) fn network(tenant: &str, name: &str) -> Value {
-    document("Network", (tenant, name), &json!({ "subnets": ["10.99.0.0/16"] }))
+    document("Network", (tenant, name), &json!({ "subnets": ["10.99.0.0/16", "fd00:99::/64"] }))
 }

@@ -57,7 +57,7 @@ impl<'a> Mover<'a> {
     }
 
     fn once(&mut self, moved: &NodeRecord, change: &mut ChangeTimes) -> Result<()> {
-        let block = *moved.blocks.first().context("the node has no block")?;
+        let block = *moved.blocks.iter().next().context("the node has no block")?;
         let gateway = moved.address_for(&block).context("the node has no address")?;
         let before = fine_cpu_time(self.pid)?;
         let committed = self.simulated.put_node(moved)?;

@@ -53,7 +53,9 @@ impl Joins {
             match outcome {
                 Ok((record, tries)) => {
                     self.again += tries;
-                    for (family, block) in blocks.iter_mut().zip(record.blocks) {
+                    for (family, block) in
+                        blocks.iter_mut().zip(record.blocks.iter().copied().collect::<Vec<_>>())
+                    {
                         family.insert(block);
                     }
                 }
@@ -109,7 +111,10 @@ where
 /// Joins as an agent does, with retries while the store is busy. Returns the number of retries.
 async fn join(store: Store, layout: KeyLayout, number: usize) -> Result<(NodeRecord, usize)> {
     let spec = NetworkSpec { subnets: subnets(), margin: MARGIN, vni: 4077, vxlan_port: 4789 };
-    let record = NodeRecord { blocks: Vec::new(), ..simulated::record(number, NodeLocation::OnLink)? };
+    let record = NodeRecord {
+        blocks: model::BlockAllocation::default(),
+        ..simulated::record(number, NodeLocation::OnLink)?
+    };
     let mut last = None;
     for tries in 0..TRIES {
         let (store, layout) = (store.clone(), layout.clone());

@@ -5,7 +5,9 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use model::{LocalNode, Mesh, NodeRecord, PeerChanges, StoredNode, Transport, Tunnels, Underlay};
+use model::{
+    BlockLayout, LocalNode, Mesh, NodeRecord, PeerChanges, StoredNode, Transport, Tunnels, Underlay,
+};
 use netlink::{Mode, Op, Route, RtSocket};
 use testkit::{CableEnd, Cluster, Lab, Node};
 use types::{IfName, NodeName, PEER_PROTOCOL};
@@ -41,7 +43,7 @@ pub(crate) fn run(scale: &NodesScale) -> Result<RouteTimes> {
     let v4 = &subnets()[..1];
     let mut cluster = hosts("routes", 1, v4)?;
     let mut records = simulated::records(0..scale.peers, NodeLocation::OnLink)?;
-    records.iter_mut().for_each(|record| record.blocks.retain(|block| v4[0].contains(block)));
+    records.iter_mut().for_each(|record| record.blocks.retain(|_, block| v4[0].contains(block)));
     SimulatedNodes::of(&cluster)?.add_nodes(&records)?;
     let plain = OnLinkNode::make(cluster.lab(), "plain")?;
     let library = OnLinkNode::make(cluster.lab(), "library")?;
@@ -144,8 +146,10 @@ impl OnLinkNode {
         Ok(LocalNode {
             name: NodeName::try_from("bench")?,
             blocks: Vec::new(),
-            subnets: subnets(),
-            margin: MARGIN,
+            block_layouts: subnets()
+                .into_iter()
+                .filter_map(|net| BlockLayout::new(net, MARGIN).ok())
+                .collect(),
             transport: Transport::Auto,
             underlays: vec![underlay],
             tunnels: Tunnels::default(),

@@ -156,7 +156,7 @@ fn pace(start: Instant, index: usize) {
 }
 
 fn block(record: &NodeRecord) -> Result<ipnet::IpNet> {
-    record.blocks.first().copied().context("the node has no block")
+    record.blocks.iter().next().copied().context("the node has no block")
 }
 
 impl Churn {

@@ -13,7 +13,7 @@ pub(super) fn add_routes(ns: &Ns, records: &[NodeRecord]) -> Result<Duration> {
     let routes: Vec<[String; 2]> = records
         .iter()
         .map(|record| {
-            let block = record.blocks.first().context("the node has no block")?;
+            let block = record.blocks.iter().next().context("the node has no block")?;
             let via = record.address_for(block).context("the node has no address")?;
             Ok([block.to_string(), via.to_string()])
         })

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use model::{BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
+use model::{BlockAllocation, BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
 use store::{Change, CommitOutcome, EtcdConfig, Store, StoreConfig};
 use testkit::{Cluster, Ns};
 use tokio::runtime::Runtime;
@@ -75,14 +75,16 @@ impl<'a> SimulatedNodes<'a> {
         for record in records {
             changes.push(put(self.layout.node(&record.name), record.encode()));
             let claim = BlockClaim { node: record.name.clone() };
-            changes.extend(record.blocks.iter().map(|block| put(self.layout.block(block), claim.encode())));
+            changes.extend(
+                record.blocks.iter().map(|block| put(self.layout.default_block(block), claim.encode())),
+            );
         }
         changes
     }
 
     fn deletes(&self, records: &[NodeRecord]) -> Vec<Change> {
         let keys = records.iter().flat_map(|record| {
-            let claims = record.blocks.iter().map(|block| self.layout.block(block));
+            let claims = record.blocks.iter().map(|block| self.layout.default_block(block));
             [self.layout.node(&record.name)].into_iter().chain(claims)
         });
         keys.map(Change::Delete).collect()
@@ -126,7 +128,7 @@ pub(super) fn record(number: usize, location: NodeLocation) -> Result<NodeRecord
         name: NodeName::try_from(format!("sim-{number}").as_str())?,
         uid: NodeUid::from_random(uid),
         addresses: addresses(number, location)?,
-        blocks: blocks.collect::<Result<Vec<IpNet>>>()?,
+        blocks: BlockAllocation::of_default(blocks.collect::<Result<Vec<IpNet>>>()?),
         tunnel_mac: Mac::local([0xb, a, b, c, d]),
         macs: Vec::new(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -162,7 +164,7 @@ mod tests {
         let all = records(0..6000, NodeLocation::OnLink).unwrap();
         let names: BTreeSet<_> = all.iter().map(|record| record.name.to_string()).collect();
         let addresses: BTreeSet<_> = all.iter().flat_map(|record| record.addresses.clone()).collect();
-        let blocks: BTreeSet<_> = all.iter().flat_map(|record| record.blocks.clone()).collect();
+        let blocks: BTreeSet<_> = all.iter().flat_map(|record| record.blocks.iter().copied()).collect();
         let macs: BTreeSet<_> = all.iter().map(|record| record.tunnel_mac).collect();
         assert_eq!([names.len(), addresses.len(), blocks.len(), macs.len()], [6000, 12_000, 12_000, 6000]);
     }

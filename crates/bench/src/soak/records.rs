@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use store::{Change, EtcdConfig, Store, StoreConfig};
 use testkit::{Ns, Random, inspect};
 use tokio::runtime::Runtime;
+use types::NetworkRef;
 
 use crate::Soak;
 use crate::options::Attack;
@@ -82,10 +83,16 @@ pub(crate) fn audit(soak: &Soak, site: &SoakSite) -> Result<()> {
     let strays = nodes.filter(|key| !names.contains(&key[layout.nodes().len()..]));
     desk.delete(&strays.cloned().collect::<Vec<_>>())?;
     let records = desk.nodes()?;
-    let owned: BTreeSet<String> =
-        records.values().flat_map(|record| &record.blocks).map(|block| layout.block(block)).collect();
-    let claims: Vec<String> =
-        desk.keys()?.into_iter().filter(|key| key.starts_with(&layout.blocks())).collect();
+    let owned: BTreeSet<String> = records
+        .values()
+        .flat_map(|record| record.blocks.iter())
+        .map(|block| layout.default_block(block))
+        .collect();
+    let claims: Vec<String> = desk
+        .keys()?
+        .into_iter()
+        .filter(|key| key.starts_with(&layout.network_blocks(&NetworkRef::default())))
+        .collect();
     for key in claims.iter().filter(|key| !owned.contains(*key)) {
         // Hostile keys that could not be removed while etcd was unreachable.
         let claim = BlockClaim::decode(desk.value(key)?.as_bytes());
@@ -205,7 +212,7 @@ fn hostile(known: &BTreeMap<String, NodeRecord>, random: &mut Random) -> Vec<(St
         let claim = json!({"schema": 1, "claim": {"node": name}}).to_string().into_bytes();
         let claimed = blocks.as_array().into_iter().flatten().filter_map(Value::as_str);
         let claimed = claimed.filter_map(|block| block.parse::<IpNet>().ok());
-        keys.extend(claimed.map(|block| (layout.block(&block), claim.clone())));
+        keys.extend(claimed.map(|block| (layout.default_block(&block), claim.clone())));
     }
     keys
 }
@@ -225,7 +232,9 @@ fn unreadable(random: &mut Random) -> Vec<(String, Vec<u8>)> {
     ];
     let value = values[random.below(values.len() as u64) as usize].clone();
     let key = match random.below(4) {
-        0 => format!("{}10.42.{}.0-24", layout.blocks(), 240 + random.below(10)),
+        0 => {
+            format!("{}10.42.{}.0-24", layout.network_blocks(&NetworkRef::default()), 240 + random.below(10))
+        }
         1 => format!("{}{name}", layout.alives()),
         2 => format!("{}\u{1b}[31m", layout.nodes()),
         _ => format!("{}{name}", layout.nodes()),

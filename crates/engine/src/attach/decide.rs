@@ -41,7 +41,10 @@ pub(crate) fn decide(
     // Single addresses are not added: every pod would get its own chain. Traffic between pods of this node is not masqueraded
     // anyway.
     cluster.extend(
-        subnets.iter().map(|a| a.address.trunc()).filter(|net| is_subnet(net) && !conf.cluster.contains(net)),
+        subnets
+            .iter()
+            .map(|a| a.address.trunc())
+            .filter(|net| is_subnet(net) && !conf.cluster.iter().any(|known| known.contains(net))),
     );
     Attachment {
         schema: lease::addressing(conf).schema(),

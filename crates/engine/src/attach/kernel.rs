@@ -1,7 +1,7 @@
 //! The kernel part of an ADD: bridge, anti-spoofing filter, veth pair, gateways and pod end.
 
 use ipnet::IpNet;
-use netconf::NetConf;
+use netconf::{BridgeMtu, NetConf};
 use netlink::{Link, RtSocket};
 use types::{AttachMode, MIN_MTU_V6};
 
@@ -43,7 +43,7 @@ impl BridgeLookup {
 
     pub(super) fn mtu(&self, conf: &NetConf) -> u32 {
         match self {
-            Self::Cached(cached) => cached.mtu,
+            Self::Cached(cached) => conf.mtu.unwrap_or(cached.mtu),
             Self::Link(link) => bridge::mtu(conf, Some(link)),
             Self::Missing => bridge::mtu(conf, None),
         }
@@ -130,7 +130,7 @@ pub(super) fn configure_interface(
     veth::announce(kernel.pod, &attachment, neighbours)?;
     if let Some(kernel_cache) = context.caller.kernel_cache {
         kernel_cache.remember_host_end(context.key, host_index);
-        kernel_cache.remember_bridge(&bridge, &attachment);
+        kernel_cache.remember_bridge(&bridge, &attachment, context.conf.bridge_mtu);
     }
     Ok(AttachResult { attachment, bridge, routes })
 }
@@ -153,7 +153,11 @@ fn bridge_for(
         BridgeLookup::Link(link) => Some(link),
         BridgeLookup::Missing => None,
     };
-    let spec = Spec { name: &context.conf.bridge, mtu: context.conf.mtu, promisc: context.conf.promisc };
+    let mtu = match context.conf.bridge_mtu {
+        BridgeMtu::OfThisNetwork => context.conf.mtu,
+        BridgeMtu::OfOtherNetwork => None,
+    };
+    let spec = Spec { name: &context.conf.bridge, mtu, promisc: context.conf.promisc };
     let bridge = bridge::ensure(kernel.host, &spec, link)?;
     if context.conf.is_gateway {
         sysctl::enable_forwarding(kernel.host, &context.log, families, &context.settings)?;

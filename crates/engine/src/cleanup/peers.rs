@@ -114,7 +114,7 @@ mod tests {
 
     fn peer_rules() -> nft::PeerRules {
         let (locals, mac) = (vec!["192.0.2.1".parse().unwrap()], "02:00:00:00:00:07".parse().unwrap());
-        nft::PeerRules { vni: 7, port: 4789, mac, locals, block4: Some(24), block6: None }
+        nft::PeerRules { vni: 7, port: 4789, mac, locals, blocks4: [24].into(), blocks6: [].into() }
     }
 
     /// pwvx4 belongs to network blue, pwvx6 to `other`.

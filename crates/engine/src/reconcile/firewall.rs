@@ -146,9 +146,13 @@ impl ReconcileRound<'_> {
     /// Whether the address is in a range of a network of this run directory. For the agent's network the current blocks count, for
     /// other networks all current and former ranges.
     fn is_local(&self, address: IpAddr, name: &NetworkName, conf: &NetConf) -> Result<bool, Error> {
-        if let Addresses::Own(pools) = &conf.addresses
-            && pools.sets().iter().flat_map(RangeSet::ranges).any(|range| range.subnet().contains(&address))
-        {
+        let has_address = |conf: &&NetConf| match &conf.addresses {
+            Addresses::Own(pools) => {
+                pools.sets().iter().flat_map(RangeSet::ranges).any(|range| range.subnet().contains(&address))
+            }
+            Addresses::Delegated(_) | Addresses::Absent => false,
+        };
+        if self.request.other_networks.iter().chain([&conf]).any(has_address) {
             return Ok(true);
         }
         for network in self.state.networks()? {
@@ -191,6 +195,7 @@ mod tests {
         let request = ReconcileRequest {
             run_dir: dir.path(),
             network: Some((&name, &conf)),
+            other_networks: &[],
             mode: Some((&name, conf.mode)),
             earlier_records: &[],
             kernel_cache: Some(&kernel_cache),
@@ -267,6 +272,7 @@ mod tests {
             let request = ReconcileRequest {
                 run_dir: dir.path(),
                 network: Some((&name, &conf)),
+                other_networks: &[],
                 mode: Some((&name, conf.mode)),
                 earlier_records: &[],
                 kernel_cache: Some(&kernel_cache),

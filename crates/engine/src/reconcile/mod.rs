@@ -53,6 +53,8 @@ pub struct ReconcileRequest<'a> {
     pub run_dir: &'a Path,
     /// The agent's network. Its bridge exists also without pods.
     pub network: Option<(&'a NetworkName, &'a NetConf)>,
+    /// Further networks of the agent, with the same CNI network name and bridge.
+    pub other_networks: &'a [&'a NetConf],
     /// The mode of new pods in the agent's network, also while it has no block. None without an agent.
     pub mode: Option<(&'a NetworkName, AttachMode)>,
     /// The attachments of the last round. They replace lost or corrupt records.
@@ -219,6 +221,7 @@ pub fn restore_bridges(run_dir: &Path, only: Option<&NetworkName>) -> Result<(),
     let request = ReconcileRequest {
         run_dir,
         network: None,
+        other_networks: &[],
         mode: None,
         earlier_records: &[],
         kernel_cache: None,
@@ -255,12 +258,13 @@ pub(crate) fn is_alive(attachment: &Attachment) -> Result<bool, Error> {
 pub fn remove_conntrack(request: &ReconcileRequest<'_>) -> Result<(), Error> {
     let Some((name, conf)) = request.network else { return Ok(()) };
     let network = NodeState::open_existing(request.run_dir)?.and_then(|state| state.existing_network(name));
-    match (network, &conf.addresses) {
-        (Some(network), Addresses::Own(pools)) => {
-            Ok(network.clean_quarantined(pools, &crate::firewall::remove_conntrack)?)
+    let Some(network) = network else { return Ok(()) };
+    for conf in request.other_networks.iter().chain([&conf]) {
+        if let Addresses::Own(pools) = &conf.addresses {
+            network.clean_quarantined(pools, &crate::firewall::remove_conntrack)?;
         }
-        (Some(_) | None, _) => Ok(()),
     }
+    Ok(())
 }
 
 impl<'a> ReconcileRound<'a> {
@@ -323,7 +327,8 @@ impl ReconcileRound<'_> {
             if self.state.existing_network(name).is_some() {
                 continue;
             }
-            let hints = recover::Hints { conf, earlier_records: self.request.earlier_records };
+            let others = if conf.is_some() { self.request.other_networks } else { &[] };
+            let hints = recover::Hints { conf, others, earlier_records: self.request.earlier_records };
             let count = recover::network_with(&self.state, name, hints)?.list()?.len();
             if count > 0 {
                 let attachments = types::count(count as u64, "attachment");
@@ -428,7 +433,9 @@ impl ReconcileRound<'_> {
             let name =
                 own.map(|(name, _)| name.clone()).or_else(|| network.name().as_str().try_into().ok())?;
             let link = observed.link_of(&network.name(), &listed.stem)?;
-            recover::attachment_of(&name, link, own.map(|(_, conf)| conf))
+            let others = if own.is_some() { self.request.other_networks } else { &[] };
+            let conf = own.map(|(_, conf)| conf);
+            recover::attachment_of(&name, link, recover::Hints { conf, others, earlier_records: &[] })
         };
         let record = network.path_of(&listed.stem);
         let recovered = match listed.newer {

@@ -113,8 +113,10 @@ impl ReconcileRound<'_> {
         if let Some((_, conf)) = self.request.network {
             let desired = bridges.entry(conf.bridge.clone()).or_default();
             desired.mtu = conf.mtu.or(desired.mtu);
-            for gateway in own_gateways(&conf.addresses) {
-                desired.add_gateway(gateway, conf.mode);
+            for conf in self.request.other_networks.iter().chain([&conf]) {
+                for gateway in own_gateways(&conf.addresses) {
+                    desired.add_gateway(gateway, conf.mode);
+                }
             }
         }
         // A record that was recovered from a link without its config has no gateways.
@@ -162,7 +164,11 @@ impl ReconcileRound<'_> {
         }
         let addresses = self.host.addresses(Some(bridge.index))?;
         if let Some((_, conf)) = own {
-            self.remove_gateways(&bridge, &OwnGateways::of([conf]), &addresses)?;
+            self.remove_gateways(
+                &bridge,
+                &OwnGateways::of(self.request.other_networks.iter().copied().chain([conf])),
+                &addresses,
+            )?;
         }
         let existing: Vec<IpNet> = addresses.iter().map(|a| a.addr).collect();
         let log = self.state.sysctls();
@@ -397,6 +403,7 @@ pub(super) mod tests {
         let request = ReconcileRequest {
             run_dir,
             network,
+            other_networks: &[],
             mode: Some((&name, conf.mode)),
             earlier_records: &[],
             kernel_cache: None,

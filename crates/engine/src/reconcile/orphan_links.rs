@@ -48,8 +48,11 @@ impl ReconcileRound<'_> {
         else {
             return Ok(());
         };
-        let hints =
-            recover::Hints { conf: own.map(|(_, conf)| conf), earlier_records: self.request.earlier_records };
+        let hints = recover::Hints {
+            conf: own.map(|(_, conf)| conf),
+            others: if own.is_some() { self.request.other_networks } else { &[] },
+            earlier_records: self.request.earlier_records,
+        };
         let Some(recovered_link) = recover::recovered_link(&name, link, hints) else { return Ok(()) };
         let (stem, is_pair) = (&recovered_link.stem, link.kind.as_deref() == Some("veth"));
         if is_pair && network.restore_record(&recovered_link)? {

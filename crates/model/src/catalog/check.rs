@@ -170,6 +170,12 @@ impl Catalog {
     }
 
     fn check_network(&self, id: &ObjectId, network: &TenantNetwork) -> Result<(), FieldError> {
+        let configured = ClusterObject::Network(network.clone());
+        if network.is_default() && !self.defaults.iter().any(|default| default.object == configured) {
+            let reason = "the configuration of the agents sets this network (network.subnets, network.margin, network.mtu, \
+                          network.masquerade); remove the document";
+            return Err(FieldError { field: "spec".to_owned(), reason: reason.to_owned() });
+        }
         let others = || self.networks().filter(|other| ObjectId::network(&other.tenant, &other.id) != *id);
         for (i, subnet) in network.subnets.iter().enumerate() {
             let found = others()

@@ -26,6 +26,7 @@ impl Default for RuleCounter {
 impl Object for RuleCounter {
     const KIND: &'static str = "rule-counter";
     const SCHEMA: u32 = 1;
+    const OLDEST_SCHEMA: u32 = 1;
 }
 
 impl Catalog {

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use types::{DEFAULT_NETWORK, DEFAULT_TENANT, GroupName, NetworkId, TenantName};
+use types::{DEFAULT_NETWORK, DEFAULT_TENANT, GroupName, NetworkId, NetworkRef, TenantName};
 
 /// In the order in which objects are created: most references point to earlier kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -115,6 +115,21 @@ impl ObjectId {
         let tenant = if kind == ObjectKind::Tenant { name } else { tenant };
         crate::fields::dns_label("metadata.tenant", tenant)?;
         Ok(Self::unchecked(kind, super::tenant_name(tenant.to_owned()), name.to_owned()))
+    }
+
+    /// The network, if this is one.
+    pub fn network_ref(&self) -> Option<NetworkRef> {
+        match self.kind {
+            ObjectKind::Network => {
+                let network = NetworkId::try_from(self.name.as_str()).ok()?;
+                Some(NetworkRef { tenant: self.tenant.clone(), network })
+            }
+            ObjectKind::Tenant
+            | ObjectKind::Profile
+            | ObjectKind::Group
+            | ObjectKind::Policy
+            | ObjectKind::Share => None,
+        }
     }
 
     pub fn kind(&self) -> ObjectKind {

@@ -29,7 +29,7 @@ impl ObjectRecord {
     /// Decodes the value of the key of `id`.
     pub fn decode(id: &ObjectId, bytes: &[u8]) -> Result<Self, DecodeError> {
         let kind = id.kind();
-        let body = open(kind.as_str(), kind.schema(), bytes)?;
+        let body = open(kind.as_str(), 1..=kind.schema(), bytes)?;
         let mut policy = UnknownPolicy::Keep(UnknownFields::default());
         let read = Fields::new("", body).and_then(|mut body| {
             let object = ClusterObject::read_body(kind, &mut body, &mut policy)?;

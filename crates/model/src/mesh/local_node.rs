@@ -8,6 +8,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use types::{Family, NodeName};
 
+use crate::block_layout::BlockLayout;
+
 /// How packets are sent to other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -75,11 +77,10 @@ impl Tunnels {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalNode {
     pub name: NodeName,
+    /// Its blocks of all networks.
     pub blocks: Vec<IpNet>,
-    /// The subnets of the network. All blocks are inside.
-    pub subnets: Vec<IpNet>,
-    /// The number of bits by which the prefix of a block is longer than its subnet's.
-    pub margin: u8,
+    /// How the subnets of all networks are divided into blocks. They do not overlap.
+    pub block_layouts: Vec<BlockLayout>,
     pub transport: Transport,
     /// At most one per family.
     pub underlays: Vec<Underlay>,
@@ -89,6 +90,11 @@ pub struct LocalNode {
 }
 
 impl LocalNode {
+    /// The subnets of all networks.
+    pub fn subnets(&self) -> Vec<IpNet> {
+        self.block_layouts.iter().map(BlockLayout::subnet).collect()
+    }
+
     pub(super) fn underlay(&self, family: Family) -> Option<&Underlay> {
         self.underlays.iter().find(|underlay| Family::of(underlay.address) == family)
     }

@@ -38,7 +38,6 @@ pub use repairs::Repaired;
 pub use sources::SourceChanges;
 
 use crate::admission::StoredNode;
-use crate::block_layout::BlockLayout;
 use crate::object::NodeRecord;
 use changes::PlannedObjects;
 use claims::{Holder, Holders};
@@ -48,8 +47,6 @@ use plan::{PeerPlan, PlanInputs, PlannedPeer, plan};
 #[derive(Debug, Clone)]
 pub struct Mesh {
     local_node: LocalNode,
-    /// The division of the network into blocks.
-    block_layouts: Vec<BlockLayout>,
     /// Names are shared, because each one is stored several times.
     peers: BTreeMap<Arc<NodeName>, PlannedPeer>,
     /// The owner of each block according to its claim.
@@ -72,7 +69,6 @@ impl Mesh {
     pub fn new(local_node: LocalNode) -> Self {
         let local_node = truncate_networks(local_node);
         Self {
-            block_layouts: block_layouts(&local_node),
             local_node,
             peers: BTreeMap::new(),
             owners: BTreeMap::new(),
@@ -104,7 +100,6 @@ impl Mesh {
         }
         // A peer with the new name is the local node.
         self.remove_record(&new);
-        self.block_layouts = block_layouts(&local_node);
         self.local_node = local_node;
         self.replan(self.peers.keys().cloned().collect());
     }
@@ -248,10 +243,10 @@ impl Mesh {
     fn replan(&mut self, names: BTreeSet<Arc<NodeName>>) {
         let mut plans = Vec::with_capacity(names.len());
         for name in names {
-            let Self { local_node, block_layouts, owners, macs, peers, .. } = &mut *self;
+            let Self { local_node, owners, macs, peers, .. } = &mut *self;
             let Some(peer) = peers.get_mut(&name) else { continue };
             let old = std::mem::take(&mut peer.plan);
-            let inputs = PlanInputs { local_node, block_layouts, owners, macs };
+            let inputs = PlanInputs { local_node, owners, macs };
             plans.push((name, plan(&inputs, &peer.node.record)));
             self.remove_plan(&old);
         }
@@ -289,12 +284,6 @@ fn own(name: &Arc<NodeName>) -> Holder<'_> {
     Holder { created: 0, name }
 }
 
-/// A subnet that cannot be divided has no blocks for other nodes.
-fn block_layouts(local_node: &LocalNode) -> Vec<BlockLayout> {
-    local_node.subnets.iter().filter_map(|subnet| BlockLayout::new(*subnet, local_node.margin).ok()).collect()
-}
-
 fn truncate_networks(local_node: LocalNode) -> LocalNode {
-    let truncate = |list: &[IpNet]| list.iter().map(IpNet::trunc).collect();
-    LocalNode { blocks: truncate(&local_node.blocks), subnets: truncate(&local_node.subnets), ..local_node }
+    LocalNode { blocks: local_node.blocks.iter().map(IpNet::trunc).collect(), ..local_node }
 }

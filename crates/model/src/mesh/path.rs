@@ -107,7 +107,7 @@ pub(super) fn is_usable(local_node: &LocalNode, address: IpAddr) -> bool {
         (_, _) => false,
     };
     let is_edge = local_node.underlays.iter().flat_map(|underlay| &underlay.on_link).any(is_edge_of);
-    !is_edge && check_address(&local_node.subnets, address).is_ok()
+    !is_edge && check_address(&local_node.block_layouts, address).is_ok()
 }
 
 /// The outer family and address of the tunnel to a node. The device may not exist yet.

@@ -12,7 +12,6 @@ use super::local_node::LocalNode;
 use super::path::{NoPath, PeerPath, choose, outer};
 use super::sources::{link_sources, senders, sources};
 use crate::admission::{StoredNode, check_block};
-use crate::block_layout::BlockLayout;
 use crate::object::NodeRecord;
 
 /// Another node, and the plan for its record.
@@ -37,7 +36,6 @@ pub(super) struct PeerPlan {
 /// The state that all plans depend on.
 pub(super) struct PlanInputs<'a> {
     pub(super) local_node: &'a LocalNode,
-    pub(super) block_layouts: &'a [BlockLayout],
     pub(super) owners: &'a BTreeMap<IpNet, NodeName>,
     pub(super) macs: &'a Holders<Mac>,
 }
@@ -45,7 +43,8 @@ pub(super) struct PlanInputs<'a> {
 /// Whether the node owns this block, and the block can be routed here.
 fn check_routable(inputs: &PlanInputs<'_>, name: &NodeName, block: IpNet) -> Result<(), NoPath> {
     let local_node = inputs.local_node;
-    check_block(inputs.block_layouts, inputs.owners.get(&block), name, &block).map_err(NoPath::Refused)?;
+    check_block(&local_node.block_layouts, inputs.owners.get(&block), name, &block)
+        .map_err(NoPath::Refused)?;
     let overlaps = |own: &&IpNet| own.contains(&block) || block.contains(*own);
     if let Some(own) = local_node.blocks.iter().find(overlaps) {
         return Err(NoPath::OverlapsOwnBlock(*own));

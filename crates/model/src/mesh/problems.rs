@@ -45,7 +45,7 @@ impl Mesh {
     fn refused(&self) -> impl Iterator<Item = Finding> {
         self.stored().flat_map(|node| {
             let name = &node.record.name;
-            let refused = refusals(&node.record, &self.block_layouts, |block| self.owner(block));
+            let refused = refusals(&node.record, &self.local_node.block_layouts, |block| self.owner(block));
             let finding =
                 |message| Finding::new(Code::PeerRecordRefused, format_args!("node {name}"), message);
             refused.into_iter().map(|one| finding(one.sentence(Some(name)))).collect::<Vec<_>>()

@@ -216,7 +216,7 @@ proptest! {
     ) {
         let mut mesh = Mesh::new(local_node.clone());
         mesh.set_all(records, owners);
-        let is_pod_net = |net: &IpNet| local_node.subnets.iter().any(|subnet| subnet.contains(net));
+        let is_pod_net = |net: &IpNet| local_node.subnets().iter().any(|subnet| subnet.contains(net));
         for source in mesh.sources() {
             let (outer, inner) = match source {
                 PeerSource::Tunnel { outer, inner } => (outer, inner),
@@ -296,7 +296,7 @@ proptest! {
         prop_assert_eq!(routed.len(), model.routes.len());
         for (name, block) in &routed {
             prop_assert_eq!(owners.get(block), Some(name));
-            prop_assert!(local_node.subnets.iter().any(|subnet| subnet.contains(block)));
+            prop_assert!(local_node.subnets().iter().any(|subnet| subnet.contains(block)));
             prop_assert!(!local_node.blocks.iter().any(|own| own.contains(block) || block.contains(own)));
             let overlapping: BTreeSet<_> = routed
                 .iter()

@@ -64,11 +64,12 @@ impl Mesh {
     fn admitted_part(&self, record: &NodeRecord) -> NodeRecord {
         let is_owned = |block: &&IpNet| {
             let block = block.trunc();
-            check_block(&self.block_layouts, self.owner(&block), &record.name, &block).is_ok()
+            check_block(&self.local_node.block_layouts, self.owner(&block), &record.name, &block).is_ok()
         };
-        let is_usable = |address: &IpAddr| check_address(&self.local_node.subnets, *address).is_ok();
+        let is_usable = |address: &IpAddr| check_address(&self.local_node.block_layouts, *address).is_ok();
+        let owned = record.blocks.entries().take(MAX_BLOCKS).filter(|(_, block)| is_owned(block));
         NodeRecord {
-            blocks: record.blocks.iter().take(MAX_BLOCKS).filter(is_owned).copied().collect(),
+            blocks: owned.map(|(network, block)| (network.clone(), *block)).collect(),
             addresses: record.named_addresses().filter(is_usable).collect(),
             ..record.clone()
         }

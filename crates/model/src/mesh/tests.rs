@@ -1,8 +1,9 @@
 //! Tests of the individual rules, and of a large cluster.
 
-use types::NodeUid;
+use types::{NetworkRef, NodeUid};
 
 use super::*;
+use crate::{BlockAllocation, BlockLayout};
 
 pub(super) fn net(text: &str) -> IpNet {
     text.parse().unwrap()
@@ -10,6 +11,10 @@ pub(super) fn net(text: &str) -> IpNet {
 
 pub(super) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
+}
+
+fn layouts(subnets: [&str; 2], margin: u8) -> Vec<BlockLayout> {
+    subnets.into_iter().map(|subnet| BlockLayout::new(net(subnet), margin).unwrap()).collect()
 }
 
 /// Link 2 with both families, tunnels 7 and 8. This node has the first block of each subnet.
@@ -22,8 +27,7 @@ pub(super) fn local_node() -> LocalNode {
     LocalNode {
         name: "m".try_into().unwrap(),
         blocks: vec![net("10.2.0.0/24"), net("fd00:2::/72")],
-        subnets: vec![net("10.2.0.0/16"), net("fd00:2::/64")],
-        margin: 8,
+        block_layouts: layouts(["10.2.0.0/16", "fd00:2::/64"], 8),
         transport: Transport::Auto,
         underlays: vec![underlay("192.0.2.1", "192.0.2.0/24"), underlay("2001:db8::1", "2001:db8::/64")],
         tunnels: Tunnels { v4: Some(7), v6: Some(8) },
@@ -40,7 +44,7 @@ pub(super) fn peer(name: &str, addresses: &[&str], blocks: &[&str]) -> NodeRecor
         name: name.try_into().unwrap(),
         uid: NodeUid::from_random([7; 16]),
         addresses: addresses.iter().map(|address| ip(address)).collect(),
-        blocks: blocks.iter().map(|block| net(block)).collect(),
+        blocks: BlockAllocation::of_default(blocks.iter().map(|block| net(block)).collect()),
         tunnel_mac: Mac::local(tail),
         macs: Vec::new(),
         version: "0.1.0".to_owned(),
@@ -57,7 +61,7 @@ pub(super) fn stored(record: NodeRecord) -> StoredNode {
 pub(super) fn claims<'a>(peers: impl IntoIterator<Item = &'a NodeRecord>) -> BTreeMap<IpNet, NodeName> {
     let mut owners = BTreeMap::new();
     for peer in peers {
-        for block in &peer.blocks {
+        for block in peer.blocks.iter() {
             owners.entry(*block).or_insert_with(|| peer.name.clone());
         }
     }
@@ -244,7 +248,8 @@ fn a5_a_record_without_the_claim_gets_no_block() {
         }
         let changes = mesh.take_changes();
         let routes: Vec<_> = changes.set_routes.iter().map(|route| (route.dst, route.gateway)).collect();
-        let wanted = [(owner.blocks[0], ip("192.0.2.6")), (owner.blocks[1], ip("2001:db8::6"))];
+        let owned = owner.blocks.of(&NetworkRef::default());
+        let wanted = [(owned[0], ip("192.0.2.6")), (owned[1], ip("2001:db8::6"))];
         assert_eq!(routes, wanted, "{order:?}");
         assert_problem(
             &mesh,
@@ -285,10 +290,10 @@ fn a5_only_blocks_of_the_layout_are_routed() {
         &mesh,
         "blocks 10.2.0.0/16, 10.2.4.0/22, 10.2.5.7/32 of node a are not routed: the network is divided",
     );
-    assert_problem(&mesh, "block 10.3.0.0/24 of node a is not routed: outside of the pod network");
+    assert_problem(&mesh, "block 10.3.0.0/24 of node a is not routed: outside of the pod networks");
     let [a, k] = &mesh.admitted()[..] else { panic!() };
     assert_eq!(
-        (a.blocks.len(), &k.blocks[..]),
+        (a.blocks.len(), k.blocks.of(&NetworkRef::default())),
         (0, &[net("10.2.5.0/24")][..]),
         "the records that are saved for the next boot"
     );
@@ -511,8 +516,7 @@ fn one_change_among_five_thousand_nodes_is_cheap() {
         record
     };
     let mut own = local_node();
-    own.subnets = vec![net("10.0.0.0/8"), net("fd00:2::/48")];
-    own.margin = 16;
+    own.block_layouts = layouts(["10.0.0.0/8", "fd00:2::/48"], 16);
     own.blocks.clear();
     let records: Vec<_> = (1000..6000).map(record).collect();
     let mut mesh = mesh(own, &records);
@@ -528,7 +532,7 @@ fn one_change_among_five_thousand_nodes_is_cheap() {
     mesh.set_peer(stored(moved));
     let changes = mesh.take_changes();
     assert_eq!(changes.len(), 1, "{changes}");
-    mesh.set_claim(record(3000).blocks[0], None);
+    mesh.set_claim(record(3000).blocks.of(&NetworkRef::default())[0], None);
     let changes = mesh.take_changes();
     assert_eq!((changes.del_routes.len(), changes.set_routes.len()), (1, 0), "{changes}");
 }

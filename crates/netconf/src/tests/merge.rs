@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use cni::ErrorCode;
 use serde_json::{Value, json};
-use types::{AttachMode, NetworkId};
+use types::{AttachMode, NetworkId, NetworkRef};
 
 use super::pools;
-use crate::{Addresses, LocalPaths, NetConf, Network, NetworkSettings, NodeAllocation, NodeNetworks};
+use crate::{
+    Addresses, LocalPaths, NetConf, Network, NetworkSettings, NodeAllocation, NodeNetwork, NodeNetworks,
+    unnamed_network,
+};
 
 const BLOCKS: [&str; 2] = ["10.9.0.0/24", "fd00:9::/64"];
 
@@ -38,6 +41,7 @@ impl Agent {
             name: &self.settings.name,
             mode: self.settings.mode,
             run_dir: Path::new("/run/agent-7"),
+            unnamed: None,
             allocation: Ok(&self.allocation),
         }
     }
@@ -45,6 +49,10 @@ impl Agent {
     fn merge(&self, config: &Value) -> Result<NetConf, cni::Error> {
         NetConf::merge(&config_of(config), Some(&self.networks()))
     }
+}
+
+fn nets(texts: &[&str]) -> Vec<ipnet::IpNet> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
 fn config_of(config: &Value) -> cni::NetworkConfig {
@@ -193,15 +201,81 @@ fn an_external_ipam_plugin_assigns_addresses_in_the_agents_network() {
     assert_eq!(conf.mode, AttachMode::Routed);
 }
 
-/// An id in `network` selects a placement and does not change the CIDRs of the cluster.
+/// Networks of tenant `blue` beside the default one: `front` with blocks, and others that give no addresses.
+fn agent_with_networks() -> Agent {
+    let agent = agent();
+    let settings = NetworkSettings {
+        subnets: nets(&["10.20.0.0/16"]),
+        mtu: Some(1300),
+        masquerade: false,
+        ..agent.settings.clone()
+    };
+    let front = Network::new(&settings, nets(&["10.20.7.0/24"]), Some(1400)).unwrap();
+    let front = front.with_cluster(&nets(&["10.9.0.0/16", "fd00:9::/48"]));
+    let named = |text: &str| NetworkRef::try_from(text.to_owned()).unwrap();
+    let others = std::collections::BTreeMap::from([
+        (named("blue.front"), NodeNetwork::Ready(Arc::new(front))),
+        (named("blue.empty"), NodeNetwork::NoBlock),
+        (
+            named("blue.far"),
+            NodeNetwork::OtherNodes(vec!["n7".try_into().unwrap(), "n8".try_into().unwrap()]),
+        ),
+    ]);
+    Agent { allocation: agent.allocation.with_networks(others), ..agent }
+}
+
 #[test]
-fn b10_a_network_id_keeps_the_agents_cidrs() {
+fn d_a_pod_gets_addresses_and_settings_of_its_network() {
+    let agent = agent_with_networks();
+    let in_front = json!({ "cniVersion": "1.1.0", "name": "podwire", "tenant": "blue", "network": "front" });
+    let conf = agent.merge(&in_front).unwrap();
+    assert_eq!((conf.placement.network.as_str(), pools(&conf).len()), ("front", 1));
+    assert_eq!((conf.mtu, conf.ip_masq, conf.bridge.as_str()), (Some(1300), false, "pw0"));
+    assert_eq!(conf.cluster, nets(&["10.9.0.0/16", "10.20.0.0/16", "fd00:9::/48"]));
+    // CNI_ARGS select the network, too.
+    let blue = json!({ "cniVersion": "1.1.0", "name": "podwire", "tenant": "blue" });
+    let call = add(&blue, "podwire.io/network=front");
+    let conf = NetConf::for_call(&call, Some(&agent.networks())).unwrap();
+    assert_eq!((conf.placement.network.as_str(), conf.mtu), ("front", Some(1300)));
+    assert_eq!(agent.networks().network_ref_for(&call).unwrap().to_string(), "blue.front");
+    // Without a name: the network of the group or the tenant, which the agent has looked up.
+    let call = add(&blue, "podwire.io/group=web");
+    let unnamed = unnamed_network(&call).unwrap();
+    assert_eq!((unnamed.0.as_str(), unnamed.1.unwrap().as_str()), ("blue", "web"));
+    let front = "front".try_into().unwrap();
+    let networks = NodeNetworks { unnamed: Some(&front), ..agent.networks() };
+    assert_eq!(NetConf::for_call(&call, Some(&networks)).unwrap().placement.network, front);
+    // A tenant without a network named default-net uses the default network.
+    let conf = agent.merge(&blue).unwrap();
+    assert_eq!(
+        (conf.placement.network.as_str(), pools(&conf).len(), conf.mtu),
+        ("default-net", 2, Some(1400))
+    );
+}
+
+#[test]
+fn d_a_network_without_addresses_on_the_node_is_refused_with_the_reason() {
+    let agent = agent_with_networks();
+    let refused = |network: &str, tenant: &str| {
+        let config =
+            json!({ "cniVersion": "1.1.0", "name": "podwire", "tenant": tenant, "network": network });
+        let error = agent.merge(&config).unwrap_err();
+        (error.code, error.msg)
+    };
+    let empty = "this node has no block of network empty of tenant blue yet".to_owned();
+    assert_eq!(refused("empty", "blue"), (ErrorCode::TryAgainLater, empty));
+    let far = "network far of tenant blue has pods only on these nodes: n7, n8".to_owned();
+    assert_eq!(refused("far", "blue"), (ErrorCode::InvalidConfig, far));
+    let unknown =
+        "network frnt of tenant blue does not exist; there are: default-net, empty, far, front".to_owned();
+    assert_eq!(refused("frnt", "blue"), (ErrorCode::InvalidConfig, unknown));
+    let other = "network front of tenant red does not exist; there are: default-net".to_owned();
+    assert_eq!(refused("front", "red"), (ErrorCode::InvalidConfig, other));
+    // Until the store was read, only the default network is known.
     let named = json!({ "cniVersion": "1.1.0", "name": "podwire", "network": "blue" });
-    let conf = merged(&named);
-    assert_eq!(conf.placement.network.as_str(), "blue");
-    assert_eq!(conf.cluster, merged(&json!({ "cniVersion": "1.1.0", "name": "podwire" })).cluster);
-    let conf = NetConf::for_call(&add(&named, "podwire.io/network=red"), Some(&agent().networks())).unwrap();
-    assert_eq!((conf.placement.network.as_str(), pools(&conf).len()), ("red", 2));
+    let error = super::merge::agent().merge(&named).unwrap_err();
+    assert_eq!(error.code, ErrorCode::TryAgainLater);
+    assert!(error.msg.contains("has not read networks"), "{}", error.msg);
 }
 
 #[test]

@@ -8,8 +8,7 @@
 //!                                    from a peer's block (`peer_paths`) ─► from a MAC of the peer ─► accept, else drop
 //! ```
 //!
-//! One lookup binds the inner source to the sender: all blocks of a subnet have one length, so the first bits of the inner source
-//! are the block. A set without elements accepts nothing. Packets that are forwarded to a peer's tunnel port come from pods or
+//! One lookup for each length of blocks binds the inner source to the sender: the first bits of the inner source are the block. A set without elements accepts nothing. Packets that are forwarded to a peer's tunnel port come from pods or
 //! other hosts, never from this node's own tunnel. Without the rule, masquerading would give them this node's address, which the
 //! peer accepts. Only at the forward hook destinations are final in both directions of a connection: the destination of a reply
 //! can also become a tunnel port.
@@ -17,6 +16,7 @@
 //! Positions in a packet are bits from the UDP header: 64 bits of UDP, 64 bits of VXLAN (the VNI in its last word), then the inner
 //! frame with its Ethernet header of 112 bits.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -51,9 +51,9 @@ pub struct PeerRules {
     pub mac: Mac,
     /// The local addresses of the tunnels, at most one of each family.
     pub locals: Vec<IpAddr>,
-    /// The prefix lengths of the network's blocks, for each address family of pods.
-    pub block4: Option<u8>,
-    pub block6: Option<u8>,
+    /// The prefix lengths of the blocks of all networks, for each address family of pods.
+    pub blocks4: BTreeSet<u8>,
+    pub blocks6: BTreeSet<u8>,
 }
 
 /// Sources of one outer and one inner address family: blocks of one length, or single addresses.
@@ -128,9 +128,12 @@ impl PeerRules {
         for is_host in [false, true] {
             for (is_outer4, is_inner4) in [(true, true), (true, false), (false, true), (false, false)] {
                 let local = self.locals.iter().copied().find(|local| local.is_ipv4() == is_outer4);
-                let block = if is_inner4 { self.block4 } else { self.block6 };
-                if let Some((local, block)) = local.zip(block) {
-                    let length = if is_host { full(is_inner4) } else { block };
+                let blocks = if is_inner4 { &self.blocks4 } else { &self.blocks6 };
+                let host = BTreeSet::from_iter((!blocks.is_empty()).then_some(full(is_inner4)));
+                for (local, length) in local.iter().flat_map(|local| {
+                    let lengths = if is_host { &host } else { blocks };
+                    lengths.iter().map(move |length| (*local, *length))
+                }) {
                     sources.push(Sources { is_outer4, is_inner4, is_host, length, local });
                 }
             }
@@ -138,7 +141,7 @@ impl PeerRules {
         sources
     }
 
-    /// The elements of a source. A block of another length than the network's has none, because no lookup would match it.
+    /// The elements of a source. A block of another length than those of the networks has none, because no lookup would match it.
     pub(crate) fn elements<'a>(&self, table: TableId<'a>, source: &PeerSource) -> Vec<Element<'a>> {
         let (outer, inner) = match source {
             PeerSource::Tunnel { outer, inner } => (outer, inner),
@@ -186,8 +189,8 @@ impl PeerRules {
 
     /// The families and prefix lengths of blocks. True: IPv4.
     pub(super) fn block_lengths(&self) -> Vec<(bool, u8)> {
-        let lengths = self.block4.map(|length| (true, length));
-        lengths.into_iter().chain(self.block6.map(|length| (false, length))).collect()
+        let lengths4 = self.blocks4.iter().map(|length| (true, *length));
+        lengths4.chain(self.blocks6.iter().map(|length| (false, *length))).collect()
     }
 
     fn receive(&self, sources: &[Sources]) -> Vec<Name> {
@@ -218,8 +221,8 @@ mod tests {
             port: 4789,
             mac: "02:00:00:00:00:07".parse().unwrap(),
             locals: vec!["192.0.2.1".parse().unwrap()],
-            block4: Some(block4),
-            block6: Some(block6),
+            blocks4: BTreeSet::from([block4]),
+            blocks6: BTreeSet::from([block6]),
         }
     }
 
@@ -259,6 +262,23 @@ mod tests {
     }
 
     #[test]
+    fn d_networks_with_blocks_of_several_lengths_have_a_set_for_each() {
+        let several = PeerRules { blocks4: BTreeSet::from([24, 26]), ..rules(24, 72) };
+        assert_eq!(
+            elements(&several, "192.0.2.5", "10.42.3.0/24"),
+            ["over4_block4_24 { 192.0.2.5 . 0x0a2a03 }"]
+        );
+        assert_eq!(
+            elements(&several, "192.0.2.5", "10.9.3.64/26"),
+            ["over4_block4_26 { 192.0.2.5 . 0x0a090340 }"]
+        );
+        let text = table(&several).text();
+        for rule in ["@over4_block4_24 accept", "@over4_block4_26 accept", "@over4_host4 accept"] {
+            assert_eq!(text.matches(rule).count(), 1, "{rule}: {text}");
+        }
+    }
+
+    #[test]
     fn prefix_lengths_that_are_no_whole_bytes_are_masked() {
         let text = table(&rules(26, 70)).text();
         assert!(text.contains("ip saddr . @th,336,32 & 0xffffffc0 @over4_block4_26 accept"), "{text}");
@@ -279,7 +299,7 @@ mod tests {
             PeerRules { mac: "02:00:00:00:00:08".parse().unwrap(), ..base.clone() },
             PeerRules { locals: vec!["192.0.2.2".parse().unwrap()], ..base.clone() },
             rules(25, 72),
-            PeerRules { block6: None, ..base.clone() },
+            PeerRules { blocks6: BTreeSet::new(), ..base.clone() },
         ] {
             assert_ne!(table(&base).revision(), table(&other).revision(), "{other:?}");
         }

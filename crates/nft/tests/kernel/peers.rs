@@ -1,5 +1,7 @@
 //! The table of peers is applied, changed, repaired and removed, and other tables stay unchanged.
 
+use std::collections::BTreeSet;
+
 use nft::{AttachMode, Firewall, PeerRules, PeerTable, Surplus};
 use types::PeerSource;
 
@@ -11,8 +13,8 @@ fn rules() -> PeerRules {
         port: 4789,
         mac: "02:00:00:00:00:07".parse().unwrap(),
         locals: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
-        block4: Some(24),
-        block6: Some(72),
+        blocks4: BTreeSet::from([24]),
+        blocks6: BTreeSet::from([72]),
     }
 }
 
@@ -65,7 +67,8 @@ fn sorted(text: &str) -> Vec<&str> {
 fn every_block_length_survives_a_listing_and_reload() {
     for (block4, block6) in [(24, 72), (26, 70), (20, 64), (29, 125), (25, 121)] {
         in_netns(|| {
-            let rules = PeerRules { block4: Some(block4), block6: Some(block6), ..rules() };
+            let rules =
+                PeerRules { blocks4: BTreeSet::from([block4]), blocks6: BTreeSet::from([block6]), ..rules() };
             let mut blue = table("blue");
             let sources = [
                 source("192.0.2.5", &format!("10.42.16.0/{block4}")),
@@ -144,7 +147,11 @@ fn drift_is_found_and_repaired_with_all_elements() {
             assert_eq!(sorted(&listed()), sorted(&before), "{act}");
         }
         // Another address of the node, and another block length.
-        let other = PeerRules { locals: vec!["192.0.2.9".parse().unwrap()], block4: Some(26), ..rules() };
+        let other = PeerRules {
+            locals: vec!["192.0.2.9".parse().unwrap()],
+            blocks4: BTreeSet::from([26]),
+            ..rules()
+        };
         assert!(!blue.reconcile(&other, &sources(5), Surplus::Remove).unwrap().is_empty());
         assert!(listed().contains("ip daddr 192.0.2.9") && !listed().contains("over6_block4_"));
     });
@@ -176,7 +183,7 @@ fn replaced_tables_keep_unknown_peers_while_the_list_is_incomplete() {
         assert_eq!(blue.reconcile(&moved, &sources(5), Surplus::Remove).unwrap(), ["6 elements removed"]);
         // With another block length, blocks of unknown peers cannot be kept.
         blue.reconcile(&rules(), &[sources(5), sources(6)].concat(), Surplus::Remove).unwrap();
-        let longer = PeerRules { block4: Some(26), ..rules() };
+        let longer = PeerRules { blocks4: BTreeSet::from([26]), ..rules() };
         blue.reconcile(&longer, &sources(5), Surplus::Keep).unwrap();
         assert!(!listed().contains("192.0.2.6 . 0xa2a06"), "{}", listed());
         assert!(listed().contains("192.0.2.6 . 0xc0000206"), "{}", listed());

@@ -8,6 +8,9 @@ use crate::cli::{ClusterArgs, Output};
 use crate::exit::ExitStatus;
 use crate::print;
 
+/// The network that is not named.
+const DEFAULT: &str = "default.default-net";
+
 pub(crate) fn run(args: &ClusterArgs) -> Result<ExitStatus> {
     let blocks: BlocksView = AgentClient::find(&args.agent).get(api::BLOCKS)?;
     match args.output {
@@ -21,8 +24,10 @@ pub(crate) fn run(args: &ClusterArgs) -> Result<ExitStatus> {
 
 fn page(view: &BlocksView, layout: print::TableLayout) -> String {
     let subnet = |view: &SubnetView| {
-        let SubnetView { subnet, blocks, claimed } = view;
-        format!("{subnet}: {claimed} of {} claimed", print::count(*blocks, "block"))
+        let SubnetView { network, subnet, blocks, claimed } = view;
+        let network =
+            if network == DEFAULT { String::new() } else { format!(" ({})", print::one_line(network)) };
+        format!("{subnet}{network}: {claimed} of {} claimed", print::count(*blocks, "block"))
     };
     let subnets = view.subnets.iter().map(subnet).collect::<Vec<_>>().join("\n");
     let mut parts: Vec<String> = stale_note(&view.freshness).into_iter().chain([subnets]).collect();
@@ -71,7 +76,12 @@ mod tests {
     #[test]
     fn a4_stale_blocks_are_marked_with_their_age_and_the_reason() {
         let reason = Some("etcd is not reachable: connection refused".to_owned());
-        let subnet = SubnetView { subnet: "10.42.0.0/16".parse().unwrap(), blocks: 1, claimed: 0 };
+        let subnet = SubnetView {
+            network: DEFAULT.to_owned(),
+            subnet: "10.42.0.0/16".parse().unwrap(),
+            blocks: 1,
+            claimed: 0,
+        };
         let freshness = Freshness { age_seconds: Some(90), stale: true, reason, ..freshness() };
         let view = BlocksView { freshness, subnets: vec![subnet], blocks: Vec::new() };
         let wanted = "\
@@ -94,16 +104,20 @@ as of 90s ago; etcd is not reachable: connection refused
 
     #[test]
     fn blocks_with_problems_are_listed_first() {
-        let subnet =
-            |subnet: &str, claimed| SubnetView { subnet: subnet.parse().unwrap(), blocks: 256, claimed };
+        let subnet = |network: &str, subnet: &str, claimed| SubnetView {
+            network: network.to_owned(),
+            subnet: subnet.parse().unwrap(),
+            blocks: 256,
+            claimed,
+        };
         let mut view = BlocksView {
             freshness: freshness(),
-            subnets: vec![subnet("10.42.0.0/16", 2), subnet("fd42::/64", 0)],
+            subnets: vec![subnet(DEFAULT, "10.42.0.0/16", 2), subnet("blue.front", "fd42::/64", 0)],
             blocks: vec![block("10.42.0.0/24", "a", Some(3)), block("10.42.1.0/24", "b", None)],
         };
         let wanted = "\
 10.42.0.0/16: 2 of 256 blocks claimed
-fd42::/64: 0 of 256 blocks claimed
+fd42::/64 (blue.front): 0 of 256 blocks claimed
 
 BLOCK         NODE      USED  FREE
 10.42.0.0/24  a (here)  3     250
@@ -118,7 +132,12 @@ BLOCK         NODE      USED  FREE
 
     #[test]
     fn a_network_without_blocks_shows_its_subnets() {
-        let subnet = SubnetView { subnet: "10.42.0.0/16".parse().unwrap(), blocks: 1, claimed: 0 };
+        let subnet = SubnetView {
+            network: DEFAULT.to_owned(),
+            subnet: "10.42.0.0/16".parse().unwrap(),
+            blocks: 1,
+            claimed: 0,
+        };
         let view = BlocksView { freshness: freshness(), subnets: vec![subnet], blocks: Vec::new() };
         assert_eq!(page(&view, print::table), "10.42.0.0/16: 0 of 1 block claimed");
     }

@@ -69,6 +69,10 @@ impl Embedded {
         Ok(Self { dir: dir.to_owned(), memory, revision: Arc::new(Sender::new(0)) })
     }
 
+    pub(crate) fn directory(&self) -> &Path {
+        &self.dir
+    }
+
     pub(crate) fn describe(&self) -> String {
         format!("directory {}", self.dir.display())
     }

@@ -9,7 +9,7 @@ use crate::peers::inputs::{ClaimedBlock, StoreListing};
 use crate::peers::known::{KnownPeers, PeerChange};
 
 fn record(name: &str, uid: u8, block: &str) -> NodeRecord {
-    NodeRecord { blocks: nets(&[block]), ..candidate(name, uid).record }
+    NodeRecord { blocks: blocks(&[block]), ..candidate(name, uid).record }
 }
 
 fn known() -> KnownPeers {
@@ -21,14 +21,14 @@ fn known_with_margin(margin: u8) -> KnownPeers {
     let local_node = LocalNode {
         name: "n1".try_into().unwrap(),
         blocks: nets(&["10.2.0.0/24"]),
-        subnets: spec().subnets,
-        margin,
+        block_layouts: NetworkLayouts::of_default(&NetworkSpec { margin, ..spec() }).unwrap().all(),
         transport: Transport::Auto,
         underlays: Vec::new(),
         tunnels: Tunnels::default(),
         sources: Vec::new(),
     };
-    KnownPeers::new(local_node, vec![record("n2", 2, "10.2.1.0/24"), record("n3", 3, "10.2.2.0/24")])
+    let remembered = vec![record("n2", 2, "10.2.1.0/24"), record("n3", 3, "10.2.2.0/24")];
+    KnownPeers::new(local_node, spec().subnets, remembered)
 }
 
 fn names(known: &KnownPeers) -> Vec<&str> {
@@ -41,8 +41,10 @@ fn stored(record: NodeRecord) -> StoredNode {
 
 /// A listing with claims of all blocks.
 fn store_listing(records: Vec<NodeRecord>, was_wiped: bool) -> StoreListing {
-    let claim =
-        |record: &NodeRecord| ClaimedBlock { block: record.blocks[0], owner: Some(record.name.clone()) };
+    let claim = |record: &NodeRecord| ClaimedBlock {
+        block: record.blocks.of(&NetworkRef::default())[0],
+        owner: Some(record.name.clone()),
+    };
     let claims = records.iter().map(claim).collect();
     StoreListing {
         nodes: records.into_iter().map(stored).collect(),
@@ -97,7 +99,10 @@ fn a5_a_refused_block_is_not_reported_as_a_change() {
     let mut known = known();
     let both = nets(&["10.2.1.0/24", "10.2.9.0/24"]);
     let all = || {
-        let claiming = NodeRecord { blocks: both.clone(), ..record("n2", 2, "10.2.1.0/24") };
+        let claiming = NodeRecord {
+            blocks: BlockAllocation::of_default(both.clone()),
+            ..record("n2", 2, "10.2.1.0/24")
+        };
         store_listing(vec![claiming, record("n3", 3, "10.2.2.0/24")], false)
     };
     assert_eq!(known.replace_all(all()), [], "10.2.9.0/24 has no claim");

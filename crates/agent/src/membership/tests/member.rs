@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::super::block_requests::{BlockNeed, PendingBlockRequest};
+use super::super::block_requests::{BlockNeed, PendingBlockRequests, WantedBlocks};
 use super::super::command::MembershipCommand;
 use super::super::member::{Member, with_jitter};
 use super::super::node_state::NodeStateDir;
@@ -58,7 +58,7 @@ impl Fixture {
         let (peers, queue) = inputs(Waker::new().unwrap());
         let slots = (Arc::clone(&allocations), Arc::clone(&agent_status));
         let shared = Arc::new(SharedMembership::new(&Arc::new(config), slots, node_state));
-        shared.set_saved_blocks(nets(saved));
+        shared.set_saved_blocks(blocks(saved));
         let (registry, candidate) = (registry(dir.path()), candidate("n1", 1));
         let (addresses, published) = watch::channel(Some(vec!["192.0.2.1".parse().unwrap()]));
         let (macs, published_macs) = watch::channel(Vec::new());
@@ -68,8 +68,7 @@ impl Fixture {
         let policies = Arc::new(policies);
         let member = Member {
             registry: registry.clone(),
-            candidate: Candidate { saved_blocks: nets(saved), ..candidate },
-            block_layouts: block_layouts(&spec()).unwrap(),
+            candidate: Candidate { saved_blocks: blocks(saved), ..candidate },
             shared: Arc::clone(&shared),
             addresses: published,
             macs: published_macs,
@@ -91,6 +90,7 @@ impl Fixture {
             was_wiped: false,
             queries: JoinSet::new(),
             progress_at: tokio::time::Instant::now(),
+            objects_changed_at: tokio::time::Instant::now(),
             maintenance_at: tokio::time::Instant::now(),
         };
         let idle = Some(member);
@@ -129,7 +129,7 @@ impl Fixture {
     /// The blocks on disk, for a reboot.
     fn saved_blocks(&self) -> Vec<IpNet> {
         let node_state = NodeStateDir::of(&self.dir.path().join("state"), &self.shared.config.network.name);
-        node_state.record().map(|record| record.blocks).unwrap_or_default()
+        node_state.record().map(|record| record.blocks.to_vec()).unwrap_or_default()
     }
 
     async fn until(&self, condition: impl Fn(&Self) -> bool) {
@@ -163,7 +163,7 @@ fn a_node_that_lost_its_name_allocates_no_addresses() {
         );
         fixture.agent_status.set_started();
         let other = join(&fixture.registry, &candidate("n1", 2)).await.unwrap();
-        assert_eq!(other.record.blocks, nets(&OWN_BLOCKS), "the other host must have the same blocks");
+        assert_eq!(other.record.blocks, blocks(&OWN_BLOCKS), "the other host must have the same blocks");
         put_alive(&fixture.registry, &other).await;
         let task = fixture.start();
         fixture.until(|fixture| fixture.blocks().is_err()).await;
@@ -211,7 +211,7 @@ fn a_lost_block_is_withdrawn_while_the_disk_hangs() {
         // All disk operations wait for this thread.
         let (disk, released) = std::sync::mpsc::channel::<()>();
         let hanging = tokio::task::spawn_blocking(move || released.recv());
-        let record = NodeRecord { blocks: nets(&[second, v6]), ..candidate("n1", 1).record };
+        let record = NodeRecord { blocks: blocks(&[second, v6]), ..candidate("n1", 1).record };
         let lost = vec![(nets(&[first])[0], "n2".try_into().unwrap())];
         let joined = Joined { record, revision: 1, network: 1, lost, was_forgotten: false };
         let mut accepted = std::pin::pin!(fixture.shared.accept(&joined));
@@ -304,15 +304,37 @@ fn a4_a_store_with_another_network_is_reachable() {
 }
 
 #[test]
+fn d_a_store_of_schema_1_is_reported_and_queries_say_what_to_do() {
+    run(async {
+        let mut fixture = Fixture::new(&[]);
+        let network =
+            br#"{"schema":1,"network":{"subnets":["10.2.0.0/20"],"margin":4,"vni":1,"vxlan_port":4789}}"#;
+        let key = fixture.registry.layout.network();
+        put(&fixture.registry, &key, network).await;
+        let task = fixture.start();
+        fixture.until(|fixture| fixture.agent_status.has(types::Code::StoreSchemaFormer)).await;
+        fixture
+            .until(|fixture| fixture.blocks().is_err_and(|reason| reason.contains("see StoreSchemaFormer")))
+            .await;
+        assert!(fixture.shared.contact.is_reachable(), "queries are answered");
+        assert!(read_contents(&fixture.registry).await.unwrap_err().to_string().contains("remove its store"));
+        let keys = fixture.registry.store.keys(&fixture.registry.layout.root()).await.unwrap();
+        assert_eq!(keys, [key], "nothing was written");
+        task.abort();
+    });
+}
+
+#[test]
 fn two_concurrent_requests_get_one_block() {
     run(async {
         let mut fixture = Fixture::new(&[]);
         let task = fixture.start();
         fixture.until(|fixture| fixture.blocks().is_ok()).await;
         let before = fixture.blocks().unwrap();
-        for pending_request in [PendingBlockRequest::default(), PendingBlockRequest::default()] {
+        for pending_request in [PendingBlockRequests::default(), PendingBlockRequests::default()] {
             pending_request.request(BlockNeed {
-                full_block: before[0],
+                network: &NetworkRef::default(),
+                wanted: WantedBlocks::Besides(before[0]),
                 observed: &before,
                 commands: &fixture.commands,
             });
@@ -336,9 +358,10 @@ fn a1_a_block_shortage_ends_when_no_block_is_needed() {
         let task = fixture.start();
         fixture.until(|fixture| fixture.blocks().is_ok()).await;
         let before = fixture.blocks().unwrap();
-        let pending_request = PendingBlockRequest::default();
+        let pending_request = PendingBlockRequests::default();
         pending_request.request(BlockNeed {
-            full_block: before[0],
+            network: &NetworkRef::default(),
+            wanted: WantedBlocks::Besides(before[0]),
             observed: &before,
             commands: &fixture.commands,
         });
@@ -410,7 +433,7 @@ fn peers_that_could_not_be_saved_are_reported_and_saved_later() {
         let shared = Arc::clone(&fixture.shared);
         let task = tokio::spawn(async move { shared.save_peers(received.records).await });
         let peer = NodeRecord {
-            blocks: nets(&["10.2.7.0/24", "fd00:2:0:0:7000::/68"]),
+            blocks: blocks(&["10.2.7.0/24", "fd00:2:0:0:7000::/68"]),
             ..candidate("n2", 2).record
         };
         let awaited = vec!["n3".try_into().unwrap()];
@@ -420,7 +443,8 @@ fn peers_that_could_not_be_saved_are_reported_and_saved_later() {
         };
         fixture.until(|fixture| has(fixture, types::Code::StateDirUnwritable)).await;
         assert!(
-            has(&fixture, types::Code::PeerNotRegistered) && fixture.shared.peers_blocks() == peer.blocks
+            has(&fixture, types::Code::PeerNotRegistered)
+                && BlockAllocation::of_default(fixture.shared.peers_blocks()) == peer.blocks
         );
         std::fs::remove_file(&state).unwrap();
         fixture.until(|fixture| !has(fixture, types::Code::StateDirUnwritable)).await;

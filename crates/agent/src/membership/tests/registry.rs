@@ -3,6 +3,7 @@
 use model::BlockClaim;
 
 use super::super::contact::Contact;
+use super::super::former_schema::FormerSchema;
 use super::super::heartbeat::Heartbeat;
 use super::super::join::MAX_BLOCKS;
 use super::*;
@@ -14,7 +15,7 @@ pub(super) async fn put(registry: &Registry, key: &str, value: &[u8]) {
 
 async fn claim(registry: &Registry, block: &IpNet, node: &str) {
     let value = BlockClaim { node: node.try_into().unwrap() }.encode();
-    put(registry, &registry.layout.block(block), &value).await;
+    put(registry, &claim_key(registry, block), &value).await;
 }
 
 #[test]
@@ -60,7 +61,7 @@ fn force_removes_a_corrupt_record_but_never_a_newer_one() {
 fn a_node_rewrites_its_corrupt_record_and_claim() {
     with_store(|registry| async move {
         let first = join(&registry, &candidate("n1", 1)).await.unwrap();
-        let key = registry.layout.block(&first.record.blocks[0]);
+        let key = claim_key(&registry, &first.record.blocks.of(&NetworkRef::default())[0]);
         put(&registry, &key, b"junk").await;
         let rejoined = join(&registry, &candidate("n1", 1)).await.unwrap();
         assert_eq!(rejoined.record.blocks, first.record.blocks);
@@ -84,12 +85,12 @@ fn a_node_rewrites_its_corrupt_record_and_claim() {
 fn a_corrupt_claim_of_a_saved_block_is_not_overwritten() {
     with_store(|registry| async move {
         let block = nets(&["10.2.9.0/24"])[0];
-        put(&registry, &registry.layout.block(&block), b"junk").await;
+        put(&registry, &claim_key(&registry, &block), b"junk").await;
         let mut restarted = candidate("n1", 1);
-        restarted.saved_blocks = vec![block];
+        restarted.saved_blocks = BlockAllocation::of_default(vec![block]);
         let joined = join(&registry, &restarted).await.unwrap();
         assert!(joined.record.blocks.len() == 2 && !joined.record.blocks.contains(&block), "{joined:?}");
-        let claim = registry.store.get(&registry.layout.block(&block)).await.unwrap().unwrap();
+        let claim = registry.store.get(&claim_key(&registry, &block)).await.unwrap().unwrap();
         assert_eq!(claim.value, b"junk");
     });
 }
@@ -98,14 +99,21 @@ fn a_corrupt_claim_of_a_saved_block_is_not_overwritten() {
 fn the_number_of_blocks_is_limited_to_one_commit() {
     with_store(|registry| async move {
         let wide = NetworkSpec { subnets: nets(&["10.2.0.0/16"]), margin: 8, ..spec() };
-        let mut large = Candidate { spec: wide.clone(), ..candidate("n1", 1) };
-        large.saved_blocks =
-            (0..MAX_BLOCKS).map(|n| block_layouts(&wide).unwrap()[0].block(n as u64)).collect();
+        let mut large = Candidate {
+            networks: NetworkLayouts::of_default(&wide).unwrap(),
+            spec: wide.clone(),
+            ..candidate("n1", 1)
+        };
+        large.saved_blocks = (0..MAX_BLOCKS)
+            .map(|n| (NetworkRef::default(), default_layouts(&wide)[0].block(n as u64)))
+            .collect();
         let joined = join(&registry, &large).await.unwrap();
         assert_eq!(joined.record.blocks.len(), MAX_BLOCKS);
         assert_eq!(join(&registry, &large).await.unwrap().record, joined.record);
-        let error =
-            registry.claim_another_block(joined, &block_layouts(&wide).unwrap()[0], &[]).await.unwrap_err();
+        let error = registry
+            .claim_another_block(joined, any_block(&default_layouts(&wide)[0]), &[])
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains("100 blocks"), "{error}");
         assert!(remove(&registry, "n1", true).await.unwrap_err().to_string().contains("this node"));
     });
@@ -157,17 +165,18 @@ fn blocks_of_known_nodes_are_not_claimed_after_a_wipe() {
         let lost = nets(&["10.2.5.0/24"]);
         claim(&registry, &lost[0], "n9").await;
         let mut forgotten = candidate("n1", 1);
-        forgotten.saved_blocks = lost;
+        forgotten.saved_blocks = BlockAllocation::of_default(lost);
         let joined = registry.join(&forgotten, &known).await.unwrap();
         assert!(
             joined.was_forgotten && joined.record.blocks.iter().all(|block| !known.contains(block)),
             "{joined:?}"
         );
-        let block_layout = block_layouts(&spec()).unwrap()[0];
-        let after = registry.claim_another_block(joined.clone(), &block_layout, &known).await.unwrap();
+        let block_layout = default_layouts(&spec())[0];
+        let after =
+            registry.claim_another_block(joined.clone(), any_block(&block_layout), &known).await.unwrap();
         assert!(after.record.blocks.iter().all(|block| !known.contains(block)), "{after:?}");
         let all: Vec<IpNet> = (0..16).map(|n| block_layout.block(n)).collect();
-        let error = registry.claim_another_block(after, &block_layout, &all).await.unwrap_err();
+        let error = registry.claim_another_block(after, any_block(&block_layout), &all).await.unwrap_err();
         assert!(matches!(error, JoinError::Reserved { .. }), "{error}");
     });
 }
@@ -189,7 +198,7 @@ fn a_renamed_node_keeps_its_blocks() {
                 && contents.claims.len() == 2,
             "{contents:?}"
         );
-        assert!(contents.claims.iter().all(|(_, node)| node.as_str() == "new"), "{contents:?}");
+        assert!(contents.claims.iter().all(|(_, _, node)| node.as_str() == "new"), "{contents:?}");
         // Another host uses the name by now and keeps its blocks.
         let other = candidate("old", 2);
         let released = Change::Delete(registry.layout.alive(&other.record.name));
@@ -269,5 +278,121 @@ fn a_removed_alive_key_is_detected_while_its_lease_exists() {
         tokio::time::timeout(std::time::Duration::from_secs(20), name_lost.notified()).await.unwrap();
         drop(sender);
         heartbeat.await.unwrap();
+    });
+}
+
+async fn contents(registry: &Registry) -> Vec<(String, Vec<u8>)> {
+    let listing = registry.store.list(&registry.layout.root()).await.unwrap();
+    listing.entries.into_iter().map(|entry| (entry.key, entry.value)).collect()
+}
+
+#[test]
+fn d_a_store_of_schema_1_is_refused_and_not_changed() {
+    let node = br#"{"schema":1,"node":{"name":"n9","blocks":["10.2.3.0/24"]}}"#.as_slice();
+    let network = br#"{"schema":1,"network":{"subnets":["10.2.0.0/20"],"margin":4,"vni":1,"vxlan_port":4}}"#;
+    let claim = br#"{"schema":1,"claim":{"node":"n9"}}"#;
+    for (key, value) in [
+        ("/pods/network", network.as_slice()),
+        ("/pods/blocks/10.2.3.0-24", claim.as_slice()),
+        ("/pods/nodes/n9", node),
+    ] {
+        with_store(|registry| async move {
+            put(&registry, key, value).await;
+            let error = join(&registry, &candidate("n1", 1)).await.unwrap_err();
+            assert!(!error.is_transient(), "{error}");
+            let config = config::Config::load(&config::Flags::default(), Vec::new()).unwrap();
+            let finding = error.finding(&config);
+            assert_eq!(finding.code, types::Code::StoreSchemaFormer);
+            let store = registry.store.directory().unwrap().to_string_lossy().into_owned();
+            let expected = format!("stop the agent, then remove its store with `rm -r {store}`");
+            assert!(
+                finding.message.starts_with(key) && finding.message.ends_with(&expected),
+                "{}",
+                finding.message
+            );
+            let listed = read_contents(&registry).await.unwrap_err();
+            assert_eq!(listed.to_string(), error.to_string(), "queries answer the same");
+            assert_eq!(contents(&registry).await, [(key.to_owned(), value.to_vec())]);
+        });
+    }
+}
+
+#[test]
+fn d_an_own_record_of_schema_1_is_never_overwritten() {
+    with_store(|registry| async move {
+        join(&registry, &candidate("n1", 1)).await.unwrap();
+        let key = registry.layout.node(&candidate("n2", 2).record.name);
+        let former = br#"{"schema":1,"node":{"name":"n2"}}"#;
+        put(&registry, &key, former).await;
+        let error = join(&registry, &candidate("n2", 2)).await.unwrap_err();
+        assert!(matches!(error, JoinError::FormerSchema(_)), "{error}");
+        assert_eq!(registry.store.get(&key).await.unwrap().unwrap().value, former);
+        assert!(remove(&registry, "n2", true).await.is_err(), "its claims are unknown");
+        // Other nodes are not affected.
+        join(&registry, &candidate("n3", 3)).await.unwrap();
+        assert_eq!(read_contents(&registry).await.unwrap().unread.len(), 1);
+    });
+}
+
+#[test]
+fn d_the_message_about_schema_1_in_etcd_removes_only_the_former_keys() {
+    let etcd = store::EtcdConfig { endpoints: vec!["http://127.0.0.1:2379".to_owned()], ..etcd_defaults() };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _entered = runtime.enter();
+    let store = Store::open(&StoreConfig::Etcd(etcd)).unwrap();
+    let registry = Registry { store, layout: KeyLayout::new("/pods", None) };
+    let message = FormerSchema::new(&registry, "/pods/network".to_owned()).to_string();
+    let commands =
+        "`etcdctl del /pods/network; etcdctl del --prefix /pods/blocks/; etcdctl del --prefix /pods/nodes/`";
+    assert!(message.contains("another `etcd.prefix`") && message.ends_with(commands), "{message}");
+}
+
+fn etcd_defaults() -> store::EtcdConfig {
+    let (ca, cert, key, user, password) = (None, None, None, None, None);
+    store::EtcdConfig { endpoints: Vec::new(), ca, cert, key, user, password, insecure: false }
+}
+
+#[test]
+fn d_blocks_of_a_removed_network_are_kept_until_no_pod_uses_them() {
+    with_store(|registry| async move {
+        let network = NetworkRef::try_from("blue.front".to_owned()).unwrap();
+        let layout = BlockLayout::new(nets(&["10.5.0.0/16"])[0], 8).unwrap();
+        let mut node = candidate("n1", 1);
+        let joined = join(&registry, &node).await.unwrap();
+        let wanted =
+            WantedBlock { network: &network, block_layout: &layout, pools: SearchedPools::Outside(&[]) };
+        let claimed = registry.claim_another_block(joined, wanted, &[]).await.unwrap();
+        let block = claimed.record.blocks.of(&network)[0];
+        let key = registry.layout.network_block(&network, &block);
+        // The networks of this candidate do not include the block's, which was removed.
+        let kept = join(&registry, &node).await.unwrap();
+        assert_eq!(kept.record.blocks, claimed.record.blocks);
+        assert!(registry.store.get(&key).await.unwrap().is_some());
+        node.released = BTreeSet::from([block]);
+        let returned = join(&registry, &node).await.unwrap();
+        assert_eq!(returned.record.blocks.of(&network), []);
+        assert_eq!(returned.record.blocks.len(), 2, "the blocks of the default network stay");
+        assert!(registry.store.get(&key).await.unwrap().is_none());
+    });
+}
+
+#[test]
+fn d_a_block_is_claimed_within_or_outside_of_pools() {
+    with_store(|registry| async move {
+        let network = NetworkRef::default();
+        let joined = join(&registry, &candidate("n1", 1)).await.unwrap();
+        let layout = default_layouts(&spec())[0];
+        let pools = nets(&["10.2.9.64/28"]);
+        let wanted = |pools| WantedBlock { network: &network, block_layout: &layout, pools };
+        let within =
+            registry.claim_another_block(joined, wanted(SearchedPools::Within(&pools)), &[]).await.unwrap();
+        assert!(within.record.blocks.contains(&nets(&["10.2.9.0/24"])[0]), "{within:?}");
+        let again =
+            registry.claim_another_block(within.clone(), wanted(SearchedPools::Within(&pools)), &[]).await;
+        assert!(matches!(again.unwrap_err(), JoinError::PoolsExhausted { .. }));
+        let reserved = nets(&["10.2.0.0/21", "10.2.8.0/22", "10.2.12.0/23", "10.2.15.0/24"]);
+        let outside = wanted(SearchedPools::Outside(&reserved));
+        let outside = registry.claim_another_block(within, outside, &[]).await.unwrap();
+        assert!(outside.record.blocks.contains(&nets(&["10.2.14.0/24"])[0]), "{outside:?}");
     });
 }

@@ -10,7 +10,6 @@ use tracing::{debug, info};
 use types::{Code, Finding, IfName, PeerSource};
 
 use super::{PAUSE, Routes};
-use crate::membership::block_layouts;
 
 /// The table, and when it is compared as a whole.
 #[derive(Default)]
@@ -101,19 +100,17 @@ impl Routes {
         let local = |is_v4: bool| known.iter().copied().find(|address| address.is_ipv4() == is_v4);
         let locals =
             [local(true).filter(|_| v4), local(false).filter(|_| v6)].into_iter().flatten().collect();
-        let block_layouts = block_layouts(&config);
-        let length = |v4: bool| {
-            let block_layout =
-                block_layouts.iter().find(|block_layout| block_layout.subnet().addr().is_ipv4() == v4);
-            block_layout.map(model::BlockLayout::length)
+        let lengths = |v4: bool| {
+            let layouts = self.block_layouts.iter().filter(|layout| layout.subnet().addr().is_ipv4() == v4);
+            layouts.map(model::BlockLayout::length).collect()
         };
         Ok(Some(PeerRules {
             vni: config.cluster.vni,
             port: config.cluster.vxlan_port,
             mac: self.record.tunnel_mac,
             locals,
-            block4: length(true),
-            block6: length(false),
+            blocks4: lengths(true),
+            blocks6: lengths(false),
         }))
     }
 

@@ -100,12 +100,10 @@ impl Routes {
     }
 
     pub(super) fn set_local_node(&mut self, sources: Vec<IpAddr>) {
-        let network = &self.config.network;
         self.known.mesh.set_local_node(LocalNode {
             name: self.record.name.clone(),
             blocks: self.blocks.clone(),
-            subnets: network.subnets.clone(),
-            margin: self.config.cluster.margin,
+            block_layouts: self.block_layouts.clone(),
             transport: self.config.cluster.transport,
             underlays: self.known.position.underlays.clone(),
             tunnels: self.known.tunnels,

@@ -123,7 +123,7 @@ impl Routes {
             port: mesh.vxlan_port,
             local: underlay.address,
             address: block.map(IpNet::from),
-            subnets: network.subnets.clone(),
+            subnets: self.block_layouts.iter().map(model::BlockLayout::subnet).collect(),
             checksum: self.checksum(v4),
         })
     }

@@ -139,7 +139,6 @@ impl Fixture {
                 run_dir: dir.path().join("run"),
                 socket: socket.clone(),
                 network,
-                block_layouts: Vec::new(),
             },
             allocations,
             reconciler: ReconcileRequests::new(Waker::new().unwrap()),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use model::{BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
+use model::{BlockAllocation, BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
 use netlink::{NetNs, PeerEvent, PeerMonitor};
 use store::{Change, CommitOutcome, EtcdConfig, Store, StoreConfig};
 use testkit::{Cluster, Plan};
@@ -34,7 +34,7 @@ fn fake_record(number: u16) -> NodeRecord {
             Ipv4Addr::new(10, 199, u8::try_from(subnet).unwrap(), host).into(),
             Ipv6Addr::new(0xfd99, subnet, 0, 0, 0, 0, 1, number).into(),
         ],
-        blocks: pods().into_iter().map(block).collect(),
+        blocks: BlockAllocation::of_default(pods().into_iter().map(block).collect()),
         tunnel_mac: Mac::local([9, 9, 9, high, low]),
         macs: Vec::new(),
         version: "0.0.0".to_owned(),
@@ -62,7 +62,7 @@ fn put(record: &NodeRecord) -> Vec<Change> {
     let layout = KeyLayout::new("/podwire", None);
     let put = |key, value| Change::Put { key, value, lease: None };
     let claim = BlockClaim { node: record.name.clone() };
-    let claims = record.blocks.iter().map(|block| put(layout.block(block), claim.encode()));
+    let claims = record.blocks.iter().map(|block| put(layout.default_block(block), claim.encode()));
     claims.chain([put(layout.node(&record.name), record.encode())]).collect()
 }
 
@@ -80,8 +80,11 @@ fn a_change_of_one_of_many_peers_changes_no_other_route() {
     let streams = Streams::between(&cluster, &[("p1", "p2")]);
     let records: Vec<NodeRecord> = (0..COUNT).map(fake_record).collect();
     commit(&cluster, &records.iter().flat_map(put).collect::<Vec<_>>());
-    let all: BTreeSet<IpNet> =
-        records.iter().flat_map(|record| record.blocks.clone()).chain(initial.iter().copied()).collect();
+    let all: BTreeSet<IpNet> = records
+        .iter()
+        .flat_map(|record| record.blocks.iter().copied())
+        .chain(initial.iter().copied())
+        .collect();
     await_that("all routes", TIMEOUT, || destinations(&cluster) == all);
 
     // One node moves: only its two routes are set.
@@ -100,7 +103,7 @@ fn a_change_of_one_of_many_peers_changes_no_other_route() {
         all.iter().copied().filter(|net| !deleted.blocks.contains(net)).collect();
     await_that("the removal of its routes", TIMEOUT, || destinations(&cluster) == remaining);
     let changed: BTreeSet<IpNet> = monitor.read().unwrap().iter().filter_map(destination).collect();
-    let expected: BTreeSet<IpNet> = moved.blocks.iter().chain(&deleted.blocks).copied().collect();
+    let expected: BTreeSet<IpNet> = moved.blocks.iter().chain(deleted.blocks.iter()).copied().collect();
     assert!(
         changed.is_subset(&expected) && deleted.blocks.iter().all(|net| changed.contains(net)),
         "{changed:?}"

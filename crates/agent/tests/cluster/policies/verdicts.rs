@@ -11,7 +11,7 @@ fn expect_verdicts(label: &str, transport: TransportMode) -> Tenants {
     let scene = Tenants::new(label, transport);
     let rule = json!({ "direction": "in", "priority": 10, "peer": { "group": "web" }, "protocol": "tcp",
         "port": 5432, "action": "deny" });
-    let front = json!({ "subnets": ["10.99.0.0/16"] });
+    let front = json!({ "subnets": ["10.99.0.0/16", "fd00:99::/64"] });
     scene.apply(&[
         document("Network", ("blue", "front"), &front),
         document("Group", ("blue", "web"), &json!({ "network": "front" })),

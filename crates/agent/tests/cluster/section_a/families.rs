@@ -11,7 +11,7 @@ fn one_family(label: &str, underlay: Families, net: &str) {
     let cluster = Cluster::up(label, &plan).unwrap();
     for record in records(&cluster, "/podwire").values() {
         assert_eq!((record.blocks.len(), record.addresses.len()), (1, 1), "{record:?}");
-        assert!(plan.pods[0].contains(&record.blocks[0]), "{record:?}");
+        assert!(plan.pods[0].contains(&record.blocks.to_vec()[0]), "{record:?}");
     }
     expect_consistent(&cluster, "/podwire");
     cluster.pods_everywhere(1).unwrap();

@@ -29,8 +29,8 @@ fn a3_a_full_node_claims_another_block_with_reachable_pods() {
         cluster.pod("n1", &format!("p{number}")).unwrap();
     }
     let after = records(&cluster, "/podwire");
-    let full = &after["n1"].blocks;
-    assert!(full.starts_with(&before["n1"].blocks), "the first blocks must stay first: {full:?}");
+    let full = &after["n1"].blocks.to_vec();
+    assert!(full.starts_with(&before["n1"].blocks.to_vec()), "the first blocks must stay first: {full:?}");
     let [v4, v6] = capacities(full);
     // One block may have been requested proactively.
     assert!((12..=20).contains(&v4) && (12..=18).contains(&v6), "12 pods: {full:?}");
@@ -49,7 +49,7 @@ fn a3_a_full_node_claims_another_block_with_reachable_pods() {
     }
     let pods = cluster.pods().iter().filter(|attached| attached.node == "n1").count();
     let saved = std::fs::read(cluster.node("n1").unwrap().dir().join("lib/podwire/node.json")).unwrap();
-    let blocks = NodeRecord::decode(&saved).unwrap().blocks;
+    let blocks = NodeRecord::decode(&saved).unwrap().blocks.to_vec();
     assert_eq!(Some(&pods), capacities(&blocks).iter().min(), "not all addresses were used: {blocks:?}");
     wait_until("a condition", TIMEOUT, || Ok(!problems(cluster.agent("n1").unwrap()).is_empty())).unwrap();
     expect_reach(&cluster, TIMEOUT);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use model::{BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
+use model::{BlockAllocation, BlockClaim, BlockLayout, KeyLayout, NodeRecord, Object as _};
 use netlink::{PeerEvent, PeerMonitor};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use store::{Change, EtcdConfig, Store, StoreConfig};
@@ -37,14 +37,14 @@ impl Writer {
     fn put(&self, record: &NodeRecord) {
         let put = |key, value| Change::Put { key, value, lease: None };
         let claim = BlockClaim { node: record.name.clone() };
-        let claims = record.blocks.iter().map(|block| put(self.layout.block(block), claim.encode()));
+        let claims = record.blocks.iter().map(|block| put(self.layout.default_block(block), claim.encode()));
         self.change(
             &claims.chain([put(self.layout.node(&record.name), record.encode())]).collect::<Vec<_>>(),
         );
     }
 
     fn delete(&self, record: &NodeRecord) {
-        let claims = record.blocks.iter().map(|block| self.layout.block(block));
+        let claims = record.blocks.iter().map(|block| self.layout.default_block(block));
         let keys = claims.chain([self.layout.node(&record.name)]);
         self.change(&keys.map(Change::Delete).collect::<Vec<_>>());
     }
@@ -62,7 +62,7 @@ fn fake_record(plan: &Plan, number: u16, address: u8) -> NodeRecord {
         name: format!("x{number}").as_str().try_into().unwrap(),
         uid: NodeUid::from_random([low; 16]),
         addresses: vec![[10, 199, 1, address].into(), format!("fd99:1::{address:x}").parse().unwrap()],
-        blocks: plan.pods.iter().map(|net| block(*net)).collect(),
+        blocks: BlockAllocation::of_default(plan.pods.iter().map(|net| block(*net)).collect()),
         tunnel_mac: Mac::local([1, 1, 1, high, low]),
         macs: Vec::new(),
         version: "0.0.0".to_owned(),
@@ -84,9 +84,9 @@ fn wait_for(monitor: &mut PeerMonitor, record: &NodeRecord, is_added: bool) {
                     let is_route_to = |block: &ipnet::IpNet| {
                         *block == route.dst && record.address_for(block) == route.gateway
                     };
-                    pending.retain(|block| !is_route_to(block));
+                    pending.retain(|_, block| !is_route_to(block));
                 }
-                PeerEvent::RouteRemoved(route) if !is_added => pending.retain(|block| *block != route.dst),
+                PeerEvent::RouteRemoved(route) if !is_added => pending.retain(|_, block| *block != route.dst),
                 _ => {}
             }
         }

@@ -29,7 +29,7 @@ fn an_agent_killed_while_joining_leaves_no_claim() {
         assert!(blocks.len() <= 2, "{blocks:?}");
         if blocks.len() == 2 {
             // The node is removed permanently, so that it joins from scratch.
-            let keys = blocks.iter().map(|block| store_client.layout.block(block));
+            let keys = blocks.iter().map(|block| store_client.layout.default_block(block));
             let keys = keys.chain(["nodes", "alive"].map(|kind| format!("{PREFIX}/{kind}/n3")));
             store_client.commit(&keys.map(Change::Delete).collect::<Vec<_>>());
             std::fs::remove_dir_all(&state).unwrap();

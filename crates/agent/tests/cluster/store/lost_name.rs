@@ -33,7 +33,7 @@ fn a_node_allocates_no_addresses_of_lost_blocks() {
     StoreClient::of(&cluster).delete(&alive);
     cluster.agent_mut("n1").unwrap().wait_ready().unwrap();
     await_no_problem(cluster.agent("n1").unwrap());
-    assert_eq!(blocks_of(cluster.agent("n1").unwrap()), record.blocks);
+    assert_eq!(blocks_of(cluster.agent("n1").unwrap()), record.blocks.to_vec());
     cluster.pod("n1", "late").unwrap();
     expect_reach(&cluster, TIMEOUT);
     streams.expect_no_loss();

@@ -2,7 +2,7 @@
 
 use api::NodeView;
 use ipnet::IpNet;
-use model::{BlockClaim, NodeRecord, Object as _};
+use model::{BlockAllocation, BlockClaim, NodeRecord, Object as _};
 use store::Change;
 use testkit::{Agent, Cluster, Plan};
 
@@ -26,7 +26,7 @@ fn hostile(cluster: &Cluster, store_client: &StoreClient<'_>) -> [NodeRecord; 2]
     let record = |name: &str| NodeRecord::decode(store_client.all()[&node_key(name)].as_bytes()).unwrap();
     let [n2, n3] = ["n2", "n3"].map(record);
     let pods = ["p2", "p3"].map(|name| pod(cluster, name).addresses.clone()).concat();
-    let mut blocks = [n2.blocks.clone(), n3.blocks].concat();
+    let mut blocks = [n2.blocks.to_vec(), n3.blocks.to_vec()].concat();
     blocks.extend(pods.into_iter().map(IpNet::from));
     blocks.extend(["10.42.0.0/16", "fd42::/64", "10.9.0.0/24"].map(|net| net.parse::<IpNet>().unwrap()));
     blocks.extend(super::fake_node_blocks(3));
@@ -34,15 +34,20 @@ fn hostile(cluster: &Cluster, store_client: &StoreClient<'_>) -> [NodeRecord; 2]
     let impostor = NodeRecord {
         name: "aaa".try_into().unwrap(),
         addresses: addresses.to_vec(),
-        blocks,
+        blocks: BlockAllocation::of_default(blocks),
         tunnel_mac: n2.tunnel_mac,
         macs: Vec::new(),
         version: "0".to_owned(),
         ..n3
     };
     // An address inside a block must not affect the route to that block.
-    let inside = [&n2.blocks[0], &n2.blocks[1]].map(|block| block.hosts().nth(9).unwrap()).to_vec();
-    let inside = NodeRecord { name: "aab".try_into().unwrap(), addresses: inside, blocks: Vec::new(), ..n2 };
+    let inside = n2.blocks.iter().take(2).map(|block| block.hosts().nth(9).unwrap()).collect();
+    let inside = NodeRecord {
+        name: "aab".try_into().unwrap(),
+        addresses: inside,
+        blocks: BlockAllocation::default(),
+        ..n2
+    };
     [impostor, inside]
 }
 
@@ -85,7 +90,10 @@ fn a5_a_record_without_claims_takes_nothing_from_other_nodes() {
         has_routes_to(cluster.node("n1").unwrap(), &claimed)
     });
     store_client.commit(
-        &claimed.iter().map(|block| Change::Delete(store_client.layout.block(block))).collect::<Vec<_>>(),
+        &claimed
+            .iter()
+            .map(|block| Change::Delete(store_client.layout.default_block(block)))
+            .collect::<Vec<_>>(),
     );
     await_that("the initial routes", TIMEOUT, || routes(&cluster) == before);
     streams.expect_no_loss();
@@ -117,7 +125,7 @@ fn a5_a_deleted_or_changed_claim_is_restored_by_its_node() {
     let cluster = up_with("claims", &Plan { nodes: 2, ..Plan::default() }, &["n1", "n2"]);
     let store_client = StoreClient::of(&cluster);
     let blocks = blocks_of(cluster.agent("n2").unwrap());
-    let keys: Vec<String> = blocks.iter().map(|block| store_client.layout.block(block)).collect();
+    let keys: Vec<String> = blocks.iter().map(|block| store_client.layout.default_block(block)).collect();
     let owner = |key: &str| store_client.all().get(key).map(|value| super::claim_owner(value));
     for key in &keys {
         store_client.delete(key);
@@ -149,9 +157,12 @@ fn a5_an_own_record_with_too_many_blocks_does_not_prevent_the_join() {
     let store_client = StoreClient::of(&cluster);
     let record = NodeRecord::decode(store_client.all()[&node_key("n2")].as_bytes()).unwrap();
     let all = (0..256).map(|n| format!("10.42.{n}.0/24").parse().unwrap());
-    let blocks: Vec<IpNet> = record.blocks.iter().copied().chain(record.blocks.clone()).chain(all).collect();
-    store_client.put(&node_key("n2"), &NodeRecord { blocks, ..record.clone() }.encode());
+    let blocks: Vec<IpNet> = record.blocks.iter().copied().chain(record.blocks.to_vec()).chain(all).collect();
+    store_client.put(
+        &node_key("n2"),
+        &NodeRecord { blocks: BlockAllocation::of_default(blocks), ..record.clone() }.encode(),
+    );
     cluster.start_agent("n2").unwrap();
-    assert!(blocks_of(cluster.agent("n2").unwrap()).starts_with(&record.blocks));
+    assert!(blocks_of(cluster.agent("n2").unwrap()).starts_with(&record.blocks.to_vec()));
     expect_reach(&cluster, TIMEOUT);
 }

@@ -15,7 +15,7 @@ fn unreadable_values_are_reported_and_never_overwritten() {
     let mut cluster = up_with("contents", &plan, &["n1", "n2", "n3"]);
     let streams = Streams::between(&cluster, &[("p1", "p2"), ("p2", "p3"), ("p3", "p1")]);
     let node = |name: &str| format!("{PREFIX}/nodes/{name}");
-    let newer = br#"{"schema":2,"node":{"name":"n3","where":"everywhere"}}"#;
+    let newer = br#"{"schema":3,"node":{"name":"n3","where":"everywhere"}}"#;
     let unreadable: [(String, &[u8]); 4] = [
         (node("n3"), newer),
         (node("newer"), br#"{"schema":7,"node":{}}"#),
