@@ -29,6 +29,7 @@ use super::contact::ListedNodes;
 use super::heartbeat::NameLease;
 use super::join::{Candidate, JoinError, Joined, Registry};
 use super::networks::{self, BlockFit};
+use super::object_recovery::{has_lost_objects, restore_objects};
 use super::objects::ObjectMirror;
 use super::shared::SharedMembership;
 use crate::identities::{IdentityObserver, PublishSession, last_revision};
@@ -171,6 +172,7 @@ impl Member {
         self.list_networks().await?;
         self.candidate.record.macs.clone_from(&self.macs.borrow_and_update());
         let (entered, lease) = self.registry.enter(&self.candidate).await?;
+        restore_objects(&self.registry, self.objects.catalog()).await?;
         self.candidate.released.clear();
         self.name_lease.send_replace(Some(lease));
         self.was_wiped |= entered.was_forgotten;
@@ -503,7 +505,10 @@ impl Member {
         let layout = &self.registry.layout;
         let ids: BTreeSet<ObjectId> =
             listing.entries.iter().filter_map(|it| layout.object_of(&it.key)).collect();
-        let known: Vec<ObjectId> = objects.records().map(|(id, _)| id).cloned().collect();
+        let known: Vec<ObjectId> = match has_lost_objects(&self.registry, &objects).await? {
+            true => Vec::new(),
+            false => objects.records().map(|(id, _)| id).cloned().collect(),
+        };
         for id in known.iter().filter(|id| id.network_ref().is_some() && !ids.contains(id)) {
             objects.forget(id);
         }

@@ -27,6 +27,7 @@ pub(crate) mod member;
 pub(crate) mod networks;
 pub(crate) mod node_state;
 pub(crate) mod object_changes;
+mod object_recovery;
 pub(crate) mod objects;
 mod outage;
 pub(crate) mod preflight;

@@ -106,6 +106,11 @@ impl Catalog {
         self.records.iter()
     }
 
+    /// The objects that a store without data lacks.
+    pub fn stored(&self) -> impl Iterator<Item = (&ObjectId, &ObjectRecord)> {
+        self.records.iter().filter(|(_, record)| !self.defaults.contains(record))
+    }
+
     /// Objects whose value in the store cannot be read. A last valid version is still in the catalog.
     pub fn invalid(&self) -> impl Iterator<Item = (&ObjectId, &DecodeError)> {
         self.invalid.iter()

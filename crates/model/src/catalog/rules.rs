@@ -77,6 +77,12 @@ impl Catalog {
         Ok((policy, RuleCounter { next }))
     }
 
+    /// The counter that prevents that an id of these rules is used again.
+    pub fn rule_counter(&self) -> RuleCounter {
+        let ids = self.policies().flat_map(|policy| &policy.rules).map(|rule| rule.id);
+        RuleCounter { next: self.counter.next.max(ids.max().unwrap_or_default().saturating_add(1)) }
+    }
+
     /// Makes sure that no rule gets an id that one of these rules has.
     pub(super) fn reserve<'a>(&mut self, rules: impl Iterator<Item = &'a GroupRule>) {
         let highest = rules.map(|rule| rule.id).max().unwrap_or_default();

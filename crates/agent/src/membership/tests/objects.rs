@@ -8,6 +8,7 @@ use types::Placement;
 
 use super::super::cluster_pods::read_pods;
 use super::super::object_changes::{ObjectChanges, RequestedObjects, change_objects};
+use super::super::object_recovery::restore_objects;
 use super::*;
 use crate::membership::tests::registry::put;
 
@@ -107,5 +108,43 @@ fn d_creations_and_edits_need_the_state_that_they_expect() {
             let error = change(&registry, request).await.unwrap_err();
             assert!(matches!(error, AskError::ObjectMissing(_)), "{error}");
         }
+    });
+}
+
+/// All keys and values below the prefix.
+async fn values(registry: &Registry) -> Vec<(String, Vec<u8>)> {
+    let listing = registry.store.list(&registry.layout.root()).await.unwrap();
+    listing.entries.into_iter().map(|entry| (entry.key, entry.value)).collect()
+}
+
+#[test]
+fn d_a_store_that_lost_its_data_gets_the_objects_back() {
+    with_store(|registry| async move {
+        create_group(&registry).await;
+        let before = values(&registry).await;
+        let mut known = Catalog::new(TenantNetwork::default_net(Vec::new(), 0));
+        for (key, value) in &before {
+            registry.layout.object_of(key).into_iter().for_each(|id| known.observe(&id, value).unwrap());
+        }
+        // An agent was killed after it had written one object.
+        for (key, _) in &before[1..] {
+            registry.store.commit(&[], &[Change::Delete(key.clone())]).await.unwrap();
+        }
+        restore_objects(&registry, &known).await.unwrap();
+        assert_eq!(values(&registry).await, before);
+        // Objects that were removed while the agent did not run are not written again.
+        let tenant = before.iter().map(|(key, _)| key).find(|key| key.contains("tenants")).unwrap();
+        registry.store.commit(&[], &[Change::Delete(tenant.clone())]).await.unwrap();
+        restore_objects(&registry, &known).await.unwrap();
+        assert_eq!(values(&registry).await.len(), before.len() - 1);
+    });
+}
+
+#[test]
+fn d_an_agent_without_objects_writes_none_to_an_empty_store() {
+    with_store(|registry| async move {
+        let known = Catalog::new(TenantNetwork::default_net(Vec::new(), 0));
+        restore_objects(&registry, &known).await.unwrap();
+        assert_eq!(values(&registry).await, []);
     });
 }

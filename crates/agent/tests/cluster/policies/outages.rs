@@ -54,3 +54,26 @@ fn d_policies_stay_in_force_without_etcd_also_after_a_boot() {
     scene.expect((&new, &blue), 80, true);
     scene.expect((&other_tenant, &late), 80, false);
 }
+
+#[test]
+fn d_policies_stay_in_force_after_etcd_lost_its_data() {
+    let mut scene = Tenants::new("policy-wiped", TransportMode::Auto);
+    let (blue, red) = (scene.pod("n1", "a", ("blue", "")), scene.pod("n2", "b", ("red", "")));
+    let other = scene.pod("n2", "c", ("blue", ""));
+    scene.expect((&blue, &other), 80, true);
+    let etcd = &mut scene.cluster.etcd.members[0];
+    etcd.stop().unwrap();
+    std::fs::remove_dir_all(etcd.node().dir().join("data")).unwrap();
+    scene.cluster.start_etcd().unwrap();
+    await_that("the tenants to be in the store", DEADLINE, || {
+        let (status, objects) = scene.change("n1", &[tenant("blue")], &[]);
+        status == 200 && objects["steps"][0]["action"] == "keep"
+    });
+    for node in ["n1", "n2"] {
+        scene.await_known(node, &red, true);
+        scene.await_known(node, &blue, true);
+    }
+    scene.expect((&blue, &other), 80, true);
+    scene.expect((&blue, &red), 80, false);
+    scene.expect((&red, &blue), 80, false);
+}
