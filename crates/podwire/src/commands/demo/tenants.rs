@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use lab::{Ns, wait_until};
 
-use serde_json::{Value, json};
-
 use super::{DemoPod, REPAIR_TIMEOUT, RunningDemo, line, title};
 
 const PORT: u16 = 80;
@@ -49,7 +47,7 @@ impl RunningDemo<'_> {
             ensure!(!connects(&red.pod, to)?, "a pod of another tenant reached {to} without a share");
             line("tcp pod d → pod c", &format!("{to:<12}no reply"), None);
         }
-        let reason = self.explain(&pods, &["tenants"])?;
+        let reason = self.explain()?;
         title("Output of `podwire explain demo/d demo/c --port 80`:");
         self.quote(&reason);
         title("A share of tenant blue allows it:");
@@ -60,7 +58,7 @@ impl RunningDemo<'_> {
             wait_until("the share", REPAIR_TIMEOUT, || connects(&red.pod, to))?;
             line("tcp pod d → pod c", &format!("{to:<12}connected"), Some(started.elapsed()));
         }
-        let reason = self.explain(&pods, &["tenants", "share"])?;
+        let reason = self.explain()?;
         let is_decisive = |text: &&str| text.contains("share web") || text.starts_with("verdict");
         let reasons: BTreeSet<&str> = reason.lines().map(str::trim).filter(is_decisive).collect();
         reasons.iter().for_each(|text| line("podwire explain", text, None));
@@ -68,19 +66,12 @@ impl RunningDemo<'_> {
     }
 
     /// Why the flow from the red to the blue pod is denied or allowed.
-    fn explain(&self, pods: &[DemoPod; 2], files: &[&str]) -> Result<String> {
-        fs::write(self.file("pods"), described(pods)?).context("cannot describe the pods")?;
-        let files: Vec<String> = files.iter().chain(&["pods"]).map(|name| self.file(name)).collect();
-        let files = files.iter().flat_map(|file| ["-f", file.as_str()]);
-        let args: Vec<&str> =
-            ["explain", "demo/d", "demo/c", "--port", "80"].into_iter().chain(files).collect();
+    fn explain(&self) -> Result<String> {
+        let run_dir = self.agent.run_dir().display().to_string();
+        let args = ["explain", "demo/d", "demo/c", "--port", "80", "--run-dir", &run_dir];
         let explained = self.agent.podwire(&args)?;
-        ensure!(
-            explained.stdout.contains("verdict"),
-            "podwire explain: {}{}",
-            explained.stdout,
-            explained.stderr
-        );
+        let (answer, error) = (&explained.stdout, &explained.stderr);
+        ensure!(answer.contains("verdict"), "podwire explain: {answer}{error}");
         Ok(explained.stdout)
     }
 
@@ -96,23 +87,6 @@ impl RunningDemo<'_> {
         applied.stdout.lines().for_each(|done| line("podwire apply", done, None));
         Ok(())
     }
-}
-
-/// The pods with their addresses. `podwire explain -f` needs a network for each tenant.
-fn described(pods: &[DemoPod; 2]) -> Result<String> {
-    let mut items = Vec::new();
-    for (pod, tenant, subnet) in [(&pods[0], "blue", "10.92.0.0/16"), (&pods[1], "red", "10.93.0.0/16")] {
-        let ips: Vec<Value> = pod.addresses()?.iter().map(|ip| json!({ "ip": ip })).collect();
-        items.push(json!({
-            "apiVersion": "podwire.io/v1alpha1", "kind": "Network",
-            "metadata": { "name": types::DEFAULT_NETWORK, "tenant": tenant }, "spec": { "subnets": [subnet] },
-        }));
-        items.push(json!({
-            "apiVersion": "v1", "kind": "Pod", "status": { "podIPs": ips },
-            "metadata": { "name": pod.name, "namespace": "demo", "labels": { "podwire.io/tenant": tenant } },
-        }));
-    }
-    Ok(json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string())
 }
 
 fn listen(pod: &DemoPod, ip: IpAddr) -> Result<TcpListener> {
