@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 
 use netlink::Refusal;
-use netlink::wire::{attribute, attribute_at};
+use netlink::wire::{Body, attribute, attribute_at};
 use rustix::io::Errno;
 use types::Family;
 
@@ -96,12 +96,45 @@ pub enum FlowAction {
     Clear,
 }
 
-/// Which flows are listed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Which flows are listed. The kernel selects them, because it takes much longer to describe a flow than to skip it. It may list
+/// further ones: kernels before Linux 5.8 ignore the protocol and port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FlowSelection {
     All,
     /// Those with the bit. Sufficient after a change that only allows more.
     Forbidden,
+    /// Those of an IP protocol.
+    Protocol(u8),
+    /// Those of an IP protocol to a port of [`TrackedFlow::target`].
+    Port(u8, u16),
+}
+
+impl FlowSelection {
+    fn write(self, body: &mut Body<'_>, bit: MarkBit) {
+        match self {
+            Self::All => {}
+            Self::Forbidden => {
+                body.bytes(number::CTA_MARK, &bit.mask().to_be_bytes());
+                body.bytes(number::CTA_MARK_MASK, &bit.mask().to_be_bytes());
+            }
+            Self::Protocol(protocol) => select_target(body, protocol, None),
+            Self::Port(protocol, port) => select_target(body, protocol, Some(port)),
+        }
+    }
+}
+
+/// The source of the reply tuple.
+fn select_target(body: &mut Body<'_>, protocol: u8, port: Option<u16>) {
+    body.nest(Side::Reply.tuple(), |tuple| {
+        tuple.nest(number::CTA_TUPLE_PROTO, |part| {
+            part.u8(number::CTA_PROTO_NUM, protocol);
+            if let Some(port) = port {
+                part.bytes(number::CTA_PROTO_SRC_PORT, &port.to_be_bytes());
+            }
+        });
+    });
+    let ports = port.map_or(0, |_| number::FILTER_PROTO_SRC_PORT);
+    body.nest(number::CTA_FILTER, |filter| filter.u32(Side::Reply.flags(), number::FILTER_PROTO_NUM | ports));
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -127,15 +160,9 @@ pub fn judge_flows(
     }
     let v6 = family == Family::V6;
     let (mut listing, mut marks) = (NftSocket::open()?, Marks::open()?);
-    let all = NftRequest::new(verb(number::CT_GET, v6), |body| match selection {
-        FlowSelection::All => {}
-        FlowSelection::Forbidden => {
-            body.bytes(number::CTA_MARK, &bit.mask().to_be_bytes());
-            body.bytes(number::CTA_MARK_MASK, &bit.mask().to_be_bytes());
-        }
-    });
+    let selected = NftRequest::new(verb(number::CT_GET, v6), |body| selection.write(body, bit));
     let mut sent = Ok(());
-    let listed = listing.dump(&all, |entry| {
+    let listed = listing.dump(&selected, |entry| {
         let Some(flow) = TrackedFlow::read(entry, v6).filter(|_| sent.is_ok()) else { return };
         scan.listed += 1;
         let is_forbidden = flow.mark & bit.mask() != 0;

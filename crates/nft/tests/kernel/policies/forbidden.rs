@@ -189,6 +189,46 @@ fn thousands_of_flows_are_marked_in_one_scan() {
     });
 }
 
+/// The port is that of the pod, in the kernel's default zone and in others.
+#[test]
+fn the_kernel_lists_only_flows_of_the_selected_protocol_and_port() {
+    in_netns(|| {
+        for [from, to] in [["10.0.0.1", "10.0.0.2"], ["fd00::1", "fd00::2"]] {
+            for (protocol, port, more) in [
+                ("udp", "53", &[][..]),
+                ("udp", "54", &[]),
+                ("tcp", "53", &["--state", "ESTABLISHED"]),
+                // Published: the pod has port 53.
+                ("udp", "1053", &["-r", to, "-q", from, "--reply-port-src", "53", "--reply-port-dst", "10"]),
+                ("udp", "53", &["-w", "7"]),
+            ] {
+                let entry = [
+                    "-I", "-s", from, "-d", to, "-p", protocol, "--sport", "9", "--dport", port, "-t", "600",
+                ];
+                run("conntrack", &[&entry, more].concat());
+            }
+        }
+        for family in FAMILIES {
+            let listed = |selection| {
+                let mut ports = Vec::new();
+                let judge = &mut |flow: &TrackedFlow| {
+                    ports.push((flow.protocol, flow.target_port().unwrap()));
+                    FlowAction::Forbid
+                };
+                let scan = judge_flows(family, bit(), selection, judge).unwrap();
+                ports.sort_unstable();
+                (ports, scan.forbidden)
+            };
+            assert_eq!(listed(FlowSelection::Port(17, 54)), (vec![(17, 54)], 1));
+            assert_eq!(listed(FlowSelection::Port(17, 53)), (vec![(17, 53); 3], 3));
+            assert_eq!(listed(FlowSelection::Port(17, 10)), (vec![], 0));
+            assert_eq!(listed(FlowSelection::Protocol(6)), (vec![(6, 53)], 1));
+            assert_eq!(listed(FlowSelection::Protocol(132)), (vec![], 0));
+            assert_eq!(listed(FlowSelection::All).0.len(), 5);
+        }
+    });
+}
+
 fn tempfile(text: &str) -> String {
     let path = std::env::temp_dir().join(format!("podwire-flows-{}", std::process::id()));
     std::fs::write(&path, text).unwrap();
