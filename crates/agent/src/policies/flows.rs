@@ -15,7 +15,7 @@ use policy::{FlowEnd, FlowParty, PolicyEngine, PolicyFlow, PolicyVerdict};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{error, info};
-use types::{Code, Family, Finding};
+use types::{Code, Finding};
 
 use self::schedule::PassSchedule;
 use crate::agent_status::AgentStatus;
@@ -144,12 +144,8 @@ impl FlowJudge {
         let mut known = HashMap::new();
         let mut failed = Vec::new();
         let mut total = FlowScan::default();
-        let listings = affected
-            .selections()
-            .flat_map(|selection| [Family::V4, Family::V6].map(|family| (family, selection)));
-        for (family, selection) in listings {
-            let judged =
-                judge_flows(family, self.bit, selection, &mut |flow| action(engine, &mut known, flow));
+        for selection in affected.selections() {
+            let judged = judge_flows(None, self.bit, selection, &mut |flow| action(engine, &mut known, flow));
             match judged {
                 Ok(FlowScan { listed, forbidden, cleared }) => {
                     total.listed += listed;
@@ -157,8 +153,7 @@ impl FlowJudge {
                     total.cleared += cleared;
                 }
                 Err(error) => {
-                    let message =
-                        format!("{family} flows that a change of policies forbids may continue: {error}");
+                    let message = format!("flows that a change of policies forbids may continue: {error}");
                     failed.push(Finding::new(Code::PolicyNotEnforced, "flows", message));
                 }
             }
