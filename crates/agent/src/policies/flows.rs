@@ -33,7 +33,7 @@ const REMEMBERED: usize = 65_536;
 /// What the policy thread hands to the thread that judges flows. The engine is shared, because a copy takes tens of milliseconds in
 /// a large cluster.
 #[derive(Debug, Default)]
-struct Requested {
+struct FlowInput {
     /// None while the policy thread changes it, and while no policy is enforced.
     engine: Option<Arc<PolicyEngine>>,
     affected: AffectedFlows,
@@ -44,7 +44,7 @@ struct Requested {
 /// The sending side, for the policy thread.
 #[derive(Debug, Clone)]
 pub(super) struct FlowRequests {
-    requested: Arc<Mutex<Requested>>,
+    requested: Arc<Mutex<FlowInput>>,
     waker: Waker,
 }
 
@@ -85,7 +85,7 @@ impl FlowRequests {
         requested.engine.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Requested> {
+    fn lock(&self) -> MutexGuard<'_, FlowInput> {
         self.requested.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
