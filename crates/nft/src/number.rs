@@ -130,4 +130,5 @@ pub(crate) const CTA_PROTO_DST_PORT: u16 = 3;
 pub(crate) const FILTER_IP_SRC: u32 = 1 << 0;
 pub(crate) const FILTER_IP_DST: u32 = 1 << 1;
 pub(crate) const FILTER_PROTO_NUM: u32 = 1 << 3;
+pub(crate) const FILTER_PROTO_SRC_PORT: u32 = 1 << 4;
 pub(crate) const FILTER_PROTO_DST_PORT: u32 = 1 << 5;

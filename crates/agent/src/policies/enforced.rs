@@ -15,7 +15,7 @@ use super::pods::{LocalPod, LocalPods};
 use crate::identities::{RecordName, record_name};
 
 pub(super) struct Enforced {
-    engine: PolicyEngine,
+    engine: Arc<PolicyEngine>,
     node: NodeName,
     addresses: Vec<IpAddr>,
     objects: Option<Arc<Catalog>>,
@@ -25,7 +25,7 @@ pub(super) struct Enforced {
 impl Enforced {
     pub(super) fn new(node: &NodeName) -> Self {
         Self {
-            engine: PolicyEngine::new(node.clone()),
+            engine: Arc::new(PolicyEngine::new(node.clone())),
             node: node.clone(),
             addresses: Vec::new(),
             objects: None,
@@ -34,7 +34,7 @@ impl Enforced {
     }
 
     pub(super) fn apply(&mut self, changes: Vec<WorldChange>) -> Delta {
-        if changes.is_empty() { Delta::default() } else { self.engine.apply(changes) }
+        if changes.is_empty() { Delta::default() } else { Arc::make_mut(&mut self.engine).apply(changes) }
     }
 
     pub(super) fn set_objects(&mut self, objects: &Arc<Catalog>) -> Vec<WorldChange> {
@@ -86,7 +86,7 @@ impl Enforced {
         if self.engine.judges_own_node() { OwnNode::Judged } else { OwnNode::Accepted }
     }
 
-    pub(super) fn engine(&self) -> &PolicyEngine {
+    pub(super) fn engine(&self) -> &Arc<PolicyEngine> {
         &self.engine
     }
 

@@ -1,101 +1,92 @@
 //! Stops flows that a change forbids. A thread of its own judges the existing flows, because a node may have hundreds of thousands.
-//!
-//! A flow whose first packet is on its way during a pass is not listed, so each change has a second pass.
+//! `affected`: which flows a change may affect. `schedule`: when they are judged.
+
+mod affected;
+mod schedule;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nft::conntrack::{FlowAction, FlowScan, FlowSelection, TrackedFlow, judge_flows};
+use nft::conntrack::{FlowAction, FlowScan, TrackedFlow, judge_flows};
 use nft::desired::policy::MarkBit;
-use policy::{Delta, FlowEnd, FlowParty, PolicyElement, PolicyEngine, PolicyFlow, PolicyVerdict};
+use policy::{FlowEnd, FlowParty, PolicyEngine, PolicyFlow, PolicyVerdict};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{ClockId, clock_gettime};
 use tracing::{error, info};
-use types::{Code, Family, Finding};
+use types::{Code, Finding};
 
+use self::schedule::PassSchedule;
 use crate::agent_status::AgentStatus;
 use crate::conditions::Source;
 use crate::thread::{AgentThread, StopFlag};
 use crate::waker::Waker;
 
-/// The shortest time between two passes, and the time until the second pass of a change.
-const PAUSE: Duration = Duration::from_secs(1);
+pub(super) use affected::AffectedFlows;
+
+/// The pause before a retry.
+const RETRY: Duration = Duration::from_secs(1);
 /// Verdicts that a pass remembers. Many flows differ only in the source port.
 const REMEMBERED: usize = 65_536;
 
-/// The flows that a change may affect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum AffectedFlows {
-    None,
-    /// The change only allows more, so flows that were forbidden before are judged again.
-    Forbidden,
-    All,
-}
-
-impl AffectedFlows {
-    pub(super) fn of(delta: &Delta) -> Self {
-        let mut changed = delta.replaced.iter().chain(&delta.set).chain(&delta.removed);
-        let may_forbid = |element: &PolicyElement, verdict: PolicyVerdict| match element {
-            PolicyElement::Verdict { verdict: found, .. } => *found == verdict,
-            PolicyElement::Address { .. } | PolicyElement::Addresses { .. } => true,
-            PolicyElement::OwnAddress { .. } => false,
-        };
-        let forbids = !delta.profiles.is_empty()
-            || delta.set.iter().any(|element| may_forbid(element, PolicyVerdict::Drop))
-            || delta.replaced.iter().chain(&delta.removed).any(|it| may_forbid(it, PolicyVerdict::Accept));
-        match (forbids, changed.next()) {
-            (true, _) => Self::All,
-            (false, Some(_)) => Self::Forbidden,
-            (false, None) => Self::None,
-        }
-    }
-
-    fn selection(self) -> Option<FlowSelection> {
-        match self {
-            Self::None => None,
-            Self::Forbidden => Some(FlowSelection::Forbidden),
-            Self::All => Some(FlowSelection::All),
-        }
-    }
-}
-
-/// A pass that was requested. Later requests are merged into it.
-#[derive(Debug)]
-struct FlowPass {
-    engine: Arc<PolicyEngine>,
+/// What the policy thread hands to the thread that judges flows. The engine is shared, because a copy takes tens of milliseconds in
+/// a large cluster.
+#[derive(Debug, Default)]
+struct FlowInput {
+    /// None while the policy thread changes it, and while no policy is enforced.
+    engine: Option<Arc<PolicyEngine>>,
     affected: AffectedFlows,
+    /// A pass is due and waits for the engine.
+    is_awaited: bool,
 }
 
 /// The sending side, for the policy thread.
 #[derive(Debug, Clone)]
 pub(super) struct FlowRequests {
-    slot: Arc<Mutex<Option<FlowPass>>>,
+    requested: Arc<Mutex<FlowInput>>,
     waker: Waker,
 }
 
 impl FlowRequests {
     pub(super) fn new(waker: Waker) -> Self {
-        Self { slot: Arc::default(), waker }
+        Self { requested: Arc::default(), waker }
     }
 
-    pub(super) fn judge(&self, engine: &PolicyEngine, affected: AffectedFlows) {
-        if affected == AffectedFlows::None {
-            return;
-        }
-        let engine = Arc::new(engine.clone());
-        {
-            let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
-            let earlier = slot.take().map_or(AffectedFlows::None, |request| request.affected);
-            *slot = Some(FlowPass { engine, affected: affected.max(earlier) });
-        }
-        self.waker.wake();
+    /// To be called before a change of the engine. Then the change copies the engine only while a pass uses it.
+    pub(super) fn withdraw_engine(&self) {
+        self.lock().engine = None;
     }
 
-    fn take(&self) -> Option<FlowPass> {
+    /// To be called after each change of the engine, with the flows that it affects.
+    pub(super) fn judge(&self, engine: &Arc<PolicyEngine>, affected: AffectedFlows) {
+        let is_awaited = {
+            let mut requested = self.lock();
+            requested.engine = Some(Arc::clone(engine));
+            let is_awaited = std::mem::take(&mut requested.is_awaited) || !affected.is_empty();
+            requested.affected.merge(affected);
+            is_awaited
+        };
+        if is_awaited {
+            self.waker.wake();
+        }
+    }
+
+    fn take(&self) -> AffectedFlows {
         // First, so that later input wakes the thread again.
         self.waker.clear();
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+        std::mem::take(&mut self.lock().affected)
+    }
+
+    /// None if the thread must wait until it is woken.
+    fn engine(&self) -> Option<Arc<PolicyEngine>> {
+        let mut requested = self.lock();
+        requested.is_awaited = requested.engine.is_none();
+        requested.engine.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, FlowInput> {
+        self.requested.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -118,50 +109,43 @@ struct FlowJudge {
 
 impl FlowJudge {
     fn run(&self, stop: &StopFlag) {
-        let mut next = Instant::now();
-        let (mut first, mut second) = (None::<FlowPass>, None::<FlowPass>);
+        let mut schedule = PassSchedule::new(Instant::now());
         loop {
-            if let Some(request) = self.requests.take() {
-                let earlier = first.as_ref().map_or(AffectedFlows::None, |earlier| earlier.affected);
-                first = Some(FlowPass { affected: request.affected.max(earlier), ..request });
-            }
+            schedule.request(self.requests.take());
             if stop.is_set() {
                 return;
             }
-            if Instant::now() >= next {
-                // A new request includes the second pass of an earlier one.
-                if let Some(request) = first.take() {
-                    self.judge(&request);
-                    let earlier = second.take().map_or(AffectedFlows::None, |earlier| earlier.affected);
-                    second = Some(FlowPass { affected: request.affected.max(earlier), ..request });
-                    next = Instant::now() + PAUSE;
-                } else if let Some(request) = second.take() {
-                    self.judge(&request);
-                    next = Instant::now() + PAUSE;
-                }
-            }
-            let is_waiting = first.is_some() || second.is_some();
-            let pause = is_waiting.then(|| next.saturating_duration_since(Instant::now()));
+            let pause = self.pass(&mut schedule);
             let timeout = pause.and_then(|pause| Timespec::try_from(pause).ok());
             if let Err(errno) =
                 poll(&mut [PollFd::new(&self.requests.waker, PollFlags::IN)], timeout.as_ref())
                 && errno != rustix::io::Errno::INTR
             {
                 error!(error = %errno, "the thread that judges flows cannot wait for events");
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(RETRY);
             }
         }
     }
 
-    fn judge(&self, request: &FlowPass) {
-        let Some(selection) = request.affected.selection() else { return };
+    /// Runs the pass that is due. Returns the time until the next one. None if the thread is woken before.
+    fn pass(&self, schedule: &mut PassSchedule) -> Option<Duration> {
+        if schedule.next()? <= Instant::now() {
+            let engine = self.requests.engine()?;
+            if let Some(pass) = schedule.begin(Instant::now()) {
+                let started = cpu_time();
+                self.judge(&engine, &pass.affected());
+                schedule.end(pass, Instant::now(), cpu_time().saturating_sub(started));
+            }
+        }
+        schedule.next().map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    fn judge(&self, engine: &PolicyEngine, affected: &AffectedFlows) {
         let mut known = HashMap::new();
         let mut failed = Vec::new();
         let mut total = FlowScan::default();
-        for family in [Family::V4, Family::V6] {
-            let judged = judge_flows(family, self.bit, selection, &mut |flow| {
-                action(&request.engine, &mut known, flow)
-            });
+        for selection in affected.selections() {
+            let judged = judge_flows(None, self.bit, selection, &mut |flow| action(engine, &mut known, flow));
             match judged {
                 Ok(FlowScan { listed, forbidden, cleared }) => {
                     total.listed += listed;
@@ -169,8 +153,7 @@ impl FlowJudge {
                     total.cleared += cleared;
                 }
                 Err(error) => {
-                    let message =
-                        format!("{family} flows that a change of policies forbids may continue: {error}");
+                    let message = format!("flows that a change of policies forbids may continue: {error}");
                     failed.push(Finding::new(Code::PolicyNotEnforced, "flows", message));
                 }
             }
@@ -181,6 +164,12 @@ impl FlowJudge {
         }
         self.agent_status.set(Source::Flows, failed);
     }
+}
+
+/// CPU time of this thread, with its system calls.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or_default())
 }
 
 /// A flow without its source port.
@@ -220,17 +209,12 @@ fn is_new(party: &FlowParty) -> bool {
 mod tests {
     use std::collections::BTreeMap;
 
-    use model::objects::{Direction, Identity, NamespacedName};
+    use model::objects::{Identity, NamespacedName};
     use nft::conntrack::FlowTuple;
-    use policy::{NodeEntry, PodEntry, PodPhase, PolicyNetwork, ProfileId, VerdictKey, WorldChange};
+    use policy::{NodeEntry, PodEntry, PodPhase, PolicyNetwork, WorldChange};
     use types::{NetworkId, NodeName, Placement, TenantName};
 
     use super::*;
-
-    fn default(verdict: PolicyVerdict) -> PolicyElement {
-        let key = VerdictKey::Default { profile: ProfileId(ProfileId::FIRST) };
-        PolicyElement::Verdict { direction: Direction::Ingress, key, verdict }
-    }
 
     fn pod(name: &str, tenant: &str, address: &str) -> WorldChange {
         let placement = Placement { tenant: tenant.try_into().unwrap(), ..Placement::default() };
@@ -274,18 +258,24 @@ mod tests {
     }
 
     #[test]
-    fn only_changes_that_may_forbid_judge_all_flows() {
-        let (accept, drop) = (default(PolicyVerdict::Accept), default(PolicyVerdict::Drop));
-        let (none, replaced) = (Delta::default(), vec![drop]);
-        assert_eq!(AffectedFlows::of(&none), AffectedFlows::None);
-        let allows = Delta { replaced, set: vec![accept], ..Delta::default() };
-        assert_eq!(AffectedFlows::of(&allows), AffectedFlows::Forbidden);
-        for forbids in [
-            Delta { set: vec![drop], ..Delta::default() },
-            Delta { removed: vec![accept], ..Delta::default() },
-            Delta { profiles: vec![("p".into(), ProfileId(ProfileId::FIRST))], ..Delta::default() },
-        ] {
-            assert_eq!(AffectedFlows::of(&forbids), AffectedFlows::All);
+    fn a_change_copies_the_engine_only_while_a_pass_uses_it() {
+        let requests = FlowRequests::new(Waker::new().unwrap());
+        let mut engine = Arc::new(PolicyEngine::new(NodeName::try_from("n1").unwrap()));
+        let is_waiting = || requests.lock().is_awaited;
+        for _ in 0..3 {
+            requests.judge(&engine, AffectedFlows::all());
+            requests.withdraw_engine();
+            assert!(Arc::get_mut(&mut engine).is_some());
         }
+        assert!(requests.engine().is_none() && is_waiting());
+        requests.judge(&engine, AffectedFlows::default());
+        assert!(!is_waiting());
+        let pass = requests.engine().unwrap();
+        requests.withdraw_engine();
+        assert!(Arc::get_mut(&mut engine).is_none());
+        drop(pass);
+        assert!(Arc::get_mut(&mut engine).is_some());
+        assert_eq!(requests.take(), AffectedFlows::all());
+        assert!(requests.take().is_empty());
     }
 }

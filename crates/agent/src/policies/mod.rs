@@ -23,6 +23,7 @@ mod pods;
 mod profiles;
 mod remote;
 mod thread;
+mod unused;
 
 #[cfg(test)]
 pub(crate) use denied_flows::DeniedFlows;

@@ -27,6 +27,7 @@ use super::kernel::{PolicyKernel, forbidden_bit};
 use super::objects::restrict_flows;
 use super::pods::LocalPod;
 use super::remote::RemoteWorld;
+use super::unused::UnusedRanges;
 use crate::agent_status::{AgentStatus, WatchedThread};
 use crate::metrics::Metrics;
 use crate::monitor::{MonitorSlot, Read};
@@ -105,6 +106,7 @@ struct PolicyThread {
     remote: RemoteWorld,
     /// None while no policy is enforced.
     enforced: Option<Enforced>,
+    unused: UnusedRanges,
     /// When records, groups and the table are compared. None while no policy is enforced.
     compare_at: Option<Instant>,
     /// When only the table is compared, after an event.
@@ -112,8 +114,6 @@ struct PolicyThread {
     compared_at: Instant,
     /// Duration of the last comparison.
     took: Duration,
-    /// Flows that changes of identities affect, and when they are judged.
-    reused: Option<(Instant, AffectedFlows)>,
     /// Why the kernel does not have the desired state.
     failure: Option<String>,
 }
@@ -129,11 +129,11 @@ impl PolicyThread {
             objects: None,
             remote: RemoteWorld::default(),
             enforced: None,
+            unused: UnusedRanges::new(Instant::now()),
             compare_at: None,
             check_at: None,
             compared_at: Instant::now(),
             took: Duration::ZERO,
-            reused: None,
             failure: None,
         })
     }
@@ -162,8 +162,10 @@ impl PolicyThread {
     }
 
     fn wait(&self) -> Result<(), Errno> {
-        let reused = self.reused.map(|(at, _)| at);
-        let next = [self.compare_at, self.check_at, reused, self.nft.retry_at()].into_iter().flatten().min();
+        let next = [self.compare_at, self.check_at, self.unused.due(), self.nft.retry_at()]
+            .into_iter()
+            .flatten()
+            .min();
         let pause = next.map(|next| next.saturating_duration_since(Instant::now()));
         let timeout = pause.map(Timespec::try_from).transpose().map_err(|_| Errno::INVAL)?;
         let mut fds = vec![PollFd::new(&self.parts.policies.waker, PollFlags::IN)];
@@ -233,7 +235,7 @@ impl PolicyThread {
         self.regroup();
         self.keep_table(self.surplus());
         if let Some(enforced) = &self.enforced {
-            self.flows.judge(enforced.engine(), AffectedFlows::All);
+            self.flows.judge(enforced.engine(), AffectedFlows::all());
         }
         info!("policies are enforced");
     }
@@ -255,6 +257,8 @@ impl PolicyThread {
             }
         }
         self.check_at = None;
+        self.flows.withdraw_engine();
+        self.unused.clear();
         self.enforced = None;
         self.has_table.set(false);
         self.parts.policies.end();
@@ -316,17 +320,14 @@ impl PolicyThread {
         let started = Instant::now();
         let Some(enforced) = &mut self.enforced else { return };
         let own_node = enforced.own_node();
+        self.flows.withdraw_engine();
         let delta = enforced.apply(changes);
         let affected = match cause {
-            ChangeCause::Objects => AffectedFlows::of(&delta),
-            ChangeCause::Identities => {
-                remote::judge_later(&mut self.reused, AffectedFlows::of(&delta));
-                AffectedFlows::None
-            }
+            ChangeCause::Objects | ChangeCause::Identities => AffectedFlows::of(&delta),
             // Flows of an earlier pod are removed before its address is assigned again.
-            ChangeCause::Pods => AffectedFlows::None,
+            ChangeCause::Pods => AffectedFlows::default(),
         };
-        let Delta { replaced, set, profiles, removed } = delta;
+        let Delta { replaced, set, profiles, removed } = self.unused.postpone(delta);
         let has_other_rules = enforced.own_node() != own_node;
         if let Err(error) = self.kernel.apply(&replaced, &set) {
             info!(%error, "the table of policies differs; applying all elements");
@@ -376,7 +377,9 @@ impl PolicyThread {
     fn keep_table(&mut self, surplus: Surplus) -> Vec<String> {
         let Some(enforced) = &self.enforced else { return Vec::new() };
         let started = Instant::now();
-        let kept = self.kernel.keep(&enforced.elements(), enforced.own_node(), surplus);
+        let mut elements = enforced.elements();
+        elements.extend(self.unused.iter());
+        let kept = self.kernel.keep(&elements, enforced.own_node(), surplus);
         (self.compared_at, self.took) = (Instant::now(), started.elapsed());
         match kept {
             Ok(changes) => changes,
@@ -410,14 +413,24 @@ impl PolicyThread {
 
     fn run_timers(&mut self) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
-        if is_due(self.reused.map(|(at, _)| at)) {
-            self.judge_reused();
-        }
         if is_due(self.compare_at) {
             self.compare();
         } else if is_due(self.check_at) {
             self.check();
         }
+        self.remove_unused();
+    }
+
+    fn remove_unused(&mut self) {
+        let started = Instant::now();
+        let batch = self.unused.batch(started);
+        let removed = self.kernel.remove(&batch);
+        match &removed {
+            Ok(()) if batch.is_empty() => {}
+            Ok(()) => self.unused.removed(&batch, Instant::now(), started.elapsed()),
+            Err(_) => self.unused.clear(),
+        }
+        self.failed("elements of policies cannot be removed", removed.err());
     }
 
     /// Compares only the table.

@@ -1,8 +1,9 @@
 //! Rules and groups that were changed by another program or while the agent was down.
 
+use serde_json::{Value, json};
 use testkit::{DEADLINE, wait_until};
 
-use crate::scene::{PlacedPod, Scene, tenant};
+use crate::scene::{PlacedPod, Scene, document, network, tenant};
 
 /// A long interval, so that only events can cause a repair.
 const BY_EVENTS: [&str; 2] = ["--reconcile-seconds", "3600"];
@@ -109,6 +110,37 @@ fn d_elements_of_removed_pods_are_removed() {
     scene.host.del(&blue.pod);
     scene.host.del(&red.pod);
     wait_until("the profiles", DEADLINE, || Ok(!scene.table().concat().contains("0x5057"))).unwrap();
+}
+
+/// The agent removes them in the background, also if a pod gets the profile again meanwhile.
+#[test]
+fn d_port_ranges_of_removed_pods_are_removed() {
+    let scene = Scene::new("policy-ranges", &["--reconcile-seconds", "1"]);
+    let rule = |first: u16| {
+        json!({ "direction": "in", "priority": first, "peer": { "group": "web" }, "protocol": "tcp",
+            "port": format!("{}-{}", first * 100, first * 100 + 49), "action": "deny" })
+    };
+    let rules: Vec<Value> = (10..60).map(rule).collect();
+    scene.apply(&[
+        tenant("blue"),
+        network("blue", "front"),
+        document("Group", ("blue", "web"), &json!({ "network": "front" })),
+        document("Group", ("blue", "db"), &json!({ "network": "front", "policies": ["ranges"] })),
+        document("Policy", ("blue", "ranges"), &json!({ "rules": rules })),
+    ]);
+    scene.wait_for_table(true);
+    let web = scene.pod("a", "blue", "web");
+    let before = scene.table();
+    for name in ["b", "c", "d"] {
+        let db = scene.pod(name, "blue", "db");
+        scene.expect((&web, &db), 5049, false);
+        scene.expect((&web, &db), 5050, true);
+        scene.host.del(&db.pod);
+    }
+    wait_until("the port ranges", DEADLINE, || Ok(scene.table() == before)).unwrap();
+    // The comparisons meanwhile found no drift.
+    let repairs = scene.host.agent.get("/v1/status").unwrap()["recentRepairs"].to_string();
+    assert!(!repairs.contains("podwire-policy"), "{repairs}");
 }
 
 /// The agent uses the objects that it saved.

@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 
 use netlink::Refusal;
-use netlink::wire::{attribute, attribute_at};
+use netlink::wire::{Body, attribute, attribute_at};
 use rustix::io::Errno;
 use types::Family;
 
@@ -13,8 +13,10 @@ use super::{Side, destination_kind, is_empty, source_kind, unreadable, verb};
 use crate::desired::policy::MarkBit;
 use crate::error::Error;
 use crate::number;
-use crate::socket::{NftRequest, NftSocket};
+use crate::socket::{MessageHeader, NftRequest, NftSocket};
 
+/// `AF_UNSPEC`
+const ANY_FAMILY: u8 = 0;
 const MARK: &str = "change the mark of a flow";
 /// Changes that are collected before they are sent.
 const CHANGES: usize = 1024;
@@ -55,7 +57,8 @@ impl TrackedFlow {
         self.reply.ports.map(|(source, _)| source)
     }
 
-    fn read(entry: &[u8], v6: bool) -> Option<Self> {
+    fn read(entry: &[u8]) -> Option<Self> {
+        let v6 = is_v6(entry);
         let protocol = [Side::Original.tuple(), number::CTA_TUPLE_PROTO, number::CTA_PROTO_NUM];
         let mark = attribute(entry, number::CTA_MARK).and_then(|mark| mark.first_chunk());
         Some(Self {
@@ -88,6 +91,11 @@ impl FlowTuple {
     }
 }
 
+fn is_v6(entry: &[u8]) -> bool {
+    let source = [Side::Original.tuple(), number::CTA_TUPLE_IP, source_kind(true)];
+    attribute_at(entry, &source).is_some()
+}
+
 /// What happens with the bit of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowAction {
@@ -96,12 +104,45 @@ pub enum FlowAction {
     Clear,
 }
 
-/// Which flows are listed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Which flows are listed. The kernel selects them, because it takes much longer to describe a flow than to skip it. It may list
+/// further ones: kernels before Linux 5.8 ignore the protocol and port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FlowSelection {
     All,
     /// Those with the bit. Sufficient after a change that only allows more.
     Forbidden,
+    /// Those of an IP protocol.
+    Protocol(u8),
+    /// Those of an IP protocol to a port of [`TrackedFlow::target`].
+    Port(u8, u16),
+}
+
+impl FlowSelection {
+    fn write(self, body: &mut Body<'_>, bit: MarkBit) {
+        match self {
+            Self::All => {}
+            Self::Forbidden => {
+                body.bytes(number::CTA_MARK, &bit.mask().to_be_bytes());
+                body.bytes(number::CTA_MARK_MASK, &bit.mask().to_be_bytes());
+            }
+            Self::Protocol(protocol) => select_target(body, protocol, None),
+            Self::Port(protocol, port) => select_target(body, protocol, Some(port)),
+        }
+    }
+}
+
+/// The source of the reply tuple.
+fn select_target(body: &mut Body<'_>, protocol: u8, port: Option<u16>) {
+    body.nest(Side::Reply.tuple(), |tuple| {
+        tuple.nest(number::CTA_TUPLE_PROTO, |part| {
+            part.u8(number::CTA_PROTO_NUM, protocol);
+            if let Some(port) = port {
+                part.bytes(number::CTA_PROTO_SRC_PORT, &port.to_be_bytes());
+            }
+        });
+    });
+    let ports = port.map_or(0, |_| number::FILTER_PROTO_SRC_PORT);
+    body.nest(number::CTA_FILTER, |filter| filter.u32(Side::Reply.flags(), number::FILTER_PROTO_NUM | ports));
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -112,11 +153,11 @@ pub struct FlowScan {
     pub cleared: usize,
 }
 
-/// Lists the flows of one family, and sets or clears their bit as `judge` decides. All other bits of the mark stay. Flows whose
+/// Lists the flows of one family or of both, and sets or clears their bit as `judge` decides. All other bits of the mark stay. Flows whose
 /// first packet is not yet confirmed (it is still on its way through this node) are not listed: a second pass finds them. A flow may
 /// be listed twice. Memory does not grow with the number of flows.
 pub fn judge_flows(
-    family: Family,
+    family: Option<Family>,
     bit: MarkBit,
     selection: FlowSelection,
     judge: &mut dyn FnMut(&TrackedFlow) -> FlowAction,
@@ -125,34 +166,42 @@ pub fn judge_flows(
     if is_empty() {
         return Ok(scan);
     }
-    let v6 = family == Family::V6;
     let (mut listing, mut marks) = (NftSocket::open()?, Marks::open()?);
-    let all = NftRequest::new(verb(number::CT_GET, v6), |body| match selection {
-        FlowSelection::All => {}
-        FlowSelection::Forbidden => {
-            body.bytes(number::CTA_MARK, &bit.mask().to_be_bytes());
-            body.bytes(number::CTA_MARK_MASK, &bit.mask().to_be_bytes());
+    for header in headers(family, selection) {
+        let selected = NftRequest::new(header, |body| selection.write(body, bit));
+        let mut sent = Ok(());
+        let listed = listing.dump(&selected, |entry| {
+            let Some(flow) = TrackedFlow::read(entry).filter(|_| sent.is_ok()) else { return };
+            scan.listed += 1;
+            let is_forbidden = flow.mark & bit.mask() != 0;
+            let mark = match (judge(&flow), is_forbidden) {
+                (FlowAction::Forbid, false) => bit.mask(),
+                (FlowAction::Clear, true) => 0,
+                (FlowAction::Keep, _) | (FlowAction::Forbid, true) | (FlowAction::Clear, false) => return,
+            };
+            *(if mark == 0 { &mut scan.cleared } else { &mut scan.forbidden }) += 1;
+            marks.changes.extend(change(entry, mark, bit));
+            if marks.changes.len() >= CHANGES {
+                sent = marks.send();
+            }
+        })?;
+        sent?;
+        marks.send()?;
+        listed.map_err(unreadable)?;
+    }
+    Ok(scan)
+}
+
+/// The kernel selects targets within one family only.
+fn headers(family: Option<Family>, selection: FlowSelection) -> Vec<MessageHeader> {
+    let of = |family| verb(number::CT_GET, family == Family::V6);
+    match (family, selection) {
+        (Some(family), _) => vec![of(family)],
+        (None, FlowSelection::All | FlowSelection::Forbidden) => {
+            vec![MessageHeader { family: ANY_FAMILY, ..of(Family::V4) }]
         }
-    });
-    let mut sent = Ok(());
-    let listed = listing.dump(&all, |entry| {
-        let Some(flow) = TrackedFlow::read(entry, v6).filter(|_| sent.is_ok()) else { return };
-        scan.listed += 1;
-        let is_forbidden = flow.mark & bit.mask() != 0;
-        let mark = match (judge(&flow), is_forbidden) {
-            (FlowAction::Forbid, false) => bit.mask(),
-            (FlowAction::Clear, true) => 0,
-            (FlowAction::Keep, _) | (FlowAction::Forbid, true) | (FlowAction::Clear, false) => return,
-        };
-        *(if mark == 0 { &mut scan.cleared } else { &mut scan.forbidden }) += 1;
-        marks.changes.extend(change(entry, v6, mark, bit));
-        if marks.changes.len() >= CHANGES {
-            sent = marks.send();
-        }
-    })?;
-    sent?;
-    marks.send()?;
-    listed.map(|()| scan).map_err(unreadable)
+        (None, FlowSelection::Protocol(_) | FlowSelection::Port(..)) => vec![of(Family::V4), of(Family::V6)],
+    }
 }
 
 /// Changes of marks that are not sent yet. A second socket sends them while the first one lists.
@@ -181,10 +230,10 @@ impl Marks {
 }
 
 /// The kernel changes the bits of the mask only.
-fn change(entry: &[u8], v6: bool, mark: u32, bit: MarkBit) -> Option<NftRequest<'static>> {
+fn change(entry: &[u8], mark: u32, bit: MarkBit) -> Option<NftRequest<'static>> {
     let original = attribute(entry, Side::Original.tuple())?.to_vec();
     let zone = attribute(entry, number::CTA_ZONE).map(<[u8]>::to_vec);
-    Some(NftRequest::new(verb(number::CT_NEW, v6), move |body| {
+    Some(NftRequest::new(verb(number::CT_NEW, is_v6(entry)), move |body| {
         body.nest(Side::Original.tuple(), |tuple| tuple.raw(&original));
         if let Some(zone) = &zone {
             body.bytes(number::CTA_ZONE, zone);

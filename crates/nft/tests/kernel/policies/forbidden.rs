@@ -40,7 +40,9 @@ fn scan(
     selection: FlowSelection,
     judge: impl Fn(&TrackedFlow) -> FlowAction + Sync,
 ) -> FlowScan {
-    testbed.lab.inside(At::Host, || judge_flows(family, bit(), selection, &mut |flow| judge(flow)).unwrap())
+    testbed
+        .lab
+        .inside(At::Host, || judge_flows(Some(family), bit(), selection, &mut |flow| judge(flow)).unwrap())
 }
 
 fn address(text: &str) -> IpAddr {
@@ -171,7 +173,7 @@ fn thousands_of_flows_are_marked_in_one_scan() {
         std::fs::remove_file(&file).unwrap();
         let is_odd = |flow: &TrackedFlow| flow.original.ports.is_some_and(|(port, _)| port % 2 == 1);
         let judge = |selection, of: &dyn Fn(&TrackedFlow) -> FlowAction| {
-            judge_flows(Family::V4, bit(), selection, &mut |flow| of(flow)).unwrap()
+            judge_flows(Some(Family::V4), bit(), selection, &mut |flow| of(flow)).unwrap()
         };
         let forbid = |flow: &TrackedFlow| if is_odd(flow) { FlowAction::Forbid } else { FlowAction::Clear };
         let first = judge(FlowSelection::All, &forbid);
@@ -184,8 +186,52 @@ fn thousands_of_flows_are_marked_in_one_scan() {
         assert_eq!(judge(FlowSelection::Forbidden, &|_| FlowAction::Clear).cleared, 1500);
         assert_eq!(judge(FlowSelection::Forbidden, &|_| FlowAction::Keep), FlowScan::default());
         assert_eq!(judge(FlowSelection::All, &|_| FlowAction::Keep).listed, 3000);
-        let nothing = judge_flows(Family::V6, bit(), FlowSelection::All, &mut |_| FlowAction::Forbid);
+        let nothing = judge_flows(Some(Family::V6), bit(), FlowSelection::All, &mut |_| FlowAction::Forbid);
         assert_eq!(nothing.unwrap(), FlowScan::default());
+    });
+}
+
+/// The port is that of the pod, in the kernel's default zone and in others.
+#[test]
+fn the_kernel_lists_only_flows_of_the_selected_protocol_and_port() {
+    in_netns(|| {
+        for [from, to] in [["10.0.0.1", "10.0.0.2"], ["fd00::1", "fd00::2"]] {
+            for (protocol, port, more) in [
+                ("udp", "53", &[][..]),
+                ("udp", "54", &[]),
+                ("tcp", "53", &["--state", "ESTABLISHED"]),
+                // Published: the pod has port 53.
+                ("udp", "1053", &["-r", to, "-q", from, "--reply-port-src", "53", "--reply-port-dst", "10"]),
+                ("udp", "53", &["-w", "7"]),
+            ] {
+                let entry = [
+                    "-I", "-s", from, "-d", to, "-p", protocol, "--sport", "9", "--dport", port, "-t", "600",
+                ];
+                run("conntrack", &[&entry, more].concat());
+            }
+        }
+        for family in FAMILIES {
+            let listed = |selection| {
+                let mut ports = Vec::new();
+                let judge = &mut |flow: &TrackedFlow| {
+                    ports.push((flow.protocol, flow.target_port().unwrap()));
+                    FlowAction::Forbid
+                };
+                let scan = judge_flows(Some(family), bit(), selection, judge).unwrap();
+                ports.sort_unstable();
+                (ports, scan.forbidden)
+            };
+            assert_eq!(listed(FlowSelection::Port(17, 54)), (vec![(17, 54)], 1));
+            assert_eq!(listed(FlowSelection::Port(17, 53)), (vec![(17, 53); 3], 3));
+            assert_eq!(listed(FlowSelection::Port(17, 10)), (vec![], 0));
+            assert_eq!(listed(FlowSelection::Protocol(6)), (vec![(6, 53)], 1));
+            assert_eq!(listed(FlowSelection::Protocol(132)), (vec![], 0));
+            assert_eq!(listed(FlowSelection::All).0.len(), 5);
+        }
+        let both = |selection| judge_flows(None, bit(), selection, &mut |_| FlowAction::Clear).unwrap();
+        assert_eq!(both(FlowSelection::Port(17, 53)), FlowScan { listed: 6, forbidden: 0, cleared: 6 });
+        assert_eq!(both(FlowSelection::Forbidden), FlowScan { listed: 4, forbidden: 0, cleared: 4 });
+        assert_eq!(both(FlowSelection::All), FlowScan { listed: 10, forbidden: 0, cleared: 0 });
     });
 }
 
