@@ -232,10 +232,15 @@ impl PolicyThread {
         }
         self.regroup();
         self.keep_table(self.surplus());
+        self.judge_all();
+        info!("policies are enforced");
+    }
+
+    /// Judges all existing flows. While the table or a group was wrong, forbidden flows may have begun.
+    fn judge_all(&self) {
         if let Some(enforced) = &self.enforced {
             self.flows.judge(enforced.engine(), AffectedFlows::All);
         }
-        info!("policies are enforced");
     }
 
     fn end(&mut self) {
@@ -294,21 +299,24 @@ impl PolicyThread {
                     }
                 }
                 PodRequest::Restore { pod, done } => {
+                    let regrouped = self.regroup_pod(&pod);
+                    if regrouped.as_ref().is_ok_and(|changed| *changed > 0) {
+                        remote::judge_later(&mut self.reused, AffectedFlows::All);
+                    }
                     // The reconciler may have stopped waiting. It finds the group in its next round.
-                    let _ = done.send(self.regroup_pod(&pod));
+                    let _ = done.send(regrouped.map(drop));
                 }
                 PodRequest::Remove(_) => {}
             }
         }
     }
 
-    fn regroup_pod(&mut self, pod: &LocalPod) -> Result<(), String> {
+    /// Returns the number of links whose group was another one.
+    fn regroup_pod(&mut self, pod: &LocalPod) -> Result<usize, String> {
         let group = self.parts.policies.group(&pod.key);
-        let set = self.kernel.set_groups(&[(pod, group)]).map_err(|error| error.to_string());
-        if set.is_ok() {
-            self.parts.policies.set_connected(&pod.key);
-        }
-        set.map(drop)
+        let changed = self.kernel.set_groups(&[(pod, group)]).map_err(|error| error.to_string())?;
+        self.parts.policies.set_connected(&pod.key);
+        Ok(changed)
     }
 
     /// Applies changes in an order without a wrong verdict in between. The links of new pods do not exist yet.
@@ -317,7 +325,7 @@ impl PolicyThread {
         let Some(enforced) = &mut self.enforced else { return };
         let own_node = enforced.own_node();
         let delta = enforced.apply(changes);
-        let affected = match cause {
+        let mut affected = match cause {
             ChangeCause::Objects => AffectedFlows::of(&delta),
             ChangeCause::Identities => {
                 remote::judge_later(&mut self.reused, AffectedFlows::of(&delta));
@@ -330,7 +338,9 @@ impl PolicyThread {
         let has_other_rules = enforced.own_node() != own_node;
         if let Err(error) = self.kernel.apply(&replaced, &set) {
             info!(%error, "the table of policies differs; applying all elements");
-            self.keep_table(Surplus::Keep);
+            if !self.keep_table(Surplus::Keep).is_empty() {
+                affected = AffectedFlows::All;
+            }
         } else if has_other_rules {
             self.keep_table(Surplus::Keep);
         }
@@ -351,9 +361,9 @@ impl PolicyThread {
         self.parts.metrics.policies_applied(started.elapsed());
     }
 
-    /// Publishes and sets the groups of all pods.
-    fn regroup(&mut self) {
-        let Some(enforced) = &self.enforced else { return };
+    /// Publishes and sets the groups of all pods. Returns the number of links whose group was another one.
+    fn regroup(&mut self) -> usize {
+        let Some(enforced) = &self.enforced else { return 0 };
         let groups = enforced.groups();
         self.parts.policies.retain(&enforced.pods);
         self.parts.policies.publish(groups.iter().copied());
@@ -361,7 +371,9 @@ impl PolicyThread {
         if regrouped.is_ok() {
             groups.iter().for_each(|(pod, _)| self.parts.policies.set_connected(&pod.key));
         }
+        let changed = regrouped.as_ref().copied().unwrap_or_default();
         self.failed("groups of links cannot be set", regrouped.err());
+        changed
     }
 
     fn failed(&mut self, what: &str, error: Option<impl std::fmt::Display>) {
@@ -424,6 +436,9 @@ impl PolicyThread {
     fn check(&mut self) {
         self.check_at = None;
         let changes = self.keep_table(self.surplus());
+        if !changes.is_empty() {
+            self.judge_all();
+        }
         self.repaired(&changes);
     }
 
@@ -436,7 +451,9 @@ impl PolicyThread {
         self.compare_at = Some(Instant::now() + self.parts.config.reconcile);
         let changes = self.sync(&[RecordPhase::Ready]);
         self.apply(changes, &BTreeSet::new(), ChangeCause::Objects);
-        self.regroup();
+        if self.regroup() > 0 {
+            self.judge_all();
+        }
         self.check();
         self.count();
         self.report();
