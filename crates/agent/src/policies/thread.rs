@@ -336,7 +336,8 @@ impl PolicyThread {
         };
         let Delta { replaced, set, profiles, removed } = delta;
         let has_other_rules = enforced.own_node() != own_node;
-        if let Err(error) = self.kernel.apply(&replaced, &set) {
+        let applied = self.kernel.apply(&replaced, &set);
+        if let Err(error) = &applied {
             info!(%error, "the table of policies differs; applying all elements");
             if !self.keep_table(Surplus::Keep).is_empty() {
                 affected = AffectedFlows::All;
@@ -358,6 +359,10 @@ impl PolicyThread {
         self.flows.judge(enforced.engine(), affected);
         self.failed("groups of links cannot be set", regrouped.err());
         self.failed("elements of policies cannot be removed", cleaned.err());
+        if applied.is_err() {
+            // The elements that the refused transaction should have removed.
+            self.keep_table(self.surplus());
+        }
         self.parts.metrics.policies_applied(started.elapsed());
     }
 
