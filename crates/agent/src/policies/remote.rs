@@ -14,7 +14,8 @@ use crate::identities::{RemoteChanges, RemotePod};
 /// Removed pods whose identity is remembered.
 const MAX_DEPARTED: usize = 65_536;
 
-/// Whether an address belongs to a pod with other properties than before. Its flows must be judged again.
+/// Whether an address belongs to a pod with other properties than before, or to its first known pod. Its flows must be judged again:
+/// those of an unknown address were not judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reuse {
     None,
@@ -51,9 +52,8 @@ impl RemoteWorld {
                 None => {
                     let gone = self.pods.remove(&address);
                     if self.departed.len() >= MAX_DEPARTED {
-                        // Without the memory, any of them may have another identity later.
+                        // The next pods of these addresses count as their first ones.
                         self.departed.clear();
-                        reuse = Reuse::OtherIdentity;
                     }
                     self.departed.extend(gone.map(|gone| (address, gone.identity)));
                     world.push(WorldChange::RemovePod(uid(address)));
@@ -82,7 +82,7 @@ impl RemoteWorld {
     fn is_other(&mut self, address: IpAddr, identity: &Arc<Identity>) -> bool {
         let departed = self.departed.remove(&address);
         let before = self.pods.get(&address).map(|pod| &pod.identity).or(departed.as_ref());
-        before.is_some_and(|before| before != identity)
+        before != Some(identity)
     }
 
     /// Everything, for an engine without pods.
@@ -137,13 +137,13 @@ mod tests {
     }
 
     #[test]
-    fn flows_are_judged_again_only_if_an_address_has_another_identity() {
+    fn flows_are_judged_again_if_the_identity_of_an_address_is_new_or_another_one() {
         let mut world = RemoteWorld::default();
         let mut update = |pod: Option<&str>| {
             let (changes, reuse) = world.update(changes("10.0.0.2", pod.map(self::pod)));
             (changes.len(), reuse)
         };
-        assert_eq!(update(Some("blue")), (1, Reuse::None));
+        assert_eq!(update(Some("blue")), (1, Reuse::OtherIdentity), "flows of unknown addresses were kept");
         assert_eq!(update(Some("blue")), (0, Reuse::None), "nothing changed");
         assert_eq!(update(None), (1, Reuse::None));
         assert_eq!(update(Some("blue")), (1, Reuse::None), "the same identity as before");

@@ -211,6 +211,8 @@ impl PolicyThread {
 
     /// Running pods get their groups before the table appears, so that none is isolated in between.
     fn begin(&mut self, objects: &Arc<Catalog>) {
+        // Existing flows of unknown addresses are not judged.
+        self.follow_remote(usize::MAX);
         let mut enforced = Enforced::new(self.parts.policies.node());
         self.parts.policies.begin();
         self.has_table.set(true);
