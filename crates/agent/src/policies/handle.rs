@@ -15,6 +15,7 @@ use types::{AttachMode, AttachmentKey, Code, Finding, NodeName, Placement};
 
 use super::denied::DeniedSample;
 use super::denied_flows::DeniedFlows;
+use super::objects::restrict_pod;
 use super::pods::{LocalPod, LocalPods};
 use super::{placement, profiles};
 use crate::agent_status::AgentStatus;
@@ -96,6 +97,16 @@ pub(super) enum PodRequest {
         pod: LocalPod,
         done: SyncSender<Result<(), String>>,
     },
+}
+
+impl PodRequest {
+    /// Whether enforcement begins with this pod if it did not before.
+    pub(super) fn needs_policies(&self) -> bool {
+        match self {
+            Self::Add { pod, .. } => pod.needs_policies(),
+            Self::Remove(_) | Self::Restore { .. } => false,
+        }
+    }
 }
 
 /// Whether this node enforces policies.
@@ -245,12 +256,14 @@ impl Policies {
         self.lock().is_enforced = true;
     }
 
-    /// ADDs that wait are answered: their pods need no group.
+    /// ADDs that wait are answered: their pods need no group. Those that need policies wait: enforcement begins again.
     pub(super) fn end(&self) {
         {
             let mut state = self.lock();
             let (objects, queries) = (state.objects.take(), std::mem::take(&mut state.queries));
-            *state = PolicyState { objects, queries, ..PolicyState::default() };
+            let mut requests = std::mem::take(&mut state.requests);
+            requests.retain(PodRequest::needs_policies);
+            *state = PolicyState { objects, queries, requests, ..PolicyState::default() };
         }
         self.report_isolated();
     }
@@ -294,11 +307,11 @@ impl Policies {
         }
     }
 
-    /// Returns whether policies are enforced. Otherwise the request is dropped.
+    /// Returns whether policies are enforced, or the pod needs them. Otherwise the request is dropped.
     fn send(&self, request: PodRequest) -> bool {
         {
             let mut state = self.lock();
-            if !state.is_enforced {
+            if !state.is_enforced && !request.needs_policies() {
                 return false;
             }
             state.requests.push(request);
@@ -398,7 +411,7 @@ impl PodPolicies for Policies {
     }
 
     fn add_pod(&self, pod: &Attachment) -> LinkGroup {
-        let is_enforced = self.lock().is_enforced;
+        let is_enforced = self.lock().is_enforced || pod.placement.as_ref().is_some_and(restrict_pod);
         if !is_enforced && self.identities.is_none() {
             return LinkGroup::CLOSED;
         }

@@ -9,6 +9,7 @@ use model::objects::{Identity, NamespacedName};
 use policy::{NodeEntry, PodEntry, PodPhase, PodUid, WorldChange};
 use types::NodeName;
 
+use super::objects::restrict_pod;
 use crate::identities::{RemoteChanges, RemotePod};
 
 /// Removed pods whose identity is remembered.
@@ -26,6 +27,8 @@ pub(super) enum Reuse {
 #[derive(Debug, Default)]
 pub(super) struct RemoteWorld {
     pods: BTreeMap<IpAddr, RemotePod>,
+    /// Addresses of pods in other tenants than `default`.
+    restricted: usize,
     nodes: BTreeMap<NodeName, Vec<IpAddr>>,
     /// The identity of the last pod of each address that has none now. Flows to it may still exist when another pod gets the address.
     departed: HashMap<IpAddr, Arc<Identity>>,
@@ -47,10 +50,13 @@ impl RemoteWorld {
                 Some(pod) => {
                     reuse = if self.is_other(address, &pod.identity) { Reuse::OtherIdentity } else { reuse };
                     world.push(set_pod(address, &pod));
-                    self.pods.insert(address, pod);
+                    self.restricted += usize::from(restrict_pod(&pod.identity.placement));
+                    let earlier = self.pods.insert(address, pod);
+                    self.forget(earlier.as_ref());
                 }
                 None => {
                     let gone = self.pods.remove(&address);
+                    self.forget(gone.as_ref());
                     if self.departed.len() >= MAX_DEPARTED {
                         // The next pods of these addresses count as their first ones.
                         self.departed.clear();
@@ -61,6 +67,16 @@ impl RemoteWorld {
             }
         }
         (world, reuse)
+    }
+
+    fn forget(&mut self, pod: Option<&RemotePod>) {
+        let is_restricted = pod.is_some_and(|pod| restrict_pod(&pod.identity.placement));
+        self.restricted = self.restricted.saturating_sub(usize::from(is_restricted));
+    }
+
+    /// Whether a known pod is in another tenant than `default`.
+    pub(super) fn has_tenant_pods(&self) -> bool {
+        self.restricted > 0
     }
 
     fn update_node(&mut self, name: NodeName, addresses: Option<Vec<IpAddr>>) -> Option<WorldChange> {
@@ -151,6 +167,22 @@ mod tests {
         assert_eq!(update(None), (1, Reuse::None));
         assert_eq!(update(Some("blue")), (1, Reuse::OtherIdentity), "after a pod that is gone");
         assert_eq!(world.all().len(), 1);
+    }
+
+    #[test]
+    fn pods_of_tenants_are_counted() {
+        let mut world = RemoteWorld::default();
+        let mut has_tenant_pods = |address: &str, pod: Option<&str>| {
+            world.update(changes(address, pod.map(self::pod)));
+            world.has_tenant_pods()
+        };
+        assert!(!has_tenant_pods("10.0.0.1", Some("default")));
+        assert!(has_tenant_pods("10.0.0.2", Some("blue")));
+        assert!(has_tenant_pods("fd00::2", Some("blue")));
+        assert!(has_tenant_pods("10.0.0.2", Some("default")));
+        assert!(has_tenant_pods("fd00::2", Some("red")));
+        assert!(!has_tenant_pods("fd00::2", None));
+        assert!(!has_tenant_pods("10.0.0.2", None));
     }
 
     #[test]

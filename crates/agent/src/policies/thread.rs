@@ -4,6 +4,7 @@ mod observe;
 mod queries;
 mod remote;
 mod report;
+mod tenants;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -102,6 +103,8 @@ struct PolicyThread {
     nft: MonitorSlot<RulesetMonitor, nft::Error>,
     /// The objects that were applied last.
     objects: Option<Arc<Catalog>>,
+    /// Whether they restrict flows.
+    restricts: bool,
     remote: RemoteWorld,
     /// None while no policy is enforced.
     enforced: Option<Enforced>,
@@ -127,6 +130,7 @@ impl PolicyThread {
             has_table,
             nft: MonitorSlot::open("nftables-policies", RulesetMonitor::open)?,
             objects: None,
+            restricts: false,
             remote: RemoteWorld::default(),
             enforced: None,
             compare_at: None,
@@ -148,6 +152,7 @@ impl PolicyThread {
             self.follow(inputs.objects);
             self.serve(inputs.requests);
             self.follow_remote(remote::REMOTE_CHANGES);
+            self.follow_tenants();
             self.record_denied(inputs.samples);
             self.answer_queries(inputs.queries);
             self.read_events();
@@ -182,7 +187,9 @@ impl PolicyThread {
             return;
         }
         self.objects = Some(Arc::clone(&objects));
-        let is_needed = restrict_flows(&objects) && self.obstacle().is_none();
+        self.restricts = restrict_flows(&objects);
+        let has_tenant_pods = self.has_tenant_pods() || (is_first && self.has_tenant_records());
+        let is_needed = (self.restricts || has_tenant_pods) && self.obstacle().is_none();
         match (&mut self.enforced, is_needed) {
             (None, true) => self.begin(&objects),
             (Some(enforced), true) => {
@@ -269,6 +276,9 @@ impl PolicyThread {
 
     /// Serves all requests with one transaction.
     fn serve(&mut self, requests: Vec<PodRequest>) {
+        if self.enforced.is_none() && requests.iter().any(PodRequest::needs_policies) {
+            self.begin_for_pods();
+        }
         let Some(enforced) = self.enforced.as_mut().filter(|_| !requests.is_empty()) else { return };
         let (mut changes, mut new) = (Vec::new(), BTreeSet::new());
         for request in &requests {
