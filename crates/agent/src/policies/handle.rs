@@ -1,6 +1,6 @@
 //! The input of the policy thread from requests and membership, and the groups that it publishes.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -72,7 +72,7 @@ impl ProfileReaders {
 struct PolicyState {
     is_enforced: bool,
     requests: Vec<PodRequest>,
-    queries: Vec<PolicyQuery>,
+    queries: VecDeque<PolicyQuery>,
     samples: Vec<DeniedSample>,
     /// None until the store was read.
     objects: Option<Arc<Catalog>>,
@@ -143,7 +143,8 @@ pub(crate) enum PolicyAskError {
 #[derive(Debug, Default)]
 pub(super) struct PolicyInputs {
     pub(super) requests: Vec<PodRequest>,
-    pub(super) queries: Vec<PolicyQuery>,
+    /// One of those that wait, because ADDs must not wait for all of them.
+    pub(super) query: Option<PolicyQuery>,
     pub(super) samples: Vec<DeniedSample>,
     pub(super) objects: Option<Arc<Catalog>>,
 }
@@ -242,13 +243,20 @@ impl Policies {
     pub(super) fn take(&self) -> PolicyInputs {
         // First, so that later input wakes the thread again.
         self.waker.clear();
-        let mut state = self.lock();
-        PolicyInputs {
-            requests: std::mem::take(&mut state.requests),
-            queries: std::mem::take(&mut state.queries),
-            samples: std::mem::take(&mut state.samples),
-            objects: state.objects.clone(),
+        let (inputs, has_more) = {
+            let mut state = self.lock();
+            let inputs = PolicyInputs {
+                requests: std::mem::take(&mut state.requests),
+                query: state.queries.pop_front(),
+                samples: std::mem::take(&mut state.samples),
+                objects: state.objects.clone(),
+            };
+            (inputs, !state.queries.is_empty())
+        };
+        if has_more {
+            self.waker.wake();
         }
+        inputs
     }
 
     /// From now on, ADDs and DELs are handed to the thread. ADDs before have a record, which the thread lists afterwards.
@@ -357,7 +365,7 @@ impl Policies {
             if state.queries.len() >= MAX_QUERIES {
                 return Err(PolicyAskError::Busy);
             }
-            state.queries.push(query(done));
+            state.queries.push_back(query(done));
         }
         self.waker.wake();
         match tokio::time::timeout(QUERY_TIMEOUT, answer).await {

@@ -16,6 +16,7 @@ mod enforced;
 mod flows;
 mod handle;
 mod kernel;
+mod marker;
 pub(crate) mod objects;
 mod packet;
 mod placement;

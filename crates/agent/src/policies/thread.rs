@@ -17,7 +17,7 @@ use nft::{RulesetMonitor, Surplus};
 use policy::{Delta, WorldChange};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 use types::{AttachMode, AttachmentKey};
 
 use super::denied::{self, DeniedParts};
@@ -25,6 +25,7 @@ use super::enforced::Enforced;
 use super::flows::{self, AffectedFlows, FlowRequests};
 use super::handle::{PodRequest, Policies};
 use super::kernel::{PolicyKernel, forbidden_bit};
+use super::marker::TableMarker;
 use super::objects::restrict_flows;
 use super::pods::LocalPod;
 use super::remote::RemoteWorld;
@@ -97,6 +98,7 @@ enum ChangeCause {
 struct PolicyThread {
     parts: PolicyParts,
     kernel: PolicyKernel,
+    marker: TableMarker,
     flows: FlowRequests,
     /// Whether policies are enforced, for the thread that reads denied packets.
     has_table: Arc<Slot<bool>>,
@@ -123,8 +125,10 @@ struct PolicyThread {
 
 impl PolicyThread {
     fn new(parts: PolicyParts, flows: FlowRequests, has_table: Arc<Slot<bool>>) -> Result<Self, nft::Error> {
+        let marker = TableMarker::new(&parts.config.run_dir);
         Ok(Self {
             parts,
+            marker,
             kernel: PolicyKernel::new(),
             flows,
             has_table,
@@ -154,7 +158,7 @@ impl PolicyThread {
             self.follow_remote(remote::REMOTE_CHANGES);
             self.follow_tenants();
             self.record_denied(inputs.samples);
-            self.answer_queries(inputs.queries);
+            inputs.query.into_iter().for_each(|query| self.answer_query(query));
             self.read_events();
             self.run_timers();
             self.parts.agent_status.idle(WatchedThread::Policies);
@@ -196,8 +200,8 @@ impl PolicyThread {
                 let changes = enforced.set_objects(&objects);
                 self.apply(changes, &BTreeSet::new(), ChangeCause::Objects);
             }
-            // An earlier agent may have left the table.
-            (None, false) if is_first => self.end(),
+            // This agent left the table when it ended.
+            (None, false) if is_first && self.is_marked() => self.end(),
             (None, false) => {}
             (Some(_), false) => self.end(),
         }
@@ -230,6 +234,7 @@ impl PolicyThread {
         self.failure = None;
         // A failure of one of the steps brings it forward.
         self.compare_at = Some(Instant::now() + self.parts.config.reconcile);
+        self.mark();
         // Also pods with an ADD in progress, which did not report them.
         let changes = self.sync(&[RecordPhase::Ready, RecordPhase::Pending]);
         if let Some(enforced) = &mut self.enforced {
@@ -252,6 +257,26 @@ impl PolicyThread {
         }
     }
 
+    /// The table of another agent must not be removed.
+    fn is_marked(&self) -> bool {
+        self.marker.is_set().unwrap_or_else(|error| {
+            warn!(%error, "cannot determine whether this agent enforced policies; an existing table is kept");
+            false
+        })
+    }
+
+    fn mark(&mut self) {
+        let marked = self.marker.set();
+        self.failed("the run directory cannot record that policies are enforced", marked.err());
+    }
+
+    fn unmark(&self) {
+        if let Err(error) = self.marker.clear() {
+            // The next start removes the table again.
+            warn!(%error, "cannot record that policies are no longer enforced");
+        }
+    }
+
     fn end(&mut self) {
         match self.kernel.remove_table() {
             Ok(existed) => {
@@ -260,6 +285,7 @@ impl PolicyThread {
                 }
                 self.failure = None;
                 self.compare_at = None;
+                self.unmark();
             }
             // Without nftables there is no table.
             Err(nft::Error::Unsupported { .. }) => self.compare_at = None,
@@ -466,6 +492,7 @@ impl PolicyThread {
         }
         self.failure = None;
         self.compare_at = Some(Instant::now() + self.parts.config.reconcile);
+        self.mark();
         let changes = self.sync(&[RecordPhase::Ready]);
         self.apply(changes, &BTreeSet::new(), ChangeCause::Objects);
         if self.regroup() > 0 {
