@@ -18,6 +18,7 @@ mod handle;
 mod kernel;
 mod marker;
 pub(crate) mod objects;
+mod others;
 mod packet;
 mod placement;
 mod pods;

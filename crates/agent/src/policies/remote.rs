@@ -16,7 +16,7 @@ use crate::identities::{RemoteChanges, RemotePod};
 const MAX_DEPARTED: usize = 65_536;
 
 /// Whether an address belongs to a pod with other properties than before, or to its first known pod. Its flows must be judged again:
-/// those of an unknown address were not judged.
+/// those of an unknown address were not judged. The same applies to the addresses of nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reuse {
     None,
@@ -41,6 +41,10 @@ impl RemoteWorld {
         let (mut world, mut reuse) = (Vec::new(), Reuse::None);
         for (name, addresses) in nodes {
             world.extend(self.update_node(name, addresses));
+        }
+        // An address of a node may have been one outside of the cluster before.
+        if !world.is_empty() {
+            reuse = Reuse::OtherIdentity;
         }
         for (address, pod) in pods {
             if pod.as_ref() == self.pods.get(&address) {
@@ -191,10 +195,12 @@ mod tests {
         let mut update = |addresses: Option<&str>| {
             let addresses = addresses.map(|address| vec![address.parse().unwrap()]);
             let nodes = BTreeMap::from([("n2".try_into().unwrap(), addresses)]);
-            world.update(RemoteChanges { nodes, ..RemoteChanges::default() }).0
+            world.update(RemoteChanges { nodes, ..RemoteChanges::default() })
         };
-        assert_eq!(update(Some("192.0.2.2")).len(), 1);
-        assert_eq!(update(Some("192.0.2.2")), []);
-        assert_eq!(update(None), [WorldChange::RemoveNode("n2".try_into().unwrap())]);
+        let (added, reuse) = update(Some("192.0.2.2"));
+        assert_eq!((added.len(), reuse), (1, Reuse::OtherIdentity));
+        assert_eq!(update(Some("192.0.2.2")), (vec![], Reuse::None));
+        let removed = vec![WorldChange::RemoveNode("n2".try_into().unwrap())];
+        assert_eq!(update(None), (removed, Reuse::OtherIdentity));
     }
 }

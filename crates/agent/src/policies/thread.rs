@@ -27,6 +27,7 @@ use super::handle::{PodRequest, Policies};
 use super::kernel::{PolicyKernel, forbidden_bit};
 use super::marker::TableMarker;
 use super::objects::restrict_flows;
+use super::others;
 use super::pods::LocalPod;
 use super::remote::RemoteWorld;
 use crate::agent_status::{AgentStatus, WatchedThread};
@@ -192,6 +193,7 @@ impl PolicyThread {
         }
         self.objects = Some(Arc::clone(&objects));
         self.restricts = restrict_flows(&objects);
+        let has_earlier_table = is_first && self.is_marked();
         let has_tenant_pods = self.has_tenant_pods() || (is_first && self.has_tenant_records());
         let is_needed = (self.restricts || has_tenant_pods) && self.obstacle().is_none();
         match (&mut self.enforced, is_needed) {
@@ -200,8 +202,7 @@ impl PolicyThread {
                 let changes = enforced.set_objects(&objects);
                 self.apply(changes, &BTreeSet::new(), ChangeCause::Objects);
             }
-            // This agent left the table when it ended.
-            (None, false) if is_first && self.is_marked() => self.end(),
+            (None, false) if has_earlier_table => self.end(),
             (None, false) => {}
             (Some(_), false) => self.end(),
         }
@@ -257,7 +258,7 @@ impl PolicyThread {
         }
     }
 
-    /// The table of another agent must not be removed.
+    /// Whether this agent left the table when it ended. The table of another agent must not be removed.
     fn is_marked(&self) -> bool {
         self.marker.is_set().unwrap_or_else(|error| {
             warn!(%error, "cannot determine whether this agent enforced policies; an existing table is kept");
@@ -362,6 +363,7 @@ impl PolicyThread {
         let started = Instant::now();
         let Some(enforced) = &mut self.enforced else { return };
         let own_node = enforced.own_node();
+        let pods = others::changed_pods(&changes);
         let delta = enforced.apply(changes);
         let mut affected = match cause {
             ChangeCause::Objects => AffectedFlows::of(&delta),
@@ -370,7 +372,11 @@ impl PolicyThread {
                 AffectedFlows::None
             }
             // Flows of an earlier pod are removed before its address is assigned again.
-            ChangeCause::Pods => AffectedFlows::None,
+            ChangeCause::Pods => {
+                let of_others = others::of_others(&delta, &pods, enforced.engine().profiles());
+                remote::judge_later(&mut self.reused, AffectedFlows::of(&of_others));
+                AffectedFlows::None
+            }
         };
         let Delta { replaced, set, profiles, removed } = delta;
         let has_other_rules = enforced.own_node() != own_node;

@@ -37,6 +37,9 @@ impl PolicyThread {
 
 /// Flows of addresses with another identity are judged together, because each time the flow thread gets a copy of the engine.
 pub(super) fn judge_later(reused: &mut Option<(Instant, AffectedFlows)>, affected: AffectedFlows) {
+    if affected == AffectedFlows::None {
+        return;
+    }
     let (at, earlier) = reused.unwrap_or((Instant::now() + REUSE_PAUSE, AffectedFlows::None));
     *reused = Some((at, affected.max(earlier)));
 }
