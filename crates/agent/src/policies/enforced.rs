@@ -69,6 +69,11 @@ impl Enforced {
         changes
     }
 
+    /// Whether a pod of this node is in another tenant than `default`.
+    pub(super) fn has_tenant_pods(&self) -> bool {
+        self.pods.iter().any(LocalPod::needs_policies)
+    }
+
     pub(super) fn group(&self, pod: &LocalPod) -> LinkGroup {
         let profile = pod.entry.as_ref().and_then(|entry| self.engine.profile(&entry.uid));
         profile.map_or(LinkGroup::CLOSED, |profile| LinkGroup(profile.0))

@@ -1,6 +1,6 @@
 //! The input of the policy thread from requests and membership, and the groups that it publishes.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +15,7 @@ use types::{AttachMode, AttachmentKey, Code, Finding, NodeName, Placement};
 
 use super::denied::DeniedSample;
 use super::denied_flows::DeniedFlows;
+use super::objects::restrict_pod;
 use super::pods::{LocalPod, LocalPods};
 use super::{placement, profiles};
 use crate::agent_status::AgentStatus;
@@ -71,7 +72,7 @@ impl ProfileReaders {
 struct PolicyState {
     is_enforced: bool,
     requests: Vec<PodRequest>,
-    queries: Vec<PolicyQuery>,
+    queries: VecDeque<PolicyQuery>,
     samples: Vec<DeniedSample>,
     /// None until the store was read.
     objects: Option<Arc<Catalog>>,
@@ -96,6 +97,16 @@ pub(super) enum PodRequest {
         pod: LocalPod,
         done: SyncSender<Result<(), String>>,
     },
+}
+
+impl PodRequest {
+    /// Whether enforcement begins with this pod if it did not before.
+    pub(super) fn needs_policies(&self) -> bool {
+        match self {
+            Self::Add { pod, .. } => pod.needs_policies(),
+            Self::Remove(_) | Self::Restore { .. } => false,
+        }
+    }
 }
 
 /// Whether this node enforces policies.
@@ -132,7 +143,8 @@ pub(crate) enum PolicyAskError {
 #[derive(Debug, Default)]
 pub(super) struct PolicyInputs {
     pub(super) requests: Vec<PodRequest>,
-    pub(super) queries: Vec<PolicyQuery>,
+    /// One of those that wait, because ADDs must not wait for all of them.
+    pub(super) query: Option<PolicyQuery>,
     pub(super) samples: Vec<DeniedSample>,
     pub(super) objects: Option<Arc<Catalog>>,
 }
@@ -231,13 +243,20 @@ impl Policies {
     pub(super) fn take(&self) -> PolicyInputs {
         // First, so that later input wakes the thread again.
         self.waker.clear();
-        let mut state = self.lock();
-        PolicyInputs {
-            requests: std::mem::take(&mut state.requests),
-            queries: std::mem::take(&mut state.queries),
-            samples: std::mem::take(&mut state.samples),
-            objects: state.objects.clone(),
+        let (inputs, has_more) = {
+            let mut state = self.lock();
+            let inputs = PolicyInputs {
+                requests: std::mem::take(&mut state.requests),
+                query: state.queries.pop_front(),
+                samples: std::mem::take(&mut state.samples),
+                objects: state.objects.clone(),
+            };
+            (inputs, !state.queries.is_empty())
+        };
+        if has_more {
+            self.waker.wake();
         }
+        inputs
     }
 
     /// From now on, ADDs and DELs are handed to the thread. ADDs before have a record, which the thread lists afterwards.
@@ -245,12 +264,14 @@ impl Policies {
         self.lock().is_enforced = true;
     }
 
-    /// ADDs that wait are answered: their pods need no group.
+    /// ADDs that wait are answered: their pods need no group. Those that need policies wait: enforcement begins again.
     pub(super) fn end(&self) {
         {
             let mut state = self.lock();
             let (objects, queries) = (state.objects.take(), std::mem::take(&mut state.queries));
-            *state = PolicyState { objects, queries, ..PolicyState::default() };
+            let mut requests = std::mem::take(&mut state.requests);
+            requests.retain(PodRequest::needs_policies);
+            *state = PolicyState { objects, queries, requests, ..PolicyState::default() };
         }
         self.report_isolated();
     }
@@ -294,11 +315,11 @@ impl Policies {
         }
     }
 
-    /// Returns whether policies are enforced. Otherwise the request is dropped.
+    /// Returns whether policies are enforced, or the pod needs them. Otherwise the request is dropped.
     fn send(&self, request: PodRequest) -> bool {
         {
             let mut state = self.lock();
-            if !state.is_enforced {
+            if !state.is_enforced && !request.needs_policies() {
                 return false;
             }
             state.requests.push(request);
@@ -344,7 +365,7 @@ impl Policies {
             if state.queries.len() >= MAX_QUERIES {
                 return Err(PolicyAskError::Busy);
             }
-            state.queries.push(query(done));
+            state.queries.push_back(query(done));
         }
         self.waker.wake();
         match tokio::time::timeout(QUERY_TIMEOUT, answer).await {
@@ -398,7 +419,7 @@ impl PodPolicies for Policies {
     }
 
     fn add_pod(&self, pod: &Attachment) -> LinkGroup {
-        let is_enforced = self.lock().is_enforced;
+        let is_enforced = self.lock().is_enforced || pod.placement.as_ref().is_some_and(restrict_pod);
         if !is_enforced && self.identities.is_none() {
             return LinkGroup::CLOSED;
         }

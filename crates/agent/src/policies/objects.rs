@@ -3,7 +3,7 @@
 use model::objects::{NodeAccess, Tenant, TenantNetwork};
 use model::{Catalog, ClusterObject, ObjectId, ObjectKind};
 use policy::WorldChange;
-use types::{GroupName, NetworkId};
+use types::{GroupName, NetworkId, Placement, TenantName};
 
 use config::Config;
 
@@ -31,6 +31,12 @@ pub(crate) fn restrict_flows(objects: &Catalog) -> bool {
         | ClusterObject::Group(_)
         | ClusterObject::Share(_) => false,
     })
+}
+
+/// Whether flows of a pod must be restricted, also if no object restricts flows. A pod of a tenant whose object was removed is still
+/// separated from pods of other tenants.
+pub(crate) fn restrict_pod(placement: &Placement) -> bool {
+    placement.tenant != TenantName::default()
 }
 
 fn removal(id: &ObjectId) -> Option<WorldChange> {

@@ -11,6 +11,8 @@ use model::objects::{Identity, NamespacedName};
 use policy::{PodEntry, PodPhase, PodUid, ProfileId, WorldChange};
 use types::{AttachmentKey, IfName, NodeName};
 
+use super::objects::restrict_pod;
+
 /// A pod with the name of its host end.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalPod {
@@ -43,6 +45,11 @@ impl LocalPod {
             }
         });
         Self { key: pod.key.clone(), link: pod.host_link.clone(), entry }
+    }
+
+    /// Whether its flows are restricted, also if no object restricts flows.
+    pub(crate) fn needs_policies(&self) -> bool {
+        self.entry.as_ref().is_some_and(|entry| restrict_pod(&entry.identity.placement))
     }
 
     fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {

@@ -4,6 +4,7 @@ mod observe;
 mod queries;
 mod remote;
 mod report;
+mod tenants;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use nft::{RulesetMonitor, Surplus};
 use policy::{Delta, WorldChange};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 use types::{AttachMode, AttachmentKey};
 
 use super::denied::{self, DeniedParts};
@@ -24,7 +25,9 @@ use super::enforced::Enforced;
 use super::flows::{self, AffectedFlows, FlowRequests};
 use super::handle::{PodRequest, Policies};
 use super::kernel::{PolicyKernel, forbidden_bit};
+use super::marker::TableMarker;
 use super::objects::restrict_flows;
+use super::others;
 use super::pods::LocalPod;
 use super::remote::RemoteWorld;
 use super::unused::UnusedRanges;
@@ -97,12 +100,15 @@ enum ChangeCause {
 struct PolicyThread {
     parts: PolicyParts,
     kernel: PolicyKernel,
+    marker: TableMarker,
     flows: FlowRequests,
     /// Whether policies are enforced, for the thread that reads denied packets.
     has_table: Arc<Slot<bool>>,
     nft: MonitorSlot<RulesetMonitor, nft::Error>,
     /// The objects that were applied last.
     objects: Option<Arc<Catalog>>,
+    /// Whether they restrict flows.
+    restricts: bool,
     remote: RemoteWorld,
     /// None while no policy is enforced.
     enforced: Option<Enforced>,
@@ -120,13 +126,16 @@ struct PolicyThread {
 
 impl PolicyThread {
     fn new(parts: PolicyParts, flows: FlowRequests, has_table: Arc<Slot<bool>>) -> Result<Self, nft::Error> {
+        let marker = TableMarker::new(&parts.config.run_dir);
         Ok(Self {
             parts,
+            marker,
             kernel: PolicyKernel::new(),
             flows,
             has_table,
             nft: MonitorSlot::open("nftables-policies", RulesetMonitor::open)?,
             objects: None,
+            restricts: false,
             remote: RemoteWorld::default(),
             enforced: None,
             unused: UnusedRanges::new(Instant::now()),
@@ -148,8 +157,9 @@ impl PolicyThread {
             self.follow(inputs.objects);
             self.serve(inputs.requests);
             self.follow_remote(remote::REMOTE_CHANGES);
+            self.follow_tenants();
             self.record_denied(inputs.samples);
-            self.answer_queries(inputs.queries);
+            inputs.query.into_iter().for_each(|query| self.answer_query(query));
             self.read_events();
             self.run_timers();
             self.parts.agent_status.idle(WatchedThread::Policies);
@@ -184,15 +194,17 @@ impl PolicyThread {
             return;
         }
         self.objects = Some(Arc::clone(&objects));
-        let is_needed = restrict_flows(&objects) && self.obstacle().is_none();
+        self.restricts = restrict_flows(&objects);
+        let has_earlier_table = is_first && self.is_marked();
+        let has_tenant_pods = self.has_tenant_pods() || (is_first && self.has_tenant_records());
+        let is_needed = (self.restricts || has_tenant_pods) && self.obstacle().is_none();
         match (&mut self.enforced, is_needed) {
             (None, true) => self.begin(&objects),
             (Some(enforced), true) => {
                 let changes = enforced.set_objects(&objects);
                 self.apply(changes, &BTreeSet::new(), ChangeCause::Objects);
             }
-            // An earlier agent may have left the table.
-            (None, false) if is_first => self.end(),
+            (None, false) if has_earlier_table => self.end(),
             (None, false) => {}
             (Some(_), false) => self.end(),
         }
@@ -213,6 +225,8 @@ impl PolicyThread {
 
     /// Running pods get their groups before the table appears, so that none is isolated in between.
     fn begin(&mut self, objects: &Arc<Catalog>) {
+        // Existing flows of unknown addresses are not judged.
+        self.follow_remote(usize::MAX);
         let mut enforced = Enforced::new(self.parts.policies.node());
         self.parts.policies.begin();
         self.has_table.set(true);
@@ -223,6 +237,7 @@ impl PolicyThread {
         self.failure = None;
         // A failure of one of the steps brings it forward.
         self.compare_at = Some(Instant::now() + self.parts.config.reconcile);
+        self.mark();
         // Also pods with an ADD in progress, which did not report them.
         let changes = self.sync(&[RecordPhase::Ready, RecordPhase::Pending]);
         if let Some(enforced) = &mut self.enforced {
@@ -234,10 +249,35 @@ impl PolicyThread {
         }
         self.regroup();
         self.keep_table(self.surplus());
+        self.judge_all();
+        info!("policies are enforced");
+    }
+
+    /// Judges all existing flows. While the table or a group was wrong, forbidden flows may have begun.
+    fn judge_all(&self) {
         if let Some(enforced) = &self.enforced {
             self.flows.judge(enforced.engine(), AffectedFlows::all());
         }
-        info!("policies are enforced");
+    }
+
+    /// Whether this agent left the table when it ended. The table of another agent must not be removed.
+    fn is_marked(&self) -> bool {
+        self.marker.is_set().unwrap_or_else(|error| {
+            warn!(%error, "cannot determine whether this agent enforced policies; an existing table is kept");
+            false
+        })
+    }
+
+    fn mark(&mut self) {
+        let marked = self.marker.set();
+        self.failed("the run directory cannot record that policies are enforced", marked.err());
+    }
+
+    fn unmark(&self) {
+        if let Err(error) = self.marker.clear() {
+            // The next start removes the table again.
+            warn!(%error, "cannot record that policies are no longer enforced");
+        }
     }
 
     fn end(&mut self) {
@@ -248,6 +288,7 @@ impl PolicyThread {
                 }
                 self.failure = None;
                 self.compare_at = None;
+                self.unmark();
             }
             // Without nftables there is no table.
             Err(nft::Error::Unsupported { .. }) => self.compare_at = None,
@@ -266,6 +307,9 @@ impl PolicyThread {
 
     /// Serves all requests with one transaction.
     fn serve(&mut self, requests: Vec<PodRequest>) {
+        if self.enforced.is_none() && requests.iter().any(PodRequest::needs_policies) {
+            self.begin_for_pods();
+        }
         let Some(enforced) = self.enforced.as_mut().filter(|_| !requests.is_empty()) else { return };
         let (mut changes, mut new) = (Vec::new(), BTreeSet::new());
         for request in &requests {
@@ -298,21 +342,24 @@ impl PolicyThread {
                     }
                 }
                 PodRequest::Restore { pod, done } => {
+                    let regrouped = self.regroup_pod(&pod);
+                    if regrouped.as_ref().is_ok_and(|changed| *changed > 0) {
+                        self.judge_all();
+                    }
                     // The reconciler may have stopped waiting. It finds the group in its next round.
-                    let _ = done.send(self.regroup_pod(&pod));
+                    let _ = done.send(regrouped.map(drop));
                 }
                 PodRequest::Remove(_) => {}
             }
         }
     }
 
-    fn regroup_pod(&mut self, pod: &LocalPod) -> Result<(), String> {
+    /// Returns the number of links whose group was another one.
+    fn regroup_pod(&mut self, pod: &LocalPod) -> Result<usize, String> {
         let group = self.parts.policies.group(&pod.key);
-        let set = self.kernel.set_groups(&[(pod, group)]).map_err(|error| error.to_string());
-        if set.is_ok() {
-            self.parts.policies.set_connected(&pod.key);
-        }
-        set.map(drop)
+        let changed = self.kernel.set_groups(&[(pod, group)]).map_err(|error| error.to_string())?;
+        self.parts.policies.set_connected(&pod.key);
+        Ok(changed)
     }
 
     /// Applies changes in an order without a wrong verdict in between. The links of new pods do not exist yet.
@@ -321,17 +368,23 @@ impl PolicyThread {
         let Some(enforced) = &mut self.enforced else { return };
         let own_node = enforced.own_node();
         self.flows.withdraw_engine();
+        let pods = others::changed_pods(&changes);
         let delta = enforced.apply(changes);
-        let affected = match cause {
+        let mut affected = match cause {
             ChangeCause::Objects | ChangeCause::Identities => AffectedFlows::of(&delta),
             // Flows of an earlier pod are removed before its address is assigned again.
-            ChangeCause::Pods => AffectedFlows::default(),
+            ChangeCause::Pods => {
+                AffectedFlows::of(&others::of_others(&delta, &pods, enforced.engine().profiles()))
+            }
         };
         let Delta { replaced, set, profiles, removed } = self.unused.postpone(delta);
         let has_other_rules = enforced.own_node() != own_node;
-        if let Err(error) = self.kernel.apply(&replaced, &set) {
+        let applied = self.kernel.apply(&replaced, &set);
+        if let Err(error) = &applied {
             info!(%error, "the table of policies differs; applying all elements");
-            self.keep_table(Surplus::Keep);
+            if !self.keep_table(Surplus::Keep).is_empty() {
+                affected = AffectedFlows::all();
+            }
         } else if has_other_rules {
             self.keep_table(Surplus::Keep);
         }
@@ -349,12 +402,16 @@ impl PolicyThread {
         self.flows.judge(enforced.engine(), affected);
         self.failed("groups of links cannot be set", regrouped.err());
         self.failed("elements of policies cannot be removed", cleaned.err());
+        if applied.is_err() {
+            // The elements that the refused transaction should have removed.
+            self.keep_table(self.surplus());
+        }
         self.parts.metrics.policies_applied(started.elapsed());
     }
 
-    /// Publishes and sets the groups of all pods.
-    fn regroup(&mut self) {
-        let Some(enforced) = &self.enforced else { return };
+    /// Publishes and sets the groups of all pods. Returns the number of links whose group was another one.
+    fn regroup(&mut self) -> usize {
+        let Some(enforced) = &self.enforced else { return 0 };
         let groups = enforced.groups();
         self.parts.policies.retain(&enforced.pods);
         self.parts.policies.publish(groups.iter().copied());
@@ -362,7 +419,9 @@ impl PolicyThread {
         if regrouped.is_ok() {
             groups.iter().for_each(|(pod, _)| self.parts.policies.set_connected(&pod.key));
         }
+        let changed = regrouped.as_ref().copied().unwrap_or_default();
         self.failed("groups of links cannot be set", regrouped.err());
+        changed
     }
 
     fn failed(&mut self, what: &str, error: Option<impl std::fmt::Display>) {
@@ -437,6 +496,9 @@ impl PolicyThread {
     fn check(&mut self) {
         self.check_at = None;
         let changes = self.keep_table(self.surplus());
+        if !changes.is_empty() {
+            self.judge_all();
+        }
         self.repaired(&changes);
     }
 
@@ -447,9 +509,12 @@ impl PolicyThread {
         }
         self.failure = None;
         self.compare_at = Some(Instant::now() + self.parts.config.reconcile);
+        self.mark();
         let changes = self.sync(&[RecordPhase::Ready]);
         self.apply(changes, &BTreeSet::new(), ChangeCause::Objects);
-        self.regroup();
+        if self.regroup() > 0 {
+            self.judge_all();
+        }
         self.check();
         self.count();
         self.report();

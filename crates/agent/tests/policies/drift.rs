@@ -1,9 +1,12 @@
 //! Rules and groups that were changed by another program or while the agent was down.
 
+use std::net::SocketAddr;
+
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use testkit::{DEADLINE, wait_until};
 
-use crate::scene::{PlacedPod, Scene, document, network, tenant};
+use crate::scene::{Connection, PlacedPod, Scene, document, network, tenant};
 
 /// A long interval, so that only events can cause a repair.
 const BY_EVENTS: [&str; 2] = ["--reconcile-seconds", "3600"];
@@ -69,6 +72,35 @@ fn d_a_changed_group_of_a_link_is_restored() {
     wait_until("the link", DEADLINE, || Ok(exists() && blue.group(&scene) == group)).unwrap();
     scene.expect((&blue, &red), 80, false);
     scene.expect((&blue, &blue), 80, true);
+}
+
+/// The agent does not run while the connections begin.
+#[test]
+fn d_connections_that_began_without_the_table_or_with_another_group_are_stopped() {
+    let (scene, blue, red) = scene("policy-window");
+    let groups = [(&blue, red.group(&scene)), (&red, blue.group(&scene))];
+    let changes: [(&str, &dyn Fn()); 2] = [
+        ("no table", &|| scene.nft("delete table inet podwire-policy")),
+        ("exchanged groups", &|| {
+            for (pod, group) in &groups {
+                scene.node().sh(&["ip", "link", "set", "dev", pod.link(), "group", group]).unwrap();
+            }
+        }),
+    ];
+    for (port, (what, change)) in (5001..).zip(changes) {
+        for ip in crate::common::ips(&red.result) {
+            scene.host.agent.signal(Signal::STOP).unwrap();
+            change();
+            let mut connection = Connection::open((&blue, &red), SocketAddr::new(ip, port));
+            assert!(connection.is_alive(), "{what}: {ip}");
+            scene.host.agent.signal(Signal::CONT).unwrap();
+            let stopped = wait_until("the flow to stop", DEADLINE, || {
+                Ok(!connection.is_alive() && !connection.is_alive())
+            });
+            assert!(stopped.is_ok(), "{what}: {ip}");
+            scene.expect((&blue, &red), 80, false);
+        }
+    }
 }
 
 fn start(scene: &mut Scene) {

@@ -1,14 +1,12 @@
 //! Rules of groups, and placements of pods.
 
-use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
+use std::net::SocketAddr;
 
 use serde_json::{Value, json};
-use testkit::{DEADLINE, uninterrupted, wait_until};
+use testkit::{DEADLINE, wait_until};
 
 use crate::common::{ips, v4};
-use crate::scene::{Scene, document, network, placement, tenant};
+use crate::scene::{Connection, Scene, document, network, placement, tenant};
 
 fn deny_web_to_db() -> [Value; 5] {
     let rule = json!({ "direction": "in", "priority": 10, "peer": { "group": "web" }, "protocol": "tcp",
@@ -51,22 +49,8 @@ fn d_a_forbidden_connection_stops_until_it_is_allowed_again() {
     scene.wait_for_table(true);
     let (web, db) = (scene.pod("a", "blue", "web"), scene.pod("b", "blue", "db"));
     for ip in ips(&db.result) {
-        let listener = db.pod.enter(|| TcpListener::bind((ip, 5432)).unwrap()).unwrap();
-        let address = listener.local_addr().unwrap();
-        let mut client = web.pod.enter(|| TcpStream::connect_timeout(&address, DEADLINE).unwrap()).unwrap();
-        let (mut server, _) = listener.accept().unwrap();
-        client.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-        // An echoed byte proves that both directions work. A lost one is sent again later, so all received bytes are read.
-        server.set_nonblocking(true).unwrap();
-        let mut is_alive = || {
-            let mut buffer = [0; 64];
-            client.write_all(b"x").unwrap();
-            std::thread::sleep(Duration::from_millis(20));
-            if let Ok(count) = uninterrupted(|| server.read(&mut buffer)) {
-                server.write_all(&buffer[..count]).unwrap();
-            }
-            uninterrupted(|| client.read(&mut buffer)).is_ok()
-        };
+        let mut connection = Connection::open((&web, &db), SocketAddr::new(ip, 5432));
+        let mut is_alive = || connection.is_alive();
         assert!(is_alive(), "{ip}");
         scene.apply(&objects);
         let stopped = wait_until("the flow to stop", DEADLINE, || Ok(!is_alive() && !is_alive()));

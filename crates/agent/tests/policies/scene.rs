@@ -1,10 +1,11 @@
 //! A node with an agent, objects in its store, and pods with placements.
 
-use std::net::{IpAddr, SocketAddr};
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::{DEADLINE, Ns, Pod, tcp_connects, tcp_echo, wait_until};
+use testkit::{DEADLINE, Ns, Pod, tcp_connects, tcp_echo, uninterrupted, wait_until};
 
 use crate::common::{Host, host_link, ips};
 
@@ -145,6 +146,36 @@ impl PlacedPod {
         let words: Vec<&str> = shown.split_whitespace().collect();
         let at = words.iter().position(|word| *word == "group").unwrap();
         words[at + 1].to_owned()
+    }
+}
+
+/// An established connection between two pods.
+pub(crate) struct Connection {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Connection {
+    #[track_caller]
+    pub(crate) fn open((from, to): (&PlacedPod, &PlacedPod), address: SocketAddr) -> Self {
+        let listener = to.pod.enter(|| TcpListener::bind(address).unwrap()).unwrap();
+        let client = from.pod.enter(|| TcpStream::connect_timeout(&address, DEADLINE).unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        client.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        server.set_nonblocking(true).unwrap();
+        Self { client, server }
+    }
+
+    /// An echoed byte proves that both directions work. A lost one is sent again later, so all received bytes are read.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        let Self { client, server } = self;
+        let mut buffer = [0; 64];
+        client.write_all(b"x").unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        if let Ok(count) = uninterrupted(|| server.read(&mut buffer)) {
+            server.write_all(&buffer[..count]).unwrap();
+        }
+        uninterrupted(|| client.read(&mut buffer)).is_ok()
     }
 }
 

@@ -23,19 +23,17 @@ const NO_POD: &str = "its link belongs to no pod that this agent knows";
 const CHANGED: &str = "the current policies accept the flow: they changed after the packet was denied";
 
 impl PolicyThread {
-    pub(super) fn answer_queries(&mut self, queries: Vec<PolicyQuery>) {
-        for query in queries {
-            // The clients may have stopped waiting.
-            match query {
-                PolicyQuery::Explain { query, done } if !done.is_closed() => {
-                    let _ = done.send((self.enforcement(), self.explain(&query)));
-                }
-                PolicyQuery::Count { done } if !done.is_closed() => {
-                    self.count();
-                    let _ = done.send(self.enforcement());
-                }
-                PolicyQuery::Explain { .. } | PolicyQuery::Count { .. } => {}
+    pub(super) fn answer_query(&mut self, query: PolicyQuery) {
+        // The client may have stopped waiting.
+        match query {
+            PolicyQuery::Explain { query, done } if !done.is_closed() => {
+                let _ = done.send((self.enforcement(), self.explain(&query)));
             }
+            PolicyQuery::Count { done } if !done.is_closed() => {
+                self.count();
+                let _ = done.send(self.enforcement());
+            }
+            PolicyQuery::Explain { .. } | PolicyQuery::Count { .. } => {}
         }
     }
 
