@@ -139,9 +139,7 @@ impl Work {
         let (Request::Add(call) | Request::Check(call)) = request else { return None };
         let objects = self.policies.objects()?;
         let (tenant, group) = netconf::unnamed_network(call)?;
-        let of_group =
-            group.and_then(|group| objects.group(&tenant, &group).map(|found| found.network.clone()));
-        of_group.or_else(|| objects.tenant(&tenant)?.default_network.clone())
+        objects.unnamed_network(&tenant, group.as_ref())
     }
 
     /// A request of the agent's network ended. Counting addresses means listing all of them, so it is done only if the outcome

@@ -2,20 +2,25 @@
 //! the profile of the pod's group.
 
 use crate::kernel_cache::{self, KernelCache};
-use crate::policy::PodProfile;
+use crate::policy::{PodPolicies, PodProfile};
 use crate::state::Attachment;
 use crate::{Caller, Error, policy};
 
-/// Adds a new pod, before its link exists.
+/// Adds a new pod, before its link exists. If this fails, the pod is added without a DSCP: the reconciler repairs the table at once.
 pub(crate) fn add_pod(
     attachment: &Attachment,
     profile: Option<&PodProfile>,
-    kernel_cache: Option<&KernelCache>,
-) -> Result<(), Error> {
-    let Some(dscp) = profile.and_then(|profile| profile.dscp) else { return Ok(()) };
-    kernel_cache::with_firewall(kernel_cache, |firewall| {
-        firewall.set_dscp(&attachment.key.network, &attachment.host_link, dscp)
-    })
+    (kernel_cache, policies): (Option<&KernelCache>, Option<&dyn PodPolicies>),
+) {
+    let Some((profile, dscp)) = profile.and_then(|profile| Some((profile, profile.dscp?))) else { return };
+    let added = kernel_cache::with_firewall(kernel_cache, |firewall| {
+        firewall.add_dscp(&attachment.key.network, &attachment.host_link, dscp)
+    });
+    if added.is_err()
+        && let Some(policies) = policies
+    {
+        policies.profile_applied(attachment, Some(PodProfile { dscp: None, ..*profile }));
+    }
 }
 
 /// Removes a pod whose link was removed. The reconciler removes a pod whose profile changed before it was compared.

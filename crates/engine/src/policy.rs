@@ -57,8 +57,8 @@ pub trait PodPolicies: fmt::Debug + Sync {
     /// Whether a profile of any group has a DSCP. None while the objects of the cluster are not known.
     fn uses_dscp(&self) -> Option<bool>;
 
-    /// Called when the record of a new pod is ready, with the profile that was applied. If the pod's profile has changed since, the
-    /// running pods are compared.
+    /// Called with the profile that was applied to a new pod: when its record is ready, and if its DSCP could not be added. If the
+    /// pod's profile is another one, the reconciler compares all pods at once.
     fn profile_applied(&self, pod: &Attachment, profile: Option<PodProfile>);
 }
 

@@ -15,14 +15,11 @@ use crate::request;
 const CHECK: &str = "look up the DSCP of a pod";
 
 impl Firewall {
-    /// Adds a pod, or changes its DSCP. A missing table is applied.
-    pub fn set_dscp(&mut self, network: &NetworkName, link: &IfName, dscp: Dscp) -> Result<(), Error> {
+    /// Adds a pod to the table. Fails without a table, and if a pod with this link had another DSCP: [`Self::keep_dscp`] repairs
+    /// both.
+    pub fn add_dscp(&mut self, network: &NetworkName, link: &IfName, dscp: Dscp) -> Result<(), Error> {
         let name = NetworkTable::Dscp.name(network);
-        if self.add_elements(inet(&name), &[element(inet(&name), link, dscp)]).is_ok() {
-            return Ok(());
-        }
-        // The table is missing, or a pod with this link had another DSCP.
-        self.keep_dscp(network, &[(link, dscp)]).map(drop)
+        self.add_elements(inet(&name), &[element(inet(&name), link, dscp)])
     }
 
     /// Applies the table with these pods, and repairs drift. Other pods stay. Returns the changes in words.

@@ -20,7 +20,9 @@ use crate::element::{Delta, PolicyElement, ProfileId};
 use crate::elements;
 use crate::numbers::TenantSlots;
 use crate::predicate::Predicates;
-use crate::problems::{PolicyObject, PolicyProblem, ProblemReason, refused_tenants, unsupported_peers};
+use crate::problems::{
+    PolicyObject, PolicyProblem, ProblemReason, missing_objects, refused_tenants, unsupported_peers,
+};
 use crate::profiles::Profiles;
 use crate::rules::{RuleInputs, Suspended};
 use crate::side::RulePlan;
@@ -138,6 +140,8 @@ impl PolicyEngine {
         });
         let mut problems: Vec<_> = too_large.collect();
         problems.extend(unsupported_peers(&self.world));
+        let missing = missing_objects(&self.world).into_iter();
+        problems.extend(missing.map(|object| PolicyProblem { object, reason: ProblemReason::Missing }));
         problems.extend(refused_tenants(&self.world, &self.slots).into_iter().map(|tenant| PolicyProblem {
             object: PolicyObject::Tenant(tenant),
             reason: ProblemReason::TooManyTenants,

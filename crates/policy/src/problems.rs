@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use model::objects::{ClusterAction, ClusterNetworkPolicy, ClusterPeer, Direction};
-use types::TenantName;
+use types::{GroupName, TenantName};
 
 use crate::direction::DIRECTIONS;
 use crate::numbers::TenantSlots;
@@ -13,6 +13,7 @@ use crate::world::World;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyObject {
     Tenant(TenantName),
+    Group { tenant: TenantName, name: GroupName },
     GroupPolicy { tenant: TenantName, name: String },
     NetworkPolicy { namespace: String, name: String },
     ClusterNetworkPolicy(String),
@@ -32,6 +33,8 @@ pub enum ProblemReason {
     DomainNames { direction: Direction, rule: usize },
     /// A rule has a kind of peer that this version does not know.
     UnknownPeer { direction: Direction, rule: usize, action: ClusterAction },
+    /// A group or policy that applies to pods of this node does not exist, or no version of it could be read.
+    Missing,
     /// There are more tenants than numbers for them. Its pods are closed, and unknown to other pods.
     TooManyTenants,
 }
@@ -40,6 +43,7 @@ impl fmt::Display for PolicyObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tenant(name) => write!(f, "tenant {name}"),
+            Self::Group { tenant, name } => write!(f, "group {name} of tenant {tenant}"),
             Self::GroupPolicy { tenant, name } => write!(f, "policy {name} of tenant {tenant}"),
             Self::NetworkPolicy { namespace, name } => write!(f, "NetworkPolicy {namespace}/{name}"),
             Self::ClusterNetworkPolicy(name) => write!(f, "ClusterNetworkPolicy {name}"),
@@ -80,6 +84,7 @@ impl fmt::Display for ProblemReason {
                 let direction = direction_name(*direction);
                 write!(f, "{direction} rule {rule} has a kind of peer that is not supported; {effect}")
             }
+            Self::Missing => f.write_str("it is missing or cannot be read; its pods are closed"),
             Self::TooManyTenants => f.write_str("there are too many tenants; its pods are closed"),
         }
     }
@@ -109,6 +114,15 @@ fn push_unsupported(problems: &mut Vec<PolicyProblem>, policy: &ClusterNetworkPo
             push(ProblemReason::UnknownPeer { direction, rule: number, action: rule.action });
         }
     }
+}
+
+/// Groups of local pods, and policies that are bound to them, that are missing.
+pub(crate) fn missing_objects(world: &World) -> BTreeSet<PolicyObject> {
+    let subjects = world.pods.values().filter(|pod| pod.is_local_subject(&world.local_node));
+    let placements = subjects.map(|pod| &pod.identity.placement);
+    let groups: BTreeSet<_> = placements.filter_map(|one| Some((&one.tenant, one.group.as_ref()?))).collect();
+    let policies = groups.into_iter().flat_map(|(tenant, group)| world.group_policies_of(tenant, group));
+    policies.filter_map(Result::err).collect()
 }
 
 /// Tenants with pods, but without a slot.

@@ -53,7 +53,7 @@ impl ProfileKey {
         let network_policies: Vec<_> = selecting_policies(world, identity).collect();
         let cluster_policies = selecting_cluster_policies(world, identity);
         let tenant = identity.placement.tenant.clone();
-        let has_policies = |group: &&GroupName| world.group_policies_of(&tenant, group).next().is_some();
+        let has_policies = |group: &&GroupName| !world.group_policies_of(&tenant, group).is_empty();
         Self {
             group: identity.placement.group.as_ref().filter(has_policies).cloned(),
             shares: shares_of(world, identity).map(|share| share.name.clone()).collect(),

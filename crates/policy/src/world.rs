@@ -11,6 +11,8 @@ use model::objects::{
 use model::{ClusterObject, Labels};
 use types::{GroupName, NetworkId, NodeName, TenantName};
 
+use crate::problems::PolicyObject;
+
 /// Identifies a pod. Two pods with the same name at different times have different uids.
 pub type PodUid = Arc<str>;
 
@@ -139,20 +141,26 @@ impl World {
         shares.map(|(_, share)| share).take_while(move |share| share.tenant == tenant)
     }
 
-    /// The policies that are bound to a group. Each appears once.
+    /// The policies that are bound to a group, each once. `Err` is an object that is missing or was never valid: what it would
+    /// deny is unknown.
     pub(crate) fn group_policies_of<'a>(
         &'a self,
         tenant: &TenantName,
         group: &GroupName,
-    ) -> impl Iterator<Item = &'a GroupPolicy> + use<'a> {
-        let tenant = tenant.clone();
-        let group = self.groups.get(&(tenant.clone(), group.clone()));
-        let names: BTreeSet<_> = group.into_iter().flat_map(|group| &group.policies).collect();
-        names.into_iter().filter_map(move |name| self.group_policies.get(&(tenant.clone(), name.clone())))
+    ) -> Vec<Result<&'a GroupPolicy, PolicyObject>> {
+        let Some(found) = self.groups.get(&(tenant.clone(), group.clone())) else {
+            return vec![Err(PolicyObject::Group { tenant: tenant.clone(), name: group.clone() })];
+        };
+        let names: BTreeSet<_> = found.policies.iter().collect();
+        let policies = names.into_iter().map(|name| {
+            let missing = || PolicyObject::GroupPolicy { tenant: tenant.clone(), name: name.clone() };
+            self.group_policies.get(&(tenant.clone(), name.clone())).ok_or_else(missing)
+        });
+        policies.collect()
     }
 
-    /// Applies a change. Objects may refer to others that do not exist (yet): a missing group has no policies, a missing tenant has the
-    /// default settings, a missing namespace has no labels.
+    /// Applies a change. Objects may refer to others that do not exist (yet): a missing group or policy closes its pods, a missing
+    /// tenant has the default settings, a missing namespace has no labels.
     pub fn apply(&mut self, change: WorldChange) {
         match change {
             WorldChange::SetPod(pod) => drop(self.pods.insert(Arc::clone(&pod.uid), pod)),

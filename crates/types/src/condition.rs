@@ -110,7 +110,7 @@ codes! {
     MetricsUnavailable Degraded "Metrics cannot be served on the configured address." "`ss -ltnp 'sport = :PORT'`";
     EtcdKeyExposed Degraded "Other users can read the key of etcd's client certificate." "`chmod 600 FILE`";
     PolicyNotEnforced Degraded "Tenants or policies exist, and this node does not enforce them." "correct the cause in the message; the agent retries";
-    PolicyInvalid Degraded "A tenant, group or policy names something that does not exist or is not supported. These parts of it match nothing." "correct the object that the message names";
+    PolicyInvalid Degraded "A tenant, group or policy names something that does not exist, cannot be read or is not supported. Without its group or a policy of it, a pod is closed; other such parts match nothing." "correct the object that the message names";
     PolicyTooLarge Degraded "The firewall has no space for a policy or tenant. It isolates its pods and allows nothing." "remove or simplify policies";
     DeniedLogFailed Degraded "Denied packets are counted, but the rules that deny them are not named." "stop the other process that listens to NFLOG group 113, or correct the cause in the message; the agent retries";
     PodIsolated Degraded "The policies of a pod are not known, so all its flows are dropped." "correct the cause in the agent's log, or restart the pod";

@@ -110,10 +110,14 @@ impl Membership {
         let saved_addresses = saved.as_ref().map(|record| record.addresses.clone()).unwrap_or_default();
         let is_other_layout = shared.set_saved_blocks(saved.map(|record| record.blocks).unwrap_or_default());
         // In force until the store has answered.
-        if let Some(objects) = shared.node_state.objects(defaults(&config)) {
-            let objects = Arc::new(objects);
-            parts.policies.set_objects(Arc::clone(&objects));
-            shared.set_objects(objects);
+        match shared.node_state.objects(defaults(&config)) {
+            Ok(None) => {}
+            Ok(Some(objects)) => {
+                let objects = Arc::new(objects);
+                parts.policies.set_objects(Arc::clone(&objects));
+                shared.set_objects(objects);
+            }
+            Err(error) => shared.set_unreadable_objects(&error),
         }
         let saved_peers = shared.node_state.peers();
         shared.set_peers(&saved_peers, Vec::new());

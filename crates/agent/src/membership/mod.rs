@@ -31,6 +31,7 @@ mod object_recovery;
 pub(crate) mod objects;
 mod outage;
 pub(crate) mod preflight;
+mod saved_objects;
 pub(crate) mod shared;
 pub(crate) mod view;
 

@@ -18,10 +18,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use files::{Replacement, optional};
-use model::{Catalog, ClusterObject, NodeRecord, Object as _, ObjectRecord};
+use model::{Catalog, NodeRecord, Object as _};
 use rustix::rand::{GetRandomFlags, getrandom};
 use types::{NetworkName, NodeName, NodeUid, cause};
 
+use super::saved_objects;
 use crate::identities::SavedPods;
 
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +33,18 @@ pub enum NodeStateDirError {
     Uid { path: PathBuf, reason: types::NameError },
     #[error("the state directory is not safe: {0}")]
     Unsafe(#[from] files::UnsafeDir),
+}
+
+/// Saved objects of which at least one line cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "line {line} of {} cannot be read: until the store has answered, an existing table of policies stays, and pods with a tenant, \
+     network or group are refused",
+    path.display()
+)]
+pub(crate) struct UnreadableObjects {
+    path: PathBuf,
+    line: usize,
 }
 
 /// The files of a network's directory.
@@ -115,24 +128,16 @@ impl NodeStateDir {
         self.write("peers.json", &text)
     }
 
-    /// The saved objects of the store: a document per line. None if there is no file. Unreadable lines are ignored.
-    pub(crate) fn objects(&self, defaults: Catalog) -> Option<Catalog> {
-        let bytes = self.read_optional("objects.json")?;
-        let mut catalog = defaults;
-        for line in bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let document = serde_json::from_slice(line).ok();
-            if let Some(object) = document.and_then(|document| ClusterObject::from_document(document).ok()) {
-                // A valid object can be encoded and decoded.
-                let _ = catalog.observe(&object.id(), &ObjectRecord::from(object.clone()).encode());
-            }
-        }
-        Some(catalog)
+    /// The saved objects of the store. None if there is no file. An error if not all of them can be read: then none is known, because
+    /// the others could allow what a missing one denies.
+    pub(crate) fn objects(&self, defaults: Catalog) -> Result<Option<Catalog>, UnreadableObjects> {
+        let Some(bytes) = self.read_optional("objects.json") else { return Ok(None) };
+        let catalog = saved_objects::decode(defaults, &bytes);
+        catalog.map(Some).map_err(|line| UnreadableObjects { path: self.dir.join("objects.json"), line })
     }
 
     pub(crate) fn save_objects(&self, objects: &Catalog) -> Result<(), NodeStateDirError> {
-        let line = |record: &ObjectRecord| format!("{}\n", record.object.to_document());
-        let lines: String = objects.records().map(|(_, record)| line(record)).collect();
-        self.write("objects.json", lines.as_bytes())
+        self.write("objects.json", saved_objects::encode(objects).as_bytes())
     }
 
     /// The saved pods of other nodes.
@@ -334,24 +339,21 @@ mod tests {
     }
 
     #[test]
-    fn saved_objects_are_read_and_unreadable_lines_ignored() {
+    fn d_saved_objects_are_read_completely_or_not_at_all() {
         let dir = tempfile::tempdir().unwrap();
         let node_state = node_state(dir.path());
         let defaults = || Catalog::new(model::objects::TenantNetwork::default_net(Vec::new(), 0));
-        assert_eq!(node_state.objects(defaults()), None);
-        let document = serde_json::json!({ "apiVersion": model::API_VERSION, "kind": "Tenant",
-            "metadata": { "name": "blue" }, "spec": { "nodes": "deny" } });
-        let tenant = ClusterObject::from_document(document).unwrap();
+        assert_eq!(node_state.objects(defaults()).unwrap(), None);
         let mut objects = defaults();
-        objects.observe(&tenant.id(), &ObjectRecord::from(tenant.clone()).encode()).unwrap();
+        let id = model::ObjectId::policy(&types::TenantName::default(), "p");
+        objects.observe(&id, b"{}").unwrap_err();
         node_state.save_objects(&objects).unwrap();
-        assert_eq!(node_state.objects(defaults()), Some(objects));
+        assert_eq!(node_state.objects(defaults()).unwrap(), Some(objects));
         let path = node_state.dir().join("objects.json");
         let text = fs::read_to_string(&path).unwrap();
-        fs::write(&path, format!("{{\nnull\n{text}x")).unwrap();
-        let names: Vec<String> =
-            node_state.objects(defaults()).unwrap().tenants().map(|it| it.name.to_string()).collect();
-        assert_eq!(names, ["blue", "default"]);
+        fs::write(&path, format!("{text}{{\n")).unwrap();
+        let error = node_state.objects(defaults()).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("line 2 of {} cannot be read", path.display())), "{error}");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::contact::Contact;
 use super::join::{JoinError, Joined};
 use super::leases::{LeaseEvent, Leases};
 use super::networks::{BlockFit, NetworkLayouts, NodeNetworkInputs};
-use super::node_state::{NodeStateDir, NodeStateDirError};
+use super::node_state::{NodeStateDir, NodeStateDirError, UnreadableObjects};
 use super::outage;
 use super::{is_alone, networks_of};
 use crate::agent_status::AgentStatus;
@@ -71,6 +71,8 @@ struct MembershipState {
     /// Why the peers could not be saved.
     unsaved_peers: Option<String>,
     unsaved_objects: Option<String>,
+    /// Why the saved objects are not known, until the store has answered.
+    unreadable_objects: Option<String>,
     unsaved_pods: Option<String>,
     /// The blocks of known peers.
     peers_blocks: Vec<IpNet>,
@@ -331,8 +333,22 @@ impl SharedMembership {
 
     /// Sets the objects that contain the networks of the cluster.
     pub(crate) fn set_objects(&self, objects: Arc<Catalog>) {
-        self.lock().objects = Some(objects);
+        let was_unreadable = {
+            let mut state = self.lock();
+            state.objects = Some(objects);
+            state.unreadable_objects.take().is_some()
+        };
         self.update_allocation();
+        if was_unreadable {
+            self.report();
+        }
+    }
+
+    /// The saved objects cannot be read, and the store has not answered yet.
+    pub(crate) fn set_unreadable_objects(&self, error: &UnreadableObjects) {
+        warn!(%error, "the saved objects are not used");
+        self.lock().unreadable_objects = Some(error.to_string());
+        self.report();
     }
 
     /// How the networks are divided into blocks, as far as this node knows.
@@ -584,6 +600,8 @@ impl MembershipState {
         all.extend(unread.map(|(key, reason)| {
             Finding::new(Code::StoreValueUnreadable, format_args!("key {key}"), reason)
         }));
+        let unreadable = self.unreadable_objects.iter();
+        all.extend(unreadable.map(|reason| Finding::new(Code::PolicyNotEnforced, "policies", reason)));
         let directory = node_state.dir().to_string_lossy();
         let unsaved = self
             .unsaved

@@ -1,6 +1,6 @@
 //! The objects of the store, as the policy engine gets them. Pure.
 
-use model::objects::{NodeAccess, Tenant, TenantNetwork};
+use model::objects::{NodeAccess, Tenant, TenantGroup, TenantNetwork};
 use model::{Catalog, ClusterObject, ObjectId, ObjectKind};
 use policy::WorldChange;
 use types::{GroupName, NetworkId, Placement, TenantName};
@@ -21,16 +21,24 @@ pub(crate) fn changes(before: Option<&Catalog>, after: &Catalog) -> Vec<WorldCha
     removed.chain(set.filter_map(|(_, record)| WorldChange::of_object(&record.object))).collect()
 }
 
-/// Whether the objects restrict flows. Tenant `default` without settings restricts nothing.
+/// Whether the objects restrict flows. Tenant `default` without settings restricts nothing. Groups and policies that are missing or
+/// were never valid close their pods.
 pub(crate) fn restrict_flows(objects: &Catalog) -> bool {
-    objects.records().any(|(id, record)| match &record.object {
+    let is_missing = |id: &ObjectId| objects.get(id).is_none();
+    let restricts = |id: &ObjectId, object: &ClusterObject| match object {
         ClusterObject::Tenant(Tenant { nodes, .. }) => !id.is_default() || *nodes == NodeAccess::Deny,
         ClusterObject::Policy(policy) => !policy.rules.is_empty(),
-        ClusterObject::Network(_)
-        | ClusterObject::Profile(_)
-        | ClusterObject::Group(_)
-        | ClusterObject::Share(_) => false,
-    })
+        ClusterObject::Group(TenantGroup { group, .. }) => {
+            group.policies.iter().any(|name| is_missing(&ObjectId::policy(&group.tenant, name)))
+        }
+        ClusterObject::Network(_) | ClusterObject::Profile(_) | ClusterObject::Share(_) => false,
+    };
+    let is_closed = |id: &ObjectId| match id.kind() {
+        ObjectKind::Tenant | ObjectKind::Group | ObjectKind::Policy => is_missing(id),
+        ObjectKind::Network | ObjectKind::Profile | ObjectKind::Share => false,
+    };
+    objects.records().any(|(id, record)| restricts(id, &record.object))
+        || objects.invalid().any(|(id, _)| is_closed(id))
 }
 
 /// Whether flows of a pod must be restricted, also if no object restricts flows. A pod of a tenant whose object was removed is still
@@ -94,5 +102,25 @@ mod tests {
         assert!(!restrict_flows(&objects(&[tenant("default", &json!({})), group])));
         assert!(restrict_flows(&objects(&[tenant("default", &json!({ "nodes": "deny" }))])));
         assert!(restrict_flows(&objects(&[tenant("blue", &json!({}))])));
+    }
+
+    #[test]
+    fn d_objects_that_were_never_valid_restrict_flows() {
+        let newer = br#"{"schema":99}"#;
+        let (tenant, web) = (TenantName::default(), GroupName::try_from("web").unwrap());
+        for id in [ObjectId::policy(&tenant, "p"), ObjectId::group(&tenant, &web)] {
+            let mut objects = objects(&[]);
+            objects.observe(&id, newer).unwrap_err();
+            assert!(restrict_flows(&objects), "{id}");
+            objects.forget(&id);
+            assert!(!restrict_flows(&objects), "{id}");
+        }
+        let spec = json!({ "network": "default-net", "policies": ["p"] });
+        let bound = json!({ "kind": "Group", "metadata": { "name": "web" }, "spec": spec });
+        assert!(restrict_flows(&objects(&[bound])), "policy p is missing");
+        let policy = json!({ "kind": "Policy", "metadata": { "name": "p" }, "spec": { "rules": [] } });
+        let mut known = objects(&[policy]);
+        known.observe(&ObjectId::policy(&tenant, "p"), newer).unwrap_err();
+        assert!(!restrict_flows(&known), "the last valid version is in force");
     }
 }

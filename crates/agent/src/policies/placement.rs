@@ -1,10 +1,10 @@
 //! Checks the placement of a new pod. Pure.
 
 use cni::{Error, ErrorCode};
-use model::{Catalog, ObjectId, ObjectKind};
+use model::{Catalog, PlacementRequest};
 use types::{AttachMode, Placement, TenantName};
 
-/// Tenant `default` and network `default-net` of each tenant always exist. `objects` is None until the store was read.
+/// `objects` is None until the store was read.
 pub(crate) fn check(objects: Option<&Catalog>, placement: &Placement, mode: AttachMode) -> Result<(), Error> {
     if *placement == Placement::default() {
         return Ok(());
@@ -28,37 +28,12 @@ pub(crate) fn check(objects: Option<&Catalog>, placement: &Placement, mode: Atta
              from the pod, or set the mode to routed"
         )));
     }
-    if *tenant != TenantName::default() {
-        exists(objects, &ObjectId::tenant(tenant))?;
-    }
-    if *network != Placement::default().network {
-        exists(objects, &ObjectId::network(tenant, network))?;
-    }
-    group.as_ref().map_or(Ok(()), |group| exists(objects, &ObjectId::group(tenant, group)))
-}
-
-fn exists(objects: &Catalog, id: &ObjectId) -> Result<(), Error> {
-    if objects.get(id).is_some() {
-        return Ok(());
-    }
-    let kind = id.kind();
-    let others = objects.records().map(|(other, _)| other).filter(|other| {
-        other.kind() == kind && (kind == ObjectKind::Tenant || other.tenant_name() == id.tenant_name())
-    });
-    let mut names: Vec<&str> = others.map(ObjectId::name).collect();
-    match kind {
-        ObjectKind::Tenant => names.push(types::DEFAULT_TENANT),
-        ObjectKind::Network => names.push(types::DEFAULT_NETWORK),
-        ObjectKind::Profile | ObjectKind::Group | ObjectKind::Policy | ObjectKind::Share => {}
-    }
-    names.sort_unstable();
-    names.dedup();
-    let known = if names.is_empty() {
-        "there are none".to_owned()
-    } else {
-        format!("there are: {}", names.join(", "))
+    let request = PlacementRequest {
+        tenant: Some(tenant.to_string()),
+        network: Some(network.to_string()),
+        group: group.as_ref().map(ToString::to_string),
     };
-    Err(invalid(format!("{id} does not exist; {known}")))
+    objects.resolve(&request).map(drop).map_err(|error| invalid(error.to_string()))
 }
 
 fn invalid(message: String) -> Error {
@@ -76,6 +51,7 @@ mod tests {
         let mut catalog = Catalog::new(network);
         for (kind, metadata, spec) in [
             ("Tenant", json!({ "name": "blue" }), json!({})),
+            ("Network", json!({ "name": "back", "tenant": "blue" }), json!({ "subnets": ["10.9.0.0/16"] })),
             ("Group", json!({ "name": "web", "tenant": "blue" }), json!({ "network": "default-net" })),
         ] {
             let document =
@@ -97,12 +73,21 @@ mod tests {
         assert_eq!(error([None, None, None], Routed), None);
         assert_eq!(error([Some("blue"), None, Some("web")], Routed), None);
         let unknown = error([Some("blu"), None, None], Routed).unwrap();
-        assert!(unknown.contains("tenant blu does not exist; there are: blue, default"), "{unknown}");
+        assert!(unknown.contains("tenant blu does not exist; the tenants are: blue, default"), "{unknown}");
         let unknown = error([Some("blue"), Some("front"), None], Routed).unwrap();
-        assert!(unknown.contains("there are: default-net"), "{unknown}");
+        assert!(unknown.contains("the networks of tenant blue are: back"), "{unknown}");
+        let other = error([Some("blue"), Some("back"), Some("web")], Routed).unwrap();
+        let expected =
+            "group web of tenant blue is in network default-net, but the pod asks for network back";
+        assert!(other.contains(expected), "{other}");
         // The group belongs to another tenant.
         let unknown = error([None, None, Some("web")], Routed).unwrap();
-        assert!(unknown.contains("group web of tenant default does not exist; there are none"), "{unknown}");
+        assert!(
+            unknown.contains(
+                "group web of tenant default does not exist; there are no groups of tenant default"
+            ),
+            "{unknown}"
+        );
     }
 
     #[test]

@@ -67,9 +67,9 @@ fn b10_unknown_names_are_refused_with_the_names_that_exist() {
     scene.apply(&deny_web_to_db());
     let pod = scene.host.pod("refused");
     for (tenant, group, expected) in [
-        ("blu", "", "tenant blu does not exist; there are: blue, default"),
-        ("blue", "wep", "group wep of tenant blue does not exist; there are: db, web"),
-        ("", "web", "group web of tenant default does not exist; there are none"),
+        ("blu", "", "tenant blu does not exist; the tenants are: blue, default"),
+        ("blue", "wep", "group wep of tenant blue does not exist; the groups of tenant blue are: db, web"),
+        ("", "web", "group web of tenant default does not exist; there are no groups of tenant default"),
     ] {
         let config = scene.host.config(&placement(tenant, group));
         let error = scene.host.plugin.add(&pod, &config).unwrap().error().unwrap();

@@ -72,7 +72,7 @@ pub(super) fn create_interface(
     firewall::add_pod(attachment, kernel.state, context.caller.kernel_cache, context.caller.warn)?;
     let policies = context.caller.policies;
     let group = policy::add_pod(policies, attachment);
-    dscp::add_pod(attachment, context.profile.as_ref(), context.caller.kernel_cache)?;
+    dscp::add_pod(attachment, context.profile.as_ref(), (context.caller.kernel_cache, policies));
     let setup = context.veth_setup(attachment, &bridge);
     let placed = veth::create_pair(kernel.host, &setup, &gateways, group)?;
     policy::link_created(policies, attachment, group);

@@ -170,7 +170,7 @@ impl ReconcileRound<'_> {
         firewall::add_pod(attachment, &self.state, None, &self.request.warn)?;
         let group = policy::add_pod(self.request.policies, attachment);
         let profile = policy::profile(self.request.policies, attachment.placement.as_ref());
-        dscp::add_pod(attachment, profile.as_ref(), self.request.kernel_cache)?;
+        dscp::add_pod(attachment, profile.as_ref(), (self.request.kernel_cache, self.request.policies));
         let placed = veth::create_pair(&mut self.host, &setup, &attachment.wiring.gateways, group)?;
         policy::link_created(self.request.policies, attachment, group);
         if let Err(error) =

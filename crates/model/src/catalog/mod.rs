@@ -168,6 +168,12 @@ impl Catalog {
         }
     }
 
+    /// The network of a placement. A tenant without a network named `default-net` uses the one of tenant `default`.
+    pub fn network_of(&self, tenant: &TenantName, id: &NetworkId) -> Option<&TenantNetwork> {
+        let shared = || self.network(&TenantName::default(), id).filter(|network| network.is_default());
+        self.network(tenant, id).or_else(shared)
+    }
+
     pub fn group(&self, tenant: &TenantName, name: &GroupName) -> Option<&TenantGroup> {
         if let ClusterObject::Group(group) = &self.get(&ObjectId::group(tenant, name))?.object {
             Some(group)

@@ -12,33 +12,24 @@ pub enum PlacementError {
     #[error("the pod cannot be placed: {wanted} does not exist{existing}")]
     Missing { wanted: ObjectId, existing: String },
     #[error(
-        "the pod cannot be placed: tenant {tenant} has no default network; set spec.defaultNetwork of the tenant or the label podwire.io/network of the pod"
-    )]
-    NoDefaultNetwork { tenant: TenantName },
-    #[error(
         "the pod cannot be placed: {group} is in network {network}, but the pod asks for network {wanted}"
     )]
     OtherNetwork { group: ObjectId, network: NetworkId, wanted: NetworkId },
 }
 
 impl Catalog {
-    /// The placement of a pod. Without a network: that of its group, or the default one of its tenant.
+    /// The placement of a pod.
     pub fn resolve(&self, request: &PlacementRequest) -> Result<Placement, PlacementError> {
         let tenant = request.tenant.as_deref().map(TenantName::try_from).transpose()?.unwrap_or_default();
-        let record = self.tenant(&tenant).ok_or_else(|| self.missing_for_pod(ObjectId::tenant(&tenant)))?;
+        self.tenant(&tenant).ok_or_else(|| self.missing_for_pod(ObjectId::tenant(&tenant)))?;
         let group = request.group.as_deref().map(GroupName::try_from).transpose()?;
         let found = group.as_ref().map(|name| {
             self.group(&tenant, name).ok_or_else(|| self.missing_for_pod(ObjectId::group(&tenant, name)))
         });
         let found = found.transpose()?;
         let wanted = request.network.as_deref().map(NetworkId::try_from).transpose()?;
-        let network = wanted.clone().or_else(|| Some(found?.network.clone()));
-        let network = match network.or_else(|| record.default_network.clone()) {
-            Some(network) => network,
-            None if self.network(&tenant, &NetworkId::default()).is_some() => NetworkId::default(),
-            None => return Err(PlacementError::NoDefaultNetwork { tenant }),
-        };
-        if self.network(&tenant, &network).is_none() {
+        let network = wanted.or_else(|| self.unnamed_network(&tenant, group.as_ref())).unwrap_or_default();
+        if self.network_of(&tenant, &network).is_none() {
             return Err(self.missing_for_pod(ObjectId::network(&tenant, &network)));
         }
         if let Some(found) = found.filter(|found| found.network != network) {
@@ -50,6 +41,12 @@ impl Catalog {
             });
         }
         Ok(Placement { tenant, network, group })
+    }
+
+    /// The network of a pod that names none: that of its group, or the default one of its tenant. None: `default-net`.
+    pub fn unnamed_network(&self, tenant: &TenantName, group: Option<&GroupName>) -> Option<NetworkId> {
+        let of_group = group.and_then(|group| Some(self.group(tenant, group)?.network.clone()));
+        of_group.or_else(|| self.tenant(tenant)?.default_network.clone())
     }
 
     fn missing_for_pod(&self, wanted: ObjectId) -> PlacementError {

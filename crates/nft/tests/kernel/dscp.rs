@@ -32,10 +32,13 @@ fn the_dscp_of_a_pod_is_an_element_that_changes_in_place() {
         let [low, high] = [8, 46].map(|value| Dscp::new(value).unwrap());
         assert_eq!(firewall.dscp_links(&network).unwrap(), []);
         assert!(!firewall.has_dscp(&network, &a, low).unwrap());
-        // The first pod applies the table.
-        firewall.set_dscp(&network, &a, low).unwrap();
-        firewall.set_dscp(&network, &b, low).unwrap();
-        firewall.set_dscp(&network, &a, high).unwrap();
+        // Only the reconciler applies the table and changes a DSCP: it may dump the table and run `nft`.
+        firewall.add_dscp(&network, &a, low).unwrap_err();
+        assert_eq!(nft("list tables"), "");
+        firewall.keep_dscp(&network, &[(&a, low)]).unwrap();
+        firewall.add_dscp(&network, &b, low).unwrap();
+        firewall.add_dscp(&network, &a, high).unwrap_err();
+        firewall.keep_dscp(&network, &[(&a, high)]).unwrap();
         let text = listed();
         assert!(
             text.contains(r#""pwa" : goto dscp-46"#) && text.contains(r#""pwb" : goto dscp-8"#),

@@ -1,5 +1,7 @@
 //! The rules of group policies and NetworkPolicies.
 
+use std::cmp::Reverse;
+
 use model::objects::{
     Direction, GroupPeer, GroupPolicy, GroupRule, NamespaceScope, NetworkPolicy, NetworkPolicyPeer,
     NetworkPolicyPort, NetworkPolicyRule, PortMatch, PortRange, RuleAction, RuleProtocol,
@@ -37,6 +39,15 @@ pub(super) fn push_group_rules(
     let Some(group) = &key.group else { return };
     let mut ordered = Vec::new();
     for policy in inputs.world.group_policies_of(&key.tenant, group) {
+        let policy = match policy {
+            Ok(policy) => policy,
+            // It may deny what a rule of any other policy allows, so it comes first.
+            Err(missing) => {
+                let first = (Reverse(u8::MAX), GroupRule::UNASSIGNED);
+                ordered.push((first, deny_all(PolicyTier::Group, RuleSource::NotCompiled(missing))));
+                continue;
+            }
+        };
         let of_direction = || policy.rules.iter().filter(|rule| rule.direction == direction);
         let object = PolicyObject::GroupPolicy { tenant: policy.tenant.clone(), name: policy.name.clone() };
         if !inputs.suspended.contains(&object) {

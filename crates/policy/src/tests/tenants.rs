@@ -26,6 +26,8 @@ fn lab() -> Lab {
         network("blue", "default-net", "10.0.1.0/24"),
         node("n1", NODE, ""),
         node("n2", OTHER_NODE, ""),
+        group("front", &[]),
+        group("rear", &[]),
         pod("red", RED).tenant("red").group("front").namespace("").set(),
         pod("red-back", RED_BACK).tenant("red").network("back").group("rear").namespace("").set(),
         pod("blue", BLUE).tenant("blue").namespace("").set(),
@@ -56,17 +58,16 @@ fn rule((id, priority): (u32, u8), direction: Direction, peer: GroupPeer, action
     GroupRule { id, direction, priority, peer, protocol: RuleProtocol::Any, ports: None, action }
 }
 
+/// A group of tenant `red` with the policies bound to it.
+fn group(name: &str, policies: &[&str]) -> WorldChange {
+    let policies = policies.iter().map(|&policy| policy.to_owned()).collect();
+    WorldChange::SetGroup(Group { tenant: tenant_name("red"), name: group_name(name), policies })
+}
+
 /// Policy `p` bound to group `front` of tenant `red`.
 fn front(rules: Vec<GroupRule>) -> [WorldChange; 2] {
     let tenant = tenant_name("red");
-    [
-        WorldChange::SetGroup(Group {
-            tenant: tenant.clone(),
-            name: group_name("front"),
-            policies: vec!["p".to_owned()],
-        }),
-        WorldChange::SetGroupPolicy(GroupPolicy { tenant, name: "p".to_owned(), rules }),
-    ]
+    [group("front", &["p"]), WorldChange::SetGroupPolicy(GroupPolicy { tenant, name: "p".to_owned(), rules })]
 }
 
 use Direction::{Egress, Ingress};
@@ -188,6 +189,24 @@ fn d_group_allow_does_not_bypass_network_policies_and_deny_is_final() {
     let mut lab = lab_with(front(vec![rule((1, 1), Ingress, GroupPeer::Any, Deny)]));
     lab.apply([subject, isolate(vec![np_rule(&[], &[])])]);
     assert!(!lab.accepts(RED_BACK, RED, TCP(80)));
+}
+
+#[test]
+fn d_missing_objects_close_their_pods_and_are_reported() {
+    let mut lab = lab_with([group("front", &["p"])]);
+    let problems = |lab: &Lab| {
+        let problems = lab.engine.problems();
+        problems.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert!(!lab.accepts(RED, RED_BACK, TCP(80)) && !lab.accepts(OUTSIDE, RED, TCP(80)));
+    let closed = "it is missing or cannot be read; its pods are closed";
+    assert_eq!(problems(&lab), [format!("policy p of tenant red: {closed}")]);
+    lab.apply([WorldChange::RemoveGroup(tenant_name("red"), group_name("rear"))]);
+    let both = ["group rear", "policy p"].map(|object| format!("{object} of tenant red: {closed}"));
+    assert_eq!(problems(&lab), both);
+    assert!(!lab.accepts(OUTSIDE, RED_BACK, TCP(80)));
+    lab.apply(front(Vec::new()).into_iter().chain([group("rear", &[])]));
+    assert!(lab.accepts(RED, RED_BACK, TCP(80)) && lab.engine.problems().is_empty());
 }
 
 #[test]

@@ -17,6 +17,9 @@ fn world() -> World {
         network("blue", "back", &["10.85.0.0/16"]),
         network("green", "net", &["10.86.0.0/16"]),
         namespace("b", "team=blue"),
+        group("blue/web", &[]),
+        group("blue/db", &[]),
+        group("green/web", &[]),
         pod("x/web", 10, "app=web").into(),
         pod("b/web", 40, "app=web").placed("blue/front/web").at(&["10.84.1.40", "fd00:89::40"]).into(),
         pod("b/db", 41, "app=db").placed("blue/front/db").at(&["10.84.1.41"]).into(),
@@ -28,7 +31,7 @@ fn world() -> World {
 }
 
 pub(super) fn cases() -> Vec<Case> {
-    [tenants(), shares(), share_tiers(), group_order(), group_peers()].concat()
+    [tenants(), shares(), share_tiers(), group_order(), missing_objects(), group_peers()].concat()
 }
 
 fn tenants() -> Vec<Case> {
@@ -241,15 +244,43 @@ fn group_order() -> Vec<Case> {
              world b/web tcp/80 drop",
         ),
         case(
-            "d_missing_policies_and_groups_have_no_rules",
+            "d_policies_that_are_not_bound_have_no_effect",
+            with(world(), [group_policy("blue/p", [group_rule(1, Deny, GroupPeer::Any)])]),
+            "b/db b/web tcp/80 accept\nworld b/web tcp/80 accept",
+        ),
+    ]
+}
+
+/// An object that is missing or was never valid may deny anything.
+fn missing_objects() -> Vec<Case> {
+    let closed = "b/db b/web tcp/80,icmp drop
+             b/web b/db udp/53 drop
+             world b/web tcp/80,tcp/80@6 drop
+             b/web n2 tcp/80 drop
+             b/web b/web tcp/80 accept
+             b/web n1 tcp/80 accept
+             n1 b/web tcp/80 accept
+             b/db b/back tcp/80 accept
+             g/web world tcp/80 accept";
+    let allow = group_rule(1, RuleAction::Allow, GroupPeer::Any).priority(100);
+    vec![
+        case(
+            "d_a_missing_policy_closes_the_pods_of_its_group",
+            with(world(), [group("blue/web", &["missing"])]),
+            closed,
+        ),
+        case(
+            "d_no_rule_of_another_policy_precedes_a_missing_policy",
             with(
                 world(),
-                [
-                    group("blue/web", &["missing"]),
-                    group_policy("blue/p", [group_rule(1, Deny, GroupPeer::Any)]),
-                ],
+                [group("blue/web", &["missing", "p"]), group_policy("blue/p", [allow.clone(), allow.out()])],
             ),
-            "b/db b/web tcp/80 accept\nworld b/web tcp/80 accept",
+            closed,
+        ),
+        case(
+            "d_a_missing_group_closes_its_pods",
+            with(world(), [WorldChange::RemoveGroup(named("blue"), named("web"))]),
+            closed,
         ),
     ]
 }

@@ -15,7 +15,8 @@ pub(super) fn judge(question: &JudgedEnd<'_>) -> Option<NaiveJudgement> {
     if question.peer.is_itself() || question.peer.is_own_node(question.pod) {
         return None;
     }
-    let mut rules = bound_rules(question);
+    // "A policy that cannot be compiled still isolates its subjects and allows nothing." Its rules are unknown, so it decides first.
+    let Some(mut rules) = bound_rules(question) else { return Some(NaiveJudgement::drop(NaiveTier::Group)) };
     rules.sort_by_key(|rule| (Reverse(rule.priority), rule.id));
     let first = rules.into_iter().find(|rule| matches(question, rule))?;
     match first.action {
@@ -24,20 +25,17 @@ pub(super) fn judge(question: &JudgedEnd<'_>) -> Option<NaiveJudgement> {
     }
 }
 
-fn bound_rules<'a>(question: &JudgedEnd<'a>) -> Vec<&'a GroupRule> {
+/// None: the group or one of its policies does not exist.
+fn bound_rules<'a>(question: &JudgedEnd<'a>) -> Option<Vec<&'a GroupRule>> {
     let placement = &question.pod.identity.placement;
-    let Some(group) = &placement.group else { return Vec::new() };
-    let Some(group) = question.world.groups.get(&(placement.tenant.clone(), group.clone())) else {
-        return Vec::new();
-    };
-    let policies = &question.world.group_policies;
-    group
-        .policies
-        .iter()
-        .filter_map(|name| policies.get(&(placement.tenant.clone(), name.clone())))
-        .flat_map(|policy| &policy.rules)
-        .filter(|rule| rule.direction == question.direction)
-        .collect()
+    let Some(group) = &placement.group else { return Some(Vec::new()) };
+    let group = question.world.groups.get(&(placement.tenant.clone(), group.clone()))?;
+    let mut rules = Vec::new();
+    for name in &group.policies {
+        let policy = question.world.group_policies.get(&(placement.tenant.clone(), name.clone()))?;
+        rules.extend(policy.rules.iter().filter(|rule| rule.direction == question.direction));
+    }
+    Some(rules)
 }
 
 fn matches(question: &JudgedEnd<'_>, rule: &GroupRule) -> bool {

@@ -101,4 +101,25 @@ fn add_policies(dice: &mut Dice, world: &mut World) {
             world.apply(change);
         }
     }
+    add_missing(dice, world);
+}
+
+/// Adds most of the groups and policies that others need: a missing one closes its pods, which hides all other rules.
+fn add_missing(dice: &mut Dice, world: &mut World) {
+    let placements: Vec<_> = world.pods.values().map(|pod| pod.identity.placement.clone()).collect();
+    for (tenant, group) in placements.into_iter().filter_map(|one| Some((one.tenant, one.group?))) {
+        let is_known = world.groups.contains_key(&(tenant.clone(), group.clone()));
+        if !is_known && dice.chance(80) {
+            world.apply(policies::group_named(dice, tenant, group));
+        }
+    }
+    let groups: Vec<_> = world.groups.values().cloned().collect();
+    for (tenant, name) in
+        groups.iter().flat_map(|group| group.policies.iter().map(|name| (&group.tenant, name)))
+    {
+        let is_known = world.group_policies.contains_key(&(tenant.clone(), name.clone()));
+        if !is_known && dice.chance(80) {
+            world.apply(policies::group_policy_named(dice, tenant.clone(), name.clone()));
+        }
+    }
 }

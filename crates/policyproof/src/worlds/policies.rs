@@ -11,6 +11,7 @@ use model::objects::{
 };
 use model::{LabelOperator, LabelRequirement, Selector};
 use policy::WorldChange;
+use types::{GroupName, TenantName};
 
 use super::pods::{namespace_name, protocol};
 use super::{GROUPS, KEYS, NETWORKS, PORT_NAMES, VALUES};
@@ -132,19 +133,22 @@ fn any_peer(dice: &mut Dice, action: ClusterAction) -> ClusterPeer {
 }
 
 pub(super) fn group(dice: &mut Dice) -> WorldChange {
-    WorldChange::SetGroup(Group {
-        tenant: named(tenant_name(dice)),
-        name: named(dice.pick(&GROUPS)),
-        policies: dice.list(1, 3, |dice| (dice.pick(&POLICIES)).to_owned()),
-    })
+    let (tenant, name) = (named(tenant_name(dice)), named(dice.pick(&GROUPS)));
+    group_named(dice, tenant, name)
+}
+
+pub(super) fn group_named(dice: &mut Dice, tenant: TenantName, name: GroupName) -> WorldChange {
+    let policies = dice.list(1, 3, |dice| (dice.pick(&POLICIES)).to_owned());
+    WorldChange::SetGroup(Group { tenant, name, policies })
 }
 
 pub(super) fn group_policy(dice: &mut Dice) -> WorldChange {
-    WorldChange::SetGroupPolicy(GroupPolicy {
-        tenant: named(tenant_name(dice)),
-        name: (dice.pick(&POLICIES)).to_owned(),
-        rules: dice.list(1, 4, group_rule),
-    })
+    let (tenant, name) = (named(tenant_name(dice)), (dice.pick(&POLICIES)).to_owned());
+    group_policy_named(dice, tenant, name)
+}
+
+pub(super) fn group_policy_named(dice: &mut Dice, tenant: TenantName, name: String) -> WorldChange {
+    WorldChange::SetGroupPolicy(GroupPolicy { tenant, name, rules: dice.list(1, 4, group_rule) })
 }
 
 fn group_rule(dice: &mut Dice) -> GroupRule {

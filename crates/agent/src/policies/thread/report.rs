@@ -71,7 +71,9 @@ impl PolicyThread {
 fn problem_finding(problem: &PolicyProblem) -> Finding {
     let code = match problem.reason {
         ProblemReason::TooLarge { .. } | ProblemReason::TooManyTenants => Code::PolicyTooLarge,
-        ProblemReason::DomainNames { .. } | ProblemReason::UnknownPeer { .. } => Code::PolicyInvalid,
+        ProblemReason::Missing | ProblemReason::DomainNames { .. } | ProblemReason::UnknownPeer { .. } => {
+            Code::PolicyInvalid
+        }
     };
     Finding::new(code, &problem.object, &problem.reason)
 }

@@ -360,6 +360,7 @@ fn b10_labels_place_a_pod_and_unknown_names_list_existing_ones() {
     };
     for (request, expected) in [
         (ask("", "", ""), Placement::default()),
+        (ask("blue", "", ""), placement("blue", "default-net", None)),
         (ask("blue", "front", ""), placement("blue", "front", None)),
         (ask("blue", "", "db"), placement("blue", "back", Some("db"))),
         (ask("blue", "back", "db"), placement("blue", "back", Some("db"))),
@@ -383,7 +384,6 @@ fn b10_labels_place_a_pod_and_unknown_names_list_existing_ones() {
             ask("blue", "front", "db"),
             "group db of tenant blue is in network back, but the pod asks for network front",
         ),
-        (ask("blue", "", ""), "tenant blue has no default network"),
         (ask("a b", "", ""), "tenant \"a b\" is invalid"),
     ] {
         let error = catalog.resolve(&request).unwrap_err().to_string();

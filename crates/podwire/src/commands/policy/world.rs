@@ -129,7 +129,7 @@ fn pod_entry(
 impl FreeAddresses {
     /// One address per family of the network.
     fn take(&mut self, files: &PolicyFiles, placement: &Placement) -> Result<Vec<IpAddr>> {
-        let network = files.catalog.network(&placement.tenant, &placement.network);
+        let network = files.catalog.network_of(&placement.tenant, &placement.network);
         let subnets: Vec<IpNet> = network.map(|network| network.subnets.clone()).unwrap_or_default();
         let take = |subnet: &IpNet| {
             // The first address of a subnet is its gateway.

@@ -128,7 +128,9 @@ fn policy_of(source: &RuleSource, profile: &ProfileEntry) -> Option<PolicyObject
 fn work_of(object: &PolicyObject) -> CompileWork {
     let mut work = CompileWork::default();
     match object {
-        PolicyObject::Tenant(tenant) | PolicyObject::GroupPolicy { tenant, name: _ } => {
+        PolicyObject::Tenant(tenant)
+        | PolicyObject::Group { tenant, name: _ }
+        | PolicyObject::GroupPolicy { tenant, name: _ } => {
             work.rules.tenants.insert(tenant.clone());
         }
         PolicyObject::NetworkPolicy { namespace, name } => {
