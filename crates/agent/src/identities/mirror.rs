@@ -14,7 +14,7 @@ use model::{
     BlockLayout, DecodeError, IdentityHash, KeyLayout, MAX_ADDRESSES, NodeRecord, Object as _, PodRecord,
     check_address,
 };
-use types::NodeName;
+use types::{Digest, NodeName};
 
 use crate::peers::inputs::{ClaimedBlock, RecordUpdate, StoreListing};
 
@@ -77,6 +77,8 @@ impl IdentityKey {
 pub(super) struct StoredIdentity {
     /// None if the value cannot be read.
     pub(super) identity: Option<Arc<Identity>>,
+    /// The hash of the value. It may differ from that of the key if the value cannot be read.
+    pub(super) value: IdentityHash,
     pub(super) revision: u64,
 }
 
@@ -84,7 +86,10 @@ pub(super) struct StoredIdentity {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum OwnRecord {
     Known(Arc<PodRecord>),
-    Unreadable,
+    /// The value has this digest.
+    Unreadable(Digest),
+    /// From an earlier run. The store may still have it.
+    Unlisted,
     /// A newer version wrote it, so it is never overwritten.
     Newer,
 }
@@ -164,7 +169,7 @@ impl IdentityMirror {
 
     /// Restores a record of this node from an earlier run. The store may still have it.
     pub(super) fn restore_own(&mut self, address: IpAddr) {
-        self.own_pods.insert(address, OwnRecord::Unreadable);
+        self.own_pods.insert(address, OwnRecord::Unlisted);
         self.own_changed = OwnChanged::Yes;
     }
 
@@ -199,7 +204,7 @@ impl IdentityMirror {
     pub(super) fn used_identities(&self) -> impl Iterator<Item = &IdentityHash> {
         let own = self.own_pods.values().filter_map(|record| match record {
             OwnRecord::Known(record) => Some(&record.identity),
-            OwnRecord::Unreadable | OwnRecord::Newer => None,
+            OwnRecord::Unreadable(_) | OwnRecord::Unlisted | OwnRecord::Newer => None,
         });
         own.chain(self.pods.values().flatten().map(|(_, record)| &record.identity))
     }
@@ -324,7 +329,7 @@ impl IdentityMirror {
                     let own = match &record {
                         Ok(record) => OwnRecord::Known(Arc::clone(record)),
                         Err(error) if error.is_newer() => OwnRecord::Newer,
-                        Err(_) => OwnRecord::Unreadable,
+                        Err(_) => OwnRecord::Unreadable(Digest::of_bytes(value)),
                     };
                     self.own_pods.insert(*address, own);
                     self.own_changed = OwnChanged::Yes;
@@ -344,7 +349,11 @@ impl IdentityMirror {
             return Ok(());
         }
         let identity = Identity::of_stored(hash, value).map(Arc::new);
-        let stored = StoredIdentity { identity: identity.as_ref().ok().cloned(), revision };
+        let stored = StoredIdentity {
+            identity: identity.as_ref().ok().cloned(),
+            value: IdentityHash::of(value),
+            revision,
+        };
         self.identities.insert(hash.clone(), stored);
         self.changed_pods.extend(&self.waiting);
         identity.map(drop)

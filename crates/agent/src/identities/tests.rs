@@ -264,6 +264,42 @@ fn d_values_of_newer_versions_are_not_overwritten_and_unreadable_ones_are() {
 }
 
 #[test]
+fn d_a_value_that_was_written_but_cannot_be_read_is_not_written_again() {
+    let mut mirror = mirror();
+    let (blue, value) = identity("blue").stored();
+    let mut desired = published(&[("10.42.0.2", "blue")]);
+    let long = PodRecord { name: "a".repeat(model::MAX_SIZE), ..record("blue") };
+    let pod = PublishedPod { record: long.clone(), identity: value.clone() };
+    desired.insert(ip("10.42.0.3"), Arc::new(pod));
+    mirror.put(&IdentityKey::Identity(blue), &value, 1).unwrap();
+    assert_eq!(differences(&mirror, &desired), ["/p/pods/n1/10.42.0.2", "/p/pods/n1/10.42.0.3"]);
+    store(&mut mirror, "10.42.0.2", &record("blue").encode());
+    store(&mut mirror, "10.42.0.3", &long.encode());
+    assert_eq!(differences(&mirror, &desired), [""; 0]);
+    desired.remove(&ip("10.42.0.3"));
+    assert_eq!(differences(&mirror, &desired), ["-/p/pods/n1/10.42.0.3"]);
+}
+
+#[test]
+fn d_published_values_are_bounded() {
+    let of = |pod: LocalPod| {
+        let identities = LocalIdentities::new();
+        identities.set(&pod);
+        identities.begin_listing();
+        identities.finish_listing(&[], &BTreeSet::from([record_name(&pod.key)]));
+        identities.published().unwrap().into_values().next()
+    };
+    let mut long = local(&"c".repeat(200_000), &["10.42.0.2"], "blue");
+    long.entry.as_mut().unwrap().name.name = "ä".repeat(100_000);
+    let pod = of(long.clone()).unwrap();
+    assert_eq!((pod.record.name.len(), pod.record.uid.len()), (252, 52));
+    PodRecord::decode(&pod.record.encode()).unwrap();
+    let identity = Identity { namespace: Some("n".repeat(200_000)), ..identity("blue") };
+    long.entry.as_mut().unwrap().identity = Arc::new(identity);
+    assert_eq!(of(long), None, "other nodes cannot read the identity");
+}
+
+#[test]
 fn transactions_are_bounded_by_the_number_of_changes_and_their_size() {
     let put = |size| Change::Put { key: "k".to_owned(), value: vec![0; size], lease: None };
     let sizes = |changes: Vec<Change>| commits(changes).iter().map(Vec::len).collect::<Vec<_>>();
