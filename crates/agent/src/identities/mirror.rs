@@ -219,6 +219,7 @@ impl IdentityMirror {
     /// The published addresses of a node, the gateways of its blocks, and the address of its tunnel devices.
     fn addresses(&self, node: &NodeName) -> Option<Vec<IpAddr>> {
         let mut addresses = self.nodes.get(node)?.clone();
+        addresses.retain(|address| check_address(&self.block_layouts, *address).is_ok());
         for (block, _) in self.owners.iter().filter(|(_, owner)| *owner == node) {
             addresses.extend(block_gateway(block));
             // Tunnel devices have the first address of an IPv4 block.
@@ -252,7 +253,15 @@ impl IdentityMirror {
             RecordUpdate::Node(node) => self.set_node(&node.record),
             RecordUpdate::Gone(name) => self.remove_node(name),
             RecordUpdate::Claim(ClaimedBlock { block, owner }) => self.set_claim(*block, owner.as_ref()),
-            RecordUpdate::Networks(block_layouts) => self.block_layouts.clone_from(block_layouts),
+            RecordUpdate::Networks(block_layouts) => self.set_block_layouts(block_layouts),
+        }
+    }
+
+    /// An address of a node may be in a subnet of a new network, or may no longer be in one.
+    fn set_block_layouts(&mut self, block_layouts: &[BlockLayout]) {
+        if self.block_layouts != block_layouts {
+            self.block_layouts = block_layouts.to_vec();
+            self.changed_nodes.extend(self.nodes.keys().cloned());
         }
     }
 
@@ -260,8 +269,7 @@ impl IdentityMirror {
         if record.name == self.own {
             return;
         }
-        let mut addresses: Vec<IpAddr> = record.addresses.iter().take(MAX_ADDRESSES).copied().collect();
-        addresses.retain(|address| check_address(&self.block_layouts, *address).is_ok());
+        let addresses = record.addresses.iter().take(MAX_ADDRESSES).copied().collect();
         let before = self.nodes.insert(record.name.clone(), addresses);
         if before.as_ref() != self.nodes.get(&record.name) {
             self.changed_nodes.insert(record.name.clone());

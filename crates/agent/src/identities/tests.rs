@@ -17,6 +17,7 @@ use super::mirror::{IdentityKey, IdentityMirror};
 use super::records::record_name;
 use super::saved::SavedPods;
 use super::unused::{Removal, UnusedValues};
+use crate::peers::inputs::RecordUpdate;
 use crate::policies::LocalPod;
 
 const BLOCK: &str = "10.42.1.0/24";
@@ -172,6 +173,13 @@ fn d_a_node_has_its_published_addresses_gateways_and_tunnel_addresses() {
     set(&mut mirror, Value::Claim);
     mirror.set_claim(net("fd42:0:0:0:100::/72"), Some(&name("n2")));
     let all = ["10.42.1.0", "10.42.1.1", "192.0.2.7", "fd42::100:0:0:1"].map(ip);
+    assert_eq!(addresses(&mut mirror), Some(all.to_vec()));
+    // A network whose subnet has the node's address is created and removed.
+    let default = model::BlockLayout::new(net("10.42.0.0/16"), 8).unwrap();
+    let other = model::BlockLayout::new(net("192.0.2.0/24"), 4).unwrap();
+    mirror.update_node(&RecordUpdate::Networks(vec![default, other]));
+    assert!(!addresses(&mut mirror).unwrap().contains(&ip("192.0.2.7")));
+    mirror.update_node(&RecordUpdate::Networks(vec![default]));
     assert_eq!(addresses(&mut mirror), Some(all.to_vec()));
     mirror.remove_node(&name("n2"));
     assert_eq!(mirror.take_changes().nodes, BTreeMap::from([(name("n2"), None)]));
