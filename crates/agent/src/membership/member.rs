@@ -174,12 +174,13 @@ impl Member {
         self.list_networks().await?;
         self.candidate.record.macs.clone_from(&self.macs.borrow_and_update());
         let (entered, lease) = self.registry.enter(&self.candidate).await?;
-        restore_objects(&self.registry, self.objects.catalog()).await?;
         self.candidate.released.clear();
         self.name_lease.send_replace(Some(lease));
         self.was_wiped |= entered.was_forgotten;
         // Lost blocks are withdrawn before anything else can fail.
         self.accept(&entered).await;
+        // Before the listing below, which replaces the objects that this node knows.
+        restore_objects(&self.registry, self.objects.catalog()).await?;
         let entered = Joined { was_forgotten: self.was_wiped, ..entered };
         let mut joined =
             self.registry.complete(entered, &self.candidate, &self.shared.peers_blocks()).await?;
@@ -486,12 +487,14 @@ impl Member {
 
     /// Reads the networks before the node's blocks are registered.
     async fn list_networks(&mut self) -> Result<(), JoinError> {
-        let listing = self.registry.store.list(&self.registry.layout.networks()).await?;
         let mut objects = self.objects.catalog().clone();
+        // First: a store in which another node has written all objects meanwhile has them in the listing.
+        let lost = has_lost_objects(&self.registry, &objects).await?;
+        let listing = self.registry.store.list(&self.registry.layout.networks()).await?;
         let layout = &self.registry.layout;
         let ids: BTreeSet<ObjectId> =
             listing.entries.iter().filter_map(|it| layout.object_of(&it.key)).collect();
-        let known: Vec<ObjectId> = match has_lost_objects(&self.registry, &objects).await? {
+        let known: Vec<ObjectId> = match lost {
             true => Vec::new(),
             false => objects.records().map(|(id, _)| id).cloned().collect(),
         };
