@@ -2,6 +2,12 @@ use types::Mac;
 
 use crate::{Error, RequestedIp};
 
+/// The limits of Kubernetes, in bytes. Names are written to the store, so their size is bounded.
+const MAX_POD_NAMESPACE: usize = 63;
+pub const MAX_POD_NAME: usize = 253;
+/// Kubernetes has no limit. A uid has 36 bytes.
+const MAX_POD_UID: usize = 128;
+
 /// The parsed CNI_ARGS. Empty values are absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Args {
@@ -52,10 +58,10 @@ impl Args {
         let text = || Some(value.to_owned()).filter(|v| !v.is_empty());
         match key {
             "IgnoreUnknown" => self.ignore_unknown = go_bool(key, value)?,
-            "K8S_POD_NAMESPACE" => self.pod_namespace = text(),
-            "K8S_POD_NAME" => self.pod_name = text(),
+            "K8S_POD_NAMESPACE" => self.pod_namespace = bounded(key, value, MAX_POD_NAMESPACE)?,
+            "K8S_POD_NAME" => self.pod_name = bounded(key, value, MAX_POD_NAME)?,
             "K8S_POD_INFRA_CONTAINER_ID" => self.infra_container_id = text(),
-            "K8S_POD_UID" => self.pod_uid = text(),
+            "K8S_POD_UID" => self.pod_uid = bounded(key, value, MAX_POD_UID)?,
             "podwire.io/tenant" | "io.contiv.tenant" => self.tenant = text(),
             "podwire.io/network" | "io.contiv.network" => self.network = text(),
             "podwire.io/group" | "io.contiv.net-group" => self.group = text(),
@@ -73,6 +79,15 @@ impl Args {
 enum ArgKey {
     Known,
     Unknown,
+}
+
+/// An empty value is absent. The error does not quote the value.
+fn bounded(key: &str, value: &str, max: usize) -> Result<Option<String>, Error> {
+    match value.len() {
+        0 => Ok(None),
+        length if length <= max => Ok(Some(value.to_owned())),
+        length => Err(invalid(key, &format_args!("it has {length} bytes; the maximum is {max}"))),
+    }
 }
 
 /// `UnmarshallableBool` of the reference library.

@@ -29,7 +29,7 @@ mod version;
 mod tests;
 
 pub use address::RequestedIp;
-pub use args::Args;
+pub use args::{Args, MAX_POD_NAME};
 pub use config::NetworkConfig;
 pub use dns::Dns;
 pub use env::{Command, Env, Var};

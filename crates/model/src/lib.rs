@@ -52,6 +52,6 @@ pub use mesh::{
     LocalNode, Mesh, NoPath, ObservedPeers, PeerChanges, PeerFdb, PeerNeighbour, PeerPath, PeerRoute,
     Repaired, SourceChanges, Transport, TransportError, Tunnels, Underlay,
 };
-pub use object::{AliveRecord, BlockClaim, DecodeError, NetworkSpec, NodeRecord, Object};
+pub use object::{AliveRecord, BlockClaim, DecodeError, MAX_SIZE, NetworkSpec, NodeRecord, Object};
 pub use placement::PlacementRequest;
 pub use selector::{LabelOperator, LabelRequirement, Labels, Selector};

@@ -14,7 +14,7 @@ use crate::fields::FieldError;
 use crate::mesh::Transport;
 
 /// The maximum size of a value that is parsed. A node record with 1,024 blocks has less than half of it.
-pub(crate) const MAX_SIZE: usize = 128 << 10;
+pub const MAX_SIZE: usize = 128 << 10;
 /// The maximum length of a reason, which may quote the value.
 const MAX_REASON_LENGTH: usize = 200;
 const MAX_VERSION_LENGTH: usize = 64;

@@ -116,6 +116,22 @@ impl Error {
         matches!(self, Self::Denied { .. })
     }
 
+    /// The store answered and refused this request, for example because of its size. Other requests may succeed.
+    pub fn is_about_request(&self) -> bool {
+        match self {
+            Self::Failed { .. } | Self::Invalid { .. } => true,
+            Self::Unreachable { .. }
+            | Self::Denied { .. }
+            | Self::Timeout { .. }
+            | Self::LeaseExpired { .. }
+            | Self::WatchFailed { .. }
+            | Self::Io { .. }
+            | Self::Corrupt { .. }
+            | Self::Held { .. }
+            | Self::Config { .. } => false,
+        }
+    }
+
     /// Write permission is missing. Reads may still succeed.
     pub fn is_denied_write(&self) -> bool {
         matches!(self, Self::Denied { operation, .. } if operation.is_write())

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 use model::{IdentityHash, KeyLayout, Object as _};
 use store::Change;
-use types::NodeName;
+use types::{Digest, NodeName};
 
 use super::local::PublishedPods;
 use super::mirror::{IdentityMirror, OwnRecord};
@@ -37,22 +37,28 @@ impl IdentityMirror {
         let is_owned = |address| blocks.iter().any(|block| block.contains(address));
         for (address, pod) in desired.iter().filter(|(address, _)| is_owned(*address)) {
             let hash = &pod.record.identity;
-            let is_stored = self.identities.get(hash).is_some_and(|stored| stored.identity.is_some());
+            // A value that was written but cannot be read is not written again.
+            let is_stored = self.identities.get(hash).is_some_and(|stored| stored.value == *hash);
             if !is_stored && new_identities.insert(hash) {
                 changes.push(put(layout.identity(hash), pod.identity.clone()));
             }
+            let key = layout.pod(node, *address);
             match self.own_pods.get(address) {
                 Some(OwnRecord::Known(known)) if **known == pod.record => {}
                 Some(OwnRecord::Newer) => {}
-                Some(OwnRecord::Known(_) | OwnRecord::Unreadable) | None => {
-                    changes.push(put(layout.pod(node, *address), pod.record.encode()));
+                Some(OwnRecord::Unreadable(digest)) => {
+                    let value = pod.record.encode();
+                    changes.extend((*digest != Digest::of_bytes(&value)).then(|| put(key, value)));
+                }
+                Some(OwnRecord::Known(_) | OwnRecord::Unlisted) | None => {
+                    changes.push(put(key, pod.record.encode()));
                 }
             }
         }
         let is_gone = |address| !desired.contains_key(address) || !is_owned(address);
         for (address, record) in self.own_pods.iter().filter(|(address, _)| is_gone(*address)) {
             match record {
-                OwnRecord::Known(_) | OwnRecord::Unreadable => {
+                OwnRecord::Known(_) | OwnRecord::Unreadable(_) | OwnRecord::Unlisted => {
                     changes.push(Change::Delete(layout.pod(node, *address)));
                 }
                 OwnRecord::Newer => {}

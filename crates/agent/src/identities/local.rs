@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use model::{IdentityHash, PodRecord};
+use cni::MAX_POD_NAME;
+use model::{IdentityHash, MAX_SIZE, PodRecord};
 use policy::PodEntry;
 use tokio::sync::Notify;
-use types::AttachmentKey;
+use tracing::warn;
+use types::{AttachmentKey, Digest};
 
 use super::records::{RecordName, record_name};
 use crate::policies::LocalPod;
@@ -56,7 +58,7 @@ impl LocalIdentities {
 
     /// Adds or replaces a pod. A pod without a known placement has no identity.
     pub(crate) fn set(&self, pod: &LocalPod) {
-        let published = pod.entry.as_ref().map(published);
+        let published = pod.entry.as_ref().and_then(published);
         let is_changed = {
             let mut state = self.lock();
             state.touch(&pod.key);
@@ -92,7 +94,7 @@ impl LocalIdentities {
                 is_changed |= state.replace(key, None);
             }
             for pod in ready.iter().filter(|pod| !touched.contains(&pod.key)) {
-                is_changed |= state.replace(&pod.key, pod.entry.as_ref().map(published));
+                is_changed |= state.replace(&pod.key, pod.entry.as_ref().and_then(published));
             }
             is_changed
         };
@@ -157,8 +159,22 @@ impl LocalState {
     }
 }
 
-fn published(pod: &PodEntry) -> (Vec<IpAddr>, Arc<PublishedPod>) {
+/// The longest uid that is published. Longer ones are hashed.
+const MAX_UID: usize = 512;
+
+/// Attachments of earlier versions, and container ids, may be of any length. None: other nodes could not read the identity, so the pod
+/// stays unknown to them.
+fn published(pod: &PodEntry) -> Option<(Vec<IpAddr>, Arc<PublishedPod>)> {
     let (identity, value): (IdentityHash, Vec<u8>) = pod.identity.stored();
-    let record = PodRecord { identity, uid: pod.uid.to_string(), name: pod.name.name.clone() };
-    (pod.addresses.clone().unwrap_or_default(), Arc::new(PublishedPod { record, identity: value }))
+    if value.len() > MAX_SIZE {
+        warn!(size = value.len(), max = MAX_SIZE, "identity of a pod is too large to be published");
+        return None;
+    }
+    let uid = match pod.uid.to_string() {
+        uid if uid.len() <= MAX_UID => uid,
+        uid => format!("#{}", Digest::of(&[&uid]).base32(51)),
+    };
+    let name = pod.name.name[..pod.name.name.floor_char_boundary(MAX_POD_NAME)].to_owned();
+    let record = PodRecord { identity, uid, name };
+    Some((pod.addresses.clone().unwrap_or_default(), Arc::new(PublishedPod { record, identity: value })))
 }

@@ -14,7 +14,7 @@ use model::{
     BlockLayout, DecodeError, IdentityHash, KeyLayout, MAX_ADDRESSES, NodeRecord, Object as _, PodRecord,
     check_address,
 };
-use types::NodeName;
+use types::{Digest, NodeName};
 
 use crate::peers::inputs::{ClaimedBlock, RecordUpdate, StoreListing};
 
@@ -77,6 +77,8 @@ impl IdentityKey {
 pub(super) struct StoredIdentity {
     /// None if the value cannot be read.
     pub(super) identity: Option<Arc<Identity>>,
+    /// The hash of the value. It may differ from that of the key if the value cannot be read.
+    pub(super) value: IdentityHash,
     pub(super) revision: u64,
 }
 
@@ -84,7 +86,10 @@ pub(super) struct StoredIdentity {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum OwnRecord {
     Known(Arc<PodRecord>),
-    Unreadable,
+    /// The value has this digest.
+    Unreadable(Digest),
+    /// From an earlier run. The store may still have it.
+    Unlisted,
     /// A newer version wrote it, so it is never overwritten.
     Newer,
 }
@@ -164,7 +169,7 @@ impl IdentityMirror {
 
     /// Restores a record of this node from an earlier run. The store may still have it.
     pub(super) fn restore_own(&mut self, address: IpAddr) {
-        self.own_pods.insert(address, OwnRecord::Unreadable);
+        self.own_pods.insert(address, OwnRecord::Unlisted);
         self.own_changed = OwnChanged::Yes;
     }
 
@@ -199,7 +204,7 @@ impl IdentityMirror {
     pub(super) fn used_identities(&self) -> impl Iterator<Item = &IdentityHash> {
         let own = self.own_pods.values().filter_map(|record| match record {
             OwnRecord::Known(record) => Some(&record.identity),
-            OwnRecord::Unreadable | OwnRecord::Newer => None,
+            OwnRecord::Unreadable(_) | OwnRecord::Unlisted | OwnRecord::Newer => None,
         });
         own.chain(self.pods.values().flatten().map(|(_, record)| &record.identity))
     }
@@ -214,6 +219,7 @@ impl IdentityMirror {
     /// The published addresses of a node, the gateways of its blocks, and the address of its tunnel devices.
     fn addresses(&self, node: &NodeName) -> Option<Vec<IpAddr>> {
         let mut addresses = self.nodes.get(node)?.clone();
+        addresses.retain(|address| check_address(&self.block_layouts, *address).is_ok());
         for (block, _) in self.owners.iter().filter(|(_, owner)| *owner == node) {
             addresses.extend(block_gateway(block));
             // Tunnel devices have the first address of an IPv4 block.
@@ -247,7 +253,15 @@ impl IdentityMirror {
             RecordUpdate::Node(node) => self.set_node(&node.record),
             RecordUpdate::Gone(name) => self.remove_node(name),
             RecordUpdate::Claim(ClaimedBlock { block, owner }) => self.set_claim(*block, owner.as_ref()),
-            RecordUpdate::Networks(block_layouts) => self.block_layouts.clone_from(block_layouts),
+            RecordUpdate::Networks(block_layouts) => self.set_block_layouts(block_layouts),
+        }
+    }
+
+    /// An address of a node may be in a subnet of a new network, or may no longer be in one.
+    fn set_block_layouts(&mut self, block_layouts: &[BlockLayout]) {
+        if self.block_layouts != block_layouts {
+            self.block_layouts = block_layouts.to_vec();
+            self.changed_nodes.extend(self.nodes.keys().cloned());
         }
     }
 
@@ -255,8 +269,7 @@ impl IdentityMirror {
         if record.name == self.own {
             return;
         }
-        let mut addresses: Vec<IpAddr> = record.addresses.iter().take(MAX_ADDRESSES).copied().collect();
-        addresses.retain(|address| check_address(&self.block_layouts, *address).is_ok());
+        let addresses = record.addresses.iter().take(MAX_ADDRESSES).copied().collect();
         let before = self.nodes.insert(record.name.clone(), addresses);
         if before.as_ref() != self.nodes.get(&record.name) {
             self.changed_nodes.insert(record.name.clone());
@@ -324,7 +337,7 @@ impl IdentityMirror {
                     let own = match &record {
                         Ok(record) => OwnRecord::Known(Arc::clone(record)),
                         Err(error) if error.is_newer() => OwnRecord::Newer,
-                        Err(_) => OwnRecord::Unreadable,
+                        Err(_) => OwnRecord::Unreadable(Digest::of_bytes(value)),
                     };
                     self.own_pods.insert(*address, own);
                     self.own_changed = OwnChanged::Yes;
@@ -344,7 +357,11 @@ impl IdentityMirror {
             return Ok(());
         }
         let identity = Identity::of_stored(hash, value).map(Arc::new);
-        let stored = StoredIdentity { identity: identity.as_ref().ok().cloned(), revision };
+        let stored = StoredIdentity {
+            identity: identity.as_ref().ok().cloned(),
+            value: IdentityHash::of(value),
+            revision,
+        };
         self.identities.insert(hash.clone(), stored);
         self.changed_pods.extend(&self.waiting);
         identity.map(drop)

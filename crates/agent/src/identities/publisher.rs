@@ -65,6 +65,16 @@ enum PublishError {
     NotObserved(u64),
 }
 
+impl PublishError {
+    /// The store refuses this transaction, but may accept others.
+    fn is_about_request(&self) -> bool {
+        match self {
+            Self::Store(error) => error.is_about_request(),
+            Self::Refused | Self::NotObserved(_) => false,
+        }
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 enum RecordsError {
     #[error("the records of pods cannot be read: {0}")]
@@ -148,10 +158,16 @@ impl Publisher {
         let Some((session, pods)) = self.input() else { return Ok(()) };
         let keys = OwnKeys { layout: &self.parts.layout, node: &self.parts.own };
         let commits = lock(&self.parts.mirror).differences(keys, &pods, &session.blocks);
+        let mut refused = Ok(());
         for changes in commits {
-            self.commit(&session, Vec::new(), &changes).await?;
+            match self.commit(&session, Vec::new(), &changes).await {
+                Ok(()) => {}
+                // The other transactions do not depend on it.
+                Err(error) if error.is_about_request() => refused = Err(error),
+                Err(error) => return Err(error),
+            }
         }
-        Ok(())
+        refused
     }
 
     /// The next differences are computed when the watch has shown this transaction.

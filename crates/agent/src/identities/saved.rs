@@ -91,7 +91,8 @@ impl IdentityMirror {
         }
         for (address, pod) in pods {
             // The store's listing replaces it.
-            let stored = StoredIdentity { identity: Some(pod.identity), revision: 0 };
+            let value = pod.record.identity.clone();
+            let stored = StoredIdentity { identity: Some(pod.identity), value, revision: 0 };
             self.identities.entry(pod.record.identity.clone()).or_insert(stored);
             self.set_record(&pod.node, address, Some(&pod.record));
         }

@@ -17,6 +17,7 @@ use super::mirror::{IdentityKey, IdentityMirror};
 use super::records::record_name;
 use super::saved::SavedPods;
 use super::unused::{Removal, UnusedValues};
+use crate::peers::inputs::RecordUpdate;
 use crate::policies::LocalPod;
 
 const BLOCK: &str = "10.42.1.0/24";
@@ -173,6 +174,13 @@ fn d_a_node_has_its_published_addresses_gateways_and_tunnel_addresses() {
     mirror.set_claim(net("fd42:0:0:0:100::/72"), Some(&name("n2")));
     let all = ["10.42.1.0", "10.42.1.1", "192.0.2.7", "fd42::100:0:0:1"].map(ip);
     assert_eq!(addresses(&mut mirror), Some(all.to_vec()));
+    // A network whose subnet has the node's address is created and removed.
+    let default = model::BlockLayout::new(net("10.42.0.0/16"), 8).unwrap();
+    let other = model::BlockLayout::new(net("192.0.2.0/24"), 4).unwrap();
+    mirror.update_node(&RecordUpdate::Networks(vec![default, other]));
+    assert!(!addresses(&mut mirror).unwrap().contains(&ip("192.0.2.7")));
+    mirror.update_node(&RecordUpdate::Networks(vec![default]));
+    assert_eq!(addresses(&mut mirror), Some(all.to_vec()));
     mirror.remove_node(&name("n2"));
     assert_eq!(mirror.take_changes().nodes, BTreeMap::from([(name("n2"), None)]));
 }
@@ -261,6 +269,42 @@ fn d_values_of_newer_versions_are_not_overwritten_and_unreadable_ones_are() {
     }
     let desired = published(&[("10.42.0.2", "blue"), ("10.42.0.4", "blue")]);
     assert_eq!(differences(&mirror, &desired), ["/p/pods/n1/10.42.0.4", "-/p/pods/n1/10.42.0.5"]);
+}
+
+#[test]
+fn d_a_value_that_was_written_but_cannot_be_read_is_not_written_again() {
+    let mut mirror = mirror();
+    let (blue, value) = identity("blue").stored();
+    let mut desired = published(&[("10.42.0.2", "blue")]);
+    let long = PodRecord { name: "a".repeat(model::MAX_SIZE), ..record("blue") };
+    let pod = PublishedPod { record: long.clone(), identity: value.clone() };
+    desired.insert(ip("10.42.0.3"), Arc::new(pod));
+    mirror.put(&IdentityKey::Identity(blue), &value, 1).unwrap();
+    assert_eq!(differences(&mirror, &desired), ["/p/pods/n1/10.42.0.2", "/p/pods/n1/10.42.0.3"]);
+    store(&mut mirror, "10.42.0.2", &record("blue").encode());
+    store(&mut mirror, "10.42.0.3", &long.encode());
+    assert_eq!(differences(&mirror, &desired), [""; 0]);
+    desired.remove(&ip("10.42.0.3"));
+    assert_eq!(differences(&mirror, &desired), ["-/p/pods/n1/10.42.0.3"]);
+}
+
+#[test]
+fn d_published_values_are_bounded() {
+    let of = |pod: LocalPod| {
+        let identities = LocalIdentities::new();
+        identities.set(&pod);
+        identities.begin_listing();
+        identities.finish_listing(&[], &BTreeSet::from([record_name(&pod.key)]));
+        identities.published().unwrap().into_values().next()
+    };
+    let mut long = local(&"c".repeat(200_000), &["10.42.0.2"], "blue");
+    long.entry.as_mut().unwrap().name.name = "ä".repeat(100_000);
+    let pod = of(long.clone()).unwrap();
+    assert_eq!((pod.record.name.len(), pod.record.uid.len()), (252, 52));
+    PodRecord::decode(&pod.record.encode()).unwrap();
+    let identity = Identity { namespace: Some("n".repeat(200_000)), ..identity("blue") };
+    long.entry.as_mut().unwrap().identity = Arc::new(identity);
+    assert_eq!(of(long), None, "other nodes cannot read the identity");
 }
 
 #[test]

@@ -24,6 +24,7 @@ use tracing::{debug, info};
 use types::{Digest, Mac, NetworkRef, NodeName, NodeUid};
 
 use super::ask_error::AskError;
+use super::claim_mirror::ClaimMirror;
 use super::command::{MembershipCommand, StoreQuery, alive_at};
 use super::contact::ListedNodes;
 use super::heartbeat::NameLease;
@@ -34,7 +35,7 @@ use super::objects::ObjectMirror;
 use super::shared::SharedMembership;
 use crate::identities::{IdentityObserver, PublishSession, last_revision};
 use crate::peers::PeerInputs;
-use crate::peers::inputs::{ClaimedBlock, RecordUpdate, StoreListing};
+use crate::peers::inputs::{RecordUpdate, StoreListing};
 
 /// The first and the longest delay after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
@@ -68,6 +69,7 @@ pub(crate) struct Member {
     /// Receives updates about peers.
     pub(crate) peers: PeerInputs,
     pub(crate) objects: ObjectMirror,
+    pub(crate) claims: ClaimMirror,
     pub(crate) identities: IdentityObserver,
     pub(crate) commands: mpsc::Receiver<MembershipCommand>,
     /// The revision of the last listing. A new store starts from the beginning.
@@ -172,12 +174,13 @@ impl Member {
         self.list_networks().await?;
         self.candidate.record.macs.clone_from(&self.macs.borrow_and_update());
         let (entered, lease) = self.registry.enter(&self.candidate).await?;
-        restore_objects(&self.registry, self.objects.catalog()).await?;
         self.candidate.released.clear();
         self.name_lease.send_replace(Some(lease));
         self.was_wiped |= entered.was_forgotten;
         // Lost blocks are withdrawn before anything else can fail.
         self.accept(&entered).await;
+        // Before the listing below, which replaces the objects that this node knows.
+        restore_objects(&self.registry, self.objects.catalog()).await?;
         let entered = Joined { was_forgotten: self.was_wiped, ..entered };
         let mut joined =
             self.registry.complete(entered, &self.candidate, &self.shared.peers_blocks()).await?;
@@ -248,11 +251,14 @@ impl Member {
     fn store_listing(&mut self, listing: &Listing) -> StoreListing {
         let keys: BTreeSet<&str> = listing.entries.iter().map(|entry| entry.key.as_str()).collect();
         self.unread.retain(|key, _| keys.contains(key.as_str()));
-        let (mut nodes, mut claims) = (Vec::new(), Vec::new());
+        let claim_of = |entry: &Entry| self.registry.layout.network_block_of(&entry.key);
+        self.claims.retain(&listing.entries.iter().filter_map(claim_of).collect());
+        let mut nodes = Vec::new();
         for entry in &listing.entries {
             nodes.extend(self.read(entry));
-            claims.extend(self.read_claim(entry));
+            self.put_claim(entry);
         }
+        let claims = self.claims.list(&self.candidate.networks);
         self.was_wiped |= listing.revision < self.revision;
         let unread = self.unread.keys().filter_map(|key| self.registry.layout.node_of(key)).collect();
         StoreListing { nodes, claims, unreadable: unread, was_wiped: self.was_wiped }
@@ -371,18 +377,10 @@ impl Member {
             return Ok(Next::End(SessionEnd::Rejoin));
         }
         let revision = last_revision(&events);
-        let mut has_objects = false;
+        let mut updates = Vec::new();
         for event in events {
-            if self.apply_object(&event) {
-                has_objects = true;
+            if self.apply_object(&event) || self.apply_identity(&event) || self.apply_claim(&event) {
                 continue;
-            }
-            if self.apply_identity(&event) {
-                continue;
-            }
-            // Claims that follow may belong to a new network.
-            if std::mem::take(&mut has_objects) {
-                self.publish_objects();
             }
             let (key, update) = match event {
                 Event::Put(entry) => {
@@ -393,34 +391,23 @@ impl Member {
                         info!("record of this node was changed in the store; joining again");
                         return Ok(Next::End(SessionEnd::Rejoin));
                     }
-                    let update = match (self.read(&entry), self.read_claim(&entry)) {
-                        (Some(node), _) => RecordUpdate::Node(node),
-                        (None, Some(claim @ ClaimedBlock { owner: Some(_), .. })) => {
-                            RecordUpdate::Claim(claim)
-                        }
-                        // An unreadable value does not replace the last known one.
-                        (None, Some(ClaimedBlock { owner: None, .. }) | None) => continue,
-                    };
-                    (entry.key, update)
+                    // An unreadable value does not replace the last known one.
+                    let Some(node) = self.read(&entry) else { continue };
+                    (entry.key, RecordUpdate::Node(node))
                 }
                 Event::Delete { key, .. } => {
                     self.unread.remove(&key);
-                    let layout = &self.registry.layout;
-                    let claim = layout
-                        .network_block_of(&key)
-                        .filter(|(network, block)| self.candidate.networks.network_of(block) == Some(network))
-                        .map(|(_, block)| RecordUpdate::Claim(ClaimedBlock { block, owner: None }));
-                    let Some(update) = layout.node_of(&key).map(RecordUpdate::Gone).or(claim) else {
-                        continue;
-                    };
-                    (key, update)
+                    let Some(name) = self.registry.layout.node_of(&key) else { continue };
+                    (key, RecordUpdate::Gone(name))
                 }
             };
             debug!(key, "received a change from the store");
-            self.identities.update_node(&update);
-            self.peers.update(update);
+            updates.push(update);
         }
+        // The networks decide which claims are valid, and the claims which blocks of a record are.
         self.publish_objects();
+        self.publish_claims();
+        updates.into_iter().for_each(|update| self.publish_record(update));
         revision.into_iter().for_each(|revision| self.identities.publish(revision));
         self.shared.set_unread(&self.unread, &self.unread_nodes());
         self.shared.contact.set_unread(self.unread_nodes());
@@ -500,12 +487,14 @@ impl Member {
 
     /// Reads the networks before the node's blocks are registered.
     async fn list_networks(&mut self) -> Result<(), JoinError> {
-        let listing = self.registry.store.list(&self.registry.layout.networks()).await?;
         let mut objects = self.objects.catalog().clone();
+        // First: a store in which another node has written all objects meanwhile has them in the listing.
+        let lost = has_lost_objects(&self.registry, &objects).await?;
+        let listing = self.registry.store.list(&self.registry.layout.networks()).await?;
         let layout = &self.registry.layout;
         let ids: BTreeSet<ObjectId> =
             listing.entries.iter().filter_map(|it| layout.object_of(&it.key)).collect();
-        let known: Vec<ObjectId> = match has_lost_objects(&self.registry, &objects).await? {
+        let known: Vec<ObjectId> = match lost {
             true => Vec::new(),
             false => objects.records().map(|(id, _)| id).cloned().collect(),
         };
@@ -528,10 +517,9 @@ impl Member {
         let Some(objects) = self.objects.publish() else { return };
         let networks = self.candidate.networks.with_objects(&objects);
         self.shared.set_objects(objects);
-        let update = RecordUpdate::Networks(networks.all());
-        self.identities.update_node(&update);
-        self.peers.update(update);
+        self.publish_record(RecordUpdate::Networks(networks.all()));
         self.candidate.networks = networks;
+        self.claims.networks_changed();
         self.objects_changed_at = Instant::now();
     }
 
@@ -557,6 +545,8 @@ impl Member {
             }
         }
         self.publish_objects();
+        // They were listed before the other objects, and may have changed since.
+        self.candidate.networks = self.candidate.networks.with_objects(self.objects.catalog());
     }
 
     fn put_object(&mut self, id: &ObjectId, entry: &Entry) {
@@ -615,13 +605,38 @@ impl Member {
         true
     }
 
-    /// Decodes a claim. A key that names no block of its network is ignored.
-    fn read_claim(&mut self, entry: &Entry) -> Option<ClaimedBlock> {
-        let (network, block, read) = self.registry.layout.claim_at(&entry.key, &entry.value)?;
-        if self.candidate.networks.fit(&network, &block) != BlockFit::Fits {
-            return None;
+    /// Whether the event is about a claim.
+    fn apply_claim(&mut self, event: &Event) -> bool {
+        let Some((network, block)) = self.registry.layout.network_block_of(event.key()) else { return false };
+        match event {
+            Event::Put(entry) => self.put_claim(entry),
+            Event::Delete { key, .. } => {
+                self.unread.remove(key);
+                self.claims.delete(&network, &block);
+            }
         }
-        Some(ClaimedBlock { block, owner: self.track_unread(&entry.key, read) })
+        debug!(key = event.key(), "received a claim from the store");
+        true
+    }
+
+    /// Does nothing if the entry is no claim.
+    fn put_claim(&mut self, entry: &Entry) {
+        if let Some((network, block, read)) = self.registry.layout.claim_at(&entry.key, &entry.value) {
+            let owner = self.track_unread(&entry.key, read);
+            self.claims.put(network, block, owner);
+        }
+    }
+
+    /// Passes changed owners of blocks on.
+    fn publish_claims(&mut self) {
+        for claim in self.claims.take_changes(&self.candidate.networks) {
+            self.publish_record(RecordUpdate::Claim(claim));
+        }
+    }
+
+    fn publish_record(&self, update: RecordUpdate) {
+        self.identities.update_node(&update);
+        self.peers.update(update);
     }
 
     /// Tracks which keys cannot be read.

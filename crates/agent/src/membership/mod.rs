@@ -13,6 +13,7 @@
 pub(crate) mod ask_error;
 mod block_requests;
 mod claim;
+mod claim_mirror;
 mod cluster_pods;
 pub(crate) mod command;
 mod contact;
@@ -192,6 +193,7 @@ impl ClusterThread {
             objects,
             identities,
             commands,
+            claims: claim_mirror::ClaimMirror::default(),
             revision: 0,
             unread: BTreeMap::new(),
             was_wiped: false,

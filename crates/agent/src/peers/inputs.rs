@@ -55,12 +55,12 @@ pub(crate) struct StoreListing {
 
 /// Updates that the peers thread has not taken yet.
 #[derive(Debug, Default)]
-pub(super) struct RecordUpdates {
+pub(crate) struct RecordUpdates {
     /// It is applied before the changes below, which are newer.
     pub(super) store_listing: Option<StoreListing>,
     /// None: the node was removed.
     pub(super) nodes: BTreeMap<NodeName, Option<StoredNode>>,
-    pub(super) claims: BTreeMap<IpNet, Option<NodeName>>,
+    pub(crate) claims: BTreeMap<IpNet, Option<NodeName>>,
     /// Applied first, because they decide which claims are valid.
     pub(super) block_layouts: Option<Vec<BlockLayout>>,
 }
@@ -165,7 +165,7 @@ impl PeerInputs {
 }
 
 impl PeerQueue {
-    pub(super) fn take(&self) -> RecordUpdates {
+    pub(crate) fn take(&self) -> RecordUpdates {
         // First, so that later input wakes the thread again.
         self.waker.clear();
         std::mem::take(&mut *lock(&self.slot))

@@ -157,6 +157,27 @@ impl Scene {
     }
 
     /// The pod's addresses are in blocks of this network of its node.
+    fn expect_recovery_of_lost_data(&mut self) {
+        let directories = ["networks", "tenants", "groups", "pods", "identities"];
+        let kept = |key: &str| directories.iter().any(|name| key.starts_with(&format!("{PREFIX}/{name}/")));
+        let mut before = self.stored();
+        before.retain(|key, _| kept(key));
+        for part in ["/networks/blue.front/blocks/", "/networks/red.back/blocks/", "/tenants/", "/pods/n3/"] {
+            assert!(before.keys().any(|key| key.contains(part)), "{part}: {:?}", before.keys());
+        }
+        let etcd = &mut self.cluster.etcd.members[0];
+        etcd.stop().unwrap();
+        std::fs::remove_dir_all(etcd.node().dir().join("data")).unwrap();
+        self.cluster.start_etcd().unwrap();
+        let mut after = BTreeMap::new();
+        let recovered = wait_until("the store to have everything again", TIMEOUT, || {
+            after = self.stored();
+            after.retain(|key, _| kept(key));
+            Ok(after == before)
+        });
+        recovered.unwrap_or_else(|error| panic!("{error}: {after:#?} instead of {before:#?}"));
+    }
+
     #[track_caller]
     fn expect_in(&self, placed: &PlacedPod, network: &str) {
         let blocks = self.blocks(&placed.node, network);
@@ -296,6 +317,12 @@ fn d_pods_of_two_tenants_get_addresses_of_their_networks_and_reach_other_nodes()
     let after: Vec<Vec<IpNet>> =
         ["blue.front", "red.back"].map(|network| scene.blocks("n1", network)).to_vec();
     assert_eq!(after, before);
+
+    // etcd loses its data. The networks, the claims of their blocks and the pods are written again.
+    scene.expect_recovery_of_lost_data();
+    expect_reach(&late, &blue[1]);
+    expect_reach(&red[0], &red[1]);
+    scene.expect_in(&scene.pod("n2", "later", &front), "blue.front");
 }
 
 #[test]

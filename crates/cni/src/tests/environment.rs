@@ -106,6 +106,30 @@ fn b1_known_args_are_parsed() {
 }
 
 #[test]
+fn b1_overlong_names_in_args_are_refused_except_for_del() {
+    for (key, max) in [("K8S_POD_NAMESPACE", 63), ("K8S_POD_NAME", 253), ("K8S_POD_UID", 128)] {
+        let args = |length| format!("IgnoreUnknown=1;{key}={}", "a".repeat(length));
+        assert!(Args::parse(&args(max)).is_ok(), "{key}");
+        let error = Args::parse(&args(max + 1)).unwrap_err();
+        assert_eq!(error.code, ErrorCode::InvalidEnvironment, "{key}");
+        assert!(error.msg.starts_with(&format!("CNI_ARGS: {key}: ")) && error.msg.len() < 100, "{error}");
+        let request = |command| {
+            let vars = [
+                ("CNI_COMMAND", command),
+                ("CNI_CONTAINERID", "c1"),
+                ("CNI_NETNS", "/run/netns/x"),
+                ("CNI_IFNAME", "eth0"),
+                ("CNI_PATH", "/opt/cni/bin"),
+                ("CNI_ARGS", &*args(100_000)),
+            ];
+            Request::parse(&env(&vars), &bytes(&config(&json!({}))))
+        };
+        assert_eq!(request("ADD").unwrap_err().error.code, ErrorCode::InvalidEnvironment, "{key}");
+        assert!(request("DEL").is_ok(), "{key}");
+    }
+}
+
+#[test]
 fn b1_invalid_args_are_refused() {
     for (args, texts) in [
         ("FOO=1;BAR=2", &["unknown keys FOO, BAR", "IgnoreUnknown"][..]),

@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use model::{API_VERSION, BlockClaim, ClusterObject, ObjectId, ObjectRecord};
+use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::super::block_requests::{BlockNeed, PendingBlockRequests, WantedBlocks};
+use super::super::claim_mirror::ClaimMirror;
 use super::super::command::MembershipCommand;
 use super::super::member::{Member, with_jitter};
 use super::super::node_state::NodeStateDir;
@@ -37,7 +40,7 @@ struct Fixture {
     commands: mpsc::Sender<MembershipCommand>,
     _addresses: watch::Sender<Option<Vec<IpAddr>>>,
     macs: watch::Sender<Vec<Mac>>,
-    _peers: PeerQueue,
+    peers: PeerQueue,
     /// The member until it is started.
     idle: Option<Member>,
 }
@@ -85,6 +88,7 @@ impl Fixture {
             }),
             objects: ObjectMirror::new(defaults(&shared.config), policies).0,
             commands: waiting,
+            claims: ClaimMirror::default(),
             revision: 0,
             unread: BTreeMap::new(),
             was_wiped: false,
@@ -103,7 +107,7 @@ impl Fixture {
             commands,
             _addresses: addresses,
             macs,
-            _peers: queue,
+            peers: queue,
             idle,
         }
     }
@@ -514,5 +518,64 @@ fn d_the_record_follows_the_macs_of_the_links() {
             fixture.macs.send_replace(second.clone());
         }
         task.abort();
+    });
+}
+
+/// The value of an object of tenant blue.
+fn network(name: &str, subnet: &str) -> (ObjectId, Vec<u8>) {
+    let metadata = json!({ "name": name, "tenant": "blue" });
+    let spec = json!({ "subnets": [subnet] });
+    let document =
+        json!({ "apiVersion": API_VERSION, "kind": "Network", "metadata": metadata, "spec": spec });
+    let object = ClusterObject::from_document(document).unwrap();
+    (object.id(), ObjectRecord::from(object).encode())
+}
+
+#[test]
+fn d_claims_of_a_network_count_in_any_order_with_its_object() {
+    let mut fixture = Fixture::new(&[]);
+    run(async {
+        let member = fixture.start();
+        fixture.until(|node| node.blocks().is_ok()).await;
+        let put = |key: String, value: &[u8]| Change::Put { key, value: value.to_vec(), lease: None };
+        let layout = &fixture.registry.layout;
+        let owned = |changes: Vec<Change>, block: IpNet, expected: Option<&'static str>| {
+            let expected = Some(expected.map(|node| node.try_into().unwrap()));
+            let (fixture, mut found) = (&fixture, None);
+            async move {
+                fixture.registry.store.commit(&[], &changes).await.unwrap();
+                let until = tokio::time::Instant::now() + TEST_TIMEOUT;
+                while found != expected {
+                    assert!(
+                        tokio::time::Instant::now() < until,
+                        "{block}: {found:?} instead of {expected:?}"
+                    );
+                    found = fixture.peers.take().claims.remove(&block).or(found);
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            }
+        };
+        let claim = BlockClaim { node: "n2".try_into().unwrap() }.encode();
+        let subnets = [("a", "10.90.0.0/16", "10.90.1.0/24"), ("b", "10.91.0.0/16", "10.91.1.0/24")];
+        for (at, (name, subnet, block)) in subnets.into_iter().enumerate() {
+            let ((id, value), block) = (network(name, subnet), block.parse().unwrap());
+            let network_ref = id.network_ref().unwrap();
+            let (object, key) = (layout.object(&id), layout.network_block(&network_ref, &block));
+            // In one transaction, in both orders.
+            let mut changes = vec![put(object.clone(), &value), put(key.clone(), &claim)];
+            changes.rotate_left(at);
+            owned(changes, block, Some("n2")).await;
+            // The claim is removed later than the object.
+            owned(vec![Change::Delete(object.clone())], block, None).await;
+            let commit =
+                |change: Change| async { fixture.registry.store.commit(&[], &[change]).await.unwrap() };
+            commit(Change::Delete(key.clone())).await;
+            // An object that cannot be read at first.
+            commit(put(object.clone(), b"{}")).await;
+            commit(put(key, &claim)).await;
+            owned(vec![put(object, &value)], block, Some("n2")).await;
+        }
+        drop(fixture.commands);
+        member.await.unwrap();
     });
 }
