@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use testkit::{DEADLINE, wait_until};
+use testkit::{Agent, DEADLINE, wait_until};
 
 use crate::scene::{Connection, PlacedPod, Scene, document, network, tenant};
 
@@ -199,6 +199,52 @@ fn d_policies_are_enforced_while_the_store_cannot_be_used() {
     let (status, answer) = scene.change(&[tenant("green")], &[], false);
     let error = answer["error"].as_str().unwrap_or_default();
     assert!(status >= 400 && error.contains("store"), "{status}: {answer}");
+}
+
+/// The tenant may be removed while a pod of it starts, or the store loses its data.
+#[test]
+fn d_a_pod_of_a_tenant_that_does_not_exist_stays_separated() {
+    let mut scene = Scene::new("policy-orphan", &BY_EVENTS);
+    scene.apply(&[tenant("blue")]);
+    scene.wait_for_table(true);
+    let (blue, other, default) =
+        (scene.pod("a", "blue", ""), scene.pod("b", "blue", ""), scene.pod("c", "", ""));
+    scene.host.agent.kill().unwrap();
+    scene.nft("delete table inet podwire-policy");
+    std::fs::remove_dir_all(state_dir(&scene).join("store")).unwrap();
+    std::fs::remove_file(state_dir(&scene).join("objects.json")).unwrap();
+    start(&mut scene);
+    scene.wait_for_table(true);
+    let mut known = String::new();
+    let read = wait_until("the objects", DEADLINE, || {
+        known = scene.host.agent.get("/v1/objects")?.to_string();
+        Ok(true)
+    });
+    assert!(read.is_ok() && !known.contains("blue"), "{known}");
+    scene.expect((&blue, &default), 80, false);
+    scene.expect((&default, &blue), 80, false);
+    scene.expect((&blue, &other), 80, true);
+    scene.host.del(&blue.pod);
+    scene.expect((&default, &other), 80, false);
+    scene.host.del(&other.pod);
+    scene.wait_for_table(false);
+}
+
+#[test]
+fn d_another_agent_of_the_node_does_not_remove_the_table() {
+    let (scene, blue, red) = scene("policy-second");
+    let before = scene.table();
+    let flags =
+        ["--no-install", "--network-name=other", "--network-bridge=other0", "--network-subnet=10.98.0.0/24"];
+    let node = &scene.host.node;
+    let mut second = Agent::in_dir(node, &node.dir().join("second"), &flags).unwrap();
+    // It would repair the table.
+    scene.host.agent.signal(Signal::STOP).unwrap();
+    second.launch().unwrap();
+    second.wait_ready().unwrap();
+    assert_eq!(scene.table(), before);
+    scene.host.agent.signal(Signal::CONT).unwrap();
+    scene.expect((&blue, &red), 80, false);
 }
 
 /// The state of the agent's network.
