@@ -52,12 +52,12 @@ pub(super) fn lock(dir: &Path) -> Result<File, StateError> {
 /// The first file in a state directory. It marks the directory as Podwire's.
 const LOCK: &str = "podwire.lock";
 /// Removed if the directory is of another boot. Tombstones stay: the agent removes those without an attachment.
-const REMOVED_AFTER_BOOT: [&str; 2] = ["networks", "sysctls"];
+const REMOVED_AFTER_BOOT: [&str; 3] = ["networks", "sysctls", "policies-enforced"];
 /// All files and directories in the state of a network.
 const NETWORK_FILES: [&str; 4] = ["attachments", "addresses", "index", "lock"];
 /// All files and directories that Podwire creates in a run directory. Earlier versions created temporary files with the suffix
 /// `.new`.
-const MANAGED_FILES: [&str; 9] = [
+const MANAGED_FILES: [&str; 10] = [
     LOCK,
     "networks",
     "sysctls",
@@ -65,6 +65,7 @@ const MANAGED_FILES: [&str; 9] = [
     "sysctls.lock",
     "tombstones",
     "agent.lock",
+    "policies-enforced",
     "boot.new",
     "boot",
 ];
