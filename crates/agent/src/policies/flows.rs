@@ -133,14 +133,20 @@ impl FlowJudge {
             let engine = self.requests.engine()?;
             if let Some(pass) = schedule.begin(Instant::now()) {
                 let started = cpu_time();
-                self.judge(&engine, &pass.affected());
-                schedule.end(pass, Instant::now(), cpu_time().saturating_sub(started));
+                let failed = self.judge(&engine, &pass.affected());
+                if failed.is_empty() {
+                    schedule.end(pass, Instant::now(), cpu_time().saturating_sub(started));
+                } else {
+                    schedule.retry(&pass, Instant::now());
+                }
+                self.agent_status.set(Source::Flows, failed);
             }
         }
         schedule.next().map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    fn judge(&self, engine: &PolicyEngine, affected: &AffectedFlows) {
+    /// Returns why flows could not be judged.
+    fn judge(&self, engine: &PolicyEngine, affected: &AffectedFlows) -> Vec<Finding> {
         let mut known = HashMap::new();
         let mut failed = Vec::new();
         let mut total = FlowScan::default();
@@ -162,7 +168,7 @@ impl FlowJudge {
             let FlowScan { listed, forbidden, cleared } = total;
             info!(listed, forbidden, allowed = cleared, "existing flows judged after a change of policies");
         }
-        self.agent_status.set(Source::Flows, failed);
+        failed
     }
 }
 

@@ -72,6 +72,12 @@ impl PassSchedule {
             self.second.push_back((now + SECOND, pass.first));
         }
     }
+
+    /// Some flows of the pass could not be judged. All of them are judged again after a pause.
+    pub(super) fn retry(&mut self, pass: &FlowPass, now: Instant) {
+        self.earliest = now + SECOND;
+        self.first.merge(pass.affected());
+    }
 }
 
 #[cfg(test)]
@@ -124,6 +130,20 @@ mod tests {
         assert_eq!(pass.affected(), AffectedFlows::all());
         schedule.end(pass, second, MS);
         assert_eq!(schedule.next(), None);
+    }
+
+    #[test]
+    fn a_failed_pass_is_repeated_after_a_pause() {
+        let start = Instant::now();
+        let mut schedule = PassSchedule::new(start);
+        schedule.request(AffectedFlows::all());
+        let pass = schedule.begin(start).unwrap();
+        schedule.retry(&pass, start);
+        assert_eq!(schedule.begin(start + SECOND - MS), None);
+        let again = schedule.begin(start + SECOND).unwrap();
+        assert_eq!(again.affected(), AffectedFlows::all());
+        schedule.end(again, start + SECOND, MS);
+        assert_eq!(schedule.next(), Some(start + SECOND * 2), "the second pass");
     }
 
     #[test]
