@@ -1,6 +1,6 @@
 //! Sends the first packet of a flow and waits until it arrives or a counter of the table shows that it was denied.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
@@ -135,10 +135,13 @@ impl Testbed {
         let PacketPath { from, target, at, receiver } = path;
         let server = self.lab.inside(at, || bind_when_free(|| TcpListener::bind(receiver)));
         server.set_nonblocking(true).unwrap();
-        let socket = self.lab.inside(from, || tcp(target));
+        let mut socket = Some(self.lab.inside(from, || tcp(target)));
         Box::new(move || {
-            let _ = &socket;
-            is_received(server.accept())
+            let accepted = server.accept();
+            if let (Ok((accepted, _)), Some(socket)) = (&accepted, socket.take_if(|_| accepted.is_ok())) {
+                reset(socket, accepted);
+            }
+            is_received(accepted)
         })
     }
 
@@ -187,6 +190,17 @@ fn tcp(target: SocketAddr) -> TcpStream {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => TcpStream::from(socket),
         Err(errno) => panic!("connect to {target}: {errno}"),
     }
+}
+
+/// Ends a connection with a reset, which gets no reply, and waits until it arrived. A later packet of the connection would be judged
+/// as the first one of a flow if connections are swept meanwhile.
+fn reset(socket: TcpStream, mut accepted: &TcpStream) {
+    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
+    drop(socket);
+    accepted.set_nonblocking(false).unwrap();
+    accepted.set_read_timeout(Some(DEADLINE)).unwrap();
+    let error = accepted.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
 
 pub(crate) fn raw(like: IpAddr, number: u8) -> OwnedFd {
