@@ -162,7 +162,7 @@ impl Member {
             return Ok(());
         }
         let store = self.registry.store.with_deadline(RECONNECT_TIMEOUT);
-        match store.get(&self.registry.layout.network()).await {
+        match store.list(&self.registry.layout.networks()).await {
             Err(error) if error.is_connection_refused() => Err(error.into()),
             Ok(_) | Err(_) => Ok(()),
         }
