@@ -155,8 +155,9 @@ impl Member {
         }
     }
 
-    /// Fails if the store was reachable, or was not tried yet, and its host now refuses connections: etcd does not run. The calls of a session would retry
-    /// for seconds before they report it. Any other failure is left to them, because a slow or restarting store is no outage.
+    /// Fails if the store was reachable, or was not tried yet, and its host now refuses connections: etcd does not run. The
+    /// calls of a session would retry for seconds before they report it. Any other failure is left to them, because a slow or
+    /// restarting store is no outage.
     async fn check_connection(&self) -> Result<(), JoinError> {
         if self.shared.contact.outage().is_some() {
             return Ok(());

@@ -8,10 +8,11 @@
 //!                                    from a peer's block (`peer_paths`) ─► from a MAC of the peer ─► accept, else drop
 //! ```
 //!
-//! One lookup for each length of blocks binds the inner source to the sender: the first bits of the inner source are the block. A set without elements accepts nothing. Packets that are forwarded to a peer's tunnel port come from pods or
-//! other hosts, never from this node's own tunnel. Without the rule, masquerading would give them this node's address, which the
-//! peer accepts. Only at the forward hook destinations are final in both directions of a connection: the destination of a reply
-//! can also become a tunnel port.
+//! One lookup for each length of blocks binds the inner source to the sender: the first bits of the inner source are the block. A
+//! set without elements accepts nothing. Packets that are forwarded to a peer's tunnel port come from pods or other hosts, never
+//! from this node's own tunnel. Without the rule, masquerading would give them this node's address, which the peer accepts. Only
+//! at the forward hook destinations are final in both directions of a connection: the destination of a reply can also become a
+//! tunnel port.
 //!
 //! Positions in a packet are bits from the UDP header: 64 bits of UDP, 64 bits of VXLAN (the VNI in its last word), then the inner
 //! frame with its Ethernet header of 112 bits.
